@@ -1,0 +1,1 @@
+"""The library behind `assay`: see README for the file map."""

@@ -1,0 +1,65 @@
+"""The errors assay raises, by who has to act.
+
+    AssayError
+    ├── SpecError       the user edits the spec            exit 2
+    ├── RefusedError    an unsafe store or cluster         exit 4
+    ├── StorageError    a store or an input file failed    exit 1
+    ├── ModelError      the model cannot be used           exit 1
+    └── DocumentError   this row is set aside with its reason, the run goes on
+
+Knows nothing of what raises them or how they are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class AssayError(Exception):
+    """What the user or the world did; the message names the place, the value and the fix."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a spec: `tasks.1.labels: listed twice; list it once (got 'yes')`."""
+
+    place: str
+    fix: str
+    value: object = None
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.fix} (got {self.value!r})"
+
+
+class SpecError(AssayError):
+    """The spec asks for something that cannot be done; one line a problem."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(tuple(problems))
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+class RefusedError(AssayError):
+    """Going on could lose or expose data, so nothing was started."""
+
+    exit_code = 4
+
+
+class StorageError(AssayError):
+    """A store or an input file could not be read or written."""
+
+
+class ModelError(AssayError):
+    """The model cannot be loaded, or its attention is not one that assay models exactly."""
+
+
+class DocumentError(AssayError):
+    """This document cannot be labelled; its row carries the reason."""

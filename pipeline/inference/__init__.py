@@ -1,0 +1,1 @@
+"""The model side: tree attention and what feeds it. Never Ray, files or logging."""

@@ -1,0 +1,233 @@
+"""What a user writes: the YAML spec, validated and frozen.
+
+Knows the spec's keys, their defaults and their rules. Knows nothing of models, files or Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from pipeline.errors import Problem, SpecError
+
+TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
+
+
+class Frozen(BaseModel):
+    """Immutable, strict about types, and a misspelt key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelSpec(Frozen):
+    """The model that answers."""
+
+    path: str = Field(min_length=1)
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class InputSpec(Frozen):
+    """The documents: which files, and which columns of them."""
+
+    path: str = Field(min_length=1)
+    text: str = Field(default="text", min_length=1)
+    id: str | None = Field(default=None, min_length=1)
+    shard_bytes: Literal["auto"] | PositiveInt = "auto"
+
+
+class Example(Frozen):
+    """A worked example, shown to the model as an earlier turn of the conversation."""
+
+    document: str
+    question: str
+    answer: str
+
+
+class PromptSpec(Frozen):
+    """What surrounds the document, the same for every document."""
+
+    system: str | None = None
+    instruction: str = "Read the text, then answer the question."
+    examples: tuple[Example, ...] = Field(default=(), strict=False)
+    document: str = "Text:\n{document}"
+
+    @field_validator("document")
+    @classmethod
+    def _has_one_slot(cls, template: str) -> str:
+        if template.count("{document}") != 1:
+            raise ValueError("write {document} exactly once: it is where the text goes")
+        return template
+
+
+class DocumentsSpec(Frozen):
+    """How much of a document is read, in tokens of the model."""
+
+    max_tokens: PositiveInt = 2048
+    too_long: Literal["head", "tail", "middle", "chunk"] = "head"
+    overlap_tokens: NonNegativeInt = 128
+
+    @model_validator(mode="after")
+    def _chunks_advance(self) -> DocumentsSpec:
+        if self.too_long == "chunk" and self.overlap_tokens >= self.max_tokens:
+            raise ValueError(
+                "overlap_tokens must be smaller than max_tokens, or chunks stand still"
+            )
+        return self
+
+
+def _as_surfaces(labels: object) -> object:
+    """A plain list of labels -> each label with itself as its one surface form."""
+    if not isinstance(labels, list | tuple):
+        return labels
+    repeated = sorted({str(label) for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise ValueError(f"{repeated} listed more than once; list each label once")
+    return {label: (label,) for label in labels}
+
+
+Surfaces = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+Labels = Annotated[dict[str, Surfaces], BeforeValidator(_as_surfaces), Field(min_length=2)]
+
+
+class TaskSpec(Frozen):
+    """One closed question, asked of every document."""
+
+    name: str = Field(pattern=TASK_NAME)
+    question: str = Field(min_length=1)
+    labels: Labels
+    chunks: Literal["max", "mean"] = "max"
+    readout: None = None
+
+    @field_validator("labels")
+    @classmethod
+    def _distinct(cls, labels: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
+        owner: dict[str, str] = {}
+        for label, surfaces in labels.items():
+            if not label:
+                raise ValueError("a label needs a name")
+            if not surfaces:
+                raise ValueError(f"label {label!r} needs at least one surface form")
+            for surface in surfaces:
+                if surface in owner:
+                    raise ValueError(f"{surface!r} stands twice; write each surface form once")
+                owner[surface] = label
+        return labels
+
+
+class FilterSpec(Frozen):
+    """Which documents `assay filter` keeps."""
+
+    keep: str = Field(min_length=1)
+
+
+class JobSpec(Frozen):
+    """One labelling job: a corpus, a model, and the questions."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    model: ModelSpec
+    input: InputSpec
+    output: str = Field(min_length=1)
+    prompt: PromptSpec = PromptSpec()
+    documents: DocumentsSpec = DocumentsSpec()
+    tasks: tuple[TaskSpec, ...] = Field(min_length=1, strict=False)
+    filter: FilterSpec | None = None
+
+    @field_validator("tasks")
+    @classmethod
+    def _names_are_unique(cls, tasks: tuple[TaskSpec, ...]) -> tuple[TaskSpec, ...]:
+        names = [task.name for task in tasks]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"{repeated} named more than once; give each task its own name")
+        return tasks
+
+
+class _SpecLoader(yaml.SafeLoader):
+    """YAML without its surprises: `yes` is a string, a key stands once, no anchors."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise yaml.YAMLError(f"write the value out: anchors are not read{event.start_mark}")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                mark = key_node.start_mark
+                raise yaml.YAMLError(f"{key!r} stands twice, line {mark.line + 1}; keep one")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads yes, no, on, off as booleans and 2026-11-01 as a date: labels, here.
+_SpecLoader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag in ("tag:yaml.org,2002:null", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def load_spec(path: str | Path) -> JobSpec:
+    """The spec in a YAML file; SpecError with one line a problem."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Problem(str(path), f"cannot be read: {error}", str(path))]) from error
+    return parse_spec(text, place=str(path))
+
+
+def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
+    """The spec in a YAML text; `place` names the text in errors."""
+    try:
+        content = yaml.load(text, Loader=_SpecLoader)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise SpecError([Problem(place, f"is not plain YAML: {reason}", place)]) from error
+    if not isinstance(content, dict):
+        raise SpecError([Problem(place, "write a mapping of keys to values", content)])
+    try:
+        return JobSpec.model_validate(content)
+    except ValidationError as error:
+        raise SpecError(_problems(error)) from error
+
+
+def _problems(error: ValidationError) -> list[Problem]:
+    details = error.errors()
+    places = [".".join(str(part) for part in detail["loc"]) for detail in details]
+    return [
+        Problem(place or "spec", _fix(detail["msg"]), detail["input"])
+        for place, detail in zip(places, details, strict=True)
+        # A wrong element also makes its list "too short": say the cause, not the echo.
+        if not (detail["type"] == "too_short" and any(p.startswith(f"{place}.") for p in places))
+    ]
+
+
+def _fix(message: str) -> str:
+    known = {
+        "Input should be None": "trained readouts are not part of this version; write null",
+        "Extra inputs are not permitted": "no such key; remove it or correct its spelling",
+        "Field required": "missing; add it",
+    }
+    return known.get(message, message.removeprefix("Value error, "))
