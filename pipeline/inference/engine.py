@@ -1,0 +1,142 @@
+"""Label documents: pack them, read each one once, answer all questions in that reading.
+
+Knows token ids in and label log-probabilities out. Knows nothing of text, files or Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.inference.forward import hidden_states, prefill
+from pipeline.inference.model import LoadedModel
+from pipeline.inference.packing import pack
+from pipeline.inference.readout import FirstTokens, first_token_log_probs
+from pipeline.inference.tokens import PromptTokens
+from pipeline.inference.tree import Node, Tree
+
+DocumentIds = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that went through the model, and those that reuse spared it."""
+
+    prefix_tokens_computed: int = 0  # of documents; the instruction is read once a process
+    question_tokens_computed: int = 0
+    tokens_saved: int = 0  # what one prompt per question would have read more
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prefix_tokens_computed + other.prefix_tokens_computed,
+            self.question_tokens_computed + other.question_tokens_computed,
+            self.tokens_saved + other.tokens_saved,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Answers in the documents' order."""
+
+    log_probs: tuple[NDArray[np.float32], ...]  # one [docs, labels] a question
+    usage: Usage
+
+
+class LabelEngine:
+    """A model with its instruction prefilled, ready to answer a fixed list of questions."""
+
+    def __init__(self, model: LoadedModel, prompt: PromptTokens, *, max_batch_tokens: int) -> None:
+        self.model = model
+        self.prompt = prompt
+        self.max_batch_tokens = max_batch_tokens  # halved for good when memory runs out
+        self._prefix = prefill(model, prompt.opening)
+        self._first_tokens = [
+            FirstTokens.of(list(question.labels.values()), model.device)
+            for question in prompt.questions
+        ]
+
+    @property
+    def max_document_tokens(self) -> int:
+        """What the model's context leaves for a document beside its longest question."""
+        taken = len(self.prompt.opening) + self.prompt.longest_question
+        return self.model.context_tokens - taken
+
+    def label(self, documents: Sequence[DocumentIds]) -> Labelled:
+        """Every question's label log-probabilities for every document (each at least one token)."""
+        answers = self._new_answers(len(documents))
+        asked = sum(len(question.token_ids) for question in self.prompt.questions)
+        waiting = list(range(len(documents)))
+        while waiting:
+            lengths = [len(documents[i]) + asked for i in waiting]
+            batches = pack(lengths, max_tokens=self.max_batch_tokens)
+            waiting = self._label_batches(
+                documents, [[waiting[i] for i in batch] for batch in batches], answers
+            )
+        return Labelled(tuple(answers), self._usage(documents, asked))
+
+    def _label_batches(
+        self,
+        documents: Sequence[DocumentIds],
+        batches: Sequence[list[int]],
+        answers: list[NDArray[np.float32]],
+    ) -> list[int]:
+        """Fills in the answers; what is left when memory ran out, to be packed smaller."""
+        for done, batch in enumerate(batches):
+            try:
+                found = self._label_batch([documents[i] for i in batch])
+            except (MemoryError, RuntimeError) as error:
+                if not _out_of_memory(error) or len(batch) == 1:
+                    raise
+                self.max_batch_tokens //= 2
+                return [i for left in batches[done:] for i in left]
+            for answer, log_probs in zip(answers, found, strict=True):
+                answer[batch] = log_probs.numpy(force=True)
+        return []
+
+    def _label_batch(self, documents: Sequence[DocumentIds]) -> list[Tensor]:
+        """One forward over whole documents: one [docs, labels] a question."""
+        questions = tuple(Node(len(q.token_ids)) for q in self.prompt.questions)
+        tree = Tree.of(
+            [Node(len(document), questions) for document in documents],
+            prefix_tokens=len(self.prompt.opening),
+        )
+        asked = [token for question in self.prompt.questions for token in question.token_ids]
+        token_ids = [token for document in documents for token in (*document, *asked)]
+        states = hidden_states(
+            self.model, token_ids, tree, prefix=self._prefix, rows=self._answer_rows(tree)
+        )
+        states = states.view(len(documents), len(questions), -1).transpose(0, 1)
+        return first_token_log_probs(states, self._first_tokens, self.model.unembed)
+
+    def _answer_rows(self, tree: Tree) -> Tensor:
+        """The last row of every question, document by document: [docs * questions]."""
+        leaves = [span.stop - 1 for span in tree.spans if span.subtree_stop == span.stop]
+        return torch.tensor(leaves, device=self.model.device)
+
+    def _new_answers(self, documents: int) -> list[NDArray[np.float32]]:
+        return [
+            np.full((documents, len(question.labels)), np.nan, dtype=np.float32)
+            for question in self.prompt.questions
+        ]
+
+    def _usage(self, documents: Sequence[DocumentIds], asked: int) -> Usage:
+        read = sum(len(document) for document in documents)
+        opening = len(self.prompt.opening) * len(documents)
+        alone = len(self.prompt.questions) * (read + opening)
+        return Usage(
+            prefix_tokens_computed=read,
+            question_tokens_computed=asked * len(documents),
+            tokens_saved=alone - read,
+        )
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether the allocator gave up: CUDA has a class for it, the CPU a sentence."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        "can't allocate memory" in str(error)
+    )

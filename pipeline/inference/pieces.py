@@ -1,0 +1,69 @@
+"""Cut a document to what the model may read, and put its pieces' answers together again.
+
+Knows token ids and probabilities. Knows nothing of text, models or prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+TooLong = Literal["head", "tail", "middle", "chunk"]
+Combine = Literal["max", "mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What is read of one document: one piece, or overlapping ones that cover it."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    truncated: bool
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(piece) for piece in self.token_ids)
+
+
+def fit(
+    token_ids: Sequence[int], *, max_tokens: int, too_long: TooLong, overlap_tokens: int
+) -> Pieces:
+    """The document in pieces of at most `max_tokens`; `middle` keeps its middle.
+
+    fit(range(9), max_tokens=4, too_long="chunk", overlap_tokens=1) -> 0-3, 3-6, 5-8
+    """
+    ids = tuple(token_ids)
+    if len(ids) <= max_tokens:
+        return Pieces((ids,), truncated=False)
+    if too_long == "chunk":
+        return Pieces(tuple(_chunks(ids, max_tokens, overlap_tokens)), truncated=False)
+    first = {"head": 0, "middle": (len(ids) - max_tokens) // 2, "tail": len(ids) - max_tokens}
+    start = first[too_long]
+    return Pieces((ids[start : start + max_tokens],), truncated=True)
+
+
+def _chunks(ids: tuple[int, ...], size: int, overlap: int) -> list[tuple[int, ...]]:
+    last = len(ids) - size
+    starts = [*range(0, last, size - overlap), last]
+    return [ids[start : start + size] for start in starts]
+
+
+def combine(
+    log_probs: NDArray[np.float32],  # [pieces, labels]
+    how: Combine,
+) -> NDArray[np.float32]:  # [labels]
+    """One answer from a document's pieces.
+
+    `max`: the answer of the piece where the first label is likeliest among the labels.
+    `mean`: the mean probability of each label.
+    """
+    pieces, _labels = log_probs.shape
+    if how == "max":
+        share = log_probs[:, 0] - np.logaddexp.reduce(log_probs, axis=1)
+        chosen: NDArray[np.float32] = log_probs[int(share.argmax())]
+        return chosen
+    mean = np.logaddexp.reduce(log_probs, axis=0) - np.log(pieces)
+    return np.asarray(mean, dtype=np.float32)

@@ -1,0 +1,64 @@
+"""Read label log-probabilities from the hidden state at a question's last token.
+
+Knows hidden states, the unembedding and token ids. Knows nothing of text, trees or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Unembed = Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, vocab]
+
+# Logits of this many rows stand in memory at once: 128 x 150,000 x 4 bytes = 77 MB.
+_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """The first tokens of one question's labels, padded to a rectangle."""
+
+    token_ids: Tensor  # [labels, surfaces] int64
+    padding: Tensor  # [labels, surfaces] bool
+
+    @classmethod
+    def of(cls, labels: Sequence[Sequence[int]], device: torch.device) -> FirstTokens:
+        surfaces = max(len(token_ids) for token_ids in labels)
+        padded = [[*ids, *[0] * (surfaces - len(ids))] for ids in labels]
+        padding = [[i >= len(ids) for i in range(surfaces)] for ids in labels]
+        return cls(torch.tensor(padded, device=device), torch.tensor(padding, device=device))
+
+
+def first_token_log_probs(
+    hidden: Tensor,  # [questions, docs, hidden]
+    questions: Sequence[FirstTokens],
+    unembed: Unembed,
+) -> list[Tensor]:  # one [docs, labels] fp32 a question
+    """Each label's log-probability: its surfaces' first tokens, out of the whole vocabulary.
+
+    What the labels leave over is the probability of anything else: 1 - sum of exp.
+    """
+    states, docs, _ = hidden.shape
+    assert states == len(questions), f"{states} states for {len(questions)} questions"
+    return [
+        torch.cat([_read(part, first, unembed) for part in state.split(_ROWS)])
+        if docs
+        else hidden.new_empty((0, first.token_ids.shape[0]), dtype=torch.float32)
+        for state, first in zip(hidden, questions, strict=True)
+    ]
+
+
+def _read(
+    state: Tensor,  # [docs, hidden]
+    first: FirstTokens,
+    unembed: Unembed,
+) -> Tensor:  # [docs, labels] fp32
+    logits = unembed(state).float()  # [docs, vocab]
+    everything = logits.logsumexp(dim=-1).view(-1, 1)  # [docs, 1]
+    labels, surfaces = first.token_ids.shape
+    chosen = logits[:, first.token_ids.flatten()].view(-1, labels, surfaces)
+    chosen = chosen.masked_fill(first.padding, -torch.inf)
+    return chosen.logsumexp(dim=-1) - everything

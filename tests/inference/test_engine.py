@@ -1,0 +1,168 @@
+"""The tree answers as independent prompts do, whatever shares the batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.inference import engine as engine_module
+from pipeline.inference import reference
+from pipeline.inference.engine import LabelEngine
+from pipeline.inference.model import LoadedModel
+from pipeline.inference.tokens import PromptTokens, Question
+
+FAMILIES = ["llama", "qwen2", "qwen3", "gemma3_text", "qwen3_moe"]
+# fp32 sums of a few thousand terms in another order; the contract allows 1e-4.
+TOLERANCE = 1e-4
+
+TinyModel = Callable[[str], LoadedModel]
+
+
+def some_ids(source: random.Random, tokens: int) -> list[int]:
+    return [source.randrange(300) for _ in range(tokens)]
+
+
+def some_prompt(source: random.Random, tasks: int, *, opening: int) -> PromptTokens:
+    questions = []
+    for i in range(tasks):
+        first = source.sample(range(300), source.randint(2, 6))
+        labels = {f"label{n}": (token,) for n, token in enumerate(first[1:])}
+        labels["label0"] = (*labels["label0"], first[0])  # two surface forms
+        questions.append(
+            Question(f"task{i}", tuple(some_ids(source, source.randint(1, 40))), labels)
+        )
+    return PromptTokens(tuple(some_ids(source, opening)), tuple(questions))
+
+
+def expected(model: LoadedModel, prompt: PromptTokens, document: Sequence[int]) -> list[np.ndarray]:
+    return [
+        np.array(
+            [
+                reference.label_log_prob(model, prompt.opening, document, question.token_ids, first)
+                for first in question.labels.values()
+            ]
+        )
+        for question in prompt.questions
+    ]
+
+
+def assert_equal_to_reference(
+    model: LoadedModel, prompt: PromptTokens, documents: Sequence[list[int]], budget: int
+) -> None:
+    labelled = LabelEngine(model, prompt, max_batch_tokens=budget).label(documents)
+    for row, document in enumerate(documents):
+        for answers, oracle in zip(
+            labelled.log_probs, expected(model, prompt, document), strict=True
+        ):
+            np.testing.assert_allclose(answers[row], oracle, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tasks", [1, 7])
+@pytest.mark.parametrize("budget", [1, 300, 100_000], ids=["alone", "mixed", "together"])
+def test_the_tree_equals_independent_prompts(
+    family: str, tasks: int, budget: int, tiny_model: TinyModel
+) -> None:
+    source = random.Random(f"{family} {tasks}")
+    prompt = some_prompt(source, tasks, opening=23)
+    documents = [some_ids(source, tokens) for tokens in (1, 2, 15, 16, 17, 40, 90)]
+    assert_equal_to_reference(tiny_model(family), prompt, documents, budget)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_long_document_with_many_tasks_equals_independent_prompts(
+    family: str, tiny_model: TinyModel
+) -> None:
+    source = random.Random(family)
+    prompt = some_prompt(source, 32, opening=5)
+    narrow = PromptTokens(
+        prompt.opening,
+        tuple(
+            Question(q.name, q.token_ids, dict(list(q.labels.items())[:1]))
+            for q in prompt.questions
+        ),
+    )
+    document = some_ids(source, 3_000)
+    model = tiny_model(family)
+    labelled = LabelEngine(model, narrow, max_batch_tokens=5_000).label([document, [7]])
+    for answers, question in list(zip(labelled.log_probs, narrow.questions, strict=True))[::8]:
+        oracle = reference.label_log_prob(
+            model, narrow.opening, document, question.token_ids, question.labels["label0"]
+        )
+        np.testing.assert_allclose(answers[0, 0], oracle, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_tasks_and_documents_change_no_answer(family: str, tiny_model: TinyModel) -> None:
+    source = random.Random(family)
+    model = tiny_model(family)
+    prompt = some_prompt(source, 6, opening=11)
+    documents = [some_ids(source, tokens) for tokens in (3, 30, 61, 8)]
+    whole = LabelEngine(model, prompt, max_batch_tokens=10_000).label(documents).log_probs
+    fewer = PromptTokens(prompt.opening, (prompt.questions[4], prompt.questions[1]))
+    part = LabelEngine(model, fewer, max_batch_tokens=10_000).label(documents[:0:-1]).log_probs
+    np.testing.assert_allclose(part[0], whole[4][:0:-1], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(part[1], whole[1][:0:-1], rtol=0, atol=TOLERANCE)
+
+
+def test_a_prompt_without_an_opening_has_no_prefix(tiny_model: TinyModel) -> None:
+    source = random.Random(1)
+    prompt = some_prompt(source, 3, opening=0)
+    assert_equal_to_reference(tiny_model("llama"), prompt, [some_ids(source, 20)], 1_000)
+
+
+def test_no_documents_have_no_answers(tiny_model: TinyModel) -> None:
+    prompt = some_prompt(random.Random(2), 2, opening=4)
+    labelled = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=100).label([])
+    assert [answers.shape[0] for answers in labelled.log_probs] == [0, 0]
+    assert labelled.usage.tokens_saved == 0
+
+
+def test_usage_counts_what_was_read_and_what_was_spared(tiny_model: TinyModel) -> None:
+    questions = tuple(Question(name, (1, 2, 3), {"a": (4,), "b": (5,)}) for name in "xyz")
+    prompt = PromptTokens((1,) * 10, questions)
+    usage = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=99).label([[1] * 50]).usage
+    assert usage.prefix_tokens_computed == 50
+    assert usage.question_tokens_computed == 9
+    assert usage.tokens_saved == 3 * (10 + 50) - 50
+
+
+def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = random.Random(3)
+    prompt = some_prompt(source, 2, opening=4)
+    documents = [some_ids(source, 20) for _ in range(12)]
+    engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=100_000)
+    whole = engine.label(documents).log_probs
+    real = engine_module.hidden_states
+
+    def small_memory(model: LoadedModel, token_ids: Sequence[int], *args: object, **kw: object):  # type: ignore[no-untyped-def]
+        if len(token_ids) > 300:
+            raise torch.OutOfMemoryError("no room")
+        return real(model, token_ids, *args, **kw)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine_module, "hidden_states", small_memory)
+    again = engine.label(documents).log_probs
+    assert engine.max_batch_tokens < 100_000
+    for first, second in zip(whole, again, strict=True):
+        np.testing.assert_allclose(first, second, rtol=0, atol=TOLERANCE)
+
+
+def test_another_error_of_the_model_is_not_taken_for_memory(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = some_prompt(random.Random(4), 2, opening=4)
+    engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1_000)
+
+    def broken(*args: object, **kw: object) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(engine_module, "hidden_states", broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        engine.label([[1], [2]])
+    assert engine.max_batch_tokens == 1_000
