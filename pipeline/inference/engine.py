@@ -1,11 +1,11 @@
 """Label documents: pack them, read each one once, answer all questions in that reading.
 
-Knows token ids in and label log-probabilities out. Knows nothing of text, files or Ray.
+Knows token ids and label log-probabilities. Knows nothing of text, files or Ray.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from pipeline.inference.forward import hidden_states, prefill
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.packing import pack
 from pipeline.inference.readout import FirstTokens, first_token_log_probs
-from pipeline.inference.tokens import PromptTokens
+from pipeline.inference.tokens import PromptTokens, Question
 from pipeline.inference.tree import Node, Tree
 
 DocumentIds = Sequence[int]
@@ -48,47 +48,47 @@ class Labelled:
 
 
 class LabelEngine:
-    """A model with its instruction prefilled, ready to answer a fixed list of questions."""
+    """A model with its instruction prefilled, ready to answer its questions on any documents."""
 
     def __init__(self, model: LoadedModel, prompt: PromptTokens, *, max_batch_tokens: int) -> None:
         self.model = model
         self.prompt = prompt
         self.max_batch_tokens = max_batch_tokens  # halved for good when memory runs out
         self._prefix = prefill(model, prompt.opening)
-        self._first_tokens = [
-            FirstTokens.of(list(question.labels.values()), model.device)
-            for question in prompt.questions
+
+    def label(
+        self, documents: Sequence[DocumentIds], *, tasks: Collection[str] | None = None
+    ) -> Labelled:
+        """Label log-probabilities of every document (of one token at least) for each question.
+
+        `tasks` asks only these, in the prompt's order. Answers do not depend on what else is asked.
+        """
+        questions = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
+        answers = [
+            np.full((len(documents), len(question.labels)), np.nan, dtype=np.float32)
+            for question in questions
         ]
-
-    @property
-    def max_document_tokens(self) -> int:
-        """What the model's context leaves for a document beside its longest question."""
-        taken = len(self.prompt.opening) + self.prompt.longest_question
-        return self.model.context_tokens - taken
-
-    def label(self, documents: Sequence[DocumentIds]) -> Labelled:
-        """Every question's label log-probabilities for every document (each at least one token)."""
-        answers = self._new_answers(len(documents))
-        asked = sum(len(question.token_ids) for question in self.prompt.questions)
+        asked = sum(len(question.token_ids) for question in questions)
         waiting = list(range(len(documents)))
         while waiting:
             lengths = [len(documents[i]) + asked for i in waiting]
             batches = pack(lengths, max_tokens=self.max_batch_tokens)
             waiting = self._label_batches(
-                documents, [[waiting[i] for i in batch] for batch in batches], answers
+                documents, [[waiting[i] for i in batch] for batch in batches], questions, answers
             )
-        return Labelled(tuple(answers), self._usage(documents, asked))
+        return Labelled(tuple(answers), self._usage(documents, questions))
 
     def _label_batches(
         self,
         documents: Sequence[DocumentIds],
         batches: Sequence[list[int]],
+        questions: Sequence[Question],
         answers: list[NDArray[np.float32]],
     ) -> list[int]:
         """Fills in the answers; what is left when memory ran out, to be packed smaller."""
         for done, batch in enumerate(batches):
             try:
-                found = self._label_batch([documents[i] for i in batch])
+                found = self._label_batch([documents[i] for i in batch], questions)
             except (MemoryError, RuntimeError) as error:
                 if not _out_of_memory(error) or len(batch) == 1:
                     raise
@@ -98,40 +98,30 @@ class LabelEngine:
                 answer[batch] = log_probs.numpy(force=True)
         return []
 
-    def _label_batch(self, documents: Sequence[DocumentIds]) -> list[Tensor]:
+    def _label_batch(
+        self, documents: Sequence[DocumentIds], questions: Sequence[Question]
+    ) -> list[Tensor]:
         """One forward over whole documents: one [docs, labels] a question."""
-        questions = tuple(Node(len(q.token_ids)) for q in self.prompt.questions)
+        leaves = tuple(Node(len(question.token_ids)) for question in questions)
         tree = Tree.of(
-            [Node(len(document), questions) for document in documents],
+            [Node(len(document), leaves) for document in documents],
             prefix_tokens=len(self.prompt.opening),
         )
-        asked = [token for question in self.prompt.questions for token in question.token_ids]
+        asked = [token for question in questions for token in question.token_ids]
         token_ids = [token for document in documents for token in (*document, *asked)]
-        states = hidden_states(
-            self.model, token_ids, tree, prefix=self._prefix, rows=self._answer_rows(tree)
-        )
-        states = states.view(len(documents), len(questions), -1).transpose(0, 1)
-        return first_token_log_probs(states, self._first_tokens, self.model.unembed)
+        rows = torch.tensor(tree.leaf_rows, device=self.model.device)
+        states = hidden_states(self.model, token_ids, tree, prefix=self._prefix, rows=rows)
+        by_question = states.view(len(documents), len(questions), -1).transpose(0, 1)
+        first_tokens = [FirstTokens.of(list(q.labels.values()), rows.device) for q in questions]
+        return first_token_log_probs(by_question, first_tokens, self.model.unembed)
 
-    def _answer_rows(self, tree: Tree) -> Tensor:
-        """The last row of every question, document by document: [docs * questions]."""
-        leaves = [span.stop - 1 for span in tree.spans if span.subtree_stop == span.stop]
-        return torch.tensor(leaves, device=self.model.device)
-
-    def _new_answers(self, documents: int) -> list[NDArray[np.float32]]:
-        return [
-            np.full((documents, len(question.labels)), np.nan, dtype=np.float32)
-            for question in self.prompt.questions
-        ]
-
-    def _usage(self, documents: Sequence[DocumentIds], asked: int) -> Usage:
+    def _usage(self, documents: Sequence[DocumentIds], questions: Sequence[Question]) -> Usage:
         read = sum(len(document) for document in documents)
         opening = len(self.prompt.opening) * len(documents)
-        alone = len(self.prompt.questions) * (read + opening)
         return Usage(
             prefix_tokens_computed=read,
-            question_tokens_computed=asked * len(documents),
-            tokens_saved=alone - read,
+            question_tokens_computed=len(documents) * sum(len(q.token_ids) for q in questions),
+            tokens_saved=len(questions) * (read + opening) - read,
         )
 
 

@@ -66,6 +66,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise ModelError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
 
 
+def context_tokens(folder: Path) -> int:
+    """The longest prompt that the model in a folder reads."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    return int(config.get_text_config().max_position_embeddings)
+
+
 def load_model(folder: Path, *, dtype: str, device: str) -> LoadedModel:
     """The model in a folder; ModelError names what keeps it from being used."""
     if not any(folder.glob("*.safetensors")):

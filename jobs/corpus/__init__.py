@@ -1,0 +1,1 @@
+"""The demo corpus, its gold labels, and the script that builds both."""

@@ -1,0 +1,153 @@
+"""The command `assay`: parse, call one function, show errors, give an exit code.
+
+Knows verbs, streams and exit codes. Has no defaults of its own and imports what a verb needs only
+when the verb runs, so that `assay --help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import AssayError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT_COMPLETE = 0
+EXIT_FAILED = 1
+EXIT_INCOMPLETE = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; the exit code is DESIGN's: 0 complete, 1 failed, 2 spec, 3 again, 4 refused."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
+    # Set before Ray is imported: a labelling run tells nobody about itself, and Ray's core says
+    # on standard error only what ends it.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    verb: Callable[[argparse.Namespace], int] = options.verb
+    try:
+        return verb(options)
+    except AssayError as error:
+        print(f"assay: {error}" if error.exit_code != 2 else str(error), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("assay: stopped; run the same command again to go on", file=sys.stderr)
+        return EXIT_INCOMPLETE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="assay", description="Label a corpus, not a request.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    run = _verb(verbs, "run", _run, "bring the output up to date; run again = only what is missing")
+    run.add_argument("--address", metavar="A", help="a running Ray cluster; else one is started")
+    run.add_argument("--dry-run", action="store_true", help="say what would be computed")
+    check = _verb(verbs, "check", _check, "prove the model, the labels and the storage")
+    check.add_argument("--prompts", action="store_true", help="show each task's canonical prompt")
+    check.add_argument("--documents", type=int, metavar="N", help="how many to prove exactness on")
+    bench = _verb(verbs, "bench", _bench, "measure speed against the alternatives, in one run")
+    bench.add_argument("--rounds", type=int, metavar="N", help="paired rounds")
+    bench.add_argument("--tokens", type=int, metavar="N", help="tokens of each document")
+    return parser
+
+
+def _verb(
+    verbs: Any, name: str, function: Callable[[argparse.Namespace], int], purpose: str
+) -> argparse.ArgumentParser:
+    verb: argparse.ArgumentParser = verbs.add_parser(name, help=purpose, description=purpose)
+    verb.add_argument("spec", metavar="SPEC", help="the YAML file that says what to label")
+    verb.add_argument("--json", action="store_true", help="print one JSON value")
+    verb.set_defaults(verb=function)
+    return verb
+
+
+def _run(options: argparse.Namespace) -> int:
+    from pipeline.data.run import dry_run, run
+    from pipeline.report.progress import shown_progress
+    from pipeline.report.summary import (
+        announced,
+        plan_json,
+        plan_table,
+        show_summary,
+        summary_json,
+    )
+    from pipeline.spec import load_spec
+
+    spec = load_spec(options.spec)
+    if options.dry_run:
+        planned = dry_run(spec, cache_dir=cache_dir())
+        _print(options, plan_json(planned), lambda console: console.print(plan_table(planned)))
+        return EXIT_COMPLETE
+    with ExitStack() as stack:
+
+        def announce(planned: Any) -> Callable[[int], None]:
+            console = _console(sys.stderr)
+            console.print(announced(planned))
+            return stack.enter_context(shown_progress(console, planned.missing_rows))
+
+        outcome = run(spec, cache_dir=cache_dir(), address=options.address, announce=announce)
+    _print(options, summary_json(outcome), lambda console: show_summary(outcome, console))
+    return EXIT_COMPLETE if outcome.complete else EXIT_INCOMPLETE
+
+
+def _check(options: argparse.Namespace) -> int:
+    from pipeline.check import check
+    from pipeline.report.findings import findings_json, show_findings
+    from pipeline.spec import load_spec
+
+    found = check(load_spec(options.spec), cache_dir=cache_dir(), documents=options.documents)
+    _print(
+        options,
+        findings_json(found),
+        lambda console: show_findings(found, console, prompts=options.prompts),
+    )
+    return EXIT_COMPLETE if found.exact else EXIT_FAILED
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from pipeline.bench import bench
+    from pipeline.report.bench_table import bench_json, bench_table
+    from pipeline.spec import load_spec
+
+    measured = bench(
+        load_spec(options.spec),
+        cache_dir=cache_dir(),
+        rounds=options.rounds,
+        tokens=options.tokens,
+    )
+    _print(options, bench_json(measured), lambda console: console.print(bench_table(measured)))
+    return EXIT_COMPLETE
+
+
+def cache_dir() -> Path:
+    """Where hashes and converted models are remembered: ASSAY_CACHE, or the user's cache folder."""
+    fallback = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "assay"
+    return Path(os.environ.get("ASSAY_CACHE", fallback)).expanduser()
+
+
+def _console(stream: Any) -> Console:
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False, soft_wrap=True)
+
+
+def _print(
+    options: argparse.Namespace, value: dict[str, Any], show: Callable[[Console], None]
+) -> None:
+    """The result on standard output: one JSON value, or what people read."""
+    if options.json:
+        print(json.dumps(value))
+    else:
+        show(_console(sys.stdout))

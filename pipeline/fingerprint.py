@@ -1,0 +1,64 @@
+"""What an answer depends on, and the hash of it.
+
+Knows the parts of a spec that can change a task's answers. Knows nothing of where answers are
+kept, of how weights are found, or of other tasks: adding one changes no fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.spec import JobSpec, TaskSpec
+
+# Raised when the same spec would be answered otherwise by this program, or written otherwise.
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """One version of one task: what it stands for, without secrets, and its hash."""
+
+    content: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """16 hex digits; changes exactly when an answer could change."""
+        return hashlib.sha256(self.json()).hexdigest()[:16]
+
+    def json(self) -> bytes:
+        return json.dumps(self.content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def fingerprints(
+    spec: JobSpec, *, weights: Mapping[str, str], dtype: str
+) -> dict[str, Fingerprint]:
+    """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files."""
+    return {task.name: _fingerprint(spec, task, weights, dtype) for task in spec.tasks}
+
+
+def _fingerprint(
+    spec: JobSpec, task: TaskSpec, weights: Mapping[str, str], dtype: str
+) -> Fingerprint:
+    documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
+    asked: dict[str, Any] = {
+        "question": task.question,
+        "labels": [[label, list(surfaces)] for label, surfaces in task.labels.items()],
+        "scoring": "first_token",
+    }
+    if spec.documents.too_long == "chunk":
+        documents["overlap_tokens"] = spec.documents.overlap_tokens
+        asked["chunks"] = task.chunks
+    return Fingerprint(
+        {
+            "schema": SCHEMA_VERSION,
+            "task": asked,
+            "prompt": spec.prompt.model_dump(mode="json"),
+            "documents": documents,
+            "weights": dict(weights),
+            "dtype": dtype,
+        }
+    )

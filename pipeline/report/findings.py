@@ -1,0 +1,75 @@
+"""What a check found, for people and as JSON values.
+
+Knows findings. Knows nothing of how they came about.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.check import Findings
+
+
+def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
+    """A table of what was proved; with `prompts`, the first document's prompt for every task."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    exactness = found.exactness
+    verdict = "exact" if found.exact else f"NOT exact: {exactness.tolerance:g} is allowed"
+    rows = {
+        "storage": f"{found.output} honours create-only writes",
+        "documents": f"{found.documents:,}",
+        "model": f"{found.model_folder}, {found.dtype} on {found.device}",
+        "context": f"{found.context_tokens:,} tokens",
+        "template": "chat" if found.has_chat_template else "none: plain text ending in 'Answer:'",
+        **{f"  {task}": _tokens(labels) for task, labels in found.label_tokens.items()},
+        "exactness": f"{verdict}; max |dp| {exactness.max_abs_dp:.1e}, {exactness.argmax_flips} "
+        f"argmax flips in {exactness.answers} answers, tree against independent prompts",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table, markup=False)
+    for prompt in found.prompts if prompts else ():
+        console.rule(f"{prompt.task} · {prompt.doc_id}")
+        console.print(prompt.text, markup=False)
+        console.print(list(prompt.token_ids), markup=False)
+
+
+def _tokens(labels: dict[str, list[str]]) -> str:
+    shown = (f"{label} {' '.join(map(repr, tokens))}" for label, tokens in labels.items())
+    return ", ".join(shown)
+
+
+def findings_json(found: Findings) -> dict[str, Any]:
+    """The form that other programs read (DESIGN, section 7)."""
+    return {
+        "model": {
+            "path": found.model_folder,
+            "dtype": found.dtype,
+            "device": found.device,
+            "context_tokens": found.context_tokens,
+            "chat_template": found.has_chat_template,
+        },
+        "storage": {"url": found.output, "create_only": True},
+        "documents": found.documents,
+        "label_tokens": found.label_tokens,
+        "prompts": [
+            {
+                "doc_id": prompt.doc_id,
+                "task": prompt.task,
+                "text": prompt.text,
+                "token_ids": list(prompt.token_ids),
+                "labels": prompt.labels,
+            }
+            for prompt in found.prompts
+        ],
+        "exactness": {
+            "max_abs_dp": found.exactness.max_abs_dp,
+            "argmax_flips": found.exactness.argmax_flips,
+            "answers": found.exactness.answers,
+        },
+    }

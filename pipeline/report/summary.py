@@ -1,0 +1,118 @@
+"""The summary of a run, as a table and as JSON values.
+
+Knows outcomes. Knows nothing of how they came about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.data.job import Plan
+from pipeline.data.run import Outcome
+
+
+def show_summary(outcome: Outcome, console: Console) -> None:
+    """A short table, and one line that reads the output."""
+    console.print(summary_table(outcome))
+    for task in list(outcome.tally.labels)[:1]:
+        files = f"{outcome.output}/labels/{task}/*/*/*.parquet"
+        query = f"select label, count(*) from '{files}' group by label"
+        console.print(f'\npython -c "import duckdb; duckdb.sql("{query}").show()"')
+
+
+def summary_table(outcome: Outcome) -> Table:
+    """What was labelled, how fast, what reuse spared, where the output is."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _lines(outcome):
+        table.add_row(name, value)
+    return table
+
+
+def _lines(outcome: Outcome) -> list[tuple[str, str]]:
+    tally = outcome.tally
+    lines = [
+        ("documents", f"{outcome.rows:,} in {outcome.shards:,} shards"),
+        ("labelled now", f"{tally.rows:,}"),
+    ]
+    if tally.rows:
+        rate = tally.rows / tally.label_seconds if tally.label_seconds else 0.0
+        lines += [
+            ("status", _shares(tally.status)),
+            *((f"  {task}", _shares(labels)) for task, labels in tally.labels.items()),
+            ("time", f"{outcome.seconds:.1f} s, labelling {tally.label_seconds:.1f} s"),
+            ("documents a second", f"{rate:.2f} an actor while labelling"),
+            ("prefix tokens", f"{tally.prefix_tokens_computed:,} computed"),
+            ("question tokens", f"{tally.question_tokens_computed:,} computed"),
+            ("tokens saved", f"{tally.tokens_saved:,} by reuse ({tally.reuse_ratio:.0%})"),
+        ]
+    return [*lines, *_whereabouts(outcome)]
+
+
+def _whereabouts(outcome: Outcome) -> list[tuple[str, str]]:
+    if outcome.snapshot is None:
+        missing = f"{outcome.missing_shards:,} shards are missing; run the command again"
+        return [("incomplete", missing), ("output", outcome.output)]
+    return [("output", f"{outcome.output}, snapshot {outcome.snapshot:08d}")]
+
+
+def _shares(counted: Counter[str]) -> str:
+    whole = counted.total()
+    shares = (f"{name} {count / whole:.0%}" for name, count in counted.most_common())
+    return ", ".join(shares)
+
+
+def summary_json(outcome: Outcome) -> dict[str, Any]:
+    """The same figures for other programs."""
+    tally = outcome.tally
+    return {
+        "complete": outcome.complete,
+        "documents": outcome.rows,
+        "shards": outcome.shards,
+        "missing_shards": outcome.missing_shards,
+        "documents_labelled": tally.rows,
+        "status": dict(tally.status),
+        "labels": {task: dict(labels) for task, labels in tally.labels.items()},
+        "seconds": outcome.seconds,
+        "label_seconds": tally.label_seconds,
+        "prefix_tokens_computed": tally.prefix_tokens_computed,
+        "question_tokens_computed": tally.question_tokens_computed,
+        "tokens_saved": tally.tokens_saved,
+        "reuse_ratio": tally.reuse_ratio,
+        "output": outcome.output,
+        "snapshot": outcome.snapshot,
+    }
+
+
+def announced(planned: Plan) -> str:
+    """One line before the work begins."""
+    if not planned.works:
+        return f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
+    return (
+        f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
+        f"{len(planned.works):,} of {len(planned.shards):,} shards"
+    )
+
+
+def plan_table(planned: Plan) -> Table:
+    """What a run would do."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in plan_json(planned).items():
+        table.add_row(name.replace("_", " "), f"{value:,}")
+    return table
+
+
+def plan_json(planned: Plan) -> dict[str, int]:
+    """The same for other programs."""
+    return {
+        "documents": planned.rows,
+        "shards": len(planned.shards),
+        "missing_documents": planned.missing_rows,
+        "missing_shards": len(planned.works),
+        "missing_cells": sum(work.shard.rows * len(work.tasks) for work in planned.works),
+    }
