@@ -22,7 +22,7 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
     # — a score and a weighted value: 2 multiply-adds for each query, key, head and dimension
     attention = 4 * heads * dim * attended_pairs(tree) * config.num_hidden_layers
     unembedding = 2 * config.hidden_size * config.vocab_size * len(questions)
-    return 2 * linear_weights(model) * tree.tokens + attention + unembedding
+    return int(2 * linear_weights(model) * tree.tokens + attention + unembedding)
 
 
 def attended_pairs(tree: Tree) -> int:

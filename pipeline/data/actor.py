@@ -1,0 +1,187 @@
+"""The workers of the graph: one tokenises documents, one holds a model and labels them.
+
+The one place where the data side meets the model side. Both import torch, so both are built on
+the worker; the driver imports this file only by name. Knows nothing of the order of stages.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from pipeline.data.documents import EMPTY, OK
+from pipeline.data.job import Job, work_from_json
+from pipeline.data.ledger import Work
+from pipeline.data.source import read_documents
+from pipeline.data.weights import fetch, settle
+from pipeline.errors import DocumentError, Problem, SpecError
+from pipeline.inference.engine import LabelEngine, Usage
+from pipeline.inference.gguf import convert
+from pipeline.inference.model import context_tokens, load_model, load_tokenizer
+from pipeline.inference.pieces import combine, fit
+from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
+
+# Larger batches do not fill two cores better, and no longer lie in the processor's cache.
+CPU_BATCH_TOKENS = 4_096
+CUDA_BATCH_TOKENS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What labelling one shard took."""
+
+    seconds: float
+    prefix_tokens_computed: int
+    question_tokens_computed: int
+    tokens_saved: int
+
+
+def local_model(job: Job) -> Path:
+    """The folder with the model's safetensors on this machine, brought or converted if need be."""
+    cache_dir = Path(job.cache_dir)
+    found = fetch(job.files, cache_dir)
+    if job.files.kind != "gguf":
+        return found
+    folder = cache_dir / "models" / job.files.id
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent))
+    convert(found, partial)
+    return settle(partial, folder)
+
+
+def preflight(job: Job) -> None:
+    """What can be wrong with the model and the prompt, found before any document is read."""
+    folder = local_model(job)
+    prompt = tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks)
+    check_room(job, prompt, context_tokens(folder))
+
+
+def check_room(job: Job, prompt: PromptTokens, context: int) -> None:
+    """SpecError unless a longest document and each question fit the model's context together."""
+    wanted, room = job.spec.documents.max_tokens, prompt.room(context)
+    if wanted > room:
+        fix = (
+            f"the model's context of {context} tokens leaves {max(room, 0)} for a document beside "
+            f"the instruction and the longest question; write at most that"
+        )
+        raise SpecError([Problem("documents.max_tokens", fix, wanted)])
+
+
+class Tokenise:
+    """Reads a shard's documents and turns their text into token ids, one row a document."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._tokenizer = DocumentTokenizer(load_tokenizer(local_model(job)))
+
+    def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
+        for written in block.column("work").to_pylist():
+            yield self._tokenised(written, work_from_json(written))
+
+    def _tokenised(self, written: str, work: Work) -> pa.Table:
+        documents = read_documents(work.shard)
+        texts = documents.column("text").to_pylist()
+        read = documents.column("status").to_pylist()
+        fitted = [self._fit(t, s, work) for t, s in zip(texts, read, strict=True)]
+        pieces = pa.array([p for p, _ in fitted], pa.list_(pa.list_(pa.int32())))
+        return (
+            documents.drop_columns(["text"])
+            .append_column("pieces", pieces)
+            .append_column("label_status", pa.array([s for _, s in fitted], pa.string()))
+            .append_column("work", _constant(written, documents.num_rows))
+        )
+
+    def _fit(self, text: str, status: str, work: Work) -> tuple[list[list[int]], str]:
+        """A document's pieces, and its status as far as labelling goes."""
+        if status != OK or not work.tasks:
+            return [], status
+        rules = self.job.spec.documents
+        try:
+            token_ids = self._tokenizer.encode(text)
+        except DocumentError as error:
+            return [], f"error:{error}"
+        if not token_ids:
+            return [], EMPTY
+        fitted = fit(
+            token_ids,
+            max_tokens=rules.max_tokens,
+            too_long=rules.too_long,
+            overlap_tokens=rules.overlap_tokens,
+        )
+        return [list(piece) for piece in fitted.token_ids], "truncated" if fitted.truncated else OK
+
+
+class LabelDocuments:
+    """Holds a model and answers a shard's missing tasks, one row a document."""
+
+    def __init__(self, job: Job) -> None:
+        torch.set_num_threads(job.placement.threads)  # Ray gives an actor one
+        folder = local_model(job)
+        self.job = job
+        on_cpu = job.placement.device == "cpu"
+        self._engine = LabelEngine(
+            load_model(folder, dtype=job.placement.dtype, device=job.placement.device),
+            tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks),
+            max_batch_tokens=CPU_BATCH_TOKENS if on_cpu else CUDA_BATCH_TOKENS,
+        )
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        work = work_from_json(block.column("work")[0].as_py())
+        pieces = block.column("pieces").to_pylist()
+        flat = [piece for document in pieces for piece in document]
+        started = time.perf_counter()
+        labelled = self._engine.label(flat, tasks=work.tasks)
+        seconds = time.perf_counter() - started
+        edges = np.cumsum([0, *[len(document) for document in pieces]])
+        n_tokens = [sum(len(piece) for piece in document) for document in pieces]
+        table = (
+            block.drop_columns(["pieces"])
+            .append_column("n_tokens", pa.array(n_tokens, pa.int32()))
+            .append_column("n_chunks", pa.array(np.diff(edges), pa.int16()))
+            .append_column("measured", _constant(_measured(seconds, labelled.usage), len(pieces)))
+        )
+        asked = [task for task in self.job.spec.tasks if task.name in work.tasks]
+        for task, log_probs in zip(asked, labelled.log_probs, strict=True):
+            answers = _per_document(log_probs, edges, task.chunks)
+            table = table.append_column(f"log_probs:{task.name}", _lists(answers))
+        return table
+
+
+def _per_document(
+    log_probs: NDArray[np.float32],  # [pieces, labels]
+    edges: NDArray[np.int64],  # [docs + 1]: where each document's pieces begin
+    chunks: str,
+) -> NDArray[np.float32]:  # [docs, labels], NaN where a document has no piece
+    _, labels = log_probs.shape
+    answers = np.full((len(edges) - 1, labels), np.nan, dtype=np.float32)
+    for row, (start, stop) in enumerate(pairwise(edges)):
+        if stop > start:
+            answers[row] = combine(log_probs[start:stop], "max" if chunks == "max" else "mean")
+    return answers
+
+
+def _measured(seconds: float, usage: Usage) -> str:
+    return json.dumps(asdict(Measured(seconds=seconds, **asdict(usage))))
+
+
+def _lists(values: NDArray[np.float32]) -> pa.Array:
+    """[docs, labels] as one fixed-size list a document."""
+    _, labels = values.shape
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), pa.float32()), labels)
+
+
+def _constant(value: str, rows: int) -> pa.Array:
+    """The same string in every row, stored once."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [value])

@@ -1,0 +1,63 @@
+"""Arrow IPC input, as a file or as a stream: its pieces, and the rows of one piece.
+
+Knows record batches. Knows nothing of shards' identity or of what becomes of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pipeline.data.columns import check_columns, rows_between
+from pipeline.data.documents import RawRow
+from pipeline.data.shards import Piece, Shard, Unit, cut_units
+from pipeline.data.streams import opened
+
+FILE_MAGIC = b"ARROW1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """An open object's schema and its record batches, read as they are asked for."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+
+
+def arrow_pieces(
+    path: str, *, text_column: str, id_column: str | None, target_bytes: int
+) -> list[Piece]:
+    """Record batches, joined or split. The batches are read: only they know their row counts."""
+    with _opened_batches(path) as arrow:
+        check_columns(path, arrow.schema, text_column=text_column, id_column=id_column)
+        units = (Unit(batch.num_rows, batch.column(text_column).nbytes) for batch in arrow.batches)
+        return list(cut_units(units, target_bytes))
+
+
+def arrow_rows(shard: Shard) -> Iterator[RawRow]:
+    """The shard's rows."""
+    with _opened_batches(shard.path) as arrow:
+        yield from rows_between(
+            arrow.batches,
+            shard.start_row,
+            shard.end_row,
+            text_column=shard.text_column,
+            id_column=shard.id_column,
+        )
+
+
+@contextmanager
+def _opened_batches(path: str) -> Iterator[_Batches]:
+    with opened(path) as file:
+        is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
+        file.seek(0)
+        if not is_file:
+            with pa.ipc.open_stream(file) as stream:
+                yield _Batches(stream.schema, iter(stream))
+            return
+        with pa.ipc.open_file(file) as reader:
+            batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
+            yield _Batches(reader.schema, batches)

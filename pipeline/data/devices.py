@@ -1,0 +1,85 @@
+"""What the labelling actors run on: which device, how many, in which number format.
+
+Knows this machine and a Ray cluster's resources. Knows nothing of torch, models or specs' tasks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import Problem, SpecError
+from pipeline.spec import ModelSpec
+
+# Flags of processors whose bfloat16 matrix multiply is native; without one it runs at a
+# hundredth of float32's rate.
+_CPU_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to run on: one machine, or the nodes of a cluster."""
+
+    gpus: int  # in all
+    cpus: int  # of one node, the smallest
+    nodes: int = 1
+    cpu_flags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How one labelling actor runs, and how many of them there may be."""
+
+    device: str  # cpu | cuda
+    dtype: str  # a torch dtype's name
+    actors: int
+    threads: int
+
+
+def this_machine() -> Machine:
+    """The processors and GPUs that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return Machine(
+        gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        cpus=len(affinity(0)) if affinity else os.cpu_count() or 1,
+        cpu_flags=_cpu_flags(Path("/proc/cpuinfo")),
+    )
+
+
+def cluster(nodes: Sequence[Mapping[str, float]]) -> Machine:
+    """What a Ray cluster's nodes have; their processors are taken to be like this machine's."""
+    with_cpus = [int(node["CPU"]) for node in nodes if node.get("CPU")]
+    return Machine(
+        gpus=int(sum(node.get("GPU", 0) for node in nodes)),
+        cpus=min(with_cpus, default=1),
+        nodes=max(1, len(with_cpus)),
+        cpu_flags=_cpu_flags(Path("/proc/cpuinfo")),
+    )
+
+
+def place(model: ModelSpec, machine: Machine) -> Placement:
+    """Where the actors run; SpecError if the spec wants what is not there."""
+    if model.device == "cuda" and not machine.gpus:
+        fix = "there is no GPU here; write device: auto or cpu"
+        raise SpecError([Problem("model.device", fix, model.device)])
+    if machine.gpus and model.device != "cpu":
+        return Placement("cuda", _dtype(model, native=True), machine.gpus, threads=1)
+    native = bool(_CPU_BFLOAT16 & machine.cpu_flags)
+    return Placement("cpu", _dtype(model, native=native), machine.nodes, threads=machine.cpus)
+
+
+def _dtype(model: ModelSpec, *, native: bool) -> str:
+    """The spec's dtype; `auto` is bfloat16 where the device computes it natively."""
+    if model.dtype != "auto":
+        return model.dtype
+    return "bfloat16" if native else "float32"
+
+
+def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
+    """The flags of the first processor; none where the system does not tell."""
+    if not cpuinfo.exists():
+        return frozenset()
+    lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    return frozenset(next(lines, ":").partition(":")[2].split())

@@ -1,0 +1,76 @@
+"""Documents: one row for each row of the input, with its id, its hash and what is wrong with it.
+
+Knows what makes a text readable and how a document is named. Knows nothing of files or formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pipeline.data.hashes import short_hash
+
+OK = "ok"
+EMPTY = "empty"
+
+SCHEMA = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("text", pa.large_string()),
+        ("content_hash", pa.string()),
+        ("n_chars", pa.int64()),
+        ("status", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """A row as its file has it: nothing is known of the values yet."""
+
+    text: object = None
+    id: object = None
+    problem: str | None = None  # why the row has neither
+
+
+def documents_from(rows: Iterable[RawRow]) -> pa.Table:
+    """doc_id, text, content_hash, n_chars, status: one row each, in order, none left out."""
+    columns: list[list[object]] = [[] for _ in SCHEMA]
+    for row in rows:
+        for column, value in zip(columns, _document(row), strict=True):
+            column.append(value)
+    arrays = [pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _document(row: RawRow) -> tuple[str, str | None, str, int, str]:
+    text, encoded, problem = _read_text(row)
+    content_hash = short_hash(encoded)
+    doc_id = content_hash if row.id is None else _written(row.id)
+    if problem is not None:
+        return doc_id, None, content_hash, 0, f"error:{problem}"
+    status = OK if text and not text.isspace() else EMPTY
+    return doc_id, text, content_hash, len(text), status
+
+
+def _read_text(row: RawRow) -> tuple[str, bytes, str | None]:
+    """The row's text, its UTF-8, and what is wrong with it."""
+    if row.problem is not None:
+        return "", b"", row.problem
+    try:
+        if isinstance(row.text, bytes):
+            return row.text.decode("utf-8"), row.text, None
+        if isinstance(row.text, str):
+            return row.text, row.text.encode("utf-8"), None
+    except UnicodeError:  # bytes that are not UTF-8, or half of a surrogate pair out of JSON
+        return "", b"", "invalid UTF-8"
+    return "", b"", "no text" if row.text is None else "text is not a string"
+
+
+def _written(value: object) -> str:
+    """An id as a string; bytes that are no text are shown, so that two ids stay two."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,206 @@
+"""The Ray graph: work -> read and tokenise -> label -> commit -> one row of counts a shard.
+
+Knows Ray and the order of the stages. The workers' insides are in `actor` and `commit`, which are
+imported where they run: the driver has no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+import ray.data
+from ray.exceptions import RayTaskError
+
+from pipeline.data.commit import LabelFile, commit_shard, label_table
+from pipeline.data.hashes import canonical_json
+from pipeline.data.job import Job, work_from_json, work_to_json
+from pipeline.data.ledger import Work
+from pipeline.data.storage import open_store
+from pipeline.errors import AssayError, StorageError
+
+# Ray fuses stages that ask for the same; these three never do.
+TOKENISE_CPUS = 0.5
+COMMIT_CPUS = 0.25
+# Plans beyond this run in windows: Ray keeps an entry for every block of a running graph.
+WINDOW_SHARDS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCounts:
+    """What became of one shard; rows in equal rows out."""
+
+    sid: str
+    rows: int
+    status: Mapping[str, int]
+    labels: Mapping[str, Mapping[str, int]]  # by task
+    seconds: float
+    prefix_tokens_computed: int
+    question_tokens_computed: int
+    tokens_saved: int
+
+
+def check_ahead(job: Job) -> None:
+    """Runs `actor.preflight` on a worker; raises what it raises."""
+    try:
+        ray.get(ray.remote(num_cpus=1)(_preflight).remote(job))
+    except RayTaskError as error:
+        raise _cause(error) from error
+
+
+def label_works(works: Sequence[Work], job: Job) -> Iterator[ShardCounts]:
+    """Labels and commits every piece of work; counts come as shards are committed."""
+    for start in range(0, len(works), WINDOW_SHARDS):
+        try:
+            dataset = build(works[start : start + WINDOW_SHARDS], job)
+            for row in dataset.iter_rows():
+                yield ShardCounts(**json.loads(row["counts"]))
+        except RayTaskError as error:
+            raise _cause(error) from error
+
+
+def build(works: Sequence[Work], job: Job) -> ray.data.Dataset:
+    """The graph; one block is one shard from end to end."""
+    _configure()
+    placement = job.placement
+    on_gpu = placement.device == "cuda"
+    device = {"num_gpus": 1} if on_gpu else {"num_cpus": label_cpus(placement.threads)}
+    pool = ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors)
+    rows = [{"work": work_to_json(work)} for work in works]
+    return (
+        ray.data.from_items(rows, override_num_blocks=len(rows))
+        .map_batches(
+            _TokeniseStage,
+            fn_constructor_args=(job,),
+            batch_size=None,
+            batch_format="pyarrow",
+            num_cpus=TOKENISE_CPUS,
+            compute=pool,
+        )
+        .map_batches(
+            _LabelStage,
+            fn_constructor_args=(job,),
+            batch_size=None,
+            batch_format="pyarrow",
+            compute=pool,
+            **device,
+        )
+        .map_batches(
+            partial(commit_block, job=job),
+            batch_size=None,
+            batch_format="pyarrow",
+            num_cpus=COMMIT_CPUS,
+        )
+    )
+
+
+def label_cpus(threads: int) -> float:
+    """The CPUs that a labelling actor asks for: a node's, but for what the other stages need."""
+    return max(threads - 1, 1 - TOKENISE_CPUS - COMMIT_CPUS)
+
+
+class _TokeniseStage:
+    """Builds `actor.Tokenise` on the worker."""
+
+    def __init__(self, job: Job) -> None:
+        self._worker = importlib.import_module("pipeline.data.actor").Tokenise(job)
+
+    def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
+        yield from self._worker(block)
+
+
+class _LabelStage:
+    """Builds `actor.LabelDocuments` on the worker."""
+
+    def __init__(self, job: Job) -> None:
+        self._worker = importlib.import_module("pipeline.data.actor").LabelDocuments(job)
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        table: pa.Table = self._worker(block)
+        return table
+
+
+def _preflight(job: Job) -> None:
+    importlib.import_module("pipeline.data.actor").preflight(job)
+
+
+def commit_block(block: pa.Table, job: Job) -> pa.Table:
+    """Commits one labelled shard and gives its counts; fails closed on anything but one shard."""
+    written = set(block.column("work").to_pylist())
+    if len(written) != 1:
+        raise StorageError(f"a block holds {len(written)} shards instead of one; nothing written")
+    work = work_from_json(written.pop())
+    files = [_label_file(block, task, job) for task in work.tasks]
+    commit_shard(open_store(job.spec.output), work.shard, block, files)
+    counts = {
+        "sid": work.shard.id,
+        "rows": block.num_rows,
+        "status": Counter(block.column("label_status").to_pylist()),
+        "labels": {file.task: _label_counts(file.table) for file in files},
+        **json.loads(block.column("measured")[0].as_py()),
+    }
+    return pa.table({"counts": [json.dumps(counts)]})
+
+
+def _label_file(block: pa.Table, task: str, job: Job) -> LabelFile:
+    labels = next(t.labels for t in job.spec.tasks if t.name == task)
+    answers = block.column(f"log_probs:{task}").combine_chunks().flatten()
+    log_probs = answers.to_numpy(zero_copy_only=False).reshape(-1, len(labels))  # [docs, labels]
+    log_mass = np.logaddexp.reduce(log_probs, axis=1, keepdims=True)  # [docs, 1]
+    fingerprint = job.fingerprints[task]
+    table = label_table(
+        block.column("doc_id"),
+        p=np.exp(log_probs - log_mass),
+        mass=np.minimum(np.exp(log_mass[:, 0]), 1),  # sums of float32 can pass 1 by an ulp
+        n_tokens=block.column("n_tokens").to_numpy(),
+        n_chunks=block.column("n_chunks").to_numpy(),
+        status=block.column("label_status").to_pylist(),
+        labels=list(labels),
+    )
+    metadata = {
+        "task": task,
+        "fp": fingerprint.id,
+        "spec": fingerprint.json().decode(),
+        "model": canonical_json(dict(job.files.hashes)).decode(),
+        "versions": canonical_json(_versions()).decode(),
+    }
+    return LabelFile(task, fingerprint.id, table, metadata)
+
+
+def _label_counts(table: pa.Table) -> dict[str, int]:
+    counted = Counter(table.column("label").to_pylist())
+    return {label: count for label, count in counted.items() if label is not None}
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("assay", "torch", "transformers")}
+
+
+def _cause(error: RayTaskError) -> BaseException:
+    """The error that the worker raised, where it is one of ours; Ray's own otherwise."""
+    cause: Any = error.cause
+    while isinstance(cause, RayTaskError):
+        cause = cause.cause
+    inner = cause
+    while inner is not None and not isinstance(inner, AssayError):
+        inner = inner.__cause__
+    return inner if isinstance(inner, AssayError) else error
+
+
+def _configure() -> None:
+    """Ray Data's settings for one block a shard, and for a quiet terminal."""
+    context = ray.data.DataContext.get_current()
+    context.target_max_block_size = None
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)

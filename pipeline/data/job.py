@@ -1,0 +1,122 @@
+"""One job, planned: what is asked, where everything is, and which cells are missing.
+
+Knows the spec, the ledger and this machine. Opens no document. Knows nothing of torch or Ray.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.data.devices import Placement
+from pipeline.data.inputs import load_or_cut
+from pipeline.data.ledger import Committed, Work, committed, remaining
+from pipeline.data.shards import MAX_SHARD_BYTES, Shard
+from pipeline.data.snapshots import SnapshotTask
+from pipeline.data.source import InputObject, find_objects
+from pipeline.data.storage import Store
+from pipeline.data.weights import ModelFiles, locate
+from pipeline.errors import Problem, SpecError
+from pipeline.fingerprint import Fingerprint, fingerprints
+from pipeline.spec import JobSpec
+
+# A shard is what a crash costs: about a minute of one worker, at a rate it will reach roughly.
+_SHARD_SECONDS = 60
+_FLOPS = {"cpu": 100e9, "cuda": 200e12}
+_BYTES_PER_TOKEN = 4
+_MIN_SHARD_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every worker needs to know; travels to each of them once."""
+
+    spec: JobSpec
+    files: ModelFiles
+    placement: Placement
+    fingerprints: Mapping[str, Fingerprint]  # by task
+    cache_dir: str
+
+    @property
+    def fp(self) -> dict[str, str]:
+        """Every task's fingerprint id."""
+        return {name: fingerprint.id for name, fingerprint in self.fingerprints.items()}
+
+    @property
+    def snapshot_tasks(self) -> dict[str, SnapshotTask]:
+        return {
+            task.name: SnapshotTask(self.fp[task.name], tuple(task.labels))
+            for task in self.spec.tasks
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All shards of the input, and what a LIST of the output found of them."""
+
+    shards: tuple[Shard, ...]
+    done: Committed
+    works: tuple[Work, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def missing_rows(self) -> int:
+        return sum(work.shard.rows for work in self.works)
+
+
+def describe(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
+    """The job of a spec: its model found and named by content, its tasks by fingerprint."""
+    files = locate(spec.model, cache_dir)
+    versions = fingerprints(spec, weights=files.hashes, dtype=placement.dtype)
+    return Job(spec, files, placement, versions, str(cache_dir))
+
+
+def plan(job: Job, store: Store) -> Plan:
+    """The job's shards and what is missing of them; an input that is new is cut here."""
+    wanted = job.spec.input
+    objects = find_objects(wanted.path, Path(job.cache_dir))
+    refuse_own_output(objects, store.url)
+    target = wanted.shard_bytes if wanted.shard_bytes != "auto" else shard_bytes(job)
+    return survey(job, store, load_or_cut(store, objects, wanted.text, wanted.id, target))
+
+
+def refuse_own_output(objects: Sequence[InputObject], output: str) -> None:
+    """SpecError if the input takes in the output: a run would label its own results."""
+    inside = [found.path for found in objects if found.path.startswith(f"{output}/")]
+    if inside:
+        fix = f"{len(inside)} of its files lie in the output {output}; keep the two apart"
+        raise SpecError([Problem("input.path", fix, inside[0])])
+
+
+def survey(job: Job, store: Store, shards: Sequence[Shard]) -> Plan:
+    """What a LIST now finds of these shards."""
+    done = committed(store, job.fp)
+    return Plan(tuple(shards), done, tuple(remaining(shards, list(job.fp), done)))
+
+
+def shard_bytes(job: Job) -> int:
+    """A shard's weight, in bytes of text: about a minute of one worker with this model."""
+    parameters = max(1, job.files.size_bytes // 2)
+    tokens = _SHARD_SECONDS * _FLOPS[job.placement.device] / (2 * parameters)
+    return int(min(MAX_SHARD_BYTES, max(_MIN_SHARD_BYTES, tokens * _BYTES_PER_TOKEN)))
+
+
+def work_to_json(work: Work) -> str:
+    """One piece of work as a string that travels through the graph."""
+    content = {
+        "shard": work.shard.to_json(),
+        "tasks": list(work.tasks),
+        "documents": work.documents,
+    }
+    return json.dumps(content)
+
+
+def work_from_json(written: str) -> Work:
+    """The work that `work_to_json` wrote."""
+    content = json.loads(written)
+    return Work(Shard.from_json(content["shard"]), tuple(content["tasks"]), content["documents"])

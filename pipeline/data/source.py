@@ -1,0 +1,207 @@
+"""The input: which objects a path names, how each is cut into shards, and a shard's documents.
+
+Knows fsspec paths, the supported formats and how a changed object is noticed. Knows nothing of what
+is inside a format (`parquet`, `arrow`, `jsonl`, `wet`), of tasks or of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import stringify_path
+
+from pipeline.data.arrow import arrow_pieces, arrow_rows
+from pipeline.data.documents import RawRow, documents_from
+from pipeline.data.hashes import content_hash
+from pipeline.data.jsonl import jsonl_pieces, jsonl_rows
+from pipeline.data.parquet import parquet_pieces, parquet_rows
+from pipeline.data.shards import Piece, Shard
+from pipeline.data.streams import reading
+from pipeline.data.wet import wet_pieces, wet_rows
+from pipeline.errors import Problem, SpecError, StorageError
+
+FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz")
+# What remote file systems call the name of an object's content, then the time it was written.
+_CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
+_TIME_KEYS = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class InputObject:
+    """One version of one input file."""
+
+    path: str  # absolute, or a URL
+    size_bytes: int
+    etag: str
+    format: str
+
+
+def find_objects(path_glob: str, cache_dir: Path) -> list[InputObject]:
+    """The objects that a file, a glob or a folder names, sorted by path.
+
+    A folder stands for the supported files below it; every file that is named, or matched by a
+    glob, must be supported. Local files are hashed, once (`hashes.content_hash`).
+    """
+    file_system, place = _located(path_glob)
+    with reading(path_glob):
+        infos = list(_infos(file_system, place))
+    if not infos:
+        fix = f"names no file; supported are {_supported()}, globs and folders"
+        raise SpecError([Problem("input.path", fix, path_glob)])
+    unsupported = sorted(info["name"] for info in infos if format_of(info["name"]) is None)
+    if unsupported:
+        fix = f"{len(unsupported)} of {len(infos)} files are not {_supported()}; narrow the glob"
+        raise SpecError([Problem("input.path", fix, unsupported[0])])
+    objects = [_input_object(file_system, info, cache_dir) for info in infos]
+    return sorted(objects, key=lambda found: found.path)
+
+
+def cut(
+    found: InputObject, text_column: str, id_column: str | None, target_bytes: int
+) -> list[Shard]:
+    """The object's rows in shards of about `target_bytes`: every row once, in order."""
+    with reading(found.path):
+        pieces = _pieces(found, text_column, id_column, target_bytes)
+    return [
+        Shard(
+            path=found.path,
+            size_bytes=found.size_bytes,
+            etag=found.etag,
+            format=found.format,
+            text_column=text_column,
+            id_column=id_column,
+            start_row=piece.start_row,
+            end_row=piece.end_row,
+            start_byte=piece.start_byte,
+            end_byte=piece.end_byte,
+            text_bytes=piece.text_bytes,
+        )
+        for piece in pieces
+    ]
+
+
+def read_documents(shard: Shard) -> pa.Table:
+    """The shard's documents (`documents.SCHEMA`), one row for each of its rows.
+
+    StorageError if the object is not the one that was cut: its labels would be another's.
+    """
+    with reading(shard.path):
+        _check_unchanged(shard)
+        documents = documents_from(_rows(shard))
+    if documents.num_rows != shard.rows:
+        raise StorageError(
+            f"{shard.path}: changed while the job ran: {documents.num_rows} rows where "
+            f"{shard.rows} were (from row {shard.start_row}); run again to label the new version"
+        )
+    return documents
+
+
+def format_of(path: str) -> str | None:
+    """The supported format that a file's name ends in, or None."""
+    name = path.lower()
+    return next((format for format in FORMATS if name.endswith(f".{format}")), None)
+
+
+def _pieces(
+    found: InputObject, text_column: str, id_column: str | None, target_bytes: int
+) -> list[Piece]:
+    path, format = found.path, found.format
+    wanted: dict[str, Any] = {
+        "text_column": text_column,
+        "id_column": id_column,
+        "target_bytes": target_bytes,
+    }
+    if format == "parquet":
+        return parquet_pieces(path, **wanted)
+    if format == "arrow":
+        return arrow_pieces(path, **wanted)
+    if format == "warc.wet.gz":
+        return wet_pieces(path, format, **wanted)
+    return jsonl_pieces(path, format, **wanted)
+
+
+def _rows(shard: Shard) -> Iterator[RawRow]:
+    if shard.format == "parquet":
+        return parquet_rows(shard)
+    if shard.format == "arrow":
+        return arrow_rows(shard)
+    if shard.format == "warc.wet.gz":
+        return wet_rows(shard)
+    return jsonl_rows(shard)
+
+
+def _located(path_glob: str) -> tuple[AbstractFileSystem, str]:
+    try:
+        file_system, place = url_to_fs(path_glob)
+    except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
+        raise SpecError([Problem("input.path", f"cannot be opened: {error}", path_glob)]) from error
+    return file_system, stringify_path(place)
+
+
+def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str, Any]]:
+    """What the file system says of each file that `place` names."""
+    # — asked first, so that a file with a bracket in its name is that file and not a glob
+    if file_system.isdir(place):
+        below = file_system.find(place, detail=True).values()
+        yield from (info for info in below if format_of(info["name"]) is not None)
+    elif file_system.exists(place):
+        yield file_system.info(place)
+    elif any(sign in place for sign in "*?["):
+        matched = file_system.glob(place, detail=True).values()
+        yield from (info for info in matched if info["type"] != "directory")
+
+
+def _input_object(
+    file_system: AbstractFileSystem, info: Mapping[str, Any], cache_dir: Path
+) -> InputObject:
+    name, size_bytes = info["name"], info["size"]
+    format = format_of(name)
+    assert format is not None, name
+    if isinstance(file_system, LocalFileSystem):
+        return InputObject(name, size_bytes, content_hash(Path(name), cache_dir), format)
+    path = file_system.unstrip_protocol(name)
+    return InputObject(path, size_bytes, _remote_etag(path, info), format)
+
+
+def _check_unchanged(shard: Shard) -> None:
+    """StorageError if the size, or a remote object's etag, is another than at the cut."""
+    file_system, place = url_to_fs(shard.path)
+    info = file_system.info(place)
+    now: tuple[int, str] = info["size"], shard.etag
+    if not isinstance(file_system, LocalFileSystem):
+        now = info["size"], _remote_etag(shard.path, info)
+    if now != (shard.size_bytes, shard.etag):
+        raise StorageError(
+            f"{shard.path}: changed while the job ran: size and etag are {now}, and were "
+            f"{(shard.size_bytes, shard.etag)}; run again to label the new version"
+        )
+
+
+def _remote_etag(path: str, info: Mapping[str, Any]) -> str:
+    for key in _CONTENT_KEYS:
+        if info.get(key):
+            return str(info[key]).strip('"')
+    for key in _TIME_KEYS:
+        if info.get(key):
+            return f"{_seconds(info[key])}-{info['size']}"
+    raise StorageError(
+        f"{path}: its file system tells neither a hash nor a time of writing, so a changed file "
+        f"would pass for the old one; copy the files to a disk or an object store"
+    )
+
+
+def _seconds(time: object) -> object:
+    # — one file system tells a time in two forms: a number in a listing, a datetime for one file
+    return time.timestamp() if isinstance(time, datetime) else time
+
+
+def _supported() -> str:
+    return " ".join(f".{format}" for format in FORMATS)

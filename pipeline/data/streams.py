@@ -1,0 +1,82 @@
+"""Opens an input object as a stream of bytes, decompressed where its format says so.
+
+Knows fsspec paths, gzip and zstd. Knows nothing of rows, columns or shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, Protocol
+
+import pyarrow as pa
+from fsspec.core import url_to_fs
+
+from pipeline.errors import StorageError
+
+BLOCK_BYTES = 1024 * 1024
+
+
+class Stream(Protocol):
+    """What the line and record readers need of an open object."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end."""
+        ...
+
+    def seek(self, offset: int, /) -> int:
+        """Go to an offset from the start."""
+        ...
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Whatever keeps the object at `path` from being read, as one StorageError line."""
+    try:
+        yield
+    except (OSError, EOFError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise StorageError(
+            f"{path}: cannot be read: {reason}; replace the file or take it out of input.path"
+        ) from error
+
+
+@contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """The object's bytes as they are stored."""
+    file_system, place = url_to_fs(path)
+    with file_system.open(place, "rb") as file:
+        yield file
+
+
+@contextmanager
+def decompressed(path: str, format: str) -> Iterator[Stream]:
+    """The object's bytes after gzip or zstd, of any number of members or frames.
+
+    Arrow's reader is used because it fails where the data stops short: zstandard's own stream
+    reader ends quietly there, and a truncated file would pass for a shorter one.
+    """
+    codecs = {"gz": "gzip", "zst": "zstd"}
+    codec = codecs.get(format.rpartition(".")[2])
+    with opened(path) as file:
+        yield file if codec is None else _Inflated(file, codec)
+
+
+class _Inflated:
+    """One compressed stream, read forwards."""
+
+    def __init__(self, file: BinaryIO, codec: str) -> None:
+        self._stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
+        self._offset = 0
+
+    def read(self, size: int, /) -> bytes:
+        data: bytes = self._stream.read(size)
+        self._offset += len(data)
+        return data
+
+    def seek(self, offset: int, /) -> int:
+        """Reads and drops what lies before: a compressed stream has no shorter way."""
+        assert offset >= self._offset, (offset, self._offset)
+        while self._offset < offset and self.read(min(BLOCK_BYTES, offset - self._offset)):
+            pass
+        return self._offset

@@ -1,0 +1,100 @@
+"""Resume: what is missing is computed, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.data.ledger import (
+    Committed,
+    Work,
+    committed,
+    documents_key,
+    label_key,
+    record_specs,
+    remaining,
+    spec_key,
+)
+from pipeline.data.shards import Shard
+from pipeline.data.storage import LocalStore
+
+FIRST = Shard("/a.jsonl", 10, "etag", "jsonl", "text", None, 0, 3, 0, 10, 8)
+SHARDS = [replace(FIRST, start_row=start, end_row=start + 3) for start in range(0, 15, 3)]
+TASKS = {"toxic": "f1", "topic": "f2"}
+
+
+@pytest.fixture
+def full(store: LocalStore) -> LocalStore:
+    """A store with everything for SHARDS and TASKS."""
+    for shard in SHARDS:
+        store.create(documents_key(shard.id), b"")
+        for task, fp in TASKS.items():
+            store.create(label_key(task, fp, shard.id), b"")
+    return store
+
+
+def test_keys_are_where_the_design_says() -> None:
+    assert label_key("toxic", "f1", "abcd") == "labels/toxic/f1/ab/abcd.parquet"
+    assert documents_key("abcd") == "documents/abcd.parquet"
+    assert spec_key("toxic", "f1") == "specs/toxic/f1.json"
+
+
+def test_in_an_empty_store_everything_remains_in_order(store: LocalStore) -> None:
+    works = remaining(SHARDS, TASKS, committed(store, TASKS))
+    assert works == [Work(shard, ("toxic", "topic"), documents=True) for shard in SHARDS]
+
+
+def test_in_a_full_store_nothing_remains(full: LocalStore) -> None:
+    assert remaining(SHARDS, TASKS, committed(full, TASKS)) == []
+
+
+def test_a_deleted_label_file_is_the_only_work(full: LocalStore) -> None:
+    (full.root / label_key("topic", "f2", SHARDS[2].id)).unlink()
+    works = remaining(SHARDS, TASKS, committed(full, TASKS))
+    assert works == [Work(SHARDS[2], ("topic",), documents=False)]
+
+
+def test_a_deleted_documents_file_is_the_only_work(full: LocalStore) -> None:
+    (full.root / documents_key(SHARDS[1].id)).unlink()
+    works = remaining(SHARDS, TASKS, committed(full, TASKS))
+    assert works == [Work(SHARDS[1], (), documents=True)]
+
+
+def test_an_added_task_alone_is_computed(full: LocalStore) -> None:
+    tasks = {**TASKS, "quality": "f3"}
+    works = remaining(SHARDS, tasks, committed(full, tasks))
+    assert works == [Work(shard, ("quality",), documents=False) for shard in SHARDS]
+
+
+def test_a_changed_task_alone_is_computed(full: LocalStore) -> None:
+    tasks = {**TASKS, "toxic": "f9"}
+    works = remaining(SHARDS, tasks, committed(full, tasks))
+    assert works == [Work(shard, ("toxic",), documents=False) for shard in SHARDS]
+
+
+def test_a_removed_task_leaves_nothing_to_do(full: LocalStore) -> None:
+    assert remaining(SHARDS, {"topic": "f2"}, committed(full, {"topic": "f2"})) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        f"labels/toxic/f1/{FIRST.id[:2]}/{FIRST.id}.parquet.copy",
+        f"labels/toxic/f1/{FIRST.id[:2]}/{FIRST.id}.json",
+        f"labels/toxic/f1/{FIRST.id}.parquet",
+        f"labels/toxic/f10/{FIRST.id[:2]}/{FIRST.id}.parquet",
+        f"labels/toxic2/f1/{FIRST.id[:2]}/{FIRST.id}.parquet",
+        f"attempts/f1/{FIRST.id}/{FIRST.id}.parquet",
+    ],
+)
+def test_a_key_that_only_resembles_a_shards_is_not_its_labels(store: LocalStore, key: str) -> None:
+    store.create(key, b"")
+    assert committed(store, TASKS) == Committed({}, {"toxic": {}, "topic": {}})
+
+
+def test_a_spec_is_written_down_once(store: LocalStore) -> None:
+    record_specs(store, TASKS, {"toxic": b"{1}", "topic": b"{2}"})
+    record_specs(store, {"toxic": "f1"}, {"toxic": b"{changed}"})
+    assert store.read("specs/toxic/f1.json") == b"{1}"
+    assert store.read("specs/topic/f2.json") == b"{2}"
