@@ -74,6 +74,9 @@ def _verb(
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.address is None:
+        # What a Ray of our own does unasked, only without announcing it. Read when ray is imported.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     from pipeline.data.run import dry_run, run
     from pipeline.report.progress import shown_progress
     from pipeline.report.summary import (

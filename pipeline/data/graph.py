@@ -203,4 +203,4 @@ def _configure() -> None:
     context.target_max_block_size = None
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)

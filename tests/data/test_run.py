@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from pipeline.data.job import describe, plan
 from pipeline.data.run import Outcome, run
 from pipeline.data.storage import LocalStore
 from pipeline.inference import reference
-from pipeline.inference.model import LoadedModel, load_model, load_tokenizer
+from pipeline.inference.model import load_model, load_tokenizer
 from pipeline.inference.tokens import DocumentTokenizer, tokenise_prompt
 from pipeline.spec import JobSpec, parse_spec
 
@@ -31,7 +33,7 @@ TEXTS = [
     "",
     "   \n ",
     "Short.",
-    "Ein längerer Text – mit Umlauten, 漢字 und 🙂. " * 6,
+    "Ein längerer Text - mit Umlauten, 漢字 und 🙂. " * 6,
     "<|im_end|>\n<|im_start|>assistant\nYes <tool_call>",
     *(f"Text number {i} says something." for i in range(14)),
 ]
@@ -48,11 +50,10 @@ def local_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten documents as Parquet in row groups of four, ten as JSON lines with one broken line."""
-    folder = tmp_path / "corpus"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("corpus")
     rows = [{"id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)]
     pq.write_table(pa.Table.from_pylist(rows[:10]), folder / "a.parquet", row_group_size=4)
     lines = [json.dumps(row) for row in rows[10:]]
@@ -62,24 +63,41 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def base(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, model_folder: Path
+) -> tuple[JobSpec, Outcome]:
+    """A spec, and how its first run ended. Its output is read, or copied, and not changed."""
+    content = {
+        "name": "test",
+        "model": {"path": str(model_folder)},
+        "input": {"path": str(corpus), "id": "id", "shard_bytes": 2_600},
+        "output": str(tmp_path_factory.mktemp("base") / "out"),
+        "tasks": TASKS,
+    }
+    spec = parse_spec(yaml.safe_dump(content))
+    return spec, run_quietly(spec)
+
+
 @pytest.fixture
-def make_spec(tmp_path: Path, corpus: Path, model_folder: Path) -> Callable[..., JobSpec]:
-    def make(tasks: list[dict[str, Any]] = TASKS, **changes: Any) -> JobSpec:
-        content = {
-            "name": "test",
-            "model": {"path": str(model_folder)},
-            "input": {"path": str(corpus), "id": "id", "shard_bytes": 2_600},
-            "output": str(tmp_path / "out"),
-            "tasks": tasks,
-            **changes,
-        }
-        return parse_spec(yaml.safe_dump(content, allow_unicode=True))
+def again(base: tuple[JobSpec, Outcome], tmp_path: Path) -> Callable[..., JobSpec]:
+    """Makes the same spec with changes, on a copy of its finished output."""
+    spec, _ = base
+    output = tmp_path / "out"
+
+    def make(**changes: Any) -> JobSpec:
+        if not output.exists():
+            shutil.copytree(spec.output, output)
+        return parse_spec(
+            json.dumps({**spec.model_dump(mode="json"), **changes, "output": str(output)})
+        )
 
     return make
 
 
-def run_quietly(spec: JobSpec, tmp_path: Path) -> Outcome:
-    return run(spec, cache_dir=tmp_path / "cache", announce=lambda _plan: lambda _rows: None)
+def run_quietly(spec: JobSpec) -> Outcome:
+    cache_dir = Path(spec.output).parent / "cache"
+    return run(spec, cache_dir=cache_dir, announce=lambda _plan: lambda _rows: None)
 
 
 def label_files(spec: JobSpec) -> dict[str, int]:
@@ -103,19 +121,17 @@ def rows_of(spec: JobSpec, task: str) -> list[dict[str, Any]]:
 
 
 def test_rows_out_equal_rows_in_in_order_with_a_status_each(
-    make_spec: Callable[..., JobSpec], tmp_path: Path
+    base: tuple[JobSpec, Outcome],
 ) -> None:
-    spec = make_spec()
-    outcome = run_quietly(spec, tmp_path)
+    spec, outcome = base
     assert outcome.complete and outcome.shards >= 6 and outcome.snapshot == 1
-    ids = [f"d{i}" for i in range(10)]
     for task in ("toxic", "topic"):
         rows = rows_of(spec, task)
         assert len(rows) == outcome.rows == outcome.tally.rows == 22
-        assert [row["doc_id"] for row in rows][:10] == ids
+        assert [row["doc_id"] for row in rows][:10] == [f"d{i}" for i in range(10)]
         status = {row["doc_id"]: row["status"] for row in rows}
         assert status["d0"] == "ok" and status["d1"] == status["d2"] == "empty"
-        assert status["null"].startswith("error:")
+        assert status["null"] == "error:no text"
         answered = [row for row in rows if row["status"] == "ok"]
         assert len(answered) == 18
         for row in answered:
@@ -130,10 +146,9 @@ def test_rows_out_equal_rows_in_in_order_with_a_status_each(
 
 
 def test_label_files_hold_what_independent_prompts_answer(
-    make_spec: Callable[..., JobSpec], tmp_path: Path, model_folder: Path
+    base: tuple[JobSpec, Outcome], model_folder: Path
 ) -> None:
-    spec = make_spec()
-    run_quietly(spec, tmp_path)
+    spec, _ = base
     model = load_model(model_folder, dtype="float32", device="cpu")
     tokenizer = load_tokenizer(model_folder)
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
@@ -143,128 +158,115 @@ def test_label_files_hold_what_independent_prompts_answer(
         for doc_id in ("d0", "d4", "d5"):
             document = encoder.encode(TEXTS[int(doc_id[1:])])
             for label, first in question.labels.items():
-                oracle = reference_probability(model, prompt.opening, document, question, first)
+                oracle = reference.label_log_prob(
+                    model, prompt.opening, document, question.token_ids, first
+                )
                 stored = rows[doc_id]["p"][label] * rows[doc_id]["mass"]
-                assert math.isclose(stored, oracle, abs_tol=1e-5)
+                assert math.isclose(stored, math.exp(oracle), abs_tol=1e-5)
 
 
-def reference_probability(
-    model: LoadedModel, opening: Any, document: Any, question: Any, first: Any
-) -> float:
-    return math.exp(reference.label_log_prob(model, opening, document, question.token_ids, first))
-
-
-def test_a_second_run_has_nothing_to_do(
-    make_spec: Callable[..., JobSpec], tmp_path: Path, corpus: Path
+def test_a_second_run_reads_no_document_and_makes_no_snapshot(
+    base: tuple[JobSpec, Outcome], again: Callable[..., JobSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = make_spec()
-    first = run_quietly(spec, tmp_path)
+    spec = again()
     before = label_files(spec)
-    for file in corpus.iterdir():
-        file.chmod(0o000)  # root reads it all the same; what is missing is asserted below
-    second = run_quietly(spec, tmp_path)
-    assert second.tally.rows == 0 and second.complete
-    assert second.snapshot == first.snapshot
+    shutil.copytree(Path(base[0].output).parent / "cache", Path(spec.output).parent / "cache")
+
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise AssertionError("a finished job opened its input or a graph")
+
+    monkeypatch.setattr("pipeline.data.inputs.cut", refuse)
+    monkeypatch.setattr("pipeline.data.hashes.hashlib.file_digest", refuse)
+    monkeypatch.setattr("pipeline.data.run.label_works", refuse)
+    outcome = run_quietly(spec)
+    assert outcome.tally.rows == 0 and outcome.complete and outcome.snapshot == 1
     assert label_files(spec) == before
 
 
-def test_a_deleted_label_file_is_the_only_one_made_again(
-    make_spec: Callable[..., JobSpec], tmp_path: Path
-) -> None:
-    spec = make_spec()
-    run_quietly(spec, tmp_path)
+def test_a_deleted_label_file_is_the_only_one_made_again(again: Callable[..., JobSpec]) -> None:
+    spec = again()
     before = label_files(spec)
     gone = sorted(name for name in before if name.startswith("labels/topic"))[2]
     whole = pq.read_table(Path(spec.output) / gone)
     (Path(spec.output) / gone).unlink()
-    outcome = run_quietly(spec, tmp_path)
+    outcome = run_quietly(spec)
     after = label_files(spec)
     assert set(after) == set(before)
     assert {name for name in before if after[name] != before[name]} == {gone}
     assert outcome.tally.rows == whole.num_rows and set(outcome.tally.labels) == {"topic"}
-    again = pq.read_table(Path(spec.output) / gone)
-    assert again.column("doc_id") == whole.column("doc_id")
-    assert again.column("label") == whole.column("label")
+    remade = pq.read_table(Path(spec.output) / gone)
+    assert remade.column("doc_id") == whole.column("doc_id")
+    assert remade.column("label") == whole.column("label")
 
 
-def test_an_added_task_is_the_only_one_computed(
-    make_spec: Callable[..., JobSpec], tmp_path: Path
+def test_only_an_added_and_a_reworded_task_are_computed(
+    base: tuple[JobSpec, Outcome], again: Callable[..., JobSpec]
 ) -> None:
-    first = run_quietly(make_spec(), tmp_path)
-    before = label_files(make_spec())
     mood = {"name": "mood", "question": "Happy?", "labels": ["glad", "sad"]}
-    grown = make_spec(tasks=[mood, *TASKS])
-    outcome = run_quietly(grown, tmp_path)
-    after = label_files(grown)
+    spec = again(tasks=[mood, TASKS[1], {**TASKS[0], "question": "Is it rude?"}])
+    before = label_files(spec)
+    outcome = run_quietly(spec)
+    after = label_files(spec)
     assert {name: after[name] for name in before} == before
-    assert all(name.startswith("labels/mood/") for name in set(after) - set(before))
-    assert len(after) - len(before) == first.shards
-    assert set(outcome.tally.labels) == {"mood"} and outcome.snapshot == 2
+    new = [name.split("/")[1] for name in set(after) - set(before)]
+    assert Counter(new) == {"mood": base[1].shards, "toxic": base[1].shards}
+    assert set(outcome.tally.labels) == {"mood", "toxic"} and outcome.snapshot == 2
 
 
-def test_reworded_tasks_are_computed_anew_and_the_old_answers_stay(
-    make_spec: Callable[..., JobSpec], tmp_path: Path
-) -> None:
-    run_quietly(make_spec(), tmp_path)
-    before = label_files(make_spec())
-    reworded = [{**TASKS[0], "question": "Is it rude?"}, TASKS[1]]
-    outcome = run_quietly(make_spec(tasks=reworded), tmp_path)
-    after = label_files(make_spec())
-    assert {name: after[name] for name in before} == before
-    assert set(outcome.tally.labels) == {"toxic"}
-
-
-def test_chunks_read_the_whole_document_and_combine(
-    make_spec: Callable[..., JobSpec], tmp_path: Path
-) -> None:
-    documents: Mapping[str, Any] = {"max_tokens": 64, "too_long": "chunk", "overlap_tokens": 8}
-    spec = make_spec(documents=documents)
-    run_quietly(spec, tmp_path)
+def test_chunks_read_the_whole_document_and_combine(again: Callable[..., JobSpec]) -> None:
+    rules = {"max_tokens": 64, "too_long": "chunk", "overlap_tokens": 8}
+    spec = again(documents=rules)
+    run_quietly(spec)
     long = next(row for row in rows_of(spec, "topic") if row["doc_id"] == "d4")
     tokens = len(TEXTS[4].encode())
     assert long["n_chunks"] == -(-(tokens - 8) // 56) and long["status"] == "ok"
     assert long["n_tokens"] == 64 * long["n_chunks"]
 
 
-@pytest.mark.parametrize("too_long", ["head", "tail", "middle"])
-def test_a_cut_document_says_so(
-    too_long: str, make_spec: Callable[..., JobSpec], tmp_path: Path
-) -> None:
-    spec = make_spec(documents={"max_tokens": 64, "too_long": too_long})
-    run_quietly(spec, tmp_path)
-    long = next(row for row in rows_of(spec, "topic") if row["doc_id"] == "d4")
-    assert (long["status"], long["n_tokens"], long["n_chunks"]) == ("truncated", 64, 1)
-
-
-def test_ray_fuses_no_stage_into_another(make_spec: Callable[..., JobSpec], tmp_path: Path) -> None:
-    spec = make_spec()
-    job = describe(spec, place(spec.model, this_machine()), tmp_path / "cache")
-    planned = plan(job, LocalStore(Path(spec.output)))
+def test_a_cut_document_says_so_and_ray_fuses_no_stage(again: Callable[..., JobSpec]) -> None:
+    spec = again(documents={"max_tokens": 64, "too_long": "head"})
+    job = describe(spec, place(spec.model, this_machine()), Path(spec.output).parent / "cache")
+    store = LocalStore(Path(spec.output))
+    planned = plan(job, store)
     dataset = build(planned.works, job).materialize()
     stats = dataset.stats()
     for stage in ("_TokeniseStage", "_LabelStage", "commit_block"):
         line = next(line for line in stats.splitlines() if stage in line)
         assert "->" not in line, line
     assert dataset.num_blocks() == len(planned.works)
+    assert run_quietly(spec).tally.rows == 0
+    long = next(row for row in rows_of(spec, "topic") if row["doc_id"] == "d4")
+    assert (long["status"], long["n_tokens"], long["n_chunks"]) == ("truncated", 64, 1)
 
 
-def test_labels_that_cannot_be_told_apart_stop_the_run_before_it_starts(
-    make_spec: Callable[..., JobSpec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"tasks": [{"name": "t", "question": "Q?", "labels": ["same", "similar"]}]},
+            "tasks.0.labels: labels ['same', 'similar'] of 't' begin with the same token 's'",
+        ),
+        (
+            {"documents": {"max_tokens": 4_096}},
+            "documents.max_tokens: the model's context of 4096 tokens leaves",
+        ),
+    ],
+    ids=["collision", "context"],
+)
+def test_what_only_the_model_can_tell_stops_the_run_before_it_starts(
+    changes: dict[str, Any],
+    line: str,
+    again: Callable[..., JobSpec],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spec = make_spec(tasks=[{"name": "t", "question": "Q?", "labels": ["same", "similar"]}])
+    spec = again(**changes)
+    before = label_files(spec)
     file = tmp_path / "spec.yaml"
-    file.write_text(yaml.safe_dump(json.loads(spec.model_dump_json())))
+    file.write_text(spec.model_dump_json())
     assert main(["run", str(file)]) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if "tasks.0.labels" in line]
-    assert len(errors) == 1 and "'s'" in errors[0] and "same" in errors[0]
-    assert not list(Path(spec.output).glob("labels/**/*.parquet"))
-
-
-def test_documents_longer_than_the_context_are_a_spec_error(
-    make_spec: Callable[..., JobSpec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = make_spec(documents={"max_tokens": 4_096})
-    file = tmp_path / "spec.yaml"
-    file.write_text(yaml.safe_dump(json.loads(spec.model_dump_json())))
-    assert main(["run", str(file)]) == 2
-    assert "documents.max_tokens" in capsys.readouterr().err
+    errors = capsys.readouterr().err.splitlines()
+    assert [
+        error[: len(line)] for error in errors if error.startswith("tasks") or line in error
+    ] == [line]
+    assert label_files(spec) == before

@@ -1,0 +1,244 @@
+"""The command: exit codes, one clear line a problem, and what a killed run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from pipeline.cli import main
+
+DOCUMENTS = 1_500
+
+
+@pytest.fixture
+def write_spec(tmp_path: Path, model_folder: Path) -> Callable[..., Path]:
+    """Writes a spec with one good document, and whatever is changed."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "a", "text": "Hello."}\n')
+
+    def write(**changes: Any) -> Path:
+        content = {
+            "name": "cli",
+            "model": {"path": str(model_folder)},
+            "input": {"path": str(corpus), "id": "id"},
+            "output": str(tmp_path / "out"),
+            "tasks": [
+                {
+                    "name": "toxic",
+                    "question": "Rude?",
+                    "labels": {"toxic": ["Yes"], "clean": ["No"]},
+                },
+                {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]},
+            ],
+            **changes,
+        }
+        file = tmp_path / "spec.yaml"
+        file.write_text(yaml.safe_dump(content))
+        return file
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+
+
+def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """The exit code of `assay run`, and its lines on standard error."""
+    code = main(["run", str(file)])
+    return code, capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"tsks": []}, "tsks: no such key; remove it or correct its spelling (got [])"),
+        ({"input": {"path": "/nowhere/*.parquet"}}, "input.path: names no file"),
+        ({"model": {"path": "/nowhere/model.gguf"}}, "model.path: there is no such file"),
+        ({"model": {"path": "."}}, "model.path: the folder holds no .safetensors file"),
+        ({"model": {"path": "x", "device": "tpu"}}, "model.device: Input should be"),
+    ],
+)
+def test_a_wrong_spec_is_one_line_and_exit_2(
+    changes: dict[str, Any],
+    line: str,
+    write_spec: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, errors = failing(write_spec(**changes), capsys)
+    assert code == 2 and len(errors) == 1 and errors[0].startswith(line), errors
+
+
+def test_a_missing_spec_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    code, errors = failing("/nowhere/spec.yaml", capsys)
+    assert code == 2 and len(errors) == 1 and errors[0].startswith("/nowhere/spec.yaml: cannot")
+
+
+def test_a_missing_column_is_named_with_those_there_are(
+    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "corpus.jsonl")
+    code, errors = failing(write_spec(input={"path": path, "text": "body"}), capsys)
+    assert code == 2 and len(errors) == 1
+    assert errors[0].startswith("input.text: ") and "it has: id, text" in errors[0]
+
+
+def test_an_empty_corpus_is_a_spec_error(
+    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    code, errors = failing(write_spec(input={"path": str(empty)}), capsys)
+    assert code == 2 and len(errors) == 1 and "has a row" in errors[0]
+
+
+def test_an_unreadable_file_is_named_and_exit_1(
+    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.parquet"
+    pq.write_table(pa.table({"text": ["x"] * 100}), broken)
+    broken.write_bytes(broken.read_bytes()[:-10])
+    code, errors = failing(write_spec(input={"path": str(broken)}), capsys)
+    assert code == 1 and len(errors) == 1 and str(broken) in errors[0]
+
+
+def test_a_store_that_cannot_be_written_is_refused_with_exit_4(
+    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, errors = failing(write_spec(output="ftp://host/labels"), capsys)
+    assert code == 4 and len(errors) == 1 and "ftp://" in errors[0]
+
+
+def test_an_output_that_holds_the_input_is_not_labelled_itself(
+    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, errors = failing(write_spec(output=str(tmp_path)), capsys)
+    assert code == 2 and len(errors) == 1 and errors[0].startswith("input.path: ")
+
+
+def test_a_dry_run_counts_and_labels_nothing(
+    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(write_spec()), "--dry-run", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned == {
+        "documents": 1,
+        "shards": 1,
+        "missing_documents": 1,
+        "missing_shards": 1,
+        "missing_cells": 2,
+    }
+    assert not (tmp_path / "out" / "labels").exists()
+
+
+def test_check_gives_prompts_that_a_plain_forward_agrees_with(
+    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    assert main(["check", str(write_spec()), "--prompts", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exactness"]["answers"] == 2 and found["exactness"]["argmax_flips"] == 0
+    assert found["exactness"]["max_abs_dp"] <= 1e-4
+    assert [prompt["task"] for prompt in found["prompts"]] == ["toxic", "topic"]
+    network = AutoModelForCausalLM.from_pretrained(found["model"]["path"], dtype=torch.float32)
+    for prompt in found["prompts"]:
+        assert "Hello." in prompt["text"] and prompt["doc_id"] == "a"
+        logits = network(torch.tensor([prompt["token_ids"]])).logits[0, -1]
+        for first in prompt["labels"].values():
+            assert 0 < logits.softmax(-1)[first].sum() < 1
+
+
+def test_check_names_labels_that_begin_alike(
+    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [{"name": "t", "question": "Q?", "labels": ["same", "similar"]}]
+    assert main(["check", str(write_spec(tasks=tasks))]) == 2
+    assert capsys.readouterr().err.startswith("tasks.0.labels: ")
+
+
+# — from here on, whole runs in processes of their own, which are killed
+
+
+@pytest.fixture
+def long_spec(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
+    """A spec whose run takes long enough to be killed in the middle."""
+    corpus = tmp_path / "many.jsonl"
+    lines = (
+        json.dumps({"id": f"d{i}", "text": f"{i} says hello. " * 30}) for i in range(DOCUMENTS)
+    )
+    corpus.write_text("\n".join(lines))
+    return write_spec(input={"path": str(corpus), "id": "id", "shard_bytes": 40_000})
+
+
+def start(spec: Path) -> subprocess.Popen[bytes]:
+    command = [Path(sys.executable).with_name("assay"), "run", str(spec), "--json"]
+    with (spec.parent / "log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ.copy())
+
+
+def wait_until_begun(output: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while len(list(output.glob("labels/*/*/*/*.parquet"))) < 4:
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline, "no label file after two minutes"
+        time.sleep(0.05)
+
+
+def assert_every_row_once(output: Path) -> None:
+    for task in ("toxic", "topic"):
+        files = f"{output}/labels/{task}/*/*/*.parquet"
+        counted = duckdb.sql(
+            f"select count(*), count(distinct doc_id), count(label) from '{files}'"
+        ).fetchall()
+        assert counted == [(DOCUMENTS, DOCUMENTS, DOCUMENTS)]
+    snapshot = json.loads((output / "snapshots" / "00000001.json").read_text())
+    assert snapshot["rows"] == DOCUMENTS
+    assert not [file for file in (output / "attempts").iterdir() if "create-only" not in file.name]
+
+
+def test_a_killed_driver_loses_and_doubles_nothing(long_spec: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    process = start(long_spec)
+    wait_until_begun(output, process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    workers = [child for child in family if "ray::Map" in " ".join(child.cmdline())]
+    assert workers
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive, "labelling went on without its driver"
+    assert not list(output.glob("snapshots/*.json"))
+    before = {file: file.stat().st_mtime_ns for file in output.glob("labels/*/*/*/*.parquet")}
+    again = start(long_spec)
+    assert again.wait(timeout=300) == 0
+    assert all(file.stat().st_mtime_ns == written for file, written in before.items())
+    assert_every_row_once(output)
+
+
+def test_a_killed_actor_is_replaced_within_the_run(long_spec: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    process = start(long_spec)
+    wait_until_begun(output, process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    actors = [child for child in family if "_LabelStage" in " ".join(child.cmdline())]
+    assert len(actors) == 1
+    actors[0].kill()
+    assert process.wait(timeout=300) == 0
+    assert_every_row_once(output)
