@@ -28,7 +28,8 @@ from pipeline.data.storage import open_store
 from pipeline.inference.baselines import expand, per_label, per_question
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.flops import tree_flops
-from pipeline.inference.model import LoadedModel, context_tokens, load_model, load_tokenizer
+from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
+from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
 from pipeline.spec import JobSpec
 

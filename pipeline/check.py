@@ -23,7 +23,7 @@ from pipeline.data.source import read_documents
 from pipeline.data.storage import check_create_only, open_store
 from pipeline.inference.baselines import per_question
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.model import context_tokens, load_model, load_tokenizer
+from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
 from pipeline.inference.pieces import fit
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
 from pipeline.spec import DocumentsSpec, JobSpec

@@ -21,6 +21,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from pipeline.errors import Problem, SpecError
 
@@ -95,6 +96,9 @@ def _as_surfaces(labels: object) -> object:
     """A plain list of labels -> each label with itself as its one surface form."""
     if not isinstance(labels, list | tuple):
         return labels
+    odd = [label for label in labels if isinstance(label, dict | list)]
+    if odd:
+        raise ValueError(f"a list holds names of labels; surface forms are {{name: [form]}}: {odd}")
     repeated = sorted({str(label) for label in labels if labels.count(label) > 1})
     if repeated:
         raise ValueError(f"{repeated} listed more than once; list each label once")
@@ -170,6 +174,8 @@ class _SpecLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.YAMLError(f"a key is one word, line {key_node.start_mark.line + 1}")
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 mark = key_node.start_mark
@@ -202,7 +208,7 @@ def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
     """The spec in a YAML text; `place` names the text in errors."""
     try:
         content = yaml.load(text, Loader=_SpecLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number that is none, `0x_`
         reason = " ".join(str(error).split())
         raise SpecError([Problem(place, f"is not plain YAML: {reason}", place)]) from error
     if not isinstance(content, dict):
@@ -217,11 +223,16 @@ def _problems(error: ValidationError) -> list[Problem]:
     details = error.errors()
     places = [".".join(str(part) for part in detail["loc"]) for detail in details]
     return [
-        Problem(place or "spec", _fix(detail["msg"]), detail["input"])
+        Problem(place or "spec", _fix(detail["msg"]), _value(detail))
         for place, detail in zip(places, details, strict=True)
         # A wrong element also makes its list "too short": say the cause, not the echo.
         if not (detail["type"] == "too_short" and any(p.startswith(f"{place}.") for p in places))
     ]
+
+
+def _value(detail: ErrorDetails) -> object:
+    """What stands at the place; a key that is missing has no value to show."""
+    return None if detail["type"] == "missing" else detail["input"]
 
 
 def _fix(message: str) -> str:

@@ -12,7 +12,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from pipeline.inference.model import LoadedModel, prepare
+from pipeline.inference.loading import prepare
+from pipeline.inference.model import LoadedModel
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

@@ -148,7 +148,7 @@ def test_labels_are_read_as_they_are_written(
         ),
         (
             with_task("name: a, labels: [x, y]"),
-            "tasks.0.question: missing; add it (got {'name': 'a', 'labels': ['x', 'y']})",
+            "tasks.0.question: missing; add it (got None)",
         ),
         (
             SMALLEST + "documents: {max_tokens: '9'}\n",
@@ -168,7 +168,7 @@ def test_labels_are_read_as_they_are_written(
         ),
         (
             SMALLEST + "prompt: {examples: [{document: d, question: q}]}\n",
-            "prompt.examples.0.answer: missing; add it (got {'document': 'd', 'question': 'q'})",
+            "prompt.examples.0.answer: missing; add it (got None)",
         ),
         (
             SMALLEST + "filter: {keep: ''}\n",
@@ -329,14 +329,12 @@ def test_a_missing_key_is_named_where_it_belongs() -> None:
     assert line.startswith("tasks: missing; add it (got ")
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="an unhashable label is no SpecError")
 @pytest.mark.parametrize("labels", ["[yes, {no: [No]}]", "[[Yes], [No]]"])
 def test_a_label_that_is_no_string_is_a_problem_of_its_list(labels: str) -> None:
     lines = lines_of(with_labels(labels))
     assert all(line.startswith("tasks.0.labels") for line in lines)
 
 
-@pytest.mark.xfail(strict=True, raises=(TypeError, ValueError), reason="not a YAMLError")
 @pytest.mark.parametrize(
     "more", ["? [a, b]\n: c\n", "filter: 0x_\n", "filter: !!int x\n"], ids=["key", "hex", "tag"]
 )

@@ -59,8 +59,9 @@ class TreeAttention:
 def merge(a: Attended, b: Attended) -> Attended:
     """Attention over both spans at once. Associative, so any number of spans folds."""
     lse = torch.logaddexp(a.lse, b.lse)
-    weight_a = (a.lse - lse).exp().unsqueeze(-1)  # [tokens, heads, 1]
-    weight_b = (b.lse - lse).exp().unsqueeze(-1)
+    seen = lse.masked_fill(lse == -torch.inf, 0)  # -inf less -inf is no number
+    weight_a = (a.lse - seen).exp().unsqueeze(-1)  # [tokens, heads, 1]
+    weight_b = (b.lse - seen).exp().unsqueeze(-1)
     out = (a.out * weight_a + b.out * weight_b).to(a.out.dtype)
     return Attended(out=out, lse=lse)
 
@@ -223,8 +224,14 @@ def _interface(
 ) -> tuple[Tensor, None]:
     """The function transformers calls in every attention layer."""
     _, heads, tokens, dim = query.shape
-    if softcap is not None or s_aux is not None:
-        what = "score soft-capping" if softcap is not None else "attention sinks"
+    extras = {
+        "score soft-capping": softcap,
+        "attention sinks": s_aux,
+        "a mask of its own": attention_mask,
+    }
+    unmodelled = [name for name, value in extras.items() if value is not None]
+    if unmodelled:
+        what = " and ".join(unmodelled)
         raise ModelError(f"{type(module).__name__}: {what} is not modelled; use another model")
     layer: int = module.layer_idx  # type: ignore[assignment]
     own = LayerKV(k=key[0].transpose(0, 1), v=value[0].transpose(0, 1))

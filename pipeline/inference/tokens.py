@@ -10,12 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import DocumentError, ModelError, Problem, SpecError
 from pipeline.prompts import Message, PromptText, Render, prompt_text
 from pipeline.spec import PromptSpec, TaskSpec
+
+# A template that prints today's date would make the prompt change overnight. It gets this one,
+# by name or through the function that transformers offers, which the macro hides.
+_DATE = "1 January 2025"
+_DATELESS = f"{{%- macro strftime_now(format) -%}}{_DATE}{{%- endmacro -%}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +70,17 @@ class DocumentTokenizer:
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Special tokens, and added tokens that the chat template writes."""
+    """Special tokens, and added tokens that the chat template writes.
+
+    Not the unknown token: it stands for letters, and steers nothing.
+    """
     template = str(tokenizer.chat_template or "")
     added = {
         token_id
         for token_id, token in tokenizer.added_tokens_decoder.items()
         if token.special or token.content in template
     }
-    return frozenset(added.union(tokenizer.all_special_ids))
+    return frozenset(added.union(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
@@ -84,26 +93,39 @@ def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def _without(backend: Tokenizer, forbidden: frozenset[int]) -> Tokenizer:
-    """A copy that cannot produce the forbidden ids from text."""
+    """A copy that cannot produce the forbidden ids from text.
+
+    A forbidden piece keeps its place under a name that no text contains: ids are given by place.
+    """
     content: dict[str, Any] = json.loads(backend.to_str())
-    added = content["added_tokens"]
-    content["added_tokens"] = [token for token in added if token["id"] not in forbidden]
     content.update(post_processor=None, truncation=None, padding=None)
-    vocabulary = content["model"].get("vocab")
-    unknown = content["model"].get("unk_token"), content["model"].get("unk_id")
-    if isinstance(vocabulary, dict):
-        content["model"]["vocab"] = {
-            _unwritable(token_id) if token_id in forbidden and piece != unknown[0] else piece: (
-                token_id
-            )
-            for piece, token_id in vocabulary.items()
+    content["added_tokens"] = [
+        {**token, "content": _unwritable(token["id"]), "special": False, "normalized": False}
+        if token["id"] in forbidden
+        else token
+        for token in content["added_tokens"]
+    ]
+    model = content["model"]
+    pieces = {backend.id_to_token(token_id) for token_id in forbidden}
+    if isinstance(model.get("vocab"), dict):
+        model["vocab"] = {
+            _unwritable(token_id) if token_id in forbidden else piece: token_id
+            for piece, token_id in model["vocab"].items()
         }
-    elif isinstance(vocabulary, list):
-        content["model"]["vocab"] = [
-            [_unwritable(i), score] if i in forbidden and i != unknown[1] else [piece, score]
-            for i, (piece, score) in enumerate(vocabulary)
+        if "merges" in model:
+            model["merges"] = [m for m in model["merges"] if not _builds(m, pieces)]
+    elif isinstance(model.get("vocab"), list):
+        model["vocab"] = [
+            [_unwritable(i) if i in forbidden else piece, score]
+            for i, (piece, score) in enumerate(model["vocab"])
         ]
     return Tokenizer.from_str(json.dumps(content))
+
+
+def _builds(merge: str | list[str], pieces: set[str | None]) -> bool:
+    """Whether a merge makes one of the pieces, or needs one."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return not pieces.isdisjoint((left, right, left + right))
 
 
 def _unwritable(token_id: int) -> str:
@@ -117,15 +139,17 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
         return None
 
     def render(messages: Sequence[Message]) -> str:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,
-            # Templates that print today's date would make the prompt change overnight.
-            date_string="1 January 2025",
-            strftime_now=lambda _format: "1 January 2025",
-        )
+        try:
+            text = tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=_DATELESS + tokenizer.chat_template,
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=False,
+                date_string=_DATE,
+            )
+        except TemplateError as error:
+            raise ModelError(f"the model's chat template refuses the prompt: {error}") from error
         assert isinstance(text, str), f"chat template gave {type(text).__name__}"
         return text
 

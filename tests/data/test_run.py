@@ -24,7 +24,7 @@ from pipeline.data.job import describe, plan
 from pipeline.data.run import Outcome, run
 from pipeline.data.storage import LocalStore
 from pipeline.inference import reference
-from pipeline.inference.model import load_model, load_tokenizer
+from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.tokens import DocumentTokenizer, tokenise_prompt
 from pipeline.spec import JobSpec, parse_spec
 

@@ -163,7 +163,6 @@ def with_kept_tokens(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerF
     return changed
 
 
-@pytest.mark.xfail(strict=True, reason="kept added tokens are numbered anew, from the first free")
 @pytest.mark.parametrize("number", range(6))
 def test_an_added_token_that_is_no_control_token_keeps_its_id(
     number: int, byte_tokenizer: PreTrainedTokenizerFast
@@ -174,7 +173,6 @@ def test_an_added_token_that_is_no_control_token_keeps_its_id(
     assert DocumentTokenizer(tokenizer).encode(text) == expected
 
 
-@pytest.mark.xfail(strict=True, reason="the merge still names the piece that was taken out")
 def test_a_control_token_that_merges_could_build_is_only_text() -> None:
     backend = byte_pairs(merges=[("<", "s"), ("<s", ">")])
     backend.add_special_tokens(["<s>"])
@@ -184,7 +182,6 @@ def test_a_control_token_that_merges_could_build_is_only_text() -> None:
     assert documents.decode(documents.encode("a<s>b")) == "a<s>b"
 
 
-@pytest.mark.xfail(strict=True, raises=DocumentError, reason="the unknown token counts as control")
 @pytest.mark.parametrize("text", ["a<unk>b", "a\u20acb"], ids=["spelled out", "unknown letter"])
 def test_a_letter_that_the_vocabulary_lacks_does_not_set_the_document_aside(text: str) -> None:
     assert DocumentTokenizer(pieces_of_words()).encode(text)
@@ -343,13 +340,7 @@ def test_what_a_context_leaves_for_a_document_counts_the_longest_question(
     "printed, text",
     [
         ("date_string", "1 January 2025"),
-        pytest.param(
-            "strftime_now('%d %B %Y')",
-            "1 January 2025",
-            marks=pytest.mark.xfail(
-                strict=True, raises=TypeError, reason="transformers takes the function for text"
-            ),
-        ),
+        ("strftime_now('%d %B %Y')", "1 January 2025"),
         ("enable_thinking", "False"),
     ],
 )
@@ -382,7 +373,6 @@ def test_a_template_that_changes_the_users_turn_is_refused(
         tokenise_prompt(tokenizer, PromptSpec(), [YES_NO])
 
 
-@pytest.mark.xfail(strict=True, reason="jinja's TemplateError comes through as it is")
 def test_a_template_that_refuses_a_system_turn_is_a_problem_of_the_job(
     byte_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
