@@ -5,6 +5,8 @@ Knows outcomes. Knows nothing of how they came about.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from typing import Any
 
@@ -21,7 +23,8 @@ def show_summary(outcome: Outcome, console: Console) -> None:
     for task in list(outcome.tally.labels)[:1]:
         files = f"{outcome.output}/labels/{task}/*/*/*.parquet"
         query = f"select label, count(*) from '{files}' group by label"
-        console.print(f'\npython -c "import duckdb; duckdb.sql("{query}").show()"')
+        python = os.path.relpath(sys.executable)
+        console.print(f'\n{python} -c "import duckdb; duckdb.sql("{query}").show()"')
 
 
 def summary_table(outcome: Outcome) -> Table:
