@@ -22,9 +22,8 @@ def show_summary(outcome: Outcome, console: Console) -> None:
     console.print(summary_table(outcome))
     for task in list(outcome.tally.labels)[:1]:
         files = f"{outcome.output}/labels/{task}/*/*/*.parquet"
-        query = f"select label, count(*) from '{files}' group by label"
         python = os.path.relpath(sys.executable)
-        console.print(f'\n{python} -c "import duckdb; duckdb.sql("{query}").show()"')
+        console.print(f"\n{python} -c 'import duckdb; print(duckdb.read_parquet(\"{files}\"))'")
 
 
 def summary_table(outcome: Outcome) -> Table:
