@@ -173,6 +173,41 @@ def test_check_names_labels_that_begin_alike(
     assert capsys.readouterr().err.startswith("tasks.0.labels: ")
 
 
+def test_check_shows_people_the_labels_tokens_and_the_prompts(
+    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(write_spec()), "--prompts"]) == 0
+    shown = capsys.readouterr().out
+    assert "art 'a', law 'l', sport 's'" in shown and "exact; max |dp|" in shown
+    assert "Hello." in shown and "Rude?" in shown
+
+
+def test_bench_measures_every_method_on_equally_long_documents(
+    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", str(write_spec()), "--rounds", "2", "--tokens", "40"]
+    assert main([*command, "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in measured["rows"]] == [
+        "tree",
+        "expand",
+        "per_question",
+        "per_label",
+    ]
+    for row in measured["rows"]:
+        assert row["workload"] == "40 tokens x 2 questions, 5 labels"
+        assert row["seconds_per_document"] * row["docs_per_s"] == pytest.approx(1)
+        assert row["seconds_per_document"] > 0 and row["peak_bytes"] >= 0
+        assert row["matmul_share"] > 0
+    assert measured["matmul_flops"] > 0 and set(measured["ratios"]) == {
+        "expand",
+        "per_question",
+        "per_label",
+    }
+    assert main(command) == 0
+    assert "per_question" in capsys.readouterr().out
+
+
 # — from here on, whole runs in processes of their own, which are killed
 
 

@@ -1,0 +1,36 @@
+"""The arithmetic of a tree, counted as its definition says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeline.inference.flops import attended_pairs, tree_flops
+from pipeline.inference.model import LoadedModel
+from pipeline.inference.tokens import PromptTokens, Question
+from pipeline.inference.tree import Node, Tree
+
+
+def test_pairs_are_each_rows_ancestors_and_itself() -> None:
+    tree = Tree.of([Node(3, (Node(2), Node(1)))], prefix_tokens=4)
+    document, first, second = 5 + 6 + 7, 8 + 9, 8
+    assert attended_pairs(tree) == document + first + second
+
+
+def test_products_outside_attention_are_those_torch_counts(
+    tiny_model: Callable[[str], LoadedModel],
+) -> None:
+    model = tiny_model("llama")
+    question = Question("q", (1, 2, 3), {"a": (4,), "b": (5,)})
+    prompt = PromptTokens((), (question,))
+    config = model.network.config
+    heads, dim, layers = config.num_attention_heads, config.head_dim, config.num_hidden_layers
+    attention = 4 * heads * dim * layers * (23 * 24 // 2)
+    linear = [m for m in model.decoder.modules() if isinstance(m, torch.nn.Linear)]
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        for module in linear:
+            module(torch.randn(23, module.in_features))
+        model.unembed(torch.randn(1, config.hidden_size))
+    assert tree_flops(model, prompt, 20) == counted.get_total_flops() + attention
