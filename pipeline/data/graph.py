@@ -32,13 +32,6 @@ from pipeline.errors import AssayError, StorageError
 # Ray fuses stages that ask for the same; these three never do.
 TOKENISE_CPUS = 0.5
 COMMIT_CPUS = 0.25
-# An actor's work runs in a thread, whose heap glibc gives back to the system after every layer and
-# fetches again page by page: labelling took 6 % longer without these.
-KEEP_FREED_MEMORY = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "1000000000",
-    "MALLOC_TRIM_THRESHOLD_": "2000000000",
-}
 # Plans beyond this run in windows: Ray keeps an entry for every block of a running graph.
 WINDOW_SHARDS = 10_000
 
@@ -100,7 +93,6 @@ def build(works: Sequence[Work], job: Job) -> ray.data.Dataset:
             batch_size=None,
             batch_format="pyarrow",
             compute=pool,
-            runtime_env={} if on_gpu else {"env_vars": KEEP_FREED_MEMORY},
             **device,
         )
         .map_batches(
