@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,16 +35,6 @@ from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_
 # 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
 CPU_BATCH_TOKENS = 1_280
 CUDA_BATCH_TOKENS = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What labelling one shard took."""
-
-    seconds: float
-    prefix_tokens_computed: int
-    question_tokens_computed: int
-    tokens_saved: int
 
 
 def local_model(job: Job) -> Path:
@@ -174,7 +164,8 @@ def _per_document(
 
 
 def _measured(seconds: float, usage: Usage) -> str:
-    return json.dumps(asdict(Measured(seconds=seconds, **asdict(usage))))
+    """What labelling one shard took, as `graph.ShardCounts` reads it."""
+    return json.dumps({"seconds": seconds, **asdict(usage)})
 
 
 def _lists(values: NDArray[np.float32]) -> pa.Array:
