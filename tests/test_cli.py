@@ -17,40 +17,10 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from pipeline.cli import main
 
 DOCUMENTS = 1_500
-
-
-@pytest.fixture
-def write_spec(tmp_path: Path, model_folder: Path) -> Callable[..., Path]:
-    """Writes a spec with one good document, and whatever is changed."""
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text('{"id": "a", "text": "Hello."}\n')
-
-    def write(**changes: Any) -> Path:
-        content = {
-            "name": "cli",
-            "model": {"path": str(model_folder)},
-            "input": {"path": str(corpus), "id": "id"},
-            "output": str(tmp_path / "out"),
-            "tasks": [
-                {
-                    "name": "toxic",
-                    "question": "Rude?",
-                    "labels": {"toxic": ["Yes"], "clean": ["No"]},
-                },
-                {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]},
-            ],
-            **changes,
-        }
-        file = tmp_path / "spec.yaml"
-        file.write_text(yaml.safe_dump(content))
-        return file
-
-    return write
 
 
 @pytest.fixture(autouse=True)

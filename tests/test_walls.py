@@ -22,6 +22,7 @@ NEVER: dict[str, set[str]] = {
     "pipeline.data.actor": set(),
     "pipeline.check": set(),
     "pipeline.bench": set(),
+    "pipeline.samples": set(),
     "pipeline.report.findings": set(),
     "pipeline.report.bench_table": set(),
     "pipeline.data": MODEL_SIDE,

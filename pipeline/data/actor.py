@@ -37,6 +37,11 @@ CPU_BATCH_TOKENS = 1_280
 CUDA_BATCH_TOKENS = 65_536
 
 
+def batch_tokens(device: str) -> int:
+    """How many tokens go through the model at once."""
+    return CPU_BATCH_TOKENS if device == "cpu" else CUDA_BATCH_TOKENS
+
+
 def local_model(job: Job) -> Path:
     """The folder with the model's safetensors on this machine, brought or converted if need be."""
     cache_dir = Path(job.cache_dir)
@@ -121,11 +126,10 @@ class LabelDocuments:
         torch.set_num_threads(job.placement.threads)  # Ray gives an actor one
         folder = local_model(job)
         self.job = job
-        on_cpu = job.placement.device == "cpu"
         self._engine = LabelEngine(
             load_model(folder, dtype=job.placement.dtype, device=job.placement.device),
             tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks),
-            max_batch_tokens=CPU_BATCH_TOKENS if on_cpu else CUDA_BATCH_TOKENS,
+            max_batch_tokens=batch_tokens(job.placement.device),
         )
 
     def __call__(self, block: pa.Table) -> pa.Table:
