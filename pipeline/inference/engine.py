@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.inference.forward import hidden_states, prefill
+from pipeline.inference.branches import Branches
+from pipeline.inference.forward import end_states, prefill
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.packing import pack
 from pipeline.inference.readout import FirstTokens, first_token_log_probs
 from pipeline.inference.tokens import PromptTokens, Question
-from pipeline.inference.tree import Node, Tree
+from pipeline.inference.tree import Tree
 
 DocumentIds = Sequence[int]
 
@@ -64,31 +65,31 @@ class LabelEngine:
         `tasks` asks only these, in the prompt's order. Answers do not depend on what else is asked.
         """
         questions = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
+        asked = _Asked(questions, self.model.device)
         answers = [
             np.full((len(documents), len(question.labels)), np.nan, dtype=np.float32)
             for question in questions
         ]
-        asked = sum(len(question.token_ids) for question in questions)
-        waiting = list(range(len(documents)))
+        waiting = list(range(len(documents))) if questions else []
         while waiting:
-            lengths = [len(documents[i]) + asked for i in waiting]
+            lengths = [len(documents[i]) + len(asked.branches.token_ids) for i in waiting]
             batches = pack(lengths, max_tokens=self.max_batch_tokens)
             waiting = self._label_batches(
-                documents, [[waiting[i] for i in batch] for batch in batches], questions, answers
+                documents, [[waiting[i] for i in batch] for batch in batches], asked, answers
             )
-        return Labelled(tuple(answers), self._usage(documents, questions))
+        return Labelled(tuple(answers), self._usage(documents, asked))
 
     def _label_batches(
         self,
         documents: Sequence[DocumentIds],
         batches: Sequence[list[int]],
-        questions: Sequence[Question],
+        asked: _Asked,
         answers: list[NDArray[np.float32]],
     ) -> list[int]:
         """Fills in the answers; what is left when memory ran out, to be packed smaller."""
         for done, batch in enumerate(batches):
             try:
-                found = self._label_batch([documents[i] for i in batch], questions)
+                found = self._label_batch([documents[i] for i in batch], asked)
             except (MemoryError, RuntimeError) as error:
                 if not _out_of_memory(error) or len(batch) == 1:
                     raise
@@ -98,31 +99,38 @@ class LabelEngine:
                 answer[batch] = log_probs.numpy(force=True)
         return []
 
-    def _label_batch(
-        self, documents: Sequence[DocumentIds], questions: Sequence[Question]
-    ) -> list[Tensor]:
+    def _label_batch(self, documents: Sequence[DocumentIds], asked: _Asked) -> list[Tensor]:
         """One forward over whole documents: one [docs, labels] a question."""
-        leaves = tuple(Node(len(question.token_ids)) for question in questions)
         tree = Tree.of(
-            [Node(len(document), leaves) for document in documents],
+            [len(document) for document in documents],
+            asked.branches.nodes,
             prefix_tokens=len(self.prompt.opening),
         )
-        asked = [token for question in questions for token in question.token_ids]
-        token_ids = [token for document in documents for token in (*document, *asked)]
-        rows = torch.tensor(tree.leaf_rows, device=self.model.device)
-        states = hidden_states(self.model, token_ids, tree, prefix=self._prefix, rows=rows)
-        by_question = states.view(len(documents), len(questions), -1).transpose(0, 1)
-        first_tokens = [FirstTokens.of(list(q.labels.values()), rows.device) for q in questions]
-        return first_token_log_probs(by_question, first_tokens, self.model.unembed)
+        read = [token for document in documents for token in document]
+        token_ids = [*read, *asked.branches.token_ids * len(documents)]
+        states = end_states(
+            self.model, token_ids, tree, prefix=self._prefix, ends=asked.ends
+        )  # [docs, ends, hidden]
+        by_question = states[:, asked.end_of_question].transpose(0, 1)
+        return first_token_log_probs(by_question, asked.first_tokens, self.model.unembed)
 
-    def _usage(self, documents: Sequence[DocumentIds], questions: Sequence[Question]) -> Usage:
+    def _usage(self, documents: Sequence[DocumentIds], asked: _Asked) -> Usage:
         read = sum(len(document) for document in documents)
         opening = len(self.prompt.opening) * len(documents)
-        return Usage(
-            prefix_tokens_computed=read,
-            question_tokens_computed=len(documents) * sum(len(q.token_ids) for q in questions),
-            tokens_saved=len(questions) * (read + opening) - read,
-        )
+        questions = len(documents) * len(asked.branches.token_ids)
+        alone = len(asked.first_tokens) * (read + opening) + len(documents) * asked.tokens_alone
+        return Usage(read, questions, tokens_saved=alone - read - questions)
+
+
+class _Asked:
+    """The questions of one call, laid out once for all its batches."""
+
+    def __init__(self, questions: Sequence[Question], device: torch.device) -> None:
+        self.branches = Branches.of([question.token_ids for question in questions])
+        self.tokens_alone = sum(len(question.token_ids) for question in questions)
+        self.ends = sorted(set(self.branches.ends))
+        self.end_of_question = [self.ends.index(end) for end in self.branches.ends]
+        self.first_tokens = [FirstTokens.of(list(q.labels.values()), device) for q in questions]
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -7,35 +7,43 @@ from __future__ import annotations
 
 from torch import nn
 
+from pipeline.inference.branches import Branches
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens
-from pipeline.inference.tree import Node, Tree
+from pipeline.inference.tree import Tree
 
 
 def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -> int:
-    """Floating-point operations for one document and all questions; the instruction is there."""
-    questions = tuple(Node(len(question.token_ids)) for question in prompt.questions)
-    tree = Tree.of([Node(document_tokens, questions)], prefix_tokens=len(prompt.opening))
+    """Floating-point operations for one document and all questions; the instruction is there.
+
+    The last layer counts at the answers only, even where the model's has to be run whole.
+    """
+    branches = Branches.of([question.token_ids for question in prompt.questions])
+    tree = Tree.of([document_tokens], branches.nodes, prefix_tokens=len(prompt.opening))
+    positions = tree.positions
+    ends = [positions[document_tokens + end] for end in branches.ends]
+    layers: nn.ModuleList = model.decoder.layers  # type: ignore[assignment]
     config = model.network.config.get_text_config()
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    *below, last = [linear_weights(layer, experts_per_token=chosen) for layer in layers]
     heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     # — a score and a weighted value: 2 multiply-adds for each query, key, head and dimension
-    attention = 4 * heads * dim * attended_pairs(tree) * config.num_hidden_layers
-    unembedding = 2 * config.hidden_size * config.vocab_size * len(questions)
-    return int(2 * linear_weights(model) * tree.tokens + attention + unembedding)
+    pairs = (len(layers) - 1) * attended_pairs(positions) + attended_pairs(ends)
+    products = sum(below) * tree.tokens + last * len(ends)
+    unembedding = config.hidden_size * config.vocab_size * len(ends)
+    return int(2 * (products + unembedding) + 4 * heads * dim * pairs)
 
 
-def attended_pairs(tree: Tree) -> int:
+def attended_pairs(positions: list[int]) -> int:
     """How many (query, key) pairs a layer without a window attends to."""
-    return sum(position + 1 for position in tree.positions)
+    return sum(position + 1 for position in positions)
 
 
-def linear_weights(model: LoadedModel) -> int:
-    """Weights that each token is multiplied with, in all layers; of experts, the chosen ones."""
-    config = model.network.config.get_text_config()
-    chosen = getattr(config, "num_experts_per_tok", None) or 1
-    dense = sum(m.weight.numel() for m in model.decoder.modules() if isinstance(m, nn.Linear))
+def linear_weights(module: nn.Module, *, experts_per_token: int) -> int:
+    """Weights that each token is multiplied with; of experts, the chosen ones."""
+    dense = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
     experts = sum(
-        p.numel() * chosen // p.shape[0] for p in model.decoder.parameters() if p.ndim == 3
+        p.numel() * experts_per_token // p.shape[0] for p in module.parameters() if p.ndim == 3
     )
     return dense + experts

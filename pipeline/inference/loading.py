@@ -6,6 +6,7 @@ where the folder came from. Code that a model folder carries is never run.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ from transformers import (
 )
 
 from pipeline.errors import ModelError
-from pipeline.inference import attention
-from pipeline.inference.forward import hidden_states, prefill
+from pipeline.inference import layers
+from pipeline.inference.forward import end_states, prefill
 from pipeline.inference.model import LoadedModel, plain_attention
+from pipeline.inference.stages import Stages, cut_last_layer
 from pipeline.inference.tree import Node, Tree
 
 _LAYERS = {"full_attention", "sliding_attention"}
 # Relative errors that rounding makes; a mask that is wrong makes one near 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 _LONGEST_PROVED_WINDOW = 1_024
+_BROKEN = (AttributeError, IndexError, KeyError, TypeError, RuntimeError)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -69,26 +72,40 @@ def prepare(network: PreTrainedModel) -> LoadedModel:
     """The model with tree attention, once short forwards have shown that it answers as before."""
     config = network.config.get_text_config()
     refuse_unmodelled(config)
-    attention.register()
+    layers.register()
     nn.Module.eval(network).requires_grad_(False)
-    network.set_attn_implementation(attention.IMPLEMENTATION)
+    network.set_attn_implementation(layers.IMPLEMENTATION)
     # Some families keep the window on the attention module, some on the configuration alone.
     windows = {getattr(module, "sliding_window", None) for module in network.modules()}
-    model = LoadedModel(
+    whole = LoadedModel(
         network=network,
         windows=frozenset({*windows, getattr(config, "sliding_window", None), None}),
         context_tokens=int(config.max_position_embeddings),
+        stages=None,
     )
-    try:
-        error = tree_error(model)
-    except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as reason:
-        raise ModelError(f"{_family(config)} does not run under the tree: {reason!r}") from reason
-    if not error <= _TOLERANCE[network.dtype]:
-        raise ModelError(
+    for model in (*_cut(whole), whole):
+        try:
+            error = tree_error(model)
+        except _BROKEN as reason:
+            refusal = ModelError(f"{_family(config)} does not run under the tree: {reason!r}")
+            refusal.__cause__ = reason
+            continue
+        if error <= _TOLERANCE[network.dtype]:
+            return model
+        refusal = ModelError(
             f"{_family(config)} answers otherwise under the tree: its states differ by {error:.1g} "
             "of their size; use a decoder with full or sliding-window attention"
         )
-    return model
+    raise refusal
+
+
+def _cut(whole: LoadedModel) -> list[LoadedModel]:
+    """The model with its last layer apart, where its decoder is built so that it can be."""
+    try:
+        stages: Stages = cut_last_layer(whole.decoder)
+    except AttributeError:
+        return []
+    return [replace(whole, stages=stages)]
 
 
 @torch.inference_mode()
@@ -102,14 +119,9 @@ def tree_error(model: LoadedModel) -> float:
     vocabulary = model.network.config.get_text_config().vocab_size
     ids = [(7_919 * i + 13) % vocabulary for i in range(35 + max(short, default=0))]
     opening, document, questions = ids[:5], ids[11:], (ids[5:8], ids[8:11])
-    tree = Tree.of([Node(len(document), (Node(3), Node(3)))], prefix_tokens=len(opening))
-    states = hidden_states(
-        model,
-        [*document, *questions[0], *questions[1]],
-        tree,
-        prefix=prefill(model, opening),
-        rows=torch.tensor(tree.leaf_rows, device=model.device),
-    )
+    tree = Tree.of([len(document)], (Node(3), Node(3)), prefix_tokens=len(opening))
+    packed = [*document, *questions[0], *questions[1]]
+    states = end_states(model, packed, tree, prefix=prefill(model, opening), ends=[2, 5])[0]
     with plain_attention(model.network, "eager"):
         alone = [_last_state(model, [*opening, *document, *question]) for question in questions]
     expected = torch.stack(alone).float()
@@ -131,7 +143,6 @@ def refuse_unmodelled(config: Any) -> None:
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYERS)
     reasons = {
         f"layers of type {unknown}": bool(unknown),
-        "attention score soft-capping": bool(getattr(config, "attn_logit_softcapping", None)),
         "bidirectional attention": bool(getattr(config, "use_bidirectional_attention", False)),
         "ALiBi positions": bool(getattr(config, "alibi", False)),
         "an encoder": bool(getattr(config, "is_encoder_decoder", False)),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pipeline.inference import attention
+from pipeline.inference import layers
+from pipeline.inference.stages import Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class LoadedModel:
     network: PreTrainedModel
     windows: frozenset[int | None]  # what its layers see: a number of positions, or everything
     context_tokens: int
+    stages: Stages | None  # None where the decoder cannot be cut before its last layer
 
     @property
     def device(self) -> torch.device:
@@ -53,4 +55,4 @@ def plain_attention(network: PreTrainedModel, implementation: str) -> Iterator[N
     try:
         yield
     finally:
-        network.set_attn_implementation(attention.IMPLEMENTATION)
+        network.set_attn_implementation(layers.IMPLEMENTATION)

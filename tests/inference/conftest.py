@@ -12,17 +12,18 @@ import torch
 from pipeline.inference.tree import Node, Tree
 
 Key = tuple[str, int]  # ("prefix", its number) or ("row", its number)
+Path = tuple[Key, ...]
 
 
 @dataclass(frozen=True)
 class Grown:
     """A tree, and for each row the keys from the root down to the row itself."""
 
-    roots: tuple[Node, ...]
+    branches: tuple[Node, ...]
     tree: Tree
-    paths: tuple[tuple[Key, ...], ...]
+    paths: tuple[Path, ...]
 
-    def seen(self, row: int, window: int | None) -> tuple[Key, ...]:
+    def seen(self, row: int, window: int | None) -> Path:
         """The definition: a row sees its path, or only the last `window` keys of it."""
         return self.paths[row] if window is None else self.paths[row][-window:]
 
@@ -32,7 +33,7 @@ def _node(source: random.Random, depth: int) -> Node:
     return Node(source.randint(1, 12), tuple(_node(source, depth - 1) for _ in range(children)))
 
 
-def _paths(nodes: Sequence[Node], path: tuple[Key, ...], first: int) -> Iterator[tuple[Key, ...]]:
+def _paths(nodes: Sequence[Node], path: Path, first: int) -> Iterator[Path]:
     for node in nodes:
         below = path
         for row in range(first, first + node.tokens):
@@ -43,6 +44,30 @@ def _paths(nodes: Sequence[Node], path: tuple[Key, ...], first: int) -> Iterator
         first += node.tokens + len(rest)
 
 
+def paths_of(documents: Sequence[int], branches: Sequence[Node], prefix: Path) -> list[Path]:
+    """Documents first, one behind the other, then each one's copy of the branches."""
+    alone = [Node(tokens) for tokens in documents]
+    found = list(_paths(alone, (), 0))
+    found = [(*prefix, *_since_document(path, documents)) for path in found]
+    first, below = sum(documents), []
+    for start, tokens in zip(_starts(documents), documents, strict=True):
+        document: Path = tuple(("row", row) for row in range(start, start + tokens))
+        copy = list(_paths(branches, (*prefix, *document), first))
+        below += copy
+        first += len(copy)
+    return [*found, *below]
+
+
+def _starts(documents: Sequence[int]) -> list[int]:
+    return [sum(documents[:i]) for i in range(len(documents))]
+
+
+def _since_document(path: Path, documents: Sequence[int]) -> Path:
+    row = path[-1][1]
+    start = max(start for start in _starts(documents) if start <= row)
+    return tuple(key for key in path if key[1] >= start)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Toys are too small to share out: more threads only wait for each other."""
@@ -51,11 +76,12 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def grow() -> Callable[..., Grown]:
-    def grow(seed: int, *, prefix_tokens: int = 0, depth: int = 3) -> Grown:
+    def grow(seed: int, *, prefix_tokens: int = 0, depth: int = 2) -> Grown:
         source = random.Random(seed)
-        roots = tuple(_node(source, depth) for _ in range(source.randint(1, 3)))
-        prefix: tuple[Key, ...] = tuple(("prefix", i) for i in range(prefix_tokens))
-        tree = Tree.of(roots, prefix_tokens=prefix_tokens)
-        return Grown(roots, tree, tuple(_paths(roots, prefix, 0)))
+        documents = [source.randint(1, 14) for _ in range(source.randint(1, 3))]
+        branches = tuple(_node(source, depth) for _ in range(source.randint(0, 3)))
+        prefix: Path = tuple(("prefix", i) for i in range(prefix_tokens))
+        tree = Tree.of(documents, branches, prefix_tokens=prefix_tokens)
+        return Grown(branches, tree, tuple(paths_of(documents, branches, prefix)))
 
     return grow

@@ -123,12 +123,13 @@ def test_no_documents_have_no_answers(tiny_model: TinyModel) -> None:
 
 
 def test_usage_counts_what_was_read_and_what_was_spared(tiny_model: TinyModel) -> None:
-    questions = tuple(Question(name, (1, 2, 3), {"a": (4,), "b": (5,)}) for name in "xyz")
+    asked = {"x": (1, 2, 3, 4, 5), "y": (1, 2, 3, 4, 6), "z": (7,)}  # four tokens are shared
+    questions = tuple(Question(name, ids, {"a": (4,), "b": (5,)}) for name, ids in asked.items())
     prompt = PromptTokens((1,) * 10, questions)
     usage = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=99).label([[1] * 50]).usage
     assert usage.prefix_tokens_computed == 50
-    assert usage.question_tokens_computed == 9
-    assert usage.tokens_saved == 3 * (10 + 50) - 50
+    assert usage.question_tokens_computed == 7
+    assert usage.tokens_saved == 3 * (10 + 50) + 11 - 50 - 7
 
 
 def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
@@ -139,14 +140,14 @@ def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
     documents = [some_ids(source, 20) for _ in range(12)]
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=100_000)
     whole = engine.label(documents).log_probs
-    real = engine_module.hidden_states
+    real = engine_module.end_states
 
     def small_memory(model: LoadedModel, token_ids: Sequence[int], *args: object, **kw: object):  # type: ignore[no-untyped-def]
         if len(token_ids) > 300:
             raise torch.OutOfMemoryError("no room")
         return real(model, token_ids, *args, **kw)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine_module, "hidden_states", small_memory)
+    monkeypatch.setattr(engine_module, "end_states", small_memory)
     again = engine.label(documents).log_probs
     assert engine.max_batch_tokens < 100_000
     for first, second in zip(whole, again, strict=True):
@@ -162,7 +163,7 @@ def test_another_error_of_the_model_is_not_taken_for_memory(
     def broken(*args: object, **kw: object) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(engine_module, "hidden_states", broken)
+    monkeypatch.setattr(engine_module, "end_states", broken)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         engine.label([[1], [2]])
     assert engine.max_batch_tokens == 1_000

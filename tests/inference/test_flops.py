@@ -14,9 +14,9 @@ from pipeline.inference.tree import Node, Tree
 
 
 def test_pairs_are_each_rows_ancestors_and_itself() -> None:
-    tree = Tree.of([Node(3, (Node(2), Node(1)))], prefix_tokens=4)
+    tree = Tree.of([3], [Node(2), Node(1)], prefix_tokens=4)
     document, first, second = 5 + 6 + 7, 8 + 9, 8
-    assert attended_pairs(tree) == document + first + second
+    assert attended_pairs(tree.positions) == document + first + second
 
 
 def test_products_outside_attention_are_those_torch_counts(
@@ -27,10 +27,10 @@ def test_products_outside_attention_are_those_torch_counts(
     prompt = PromptTokens((), (question,))
     config = model.network.config
     heads, dim, layers = config.num_attention_heads, config.head_dim, config.num_hidden_layers
-    attention = 4 * heads * dim * layers * (23 * 24 // 2)
-    linear = [m for m in model.decoder.modules() if isinstance(m, torch.nn.Linear)]
+    attention = 4 * heads * dim * ((layers - 1) * (23 * 24 // 2) + 23)
     with torch.no_grad(), FlopCounterMode(display=False) as counted:
-        for module in linear:
-            module(torch.randn(23, module.in_features))
+        for i, layer in enumerate(model.decoder.layers):  # type: ignore[arg-type]
+            for module in (m for m in layer.modules() if isinstance(m, torch.nn.Linear)):
+                module(torch.randn(1 if i == layers - 1 else 23, module.in_features))
         model.unembed(torch.randn(1, config.hidden_size))
     assert tree_flops(model, prompt, 20) == counted.get_total_flops() + attention

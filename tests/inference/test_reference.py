@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pipeline.inference import attention
-from pipeline.inference.attention import IMPLEMENTATION
+from pipeline.inference import layers
+from pipeline.inference.layers import IMPLEMENTATION
 from pipeline.inference.model import LoadedModel, plain_attention
 from pipeline.inference.reference import label_log_prob
 
@@ -41,7 +41,7 @@ def test_the_oracle_never_enters_the_tree_and_leaves_the_model_ready_for_it(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the oracle went through the tree")
 
-    monkeypatch.setattr(attention, "attend_tree", never)
+    monkeypatch.setattr(layers, "attend_tree", never)
     label_log_prob(model, OPENING, DOCUMENT, QUESTION, (5,))
     assert model.network.config._attn_implementation == IMPLEMENTATION
 

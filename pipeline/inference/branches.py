@@ -1,0 +1,77 @@
+"""The questions below a document as one tree: what several begin with is read once.
+
+Knows token ids. Knows nothing of documents, text or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.inference.tree import Node
+
+# Tokens that a shared opening must save: it costs an attention call in every layer.
+LEAST_SAVED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Sequences that share their openings, packed depth first.
+
+    Branches.of([(1, 2, 3, 4, 5), (1, 2, 3, 4, 6)]).token_ids -> (1, 2, 3, 4, 5, 6)
+    """
+
+    token_ids: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    ends: tuple[int, ...]  # the row of each sequence's last token, in the given order
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]]) -> Branches:
+        """Of sequences of one token at least; equal ones share all their rows."""
+        token_ids: list[int] = []
+        ends = [0] * len(sequences)
+        waiting = [(i, tuple(sequence)) for i, sequence in enumerate(sequences)]
+        nodes = _grow(waiting, token_ids, ends)
+        return cls(tuple(token_ids), nodes, tuple(ends))
+
+
+_Waiting = list[tuple[int, tuple[int, ...]]]  # a sequence's place, and what is left of it
+
+
+def _grow(waiting: _Waiting, token_ids: list[int], ends: list[int]) -> tuple[Node, ...]:
+    """Lay the sequences out behind `token_ids`, and note where they end."""
+    nodes = []
+    for group in _sharing(waiting, known=0):
+        opening = _opening(group)
+        token_ids += opening
+        ends_here = [place for place, rest in group if len(rest) == len(opening)]
+        for place in ends_here:
+            ends[place] = len(token_ids) - 1
+        below = [(p, rest[len(opening) :]) for p, rest in group if p not in ends_here]
+        nodes.append(Node(len(opening), _grow(below, token_ids, ends)))
+    return tuple(nodes)
+
+
+def _sharing(waiting: _Waiting, *, known: int) -> list[_Waiting]:
+    """Groups whose common opening pays, all of whose first `known` tokens are alike."""
+    by_next: dict[tuple[int, ...], _Waiting] = {}
+    for place, rest in waiting:
+        by_next.setdefault(rest[known : known + 1], []).append((place, rest))
+    groups: list[_Waiting] = []
+    for following, group in by_next.items():
+        shared = len(_opening(group))
+        if len(group) == 1 or shared * (len(group) - 1) >= LEAST_SAVED:
+            groups.append(group)
+        elif following:
+            groups += _sharing(group, known=shared)
+        else:
+            groups += [[alone] for alone in group]
+    return groups
+
+
+def _opening(group: _Waiting) -> tuple[int, ...]:
+    """The tokens that all begin with: those that the least and the greatest of them do."""
+    least, greatest = min(rest for _, rest in group), max(rest for _, rest in group)
+    pairs = enumerate(zip(least, greatest, strict=False))
+    differs = next((i for i, (a, b) in pairs if a != b), min(len(least), len(greatest)))
+    return least[:differs]

@@ -1,0 +1,187 @@
+"""The attention of a decoder layer over a tree; keys are viewed where they lie.
+
+Knows plans, kept prefixes and what transformers hands to an attention function. Knows nothing of
+tokens, prompts or labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from pipeline.errors import ModelError
+from pipeline.inference.attention import (
+    Attended,
+    attend,
+    attend_causally,
+    merge_into,
+    out_of_window,
+)
+from pipeline.inference.calls import AttentionPlan, Call, Rows
+
+IMPLEMENTATION = "assay_tree"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """The keys and values of one layer for one kept span."""
+
+    k: Tensor  # [keys, kv_heads, dim]
+    v: Tensor  # [keys, kv_heads, dim]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixKV:
+    """The keys and values of a kept span, one entry a layer; every later span views them."""
+
+    layers: Mapping[int, LayerKV]
+    tokens: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(kv.k.nbytes + kv.v.nbytes for kv in self.layers.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TreeAttention:
+    """What a batch's attention needs: travels through the model's forward as one argument."""
+
+    plans: Mapping[int | None, AttentionPlan]  # by the layer's window
+    prefix: PrefixKV | None = None
+    keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
+    given: PrefixKV | None = None  # read in place of the batch's own keys and values
+    only_keep: bool = False  # the layer is left once it has been kept
+
+
+class KeptError(Exception):
+    """Leaves a layer whose keys and values are all that was wanted of it."""
+
+
+def attend_tree(
+    q: Tensor,  # [tokens, heads, dim]
+    own: LayerKV,  # of the batch's own tokens
+    prefix: LayerKV | None,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> Attended:  # of one copy
+    """Every row over its span and its ancestors, as the plan says."""
+    tokens, heads, _ = q.shape
+    first, *others = plan.levels
+    if len(first) == 1 and first[0].queries.tokens == tokens:
+        whole = _attend_call(q, own, prefix, first[0], scale, softcap)
+    else:
+        out = q.new_empty(1, *q.shape)
+        whole = Attended(out, out.new_empty(1, tokens, heads, dtype=torch.float32))
+        for call in first:
+            part = _attend_call(q, own, prefix, call, scale, softcap)
+            asked = _of(whole, call.queries)
+            asked.out.copy_(part.out)
+            asked.lse.copy_(part.lse)
+    for call in (call for level in others for call in level):
+        part = _attend_call(q, own, prefix, call, scale, softcap)
+        merge_into(_of(whole, call.queries), part)
+    return whole
+
+
+def _attend_call(
+    q: Tensor,  # [tokens, heads, dim]
+    own: LayerKV,
+    prefix: LayerKV | None,
+    call: Call,
+    scale: float,
+    softcap: float | None,
+) -> Attended:
+    source = prefix if call.from_prefix else own
+    assert source is not None, f"{call} reads a prefix and the batch has none"
+    queries = view_rows(q, call.queries)
+    keys, values = view_rows(source.k, call.keys), view_rows(source.v, call.keys)
+    if call.causal:
+        return attend_causally(
+            queries, keys, values, scale=scale, window=call.window, softcap=softcap
+        )
+    hidden = None
+    if call.window is not None:
+        hidden = out_of_window(
+            call.queries.tokens,
+            call.keys.tokens,
+            offset=call.offset,
+            window=call.window,
+            device=q.device,
+        )
+    return attend(queries, keys, values, scale=scale, hidden=hidden, softcap=softcap)
+
+
+def view_rows(x: Tensor, rows: Rows) -> Tensor:
+    """[tokens, ...] -> [copies, rows, ...], never copied."""
+    if rows.copies == 1:
+        return x[rows.start : rows.stop].unsqueeze(0)
+    return x[rows.start :].unfold(0, rows.tokens, rows.stride).movedim(-1, 1)
+
+
+def _of(whole: Attended, rows: Rows) -> Attended:
+    return Attended(view_rows(whole.out[0], rows), view_rows(whole.lse[0], rows))
+
+
+def _interface(
+    module: nn.Module,
+    query: Tensor,  # [1, heads, tokens, dim]
+    key: Tensor,  # [1, kv_heads, tokens, dim]
+    value: Tensor,  # [1, kv_heads, tokens, dim]
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    tree: TreeAttention,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,  # [heads]: what each head's softmax counts beside the keys
+    **_unused: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls in every attention layer."""
+    dim = query.shape[-1]
+    if attention_mask is not None:
+        raise ModelError(
+            f"{type(module).__name__}: a mask of its own is not modelled; use another model"
+        )
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    own = LayerKV(k=key[0].transpose(0, 1), v=value[0].transpose(0, 1))
+    if tree.keep is not None:
+        tree.keep[layer] = LayerKV(k=own.k.contiguous(), v=own.v.contiguous())
+        if tree.only_keep:
+            raise KeptError
+    attended = attend_tree(
+        query[0].transpose(0, 1),  # [tokens, heads, dim]
+        tree.given.layers[layer] if tree.given else own,
+        tree.prefix.layers[layer] if tree.prefix else None,
+        tree.plans[sliding_window],
+        scale=dim**-0.5 if scaling is None else scaling,
+        softcap=softcap,
+    )
+    if s_aux is not None:
+        attended = drain(attended, s_aux)
+    return attended.out.contiguous(), None
+
+
+def drain(
+    attended: Attended,
+    sinks: Tensor,  # [heads]
+) -> Attended:
+    """Attention whose softmax also counts one sink a head, which has no value.
+
+    Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023.
+    """
+    lse = torch.logaddexp(attended.lse, sinks.float())
+    weight = (attended.lse - lse).exp().unsqueeze(-1)
+    return Attended((attended.out * weight).to(attended.out.dtype), lse)
+
+
+def register() -> None:
+    """Make the tree known to transformers; doing it twice changes nothing."""
+    AttentionInterface.register(IMPLEMENTATION, _interface)
