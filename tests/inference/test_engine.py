@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from pipeline.inference import reference
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, Question
+from pipeline.inference.varlen import attend_run_by_run
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma3_text", "qwen3_moe"]
 # fp32 sums of a few thousand terms in another order; the contract allows 1e-4.
@@ -71,6 +73,23 @@ def test_the_tree_equals_independent_prompts(
     prompt = some_prompt(source, tasks, opening=23)
     documents = [some_ids(source, tokens) for tokens in (1, 2, 15, 16, 17, 40, 90)]
     assert_equal_to_reference(tiny_model(family), prompt, documents, budget)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cut", [True, False])
+def test_the_tree_compiled_for_a_fused_kernel_equals_independent_prompts(
+    family: str, cut: bool, tiny_model: TinyModel
+) -> None:
+    source = random.Random(family)
+    prompt = some_prompt(source, 5, opening=23)
+    opening = tuple(some_ids(source, 9))  # shared by three questions, which go on apart
+    shared = [replace(q, token_ids=(*opening, *q.token_ids)) for q in prompt.questions[:3]]
+    prompt = replace(prompt, questions=(*shared, *prompt.questions[3:]))
+    documents = [some_ids(source, tokens) for tokens in (1, 2, 15, 16, 17, 40, 90)]
+    model = replace(tiny_model(family), kernel=attend_run_by_run)
+    assert model.stages is not None
+    model = model if cut else replace(model, stages=None)
+    assert_equal_to_reference(model, prompt, documents, 300)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
