@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,20 @@ class PrefixKV:
         return sum(kv.k.nbytes + kv.v.nbytes for kv in self.layers.values())
 
 
+class CompiledPlan(Protocol):
+    """A plan made ready for the device."""
+
+    def attend(
+        self,
+        q: Tensor,  # [tokens, heads, dim]
+        own: LayerKV,
+        prefix: LayerKV | None,
+        *,
+        scale: float,
+    ) -> Attended:  # of one copy
+        """What `attend_tree` gives for the plan."""
+
+
 @dataclass(frozen=True, slots=True)
 class TreeAttention:
     """What a batch's attention needs: travels through the model's forward as one argument."""
@@ -56,6 +70,7 @@ class TreeAttention:
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
     given: PrefixKV | None = None  # read in place of the batch's own keys and values
     only_keep: bool = False  # the layer is left once it has been kept
+    compiled: Mapping[int | None, CompiledPlan] | None = None  # the plans, for a fused kernel
 
 
 class KeptError(Exception):
@@ -75,29 +90,31 @@ def attend_tree(
     tokens, heads, _ = q.shape
     first, *others = plan.levels
     if len(first) == 1 and first[0].queries.tokens == tokens:
-        whole = _attend_call(q, own, prefix, first[0], scale, softcap)
+        whole = attend_call(q, own, prefix, first[0], scale=scale, softcap=softcap)
     else:
         out = q.new_empty(1, *q.shape)
         whole = Attended(out, out.new_empty(1, tokens, heads, dtype=torch.float32))
         for call in first:
-            part = _attend_call(q, own, prefix, call, scale, softcap)
-            asked = _of(whole, call.queries)
+            part = attend_call(q, own, prefix, call, scale=scale, softcap=softcap)
+            asked = of_rows(whole, call.queries)
             asked.out.copy_(part.out)
             asked.lse.copy_(part.lse)
     for call in (call for level in others for call in level):
-        part = _attend_call(q, own, prefix, call, scale, softcap)
-        merge_into(_of(whole, call.queries), part)
+        part = attend_call(q, own, prefix, call, scale=scale, softcap=softcap)
+        merge_into(of_rows(whole, call.queries), part)
     return whole
 
 
-def _attend_call(
+def attend_call(
     q: Tensor,  # [tokens, heads, dim]
     own: LayerKV,
     prefix: LayerKV | None,
     call: Call,
+    *,
     scale: float,
-    softcap: float | None,
+    softcap: float | None = None,
 ) -> Attended:
+    """One call of a plan: its queries alone, copy by copy."""
     source = prefix if call.from_prefix else own
     assert source is not None, f"{call} reads a prefix and the batch has none"
     queries = view_rows(q, call.queries)
@@ -125,7 +142,8 @@ def view_rows(x: Tensor, rows: Rows) -> Tensor:
     return x[rows.start :].unfold(0, rows.tokens, rows.stride).movedim(-1, 1)
 
 
-def _of(whole: Attended, rows: Rows) -> Attended:
+def of_rows(whole: Attended, rows: Rows) -> Attended:
+    """The rows of one copy, as the copies that they are of each other, never copied."""
     return Attended(view_rows(whole.out[0], rows), view_rows(whole.lse[0], rows))
 
 
@@ -156,14 +174,15 @@ def _interface(
         tree.keep[layer] = LayerKV(k=own.k.contiguous(), v=own.v.contiguous())
         if tree.only_keep:
             raise KeptError
-    attended = attend_tree(
-        query[0].transpose(0, 1),  # [tokens, heads, dim]
-        tree.given.layers[layer] if tree.given else own,
-        tree.prefix.layers[layer] if tree.prefix else None,
-        tree.plans[sliding_window],
-        scale=dim**-0.5 if scaling is None else scaling,
-        softcap=softcap,
-    )
+    q = query[0].transpose(0, 1)  # [tokens, heads, dim]
+    read = tree.given.layers[layer] if tree.given else own
+    prefix = tree.prefix.layers[layer] if tree.prefix else None
+    scale = dim**-0.5 if scaling is None else scaling
+    if tree.compiled is not None and softcap is None:
+        attended = tree.compiled[sliding_window].attend(q, read, prefix, scale=scale)
+    else:
+        plan = tree.plans[sliding_window]
+        attended = attend_tree(q, read, prefix, plan, scale=scale, softcap=softcap)
     if s_aux is not None:
         attended = drain(attended, s_aux)
     return attended.out.contiguous(), None

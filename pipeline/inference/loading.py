@@ -27,6 +27,7 @@ from pipeline.inference.forward import end_states, prefill
 from pipeline.inference.model import LoadedModel, plain_attention
 from pipeline.inference.stages import Stages, cut_last_layer
 from pipeline.inference.tree import Node, Tree
+from pipeline.inference.varlen import Kernel, flash_kernel
 
 _LAYERS = {"full_attention", "sliding_attention"}
 # Relative errors that rounding makes; a mask that is wrong makes one near 1.
@@ -73,6 +74,8 @@ def prepare(network: PreTrainedModel) -> LoadedModel:
     config = network.config.get_text_config()
     refuse_unmodelled(config)
     layers.register()
+    # Reported to answer wrongly, and with confidence, behind a cached prefix.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     nn.Module.eval(network).requires_grad_(False)
     network.set_attn_implementation(layers.IMPLEMENTATION)
     # Some families keep the window on the attention module, some on the configuration alone.
@@ -83,7 +86,10 @@ def prepare(network: PreTrainedModel) -> LoadedModel:
         context_tokens=int(config.max_position_embeddings),
         stages=None,
     )
-    for model in (*_cut(whole), whole):
+    plain = (*_cut(whole), whole)
+    kernel = fused_kernel(network)
+    fused = [replace(model, kernel=kernel) for model in plain] if kernel else []
+    for model in (*fused, *plain):
         try:
             error = tree_error(model)
         except _BROKEN as reason:
@@ -97,6 +103,12 @@ def prepare(network: PreTrainedModel) -> LoadedModel:
             "of their size; use a decoder with full or sliding-window attention"
         )
     raise refusal
+
+
+def fused_kernel(network: PreTrainedModel) -> Kernel | None:
+    """The kernel for the network's device and type; None where there is no faster one."""
+    half = network.dtype in (torch.bfloat16, torch.float16)
+    return flash_kernel() if network.device.type == "cuda" and half else None
 
 
 def _cut(whole: LoadedModel) -> list[LoadedModel]:

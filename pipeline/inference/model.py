@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from pipeline.inference import layers
 from pipeline.inference.stages import Stages
+from pipeline.inference.varlen import Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class LoadedModel:
     windows: frozenset[int | None]  # what its layers see: a number of positions, or everything
     context_tokens: int
     stages: Stages | None  # None where the decoder cannot be cut before its last layer
+    kernel: Kernel | None = None  # None where plans are run call by call
 
     @property
     def device(self) -> torch.device:
