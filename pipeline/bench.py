@@ -28,7 +28,6 @@ from pipeline.samples import take_samples
 from pipeline.spec import JobSpec
 from pipeline.stopwatch import Timed, Turn, matmul_flops, take_turns
 
-DEFAULT_ROUNDS = 3
 BATCH = 8  # documents that the batched baseline expands at once
 FEW_SHOT_TOKENS = 1_500
 
@@ -41,6 +40,7 @@ class Workload:
     questions: int | None = None  # the spec's own, or this many
     opening: int = 0
     documents: int = 4
+    rounds: int = 3
     methods: tuple[str, ...] = ("tree", "expand")
 
 
@@ -49,7 +49,7 @@ STANDARD = (
     Workload(1_000, methods=ALL_METHODS),
     Workload(1_000, questions=16, methods=("tree",)),
     Workload(200, documents=16, methods=("tree", "expand", "expand_batched")),
-    Workload(4_000, questions=32, documents=1),
+    Workload(4_000, questions=32, documents=1, rounds=2),
     Workload(1_000, opening=FEW_SHOT_TOKENS, documents=2),
 )
 
@@ -108,7 +108,7 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     model = load_model(folder, dtype=placement.dtype, device=placement.device)
     workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
     measured = [
-        _measure(model, prompt, samples, workload, DEFAULT_ROUNDS if rounds is None else rounds)
+        _measure(model, prompt, samples, workload, workload.rounds if rounds is None else rounds)
         for workload in workloads
         if fits(workload, prompt, model.context_tokens)
     ]
