@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ class LoadedModel:
     windows: frozenset[int | None]  # what its layers see: a number of positions, or everything
     context_tokens: int
     stages: Stages | None  # None where the decoder cannot be cut before its last layer
+    schedule: Literal["fused", "staged"]  # staged where layers carry a recurrent state
 
     @property
     def device(self) -> torch.device:
