@@ -43,8 +43,9 @@ class LoadedModel:
         logits: Tensor = self.network.lm_head(hidden)
         if scaling := getattr(config, "logits_scaling", None):
             logits = logits / scaling
-        if scale := getattr(config, "logit_scale", None):
-            logits = logits * scale
+        for name in ("logit_scale", "lm_head_multiplier"):
+            if scale := getattr(config, name, None):
+                logits = logits * scale
         if cap := getattr(config, "final_logit_softcapping", None):
             logits = torch.tanh(logits / cap) * cap
         return logits

@@ -1,7 +1,7 @@
 """The staged schedule, for decoders whose layers carry a recurrent state: level by level.
 
-    opening  ──  document  ──┬── question 0
-    (once a process)         └── question 1    one padded batch, each with its own clone of the states
+    opening  ──  document  ──┬── question 0    one padded batch,
+    (once a process)         └── question 1    each with its own clone of the states
 
 Packed spans would run into each other's states, so every level is read from a clone of those that
 the level above ended in. Its keys and values are viewed where that level left them, in one copy.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Level:
 
     def kv(self, layer: int) -> LayerKV:
         """The layer's keys and values, up to the last; a view."""
-        kept = self.cache.layers[layer]
+        kept: Any = self.cache.layers[layer]
         return LayerKV(k=kept.keys[0].transpose(0, 1), v=kept.values[0].transpose(0, 1))
 
 
@@ -75,9 +76,7 @@ class StagedAttention:
                 hidden = out_of_window(
                     tokens, kv.k.shape[0], offset=offset, window=window, device=q.device
                 ).repeat(copies, 1)
-            part = attend(
-                rows, kv.k[None], kv.v[None], scale=scale, hidden=hidden, softcap=softcap
-            )
+            part = attend(rows, kv.k[None], kv.v[None], scale=scale, hidden=hidden, softcap=softcap)
             merge_into(seen, part)
         return Attended(seen.out.view(q.shape), seen.lse.view(copies, tokens, heads))
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.inference import engine as engine_module
-from pipeline.inference import reference
+from pipeline.inference import fused, reference
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, Question
@@ -140,14 +139,14 @@ def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
     documents = [some_ids(source, 20) for _ in range(12)]
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=100_000)
     whole = engine.label(documents).log_probs
-    real = engine_module.end_states
+    real = fused.end_states
 
     def small_memory(model: LoadedModel, token_ids: Sequence[int], *args: object, **kw: object):  # type: ignore[no-untyped-def]
         if len(token_ids) > 300:
             raise torch.OutOfMemoryError("no room")
         return real(model, token_ids, *args, **kw)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine_module, "end_states", small_memory)
+    monkeypatch.setattr(fused, "end_states", small_memory)
     again = engine.label(documents).log_probs
     assert engine.max_batch_tokens < 100_000
     for first, second in zip(whole, again, strict=True):
@@ -163,7 +162,7 @@ def test_another_error_of_the_model_is_not_taken_for_memory(
     def broken(*args: object, **kw: object) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(engine_module, "end_states", broken)
+    monkeypatch.setattr(fused, "end_states", broken)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         engine.label([[1], [2]])
     assert engine.max_batch_tokens == 1_000
