@@ -33,7 +33,7 @@ _USABLE = "use a decoder with full or sliding-window attention, or recurrent lay
 # Relative errors that rounding makes; a mask that is wrong makes one near 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 _LONGEST_PROVED_WINDOW = 1_024
-_BROKEN = (AttributeError, IndexError, KeyError, TypeError, RuntimeError)
+_BROKEN = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
