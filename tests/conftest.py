@@ -37,20 +37,89 @@ SIZES: dict[str, Any] = {
     "eos_token_id": None,
 }
 
+WINDOWS: dict[str, Any] = {
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+RECURRENT: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+DELTA: dict[str, Any] = {
+    **RECURRENT,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+}
+CONVOLUTION: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+}
+MAMBA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 12,
+    "mamba_d_head": 8,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
+    "mistral": {"sliding_window": 16},
     "qwen2": {},
     "qwen3": {},
-    "gemma3_text": {
-        "sliding_window": 16,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "query_pre_attn_scalar": 8,
-    },
-    "qwen3_moe": {
-        "num_experts": 4,
+    "qwen3_moe": {**EXPERTS, "decoder_sparse_step": 1},
+    "gemma2": {**WINDOWS, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {**WINDOWS, "query_pre_attn_scalar": 8},
+    "phi3": {},
+    "olmo2": {},
+    "gpt_oss": {**WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {**DELTA, **EXPERTS},
+    "qwen3_next": {**DELTA, **EXPERTS},
+    "olmo_hybrid": DELTA,
+    "lfm2": {**CONVOLUTION, "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {**CONVOLUTION, **EXPERTS, "num_dense_layers": 1},
+    "nemotron_h": {
+        "num_hidden_layers": 5,
+        "layer_types": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+        "mamba_num_heads": 12,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "n_routed_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
-        "decoder_sparse_step": 1,
+        "moe_shared_expert_intermediate_size": 32,
+        "time_step_min": 0.5,  # most steps are shorter, and only the right code makes them as long
+    },
+    "granitemoehybrid": {
+        **MAMBA,
+        **RECURRENT,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+        "logits_scaling": 3.0,
+        "position_embedding_type": "rope",
+    },
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 96, "lm_head_multiplier": 0.5},
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_experts": 1,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+        "use_mamba_kernels": False,
     },
 }
 
@@ -60,9 +129,12 @@ def random_network(family: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family], **changes})
     network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for parameter in network.parameters():
+    for name, parameter in network.named_parameters():
         # The default of 0.02 makes every attention weight alike, which hides wrong masks.
         torch.nn.init.normal_(parameter, std=0.25) if parameter.ndim > 1 else None
+        # The default forgets a state within a token or two, which hides one that is not carried on.
+        torch.nn.init.normal_(parameter, mean=-3.0) if name.endswith("A_log") else None
+        torch.nn.init.normal_(parameter) if name.endswith("sinks") else None
     return network
 
 

@@ -13,13 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.inference.branches import Branches
-from pipeline.inference.forward import end_states, prefill
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.packing import pack
 from pipeline.inference.readout import FirstTokens, first_token_log_probs
+from pipeline.inference.schedules import Schedule, read_opening
 from pipeline.inference.tokens import PromptTokens, Question
-from pipeline.inference.tree import Tree
 
 DocumentIds = Sequence[int]
 
@@ -55,7 +53,7 @@ class LabelEngine:
         self.model = model
         self.prompt = prompt
         self.max_batch_tokens = max_batch_tokens  # halved for good when memory runs out
-        self._prefix = prefill(model, prompt.opening)
+        self._schedule = read_opening(model, prompt.opening)
 
     def label(
         self, documents: Sequence[DocumentIds], *, tasks: Collection[str] | None = None
@@ -65,14 +63,16 @@ class LabelEngine:
         `tasks` asks only these, in the prompt's order. Answers do not depend on what else is asked.
         """
         questions = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
-        asked = _Asked(questions, self.model.device)
         answers = [
             np.full((len(documents), len(question.labels)), np.nan, dtype=np.float32)
             for question in questions
         ]
-        waiting = list(range(len(documents))) if questions else []
+        if not questions:
+            return Labelled((), Usage())
+        asked = _Asked(questions, self._schedule, self.model.device)
+        waiting = list(range(len(documents)))
         while waiting:
-            lengths = [len(documents[i]) + len(asked.branches.token_ids) for i in waiting]
+            lengths = [len(documents[i]) + asked.laid_out.question_tokens for i in waiting]
             batches = pack(lengths, max_tokens=self.max_batch_tokens)
             waiting = self._label_batches(
                 documents, [[waiting[i] for i in batch] for batch in batches], asked, answers
@@ -106,37 +106,27 @@ class LabelEngine:
         return [i for left in batches[len(found) :] for i in left]
 
     def _label_batch(self, documents: Sequence[DocumentIds], asked: _Asked) -> list[Tensor]:
-        """One forward over whole documents: one [docs, labels] a question."""
-        tree = Tree.of(
-            [len(document) for document in documents],
-            asked.branches.nodes,
-            prefix_tokens=len(self.prompt.opening),
-        )
-        read = [token for document in documents for token in document]
-        token_ids = [*read, *asked.branches.token_ids * len(documents)]
-        states = end_states(
-            self.model, token_ids, tree, prefix=self._prefix, ends=asked.ends
-        )  # [docs, ends, hidden]
-        by_question = states[:, asked.end_of_question].transpose(0, 1)
-        return first_token_log_probs(by_question, asked.first_tokens, self.model.unembed)
+        """One [docs, labels] a question, of whole documents."""
+        states = asked.laid_out.states(documents)  # [questions, docs, hidden]
+        return first_token_log_probs(states, asked.first_tokens, self.model.unembed)
 
     def _usage(self, documents: Sequence[DocumentIds], asked: _Asked) -> Usage:
         read = sum(len(document) for document in documents)
         opening = len(self.prompt.opening) * len(documents)
-        questions = len(documents) * len(asked.branches.token_ids)
         alone = len(asked.first_tokens) * (read + opening) + len(documents) * asked.tokens_alone
-        return Usage(read, questions, tokens_saved=alone - read - questions)
+        prefix = read + len(documents) * asked.laid_out.opening_tokens
+        questions = len(documents) * asked.laid_out.question_tokens
+        return Usage(prefix, questions, tokens_saved=alone - prefix - questions)
 
 
 class _Asked:
     """The questions of one call, laid out once for all its batches."""
 
-    def __init__(self, questions: Sequence[Question], device: torch.device) -> None:
-        self.branches = Branches.of([question.token_ids for question in questions])
+    def __init__(
+        self, questions: Sequence[Question], schedule: Schedule, device: torch.device
+    ) -> None:
+        self.laid_out = schedule.ask([question.token_ids for question in questions])
         self.tokens_alone = sum(len(question.token_ids) for question in questions)
-        self.ends = sorted(set(self.branches.ends))
-        places = [self.ends.index(end) for end in self.branches.ends]
-        self.end_of_question = torch.tensor(places, device=device)  # [questions] int64
         self.first_tokens = [FirstTokens.of(list(q.labels.values()), device) for q in questions]
 
 

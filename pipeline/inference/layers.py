@@ -29,7 +29,7 @@ IMPLEMENTATION = "assay_tree"
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """The keys and values of one layer for one kept span."""
+    """The keys and values of one layer for one span, or for copies of it where that is said."""
 
     k: Tensor  # [keys, kv_heads, dim]
     v: Tensor  # [keys, kv_heads, dim]
@@ -61,9 +61,24 @@ class CompiledPlan(Protocol):
         """What `attend_tree` gives for the plan."""
 
 
+class LayerAttention(Protocol):
+    """What a batch's attention needs: travels through the model's forward as one argument."""
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,  # [copies, tokens, heads, dim]
+        own: LayerKV,  # of the same tokens: [copies, tokens, kv_heads, dim]
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Attended: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TreeAttention:
-    """What a batch's attention needs: travels through the model's forward as one argument."""
+    """Attention over a packed tree."""
 
     plans: Mapping[int | None, AttentionPlan]  # by the layer's window
     prefix: PrefixKV | None = None
@@ -71,6 +86,27 @@ class TreeAttention:
     given: PrefixKV | None = None  # read in place of the batch's own keys and values
     only_keep: bool = False  # the layer is left once it has been kept
     compiled: Mapping[int | None, CompiledPlan] | None = None  # the plans, for a fused kernel
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,  # [1, tokens, heads, dim]
+        own: LayerKV,  # [1, tokens, kv_heads, dim]
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Attended:
+        packed = LayerKV(k=own.k[0], v=own.v[0])
+        if self.keep is not None:
+            self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
+            if self.only_keep:
+                raise KeptError
+        read = self.given.layers[layer] if self.given else packed
+        prefix = self.prefix.layers[layer] if self.prefix else None
+        if self.compiled is not None and softcap is None:
+            return self.compiled[window].attend(q[0], read, prefix, scale=scale)
+        return attend_tree(q[0], read, prefix, self.plans[window], scale=scale, softcap=softcap)
 
 
 class KeptError(Exception):
@@ -149,19 +185,19 @@ def of_rows(whole: Attended, rows: Rows) -> Attended:
 
 def _interface(
     module: nn.Module,
-    query: Tensor,  # [1, heads, tokens, dim]
-    key: Tensor,  # [1, kv_heads, tokens, dim]
-    value: Tensor,  # [1, kv_heads, tokens, dim]
+    query: Tensor,  # [copies, heads, tokens, dim]
+    key: Tensor,  # [copies, kv_heads, tokens, dim]
+    value: Tensor,  # [copies, kv_heads, tokens, dim]
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    tree: TreeAttention,
+    tree: LayerAttention,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]: what each head's softmax counts beside the keys
     **_unused: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, None]:  # [copies, tokens, heads, dim]
     """The function transformers calls in every attention layer."""
     dim = query.shape[-1]
     if attention_mask is not None:
@@ -169,20 +205,14 @@ def _interface(
             f"{type(module).__name__}: a mask of its own is not modelled; use another model"
         )
     layer: int = module.layer_idx  # type: ignore[assignment]
-    own = LayerKV(k=key[0].transpose(0, 1), v=value[0].transpose(0, 1))
-    if tree.keep is not None:
-        tree.keep[layer] = LayerKV(k=own.k.contiguous(), v=own.v.contiguous())
-        if tree.only_keep:
-            raise KeptError
-    q = query[0].transpose(0, 1)  # [tokens, heads, dim]
-    read = tree.given.layers[layer] if tree.given else own
-    prefix = tree.prefix.layers[layer] if tree.prefix else None
-    scale = dim**-0.5 if scaling is None else scaling
-    if tree.compiled is not None and softcap is None:
-        attended = tree.compiled[sliding_window].attend(q, read, prefix, scale=scale)
-    else:
-        plan = tree.plans[sliding_window]
-        attended = attend_tree(q, read, prefix, plan, scale=scale, softcap=softcap)
+    attended = tree.attend(
+        layer,
+        query.transpose(1, 2),
+        LayerKV(k=key.transpose(1, 2), v=value.transpose(1, 2)),
+        scale=dim**-0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
     if s_aux is not None:
         attended = drain(attended, s_aux)
     return attended.out.contiguous(), None

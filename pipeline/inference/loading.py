@@ -23,17 +23,18 @@ from transformers import (
 
 from pipeline.errors import ModelError
 from pipeline.inference import layers
-from pipeline.inference.forward import end_states, prefill
 from pipeline.inference.model import LoadedModel, plain_attention
+from pipeline.inference.schedules import read_opening
 from pipeline.inference.stages import Stages, cut_last_layer
-from pipeline.inference.tree import Node, Tree
 from pipeline.inference.varlen import Kernel, flash_kernel
 
-_LAYERS = {"full_attention", "sliding_attention"}
+_STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
+_RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+_USABLE = "use a decoder with full or sliding-window attention, or recurrent layers"
 # Relative errors that rounding makes; a mask that is wrong makes one near 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 _LONGEST_PROVED_WINDOW = 1_024
-_BROKEN = (AttributeError, IndexError, KeyError, TypeError, RuntimeError)
+_BROKEN = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -80,11 +81,13 @@ def prepare(network: PreTrainedModel) -> LoadedModel:
     network.set_attn_implementation(layers.IMPLEMENTATION)
     # Some families keep the window on the attention module, some on the configuration alone.
     windows = {getattr(module, "sliding_window", None) for module in network.modules()}
+    recurrent = not _RECURRENT.isdisjoint(_layer_types(config))
     whole = LoadedModel(
         network=network,
         windows=frozenset({*windows, getattr(config, "sliding_window", None), None}),
         context_tokens=int(config.max_position_embeddings),
         stages=None,
+        schedule="staged" if recurrent else "fused",
     )
     plain = (*_cut(whole), whole)
     kernel = fused_kernel(network)
@@ -99,8 +102,8 @@ def prepare(network: PreTrainedModel) -> LoadedModel:
         if error <= _TOLERANCE[network.dtype]:
             return model
         refusal = ModelError(
-            f"{_family(config)} answers otherwise under the tree: its states differ by {error:.1g} "
-            "of their size; use a decoder with full or sliding-window attention"
+            f"{_family(config)} answers otherwise under the tree: its states or logits differ by "
+            f"{error:.1g} of their size; {_USABLE}"
         )
     raise refusal
 
@@ -113,6 +116,8 @@ def fused_kernel(network: PreTrainedModel) -> Kernel | None:
 
 def _cut(whole: LoadedModel) -> list[LoadedModel]:
     """The model with its last layer apart, where its decoder is built so that it can be."""
+    if whole.schedule == "staged":
+        return []
     try:
         stages: Stages = cut_last_layer(whole.decoder)
     except AttributeError:
@@ -122,28 +127,35 @@ def _cut(whole: LoadedModel) -> list[LoadedModel]:
 
 @torch.inference_mode()
 def tree_error(model: LoadedModel) -> float:
-    """How far two questions' states below a prefix and a document are from independent prompts'.
+    """How far questions' states and logits below a prefix and a document are from independent ones.
 
-    The document is longer than the model's windows, as far as these are short. The error is
-    relative: the norm of the difference over the norm of the states.
+    The document is longer than the model's windows, as far as these are short; one question is of
+    one token, where a state that was not carried on shows most. The error is relative: the norm
+    of the difference over the norm of the states, or of the logits, whichever is more.
     """
     short = [window for window in model.windows if window and window <= _LONGEST_PROVED_WINDOW]
     vocabulary = model.network.config.get_text_config().vocab_size
-    ids = [(7_919 * i + 13) % vocabulary for i in range(35 + max(short, default=0))]
-    opening, document, questions = ids[:5], ids[11:], (ids[5:8], ids[8:11])
-    tree = Tree.of([len(document)], (Node(3), Node(3)), prefix_tokens=len(opening))
-    packed = [*document, *questions[0], *questions[1]]
-    states = end_states(model, packed, tree, prefix=prefill(model, opening), ends=[2, 5])[0]
+    ids = [(7_919 * i + 13) % vocabulary for i in range(36 + max(short, default=0))]
+    opening, document, questions = ids[:5], ids[12:], (ids[5:8], ids[8:11], ids[11:12])
+    states = read_opening(model, opening).ask(questions).states([document])[:, 0]
     with plain_attention(model.network, "eager"):
-        alone = [_last_state(model, [*opening, *document, *question]) for question in questions]
-    expected = torch.stack(alone).float()
-    return float((states.float() - expected).norm() / expected.norm())
+        alone = [_alone(model, [*opening, *document, *question]) for question in questions]
+    expected, logits = (torch.stack(found) for found in zip(*alone, strict=True))
+    return max(_relative(states, expected), _relative(model.unembed(states), logits))
 
 
-def _last_state(model: LoadedModel, token_ids: list[int]) -> Tensor:
+def _relative(found: Tensor, expected: Tensor) -> float:
+    """The worst row's: [rows, size] twice."""
+    differs = (found.float() - expected.float()).norm(dim=-1)
+    return float((differs / expected.float().norm(dim=-1)).max())
+
+
+def _alone(model: LoadedModel, token_ids: list[int]) -> tuple[Tensor, Tensor]:
+    """The last state and its logits as transformers computes them: [hidden] and [vocab]."""
     input_ids = torch.tensor([token_ids], device=model.device)
     state: Tensor = model.decoder(input_ids=input_ids, use_cache=False).last_hidden_state[0, -1]
-    return state
+    output = model.network(input_ids=input_ids, use_cache=False, logits_to_keep=1)
+    return state, output.logits[0, -1]
 
 
 def _family(config: Any) -> str:
@@ -152,7 +164,7 @@ def _family(config: Any) -> str:
 
 def refuse_unmodelled(config: Any) -> None:
     """ModelError for a family whose attention does something the tree does not model."""
-    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYERS)
+    unknown = sorted(_layer_types(config) - _STATELESS - _RECURRENT)
     reasons = {
         f"layers of type {unknown}": bool(unknown),
         "bidirectional attention": bool(getattr(config, "use_bidirectional_attention", False)),
@@ -162,6 +174,9 @@ def refuse_unmodelled(config: Any) -> None:
     found = [reason for reason, present in reasons.items() if present]
     if found:
         raise ModelError(
-            f"{_family(config)} has {', '.join(found)}, which the tree does not "
-            "model; use a decoder with full or sliding-window attention"
+            f"{_family(config)} has {', '.join(found)}, which the tree does not model; {_USABLE}"
         )
+
+
+def _layer_types(config: Any) -> set[str]:
+    return set(getattr(config, "layer_types", None) or ())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ class LoadedModel:
     windows: frozenset[int | None]  # what its layers see: a number of positions, or everything
     context_tokens: int
     stages: Stages | None  # None where the decoder cannot be cut before its last layer
+    schedule: Literal["fused", "staged"]  # staged where layers carry a recurrent state
     kernel: Kernel | None = None  # None where plans are run call by call
 
     @property
@@ -43,8 +45,9 @@ class LoadedModel:
         logits: Tensor = self.network.lm_head(hidden)
         if scaling := getattr(config, "logits_scaling", None):
             logits = logits / scaling
-        if scale := getattr(config, "logit_scale", None):
-            logits = logits * scale
+        for name in ("logit_scale", "lm_head_multiplier"):
+            if scale := getattr(config, name, None):
+                logits = logits * scale
         if cap := getattr(config, "final_logit_softcapping", None):
             logits = torch.tanh(logits / cap) * cap
         return logits

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline.inference import engine as engine_module
-from pipeline.inference import reference
+from pipeline.inference import fused, reference
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, Question
@@ -159,14 +159,14 @@ def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
     documents = [some_ids(source, 20) for _ in range(12)]
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=100_000)
     whole = engine.label(documents).log_probs
-    real = engine_module.end_states
+    real = fused.end_states
 
     def small_memory(model: LoadedModel, token_ids: Sequence[int], *args: object, **kw: object):  # type: ignore[no-untyped-def]
         if len(token_ids) > 300:
             raise torch.OutOfMemoryError("no room")
         return real(model, token_ids, *args, **kw)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine_module, "end_states", small_memory)
+    monkeypatch.setattr(fused, "end_states", small_memory)
     again = engine.label(documents).log_probs
     assert engine.max_batch_tokens < 100_000
     for first, second in zip(whole, again, strict=True):
@@ -181,7 +181,7 @@ def test_batches_before_memory_ran_out_are_not_computed_again(
     documents = [some_ids(source, 20) for _ in range(12)]
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=400)
     whole = engine.label(documents).log_probs
-    real, tokens = engine_module.end_states, []
+    real, tokens = fused.end_states, []
 
     def once_small(model: LoadedModel, token_ids: Sequence[int], *args: object, **kw: object):  # type: ignore[no-untyped-def]
         tokens.append(len(token_ids))
@@ -189,7 +189,7 @@ def test_batches_before_memory_ran_out_are_not_computed_again(
             raise torch.OutOfMemoryError("no room")
         return real(model, token_ids, *args, **kw)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine_module, "end_states", once_small)
+    monkeypatch.setattr(fused, "end_states", once_small)
     again = engine.label(documents).log_probs
     alone = 20 + sum(len(question.token_ids) for question in prompt.questions)
     assert sum(tokens) - tokens[1] == 12 * alone
@@ -227,7 +227,7 @@ def test_another_error_of_the_model_is_not_taken_for_memory(
     def broken(*args: object, **kw: object) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(engine_module, "end_states", broken)
+    monkeypatch.setattr(fused, "end_states", broken)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         engine.label([[1], [2]])
     assert engine.max_batch_tokens == 1_000

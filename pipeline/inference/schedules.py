@@ -1,0 +1,43 @@
+"""How a prompt's levels go through a model: all in one forward, or level by level.
+
+Two schedules, same numbers. Knows which one a model takes. Knows nothing of labels or batching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from pipeline.inference.fused import FusedSchedule
+from pipeline.inference.model import LoadedModel
+from pipeline.inference.staged import StagedSchedule
+
+
+class Asked(Protocol):
+    """Questions laid out once, for any number of documents."""
+
+    @property
+    def opening_tokens(self) -> int:
+        """Tokens of the opening that every document reads again."""
+
+    @property
+    def question_tokens(self) -> int:
+        """Tokens that go through the model below every document."""
+
+    def states(self, documents: Sequence[Sequence[int]]) -> Tensor:  # [questions, docs, hidden]
+        """The last layer's normalised states at the questions' last tokens."""
+
+
+class Schedule(Protocol):
+    """A model that has read its opening."""
+
+    def ask(self, questions: Sequence[Sequence[int]]) -> Asked: ...
+
+
+def read_opening(model: LoadedModel, opening: Sequence[int]) -> Schedule:
+    """The model's own schedule, ready for documents below the opening."""
+    if model.schedule == "staged":
+        return StagedSchedule(model, opening)
+    return FusedSchedule(model, opening)
