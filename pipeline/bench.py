@@ -20,14 +20,14 @@ from pathlib import Path
 import psutil
 import torch
 
-from pipeline.data.actor import batch_tokens, check_room, local_model
+from pipeline.data.actor import batch_tokens, check_room, job_model, local_model
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import describe, plan
 from pipeline.data.storage import open_store
 from pipeline.inference.baselines import expand, per_label, per_question
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.flops import tree_flops
-from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
+from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
 from pipeline.samples import take_samples
@@ -50,6 +50,7 @@ class Machine:
     threads: int
     device: str
     dtype: str
+    quantize: str
     torch: str
 
 
@@ -91,7 +92,7 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     samples = take_samples(shards, tokenizer, spec, 64)
     documents = equally_long([s.token_ids for s in samples], length, max(DOCUMENTS.values()))
     torch.set_num_threads(placement.threads)
-    model = load_model(folder, dtype=placement.dtype, device=placement.device)
+    model = job_model(job, folder)
     engine = LabelEngine(model, prompt, max_batch_tokens=batch_tokens(placement.device))
     methods: dict[str, Method] = {
         "tree": engine.label,
@@ -108,7 +109,12 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
         for method, median in ((m, statistics.median(s)) for m, s in seconds.items())
     )
     machine = Machine(
-        _processor(), torch.get_num_threads(), placement.device, placement.dtype, torch.__version__
+        processor=_processor(),
+        threads=torch.get_num_threads(),
+        device=placement.device,
+        dtype=placement.dtype,
+        quantize=spec.model.quantize,
+        torch=torch.__version__,
     )
     return Bench(machine, rate, rows, _ratios(seconds))
 

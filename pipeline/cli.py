@@ -32,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
+    # transformers imports torchao where it is installed, which then lists the kernels of other
+    # machines that it could not load; and torch objects to how it registers its enums.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     # Set before Ray is imported: a labelling run tells nobody about itself, and Ray's core says
     # on standard error only what ends it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

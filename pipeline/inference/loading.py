@@ -25,8 +25,10 @@ from pipeline.errors import ModelError
 from pipeline.inference import layers
 from pipeline.inference.forward import end_states, prefill
 from pipeline.inference.model import LoadedModel, plain_attention
+from pipeline.inference.quantisation import quantise
 from pipeline.inference.stages import Stages, cut_last_layer
 from pipeline.inference.tree import Node, Tree
+from pipeline.spec import Quantize
 
 _LAYERS = {"full_attention", "sliding_attention"}
 # Relative errors that rounding makes; a mask that is wrong makes one near 1.
@@ -49,7 +51,9 @@ def context_tokens(folder: Path) -> int:
     return int(config.get_text_config().max_position_embeddings)
 
 
-def load_model(folder: Path, *, dtype: str, device: str) -> LoadedModel:
+def load_model(
+    folder: Path, *, dtype: str, device: str, quantize: Quantize = "none"
+) -> LoadedModel:
     """The model in a folder; ModelError names what keeps it from being used."""
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
@@ -64,6 +68,7 @@ def load_model(folder: Path, *, dtype: str, device: str) -> LoadedModel:
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be loaded: {error}") from error
+    quantise(network, quantize, device)
     nn.Module.to(network, device)
     return prepare(network)
 

@@ -16,8 +16,9 @@ from pipeline.bench import Bench
 def bench_table(measured: Bench) -> Table:
     """One line a method, with the machine above and what the shares mean below."""
     machine = measured.machine
+    weights = "" if machine.quantize == "none" else f" with {machine.quantize} weights"
     table = Table(
-        title=f"{machine.processor}, {machine.threads} threads, {machine.dtype} on "
+        title=f"{machine.processor}, {machine.threads} threads, {machine.dtype}{weights} on "
         f"{machine.device}, torch {machine.torch}; {measured.rows[0].workload}",
         caption=f"matmul share: the tree's arithmetic in this time, of the "
         f"{measured.matmul_flops / 1e9:,.0f} GFLOP/s that plain products reach here",
