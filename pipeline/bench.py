@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.data.actor import batch_tokens, check_room, local_model
+from pipeline.data.actor import batch_tokens, check_room, job_model, local_model
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import describe, plan
 from pipeline.data.storage import open_store
@@ -21,7 +21,7 @@ from pipeline.inference.baselines import expand, per_label, per_question
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.flops import tree_flops
 from pipeline.inference.heap import keep_freed_memory
-from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
+from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
 from pipeline.samples import take_samples
@@ -62,6 +62,7 @@ class Machine:
     threads: int
     device: str
     dtype: str
+    quantize: str
     torch: str
 
 
@@ -105,7 +106,7 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     samples = [sample.token_ids for sample in take_samples(shards, tokenizer, spec, 64)]
     torch.set_num_threads(placement.threads)
     keep_freed_memory()
-    model = load_model(folder, dtype=placement.dtype, device=placement.device)
+    model = job_model(job, folder)
     workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
     measured = [
         _measure(model, prompt, samples, workload, workload.rounds if rounds is None else rounds)
@@ -113,7 +114,12 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
         if fits(workload, prompt, model.context_tokens)
     ]
     machine = Machine(
-        _processor(), torch.get_num_threads(), placement.device, placement.dtype, torch.__version__
+        processor=_processor(),
+        threads=torch.get_num_threads(),
+        device=placement.device,
+        dtype=placement.dtype,
+        quantize=spec.model.quantize,
+        torch=torch.__version__,
     )
     rates, rows = zip(*measured, strict=True)
     return Bench(machine, max(rates), tuple(row for of_workload in rows for row in of_workload))

@@ -29,8 +29,11 @@ from pipeline.inference.engine import LabelEngine, Usage
 from pipeline.inference.gguf import convert
 from pipeline.inference.heap import keep_freed_memory
 from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
+from pipeline.inference.model import LoadedModel
 from pipeline.inference.pieces import combine, fit
+from pipeline.inference.quantisation import require_torchao
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
+from pipeline.spec import Quantize
 
 # More tokens do not fill two cores better, and their activations no longer lie in the cache:
 # 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
@@ -58,8 +61,19 @@ def local_model(job: Job) -> Path:
     return settle(partial, folder)
 
 
+def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> LoadedModel:
+    """The model that gives the job's answers, with its weights as the spec says or as asked."""
+    return load_model(
+        folder,
+        dtype=job.placement.dtype,
+        device=job.placement.device,
+        quantize=job.spec.model.quantize if quantize is None else quantize,
+    )
+
+
 def preflight(job: Job) -> None:
     """What can be wrong with the model and the prompt, found before any document is read."""
+    require_torchao(job.spec.model.quantize)
     folder = local_model(job)
     prompt = tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks)
     check_room(job, prompt, context_tokens(folder))
@@ -129,7 +143,7 @@ class LabelDocuments:
         folder = local_model(job)
         self.job = job
         self._engine = LabelEngine(
-            load_model(folder, dtype=job.placement.dtype, device=job.placement.device),
+            job_model(job, folder),
             tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks),
             max_batch_tokens=batch_tokens(job.placement.device),
         )

@@ -5,12 +5,13 @@ Knows findings. Knows nothing of how they came about.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.check import Findings
+from pipeline.check import Change, Findings
 
 
 def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
@@ -23,13 +24,15 @@ def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
     rows = {
         "storage": f"{found.output} honours create-only writes",
         "documents": f"{found.documents:,}",
-        "model": f"{found.model_folder}, {found.dtype} on {found.device}",
+        "model": f"{found.model_folder}, {_numbers(found)} on {found.device}",
         "context": f"{found.context_tokens:,} tokens",
         "template": "chat" if found.has_chat_template else "none: plain text ending in 'Answer:'",
         **{f"  {task}": _tokens(labels) for task, labels in found.label_tokens.items()},
         "exactness": f"{verdict}; max |dp| {exactness.max_abs_dp:.1e}, {exactness.argmax_flips} "
         f"argmax flips in {exactness.answers} answers, tree against independent prompts",
     }
+    if found.quantization:
+        rows["quantized"] = _change(found.quantization)
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table, markup=False)
@@ -37,6 +40,17 @@ def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
         console.rule(f"{prompt.task} · {prompt.doc_id}")
         console.print(prompt.text, markup=False)
         console.print(list(prompt.token_ids), markup=False)
+
+
+def _numbers(found: Findings) -> str:
+    return found.dtype if found.quantize == "none" else f"{found.dtype}, {found.quantize} weights"
+
+
+def _change(change: Change) -> str:
+    return (
+        f"max |dp| {change.max_abs_dp:.1e}, mean {change.mean_abs_dp:.1e}, {change.argmax_flips} "
+        f"argmax flips in {change.answers} answers, against the model's own weights"
+    )
 
 
 def _tokens(labels: dict[str, list[str]]) -> str:
@@ -50,6 +64,7 @@ def findings_json(found: Findings) -> dict[str, Any]:
         "model": {
             "path": found.model_folder,
             "dtype": found.dtype,
+            "quantize": found.quantize,
             "device": found.device,
             "context_tokens": found.context_tokens,
             "chat_template": found.has_chat_template,
@@ -72,4 +87,5 @@ def findings_json(found: Findings) -> dict[str, Any]:
             "argmax_flips": found.exactness.argmax_flips,
             "answers": found.exactness.answers,
         },
+        "quantization": asdict(found.quantization) if found.quantization else None,
     }
