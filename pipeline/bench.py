@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.data.actor import batch_tokens, check_room, job_model, local_model
+from pipeline.data.actor import check_room, job_model, local_model, memory_plan
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import describe, plan
 from pipeline.data.storage import open_store
@@ -173,7 +173,8 @@ def _turns(
     methods: Sequence[str],
     rounds: int,
 ) -> dict[str, Turn]:
-    engine = LabelEngine(model, prompt, max_batch_tokens=batch_tokens(model.device.type))
+    planned = memory_plan(model, prompt)
+    engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
     every = len(documents)
     # The slow methods' time for one document varies little, and is minutes.
     turns = {

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.data.actor import batch_tokens, check_room, job_model, local_model
+from pipeline.data.actor import check_room, job_model, local_model, memory_plan
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import Job, describe, plan
 from pipeline.data.storage import check_create_only, open_store
 from pipeline.inference.baselines import Answers, per_question
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.loading import context_tokens, load_tokenizer
+from pipeline.inference.memory import MemoryPlan
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
 from pipeline.samples import Sample, take_samples
@@ -78,6 +79,7 @@ class Findings:
     has_chat_template: bool
     label_tokens: dict[str, dict[str, list[str]]]  # task -> label -> first tokens as text
     prompts: tuple[Prompt, ...]
+    memory: MemoryPlan
     exactness: Exactness
     quantization: Change | None  # None where the weights are not quantised
 
@@ -99,7 +101,7 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     check_room(job, prompt, context_tokens(folder))
     wanted = DEFAULT_DOCUMENTS if documents is None else documents
     samples = take_samples(planned.shards, tokenizer, spec, wanted)
-    exactness, quantization = prove(job, folder, prompt, [s.token_ids for s in samples])
+    memory, exactness, quantization = prove(job, folder, prompt, [s.token_ids for s in samples])
     return Findings(
         output=store.url,
         documents=planned.rows,
@@ -111,6 +113,7 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
         has_chat_template=bool(tokenizer.chat_template),
         label_tokens=_label_tokens(tokenizer, prompt),
         prompts=_prompts(tokenizer, prompt, samples[:1]),
+        memory=memory,
         exactness=exactness,
         quantization=quantization,
     )
@@ -118,29 +121,31 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
 
 def prove(
     job: Job, folder: Path, prompt: PromptTokens, documents: Sequence[DocumentIds]
-) -> tuple[Exactness, Change | None]:
-    """The tree against independent prompts, and quantised weights against the model's own.
+) -> tuple[MemoryPlan, Exactness, Change | None]:
+    """What a batch takes, the tree against independent prompts, quantised weights against none.
 
     Both with the model as the job runs it; one model is held at a time.
     """
     model = job_model(job, folder)
-    answers = _by_tree(model, job, prompt, documents)
+    memory = memory_plan(model, prompt)
+    answers = _by_tree(model, prompt, documents)
     alone = per_question(model, prompt, documents)
     apart = change(answers, _by_question(alone, len(prompt.questions)))
     exactness = Exactness(
         apart.max_abs_dp, apart.argmax_flips, apart.answers, _TOLERANCE[job.placement.dtype]
     )
     if job.spec.model.quantize == "none":
-        return exactness, None
+        return memory, exactness, None
     del model
     unquantised = job_model(job, folder, quantize="none")
-    return exactness, change(answers, _by_tree(unquantised, job, prompt, documents))
+    return memory, exactness, change(answers, _by_tree(unquantised, prompt, documents))
 
 
 def _by_tree(
-    model: LoadedModel, job: Job, prompt: PromptTokens, documents: Sequence[DocumentIds]
+    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
 ) -> LogProbs:
-    engine = LabelEngine(model, prompt, max_batch_tokens=batch_tokens(job.placement.device))
+    planned = memory_plan(model, prompt)
+    engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
     return engine.label(documents).log_probs
 
 

@@ -62,20 +62,25 @@ def kv_bytes(model: LoadedModel) -> int:
 def token_bytes(model: LoadedModel) -> int:
     """Activations of one token where a layer holds most of them.
 
-    Beside the residual and its normalised form that is either attention (queries before and
-    after their rotation, its halves, keys, values and the answer) or the feed-forward's inner
-    states (activated, up and their product).
+    The embedding and the layer's input stay for the whole of it, and the angles' cosines and
+    sines. Beside them stand, in attention, the normalised input and three and a half times the
+    queries and keys, while they are rotated; in the feed-forward also the residual, and three
+    inner states. Experts hold their tokens' copies besides.
     """
     config = model.network.config.get_text_config()
-    heads = config.num_attention_heads * _head_dim(config)
-    kv = _kv_heads(config) * _head_dim(config)
-    attention = 4 * heads + 3 * kv
+    hidden, dim = config.hidden_size, _head_dim(config)
+    attention = 3 * hidden + 7 * (config.num_attention_heads + _kv_heads(config)) * dim // 2
     inner = getattr(config, "moe_intermediate_size", None)
-    chosen = getattr(config, "num_experts_per_tok", None) or 1
-    feed_forward = 3 * (inner * chosen if inner else config.intermediate_size)
-    return int(
-        (2 * config.hidden_size + max(attention, feed_forward)) * model.network.dtype.itemsize
-    )
+    if inner:
+        chosen = getattr(config, "num_experts_per_tok", None) or 1
+        feed_forward = 4 * hidden + chosen * (3 * inner + 2 * hidden)
+    else:
+        feed_forward = 4 * hidden + 3 * _inner_size(config)
+    return int((2 * dim + max(attention, feed_forward)) * model.network.dtype.itemsize)
+
+
+def _inner_size(config: object) -> int:
+    return int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)  # type: ignore[attr-defined]
 
 
 def _head_dim(config: object) -> int:

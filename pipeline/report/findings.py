@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.check import Change, Findings
+from pipeline.inference.memory import MemoryPlan
 
 
 def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
@@ -28,6 +29,7 @@ def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
         "context": f"{found.context_tokens:,} tokens",
         "template": "chat" if found.has_chat_template else "none: plain text ending in 'Answer:'",
         **{f"  {task}": _tokens(labels) for task, labels in found.label_tokens.items()},
+        "memory": _memory(found.memory),
         "exactness": f"{verdict}; max |dp| {exactness.max_abs_dp:.1e}, {exactness.argmax_flips} "
         f"argmax flips in {exactness.answers} answers, tree against independent prompts",
     }
@@ -44,6 +46,14 @@ def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
 
 def _numbers(found: Findings) -> str:
     return found.dtype if found.quantize == "none" else f"{found.dtype}, {found.quantize} weights"
+
+
+def _memory(memory: MemoryPlan) -> str:
+    return (
+        f"weights {memory.weights_bytes / 1e6:,.0f} MB, kept instruction "
+        f"{memory.prefix_bytes / 1e6:,.1f} MB, {memory.token_bytes / 1e3:,.1f} kB a token; "
+        f"{memory.max_batch_tokens:,} tokens at once, {memory.peak_bytes / 1e6:,.0f} MB in all"
+    )
 
 
 def _change(change: Change) -> str:
@@ -82,6 +92,7 @@ def findings_json(found: Findings) -> dict[str, Any]:
             }
             for prompt in found.prompts
         ],
+        "memory": {**asdict(found.memory), "peak_bytes": found.memory.peak_bytes},
         "exactness": {
             "max_abs_dp": found.exactness.max_abs_dp,
             "argmax_flips": found.exactness.argmax_flips,

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.inference.engine import LabelEngine
+from pipeline.inference.forward import prefill
 from pipeline.inference.loading import prepare
 from pipeline.inference.memory import kv_bytes, plan_memory
 from pipeline.inference.model import LoadedModel
@@ -59,7 +60,13 @@ def allocated_at_most(run: Callable[[], object]) -> int:
         ("llama", {}),
         ("qwen2", {}),
         ("llama", {"intermediate_size": 128}),  # attention holds more than the feed-forward
-        ("llama", {"num_key_value_heads": 6}),
+        ("llama", {"num_key_value_heads": 6, "intermediate_size": 128}),
+        ("qwen3", {"head_dim": 64}),
+        ("gemma3_text", {"head_dim": 64}),
+        (
+            "qwen3_moe",
+            {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256},
+        ),
     ],
 )
 @pytest.mark.parametrize("documents, tokens", [(1, 3_000), (12, 200)])
@@ -86,6 +93,6 @@ def test_little_memory_makes_batches_small_and_much_does_not_make_them_large() -
 def test_a_kept_prefix_takes_what_the_plan_says(tiny_model: Callable[[str], LoadedModel]) -> None:
     model = tiny_model("llama")
     planned = plan_memory(model, opening_tokens=20, free_bytes=1 << 40, most_tokens=1)
-    kept = LabelEngine(model, PROMPT, max_batch_tokens=100)._prefix
+    kept = prefill(model, PROMPT.opening)
     assert kept is not None and planned.prefix_bytes == kept.size_bytes
     assert kv_bytes(model) * 20 * 2 == kept.size_bytes
