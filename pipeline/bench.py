@@ -86,7 +86,7 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     tokenizer = load_tokenizer(folder)
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
     check_room(job, prompt, context_tokens(folder))
-    shards = plan(job, open_store(spec.output)).shards
+    shards = plan(job, open_store(spec.output, spec.storage_options)).shards
     length = DEFAULT_TOKENS if tokens is None else tokens
     samples = take_samples(shards, tokenizer, spec, 64)
     documents = equally_long([s.token_ids for s in samples], length, max(DOCUMENTS.values()))

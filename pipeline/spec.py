@@ -5,12 +5,14 @@ Knows the spec's keys, their defaults and their rules. Knows nothing of models, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -34,10 +36,43 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+# What names a secret in the options of s3fs, gcsfs, adlfs, the hub and their clients.
+_SECRET = re.compile(r"secret|password|token|credential|connection_string|account_key|sas|^key$")
+_WAYS_TO_LOG_IN = ("anon", "google_default", "cloud", "cache")  # gcsfs calls them `token`
+_BOOLEANS = {"true": True, "false": False}
+
+
+def _as_options(value: object) -> object:
+    """The options as fsspec takes them: `true` and `false` are strings in a spec's YAML."""
+    if isinstance(value, Mapping):
+        return {key: _as_options(inner) for key, inner in value.items()}
+    return _BOOLEANS.get(value, value) if isinstance(value, str) else value
+
+
+def _without_secrets(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            _without_secrets(value)
+        elif _SECRET.search(str(name).lower()) and value not in _WAYS_TO_LOG_IN:
+            raise ValueError(
+                f"{name!r} is a secret, and a spec is no place for one; name a profile, or set "
+                f"the environment variable that its file system reads"
+            )
+    return options
+
+
+# Options of the fsspec file system that opens the path they stand beside: endpoint_url, profile,
+# anon, ... The user's fsspec and AWS settings hold where an option does not say otherwise.
+StorageOptions = Annotated[
+    dict[str, Any], BeforeValidator(_as_options), AfterValidator(_without_secrets)
+]
+
+
 class ModelSpec(Frozen):
     """The model that answers."""
 
     path: str = Field(min_length=1)
+    storage_options: StorageOptions = {}
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -47,6 +82,7 @@ class InputSpec(Frozen):
     """The documents: which files, and which columns of them."""
 
     path: str = Field(min_length=1)
+    storage_options: StorageOptions = {}
     text: str = Field(default="text", min_length=1)
     id: str | None = Field(default=None, min_length=1)
     shard_bytes: Literal["auto"] | PositiveInt = "auto"
@@ -147,6 +183,7 @@ class JobSpec(Frozen):
     model: ModelSpec
     input: InputSpec
     output: str = Field(min_length=1)
+    storage_options: StorageOptions = {}  # of the output
     prompt: PromptSpec = PromptSpec()
     documents: DocumentsSpec = DocumentsSpec()
     tasks: tuple[TaskSpec, ...] = Field(min_length=1, strict=False)
@@ -232,6 +269,8 @@ def _problems(error: ValidationError) -> list[Problem]:
 
 def _value(detail: ErrorDetails) -> object:
     """What stands at the place; a key that is missing has no value to show."""
+    if "storage_options" in detail["loc"] and isinstance(detail["input"], dict):
+        return sorted(detail["input"])  # the names alone: a value may be a secret
     return None if detail["type"] == "missing" else detail["input"]
 
 
