@@ -5,14 +5,12 @@ Knows the spec's keys, their defaults and their rules. Knows nothing of models, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -26,6 +24,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import Problem, SpecError
+from pipeline.storage_options import StorageOptions
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 
@@ -34,38 +33,6 @@ class Frozen(BaseModel):
     """Immutable, strict about types, and a misspelt key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-# What names a secret in the options of s3fs, gcsfs, adlfs, the hub and their clients.
-_SECRET = re.compile(r"secret|password|token|credential|connection_string|account_key|sas|^key$")
-_WAYS_TO_LOG_IN = ("anon", "google_default", "cloud", "cache")  # gcsfs calls them `token`
-_BOOLEANS = {"true": True, "false": False}
-
-
-def _as_options(value: object) -> object:
-    """The options as fsspec takes them: `true` and `false` are strings in a spec's YAML."""
-    if isinstance(value, Mapping):
-        return {key: _as_options(inner) for key, inner in value.items()}
-    return _BOOLEANS.get(value, value) if isinstance(value, str) else value
-
-
-def _without_secrets(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            _without_secrets(value)
-        elif _SECRET.search(str(name).lower()) and value not in _WAYS_TO_LOG_IN:
-            raise ValueError(
-                f"{name!r} is a secret, and a spec is no place for one; name a profile, or set "
-                f"the environment variable that its file system reads"
-            )
-    return options
-
-
-# Options of the fsspec file system that opens the path they stand beside: endpoint_url, profile,
-# anon, ... The user's fsspec and AWS settings hold where an option does not say otherwise.
-StorageOptions = Annotated[
-    dict[str, Any], BeforeValidator(_as_options), AfterValidator(_without_secrets)
-]
 
 
 class ModelSpec(Frozen):
