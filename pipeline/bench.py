@@ -102,7 +102,7 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     tokenizer = load_tokenizer(folder)
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
     check_room(job, prompt, context_tokens(folder))
-    shards = plan(job, open_store(spec.output)).shards
+    shards = plan(job, open_store(spec.output, spec.storage_options)).shards
     samples = [sample.token_ids for sample in take_samples(shards, tokenizer, spec, 64)]
     torch.set_num_threads(placement.threads)
     keep_freed_memory()

@@ -90,7 +90,7 @@ class Findings:
 
 def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     """Every part of the spec tried once; AssayError names the first that cannot work."""
-    store = open_store(spec.output)
+    store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
     placement = place(spec.model, this_machine())
     job = describe(spec, placement, cache_dir)

@@ -4,6 +4,7 @@
     ├── SpecError       the user edits the spec            exit 2
     ├── RefusedError    an unsafe store or cluster         exit 4
     ├── StorageError    a store or an input file failed    exit 1
+    │   └── UnavailableError   it may work later: run again   exit 3
     ├── ModelError      the model cannot be used           exit 1
     └── DocumentError   this row is set aside with its reason, the run goes on
 
@@ -55,6 +56,12 @@ class RefusedError(AssayError):
 
 class StorageError(AssayError):
     """A store or an input file could not be read or written."""
+
+
+class UnavailableError(StorageError):
+    """A store did not answer, or the credentials ran out: what is committed stands, run again."""
+
+    exit_code = 3
 
 
 class ModelError(AssayError):

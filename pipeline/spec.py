@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import Problem, SpecError
+from pipeline.storage_options import StorageOptions
 
 Quantize = Literal["none", "int8", "fp8"]
 
@@ -41,6 +42,7 @@ class ModelSpec(Frozen):
     """The model that answers."""
 
     path: str = Field(min_length=1)
+    storage_options: StorageOptions = {}
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -59,6 +61,7 @@ class InputSpec(Frozen):
     """The documents: which files, and which columns of them."""
 
     path: str = Field(min_length=1)
+    storage_options: StorageOptions = {}
     text: str = Field(default="text", min_length=1)
     id: str | None = Field(default=None, min_length=1)
     shard_bytes: Literal["auto"] | PositiveInt = "auto"
@@ -159,6 +162,7 @@ class JobSpec(Frozen):
     model: ModelSpec
     input: InputSpec
     output: str = Field(min_length=1)
+    storage_options: StorageOptions = {}  # of the output
     prompt: PromptSpec = PromptSpec()
     documents: DocumentsSpec = DocumentsSpec()
     tasks: tuple[TaskSpec, ...] = Field(min_length=1, strict=False)
@@ -244,6 +248,8 @@ def _problems(error: ValidationError) -> list[Problem]:
 
 def _value(detail: ErrorDetails) -> object:
     """What stands at the place; a key that is missing has no value to show."""
+    if "storage_options" in detail["loc"] and isinstance(detail["input"], dict):
+        return sorted(detail["input"])  # the names alone: a value may be a secret
     return None if detail["type"] == "missing" else detail["input"]
 
 

@@ -42,6 +42,7 @@ filter:
 
 AUTO = {"dtype": "auto", "device": "auto"}
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
+AUTO, SHARDS = {"dtype": "auto", "device": "auto"}, {"shard_bytes": "auto"}
 PARQUET = "s3://corpus/2026-11/**/*.parquet"
 INSULTS = "Does this text contain insults, threats, slurs or sexual content? Answer yes or no."
 
@@ -77,9 +78,10 @@ def lines_of(text: str) -> list[str]:
 def test_the_example_of_the_design_parses_with_its_values() -> None:
     assert parse_spec(DESIGN_EXAMPLE).model_dump() == {
         "name": "toxicity",
-        "model": {"path": QWEN, "revision": None, **AUTO, "quantize": "none"},
-        "input": {"path": PARQUET, "text": "text", "id": "id", "shard_bytes": "auto"},
+        "model": {"path": QWEN, "storage_options": {}, "revision": None, "quantize": "none"} | AUTO,
+        "input": {"path": PARQUET, "storage_options": {}, "text": "text", "id": "id"} | SHARDS,
         "output": "s3://labels/corpus",
+        "storage_options": {},
         "prompt": {
             "system": None,
             "instruction": "Read the text, then answer the question.",

@@ -155,7 +155,8 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
         raise StorageError(f"a block holds {len(written)} shards instead of one; nothing written")
     work = work_from_json(written.pop())
     files = [_label_file(block, task, job) for task in work.tasks]
-    commit_shard(open_store(job.spec.output), work.shard, block, files)
+    store = open_store(job.spec.output, job.spec.storage_options)
+    commit_shard(store, work.shard, block, files)
     counts = {
         "sid": work.shard.id,
         "rows": block.num_rows,

@@ -82,7 +82,7 @@ def run(
     `announce` is told the plan, and gives what is to be called with each committed shard's rows.
     """
     started = time.monotonic()
-    store = open_store(spec.output)
+    store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
     with _ray_if_remote(address) as machine_nodes:
         machine = cluster(machine_nodes) if machine_nodes else this_machine()
@@ -112,7 +112,7 @@ def run(
 def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
     """What `run` would find to do on this machine; only the cut of a new input is written."""
     job = describe(spec, place(spec.model, this_machine()), cache_dir)
-    return plan(job, open_store(spec.output))
+    return plan(job, open_store(spec.output, spec.storage_options))
 
 
 def _label(job: Job, store: Store, first: Plan, progress: Progress) -> tuple[Tally, Plan]:

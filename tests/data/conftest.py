@@ -6,17 +6,18 @@ import gzip
 import io
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from servers import Server, start_fake_gcs, start_moto, start_seaweedfs
 
 from pipeline.data.hashes import content_hash
+from pipeline.data.local_store import LocalStore
 from pipeline.data.source import InputObject, format_of
-from pipeline.data.storage import LocalStore
 
 Row = tuple[str, str]  # id, text
 WORDS = ["yes", "naïve", "日本語", "🙂", "a\u2028b", "tab\there", '"quoted"', "back\\slash", "\x0b"]
@@ -128,3 +129,18 @@ def write(tmp_path: Path) -> Callable[[str, bytes], InputObject]:
         return InputObject(str(path), len(data), etag, format)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from start_moto(tmp_path_factory.mktemp("moto"))
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from start_seaweedfs(tmp_path_factory.mktemp("seaweedfs"))
+
+
+@pytest.fixture(scope="session")
+def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from start_fake_gcs(tmp_path_factory.mktemp("gcs"))

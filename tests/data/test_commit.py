@@ -21,8 +21,8 @@ from pipeline.data.commit import (
 )
 from pipeline.data.documents import RawRow, documents_from
 from pipeline.data.ledger import documents_key, label_key
+from pipeline.data.local_store import LocalStore
 from pipeline.data.shards import Shard
-from pipeline.data.storage import LocalStore
 from pipeline.errors import StorageError
 
 LABELS = ("toxic", "clean", "it's other")

