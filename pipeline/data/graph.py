@@ -187,7 +187,7 @@ def _label_file(block: pa.Table, task: str, job: Job) -> LabelFile:
         "fp": fingerprint.id,
         "spec": fingerprint.json().decode(),
         "model": canonical_json(dict(job.files.hashes)).decode(),
-        "versions": canonical_json(_versions()).decode(),
+        "versions": canonical_json(_versions(job)).decode(),
     }
     return LabelFile(task, fingerprint.id, table, metadata)
 
@@ -197,8 +197,9 @@ def _label_counts(table: pa.Table) -> dict[str, int]:
     return {label: count for label, count in counted.items() if label is not None}
 
 
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("assay", "torch", "transformers")}
+def _versions(job: Job) -> dict[str, str]:
+    quantised = ("torchao",) if job.spec.model.quantize != "none" else ()
+    return {name: version(name) for name in ("assay", "torch", "transformers", *quantised)}
 
 
 def _cause(error: RayTaskError) -> BaseException:

@@ -25,6 +25,7 @@ from pipeline.data.local_store import LocalStore
 from pipeline.data.run import Outcome, run
 from pipeline.inference import reference
 from pipeline.inference.loading import load_model, load_tokenizer
+from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import DocumentTokenizer, tokenise_prompt
 from pipeline.spec import JobSpec, parse_spec
 
@@ -150,6 +151,28 @@ def test_label_files_hold_what_independent_prompts_answer(
 ) -> None:
     spec, _ = base
     model = load_model(model_folder, dtype="float32", device="cpu")
+    assert_answered_by(model, spec, model_folder)
+
+
+def test_a_run_with_quantised_weights_answers_anew_beside_the_old_answers(
+    base: tuple[JobSpec, Outcome], again: Callable[..., JobSpec], model_folder: Path
+) -> None:
+    spec = again(model={"path": str(model_folder), "quantize": "int8"})
+    before = label_files(spec)
+    outcome = run_quietly(spec)
+    assert outcome.complete and outcome.tally.rows == 22
+    after = label_files(spec)
+    assert before.items() < after.items() and len(after) == 2 * len(before)
+    model = load_model(model_folder, dtype="float32", device="cpu", quantize="int8")
+    assert_answered_by(model, spec, model_folder)
+    file = next(Path(spec.output) / name for name in after.keys() - before.keys())
+    written = pq.read_schema(file).metadata
+    assert json.loads(written[b"assay.spec"])["quantize"] == "int8"
+    assert "torchao" in json.loads(written[b"assay.versions"])
+
+
+def assert_answered_by(model: LoadedModel, spec: JobSpec, model_folder: Path) -> None:
+    """The current snapshot holds what one full forward for each label gives."""
     tokenizer = load_tokenizer(model_folder)
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
     encoder = DocumentTokenizer(tokenizer)
