@@ -64,6 +64,8 @@ _CODES: dict[str, Cause] = {
     "BadDigest": Cause.BUSY,
     "XAmzContentSHA256Mismatch": Cause.BUSY,
     "XAmzContentChecksumMismatch": Cause.BUSY,
+    # a HEAD has no room for a word: S3 answers an expired token with this, and with little else
+    "400": Cause.EXPIRED,
     "ExpiredToken": Cause.EXPIRED,
     "ExpiredTokenException": Cause.EXPIRED,
     "InvalidToken": Cause.EXPIRED,
