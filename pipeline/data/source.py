@@ -20,6 +20,7 @@ from fsspec.utils import stringify_path
 
 from pipeline.data.arrow import arrow_pieces, arrow_rows
 from pipeline.data.documents import RawRow, documents_from
+from pipeline.data.failures import options_of
 from pipeline.data.hashes import content_hash
 from pipeline.data.jsonl import jsonl_pieces, jsonl_rows
 from pipeline.data.parquet import parquet_pieces, parquet_rows
@@ -62,7 +63,7 @@ def find_objects(
     A folder stands for the supported files below it; every file that is named, or matched by a
     glob, must be supported. Local files are hashed, once (`hashes.content_hash`).
     """
-    with reading(path_glob):
+    with reading(path_glob), options_of("input.storage_options", options):
         file_system, place = _located(path_glob, options)
         infos = list(_infos(file_system, place))
     if not infos:
@@ -159,9 +160,6 @@ def _located(path_glob: str, options: Options) -> tuple[AbstractFileSystem, str]
         file_system.invalidate_cache()
     except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
         raise SpecError([Problem("input.path", f"cannot be opened: {error}", path_glob)]) from error
-    except TypeError as error:
-        fix = f"the file system does not take these options: {error}"
-        raise SpecError([Problem("input.storage_options", fix, sorted(options))]) from error
     return file_system, stringify_path(place)
 
 

@@ -39,7 +39,7 @@ def test_credentials_that_cannot_be_renewed_are_told_and_to_be_run_again(
         raise RefreshError("invalid_grant: Token has been expired or revoked.")
 
     store = open_store(fake_gcs.new_url(), fake_gcs.options)
-    monkeypatch.setattr(gcs_store.GCSFileSystem, "pipe_file", refuse)
+    monkeypatch.setattr(store.file_system, "pipe_file", refuse)
     with pytest.raises(UnavailableError, match=r"key: .*ran out \(invalid_grant") as raised:
         store.create("key", b"")
     assert raised.value.exit_code == 3
