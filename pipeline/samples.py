@@ -54,7 +54,7 @@ def take_samples(
 
 def _readable(shard: Shard, encoder: DocumentTokenizer, spec: JobSpec) -> Iterator[Sample]:
     rules = spec.documents
-    for row in read_documents(shard).to_pylist():
+    for row in read_documents(shard, spec.input.storage_options).to_pylist():
         if row["status"] != OK:
             continue
         try:

@@ -60,7 +60,7 @@ def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
 def local_model(job: Job) -> Path:
     """The folder with the model's safetensors on this machine, brought or converted if need be."""
     cache_dir = Path(job.cache_dir)
-    found = fetch(job.files, cache_dir)
+    found = fetch(job.files, cache_dir, job.spec.model.storage_options)
     if job.files.kind != "gguf":
         return found
     folder = cache_dir / "models" / job.files.id
@@ -113,7 +113,7 @@ class Tokenise:
             yield self._tokenised(written, work_from_json(written))
 
     def _tokenised(self, written: str, work: Work) -> pa.Table:
-        documents = read_documents(work.shard)
+        documents = read_documents(work.shard, self.job.spec.input.storage_options)
         texts = documents.column("text").to_pylist()
         read = documents.column("status").to_pylist()
         fitted = [self._fit(t, s, work) for t, s in zip(texts, read, strict=True)]

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipeline.data.columns import check_columns, rows_between
 from pipeline.data.documents import RawRow
 from pipeline.data.shards import Piece, Shard, Unit, cut_units
-from pipeline.data.streams import opened
+from pipeline.data.streams import Options, opened
 
 FILE_MAGIC = b"ARROW1"
 
@@ -28,18 +28,18 @@ class _Batches:
 
 
 def arrow_pieces(
-    path: str, *, text_column: str, id_column: str | None, target_bytes: int
+    path: str, options: Options, *, text_column: str, id_column: str | None, target_bytes: int
 ) -> list[Piece]:
     """Record batches, joined or split. The batches are read: only they know their row counts."""
-    with _opened_batches(path) as arrow:
+    with _opened_batches(path, options) as arrow:
         check_columns(path, arrow.schema, text_column=text_column, id_column=id_column)
         units = (Unit(batch.num_rows, batch.column(text_column).nbytes) for batch in arrow.batches)
         return list(cut_units(units, target_bytes))
 
 
-def arrow_rows(shard: Shard) -> Iterator[RawRow]:
+def arrow_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows."""
-    with _opened_batches(shard.path) as arrow:
+    with _opened_batches(shard.path, options) as arrow:
         yield from rows_between(
             arrow.batches,
             shard.start_row,
@@ -50,8 +50,8 @@ def arrow_rows(shard: Shard) -> Iterator[RawRow]:
 
 
 @contextmanager
-def _opened_batches(path: str) -> Iterator[_Batches]:
-    with opened(path) as file:
+def _opened_batches(path: str, options: Options) -> Iterator[_Batches]:
+    with opened(path, options) as file:
         is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
         file.seek(0)
         if not is_file:

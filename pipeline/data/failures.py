@@ -17,13 +17,17 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     CredentialRetrievalError,
+    FlexibleChecksumError,
     HTTPClientError,
+    IncompleteReadError,
     NoCredentialsError,
     PartialCredentialsError,
-    ResponseStreamingError,
     SSLError,
     SSOError,
     TokenRetrievalError,
+)
+from botocore.exceptions import (
+    ConnectionError as BotoConnectionError,
 )
 from botocore.parsers import ResponseParserError
 
@@ -64,6 +68,8 @@ _CODES: dict[str, Cause] = {
     "BadDigest": Cause.BUSY,
     "XAmzContentSHA256Mismatch": Cause.BUSY,
     "XAmzContentChecksumMismatch": Cause.BUSY,
+    # a HEAD has no room for a word: S3 answers an expired token with this, and with little else
+    "400": Cause.EXPIRED,
     "ExpiredToken": Cause.EXPIRED,
     "ExpiredTokenException": Cause.EXPIRED,
     "InvalidToken": Cause.EXPIRED,
@@ -100,8 +106,10 @@ _TYPES: tuple[tuple[type[BaseException], Cause], ...] = (
     (PermissionError, Cause.DENIED),
     (TimeoutError, Cause.BUSY),
     (ConnectionError, Cause.BUSY),
+    (BotoConnectionError, Cause.BUSY),
     (HTTPClientError, Cause.BUSY),
-    (ResponseStreamingError, Cause.BUSY),
+    (IncompleteReadError, Cause.BUSY),
+    (FlexibleChecksumError, Cause.BUSY),
     (ResponseParserError, Cause.BUSY),
     (HttpClientError, Cause.BUSY),
     (HTTPException, Cause.BUSY),
@@ -140,11 +148,13 @@ def explained(place: str, done: str) -> Iterator[None]:
 
 @contextmanager
 def options_of(place: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """An option that the file system does not know, as a problem of the spec at the place."""
+    """An option that the file system does not take, as a problem of the spec at the place."""
     try:
         yield
     except (TypeError, ValueError, KeyError) as error:
-        fix = f"the file system does not take these options: {error}"
+        if not options:
+            raise
+        fix = f"the path cannot be opened with these options: {error}"
         raise SpecError([Problem(place, fix, sorted(options))]) from error
 
 

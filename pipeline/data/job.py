@@ -79,7 +79,7 @@ def describe(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
 def plan(job: Job, store: Store) -> Plan:
     """The job's shards and what is missing of them; an input that is new is cut here."""
     wanted = job.spec.input
-    objects = find_objects(wanted.path, Path(job.cache_dir))
+    objects = find_objects(wanted.path, Path(job.cache_dir), wanted.storage_options)
     refuse_own_output(objects, store.url)
     target = wanted.shard_bytes if wanted.shard_bytes != "auto" else shard_bytes(job)
     return survey(job, store, load_or_cut(store, objects, wanted.text, wanted.id, target))

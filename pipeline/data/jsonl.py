@@ -14,26 +14,32 @@ from itertools import islice
 from pipeline.data.columns import check_named
 from pipeline.data.documents import RawRow
 from pipeline.data.shards import Piece, Shard, Unit, cut_units
-from pipeline.data.streams import BLOCK_BYTES, Stream, decompressed
+from pipeline.data.streams import BLOCK_BYTES, Options, Stream, decompressed
 
 # A key that none of so many rows has is taken for a misspelling.
 SAMPLE_ROWS = 100
 
 
 def jsonl_pieces(
-    path: str, format: str, *, text_column: str, id_column: str | None, target_bytes: int
+    path: str,
+    format: str,
+    options: Options,
+    *,
+    text_column: str,
+    id_column: str | None,
+    target_bytes: int,
 ) -> list[Piece]:
     """Runs of lines. No line is held: one of any length passes through a block's memory."""
-    with decompressed(path, format) as stream:
+    with decompressed(path, format, options) as stream:
         _check_keys(path, stream, text_column=text_column, id_column=id_column)
-    with decompressed(path, format) as stream:
+    with decompressed(path, format, options) as stream:
         return list(cut_units(_line_units(stream), target_bytes))
 
 
-def jsonl_rows(shard: Shard) -> Iterator[RawRow]:
+def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; one line is held at a time."""
     assert shard.start_byte is not None and shard.end_byte is not None, shard
-    with decompressed(shard.path, shard.format) as stream:
+    with decompressed(shard.path, shard.format, options) as stream:
         stream.seek(shard.start_byte)
         for line in _lines(stream, shard.end_byte - shard.start_byte):
             yield _row(line, shard.text_column, shard.id_column)

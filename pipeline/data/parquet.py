@@ -12,25 +12,28 @@ import pyarrow.parquet as pq
 from pipeline.data.columns import check_columns, rows_between
 from pipeline.data.documents import RawRow
 from pipeline.data.shards import Piece, Shard, Unit, cut_units
-from pipeline.data.streams import BLOCK_BYTES, opened
+from pipeline.data.streams import BLOCK_BYTES, Options, opened
 
 # Few rows at a time: a batch is held three times over while its texts are decoded.
 BATCH_ROWS = 256
 
 
 def parquet_pieces(
-    path: str, *, text_column: str, id_column: str | None, target_bytes: int
+    path: str, options: Options, *, text_column: str, id_column: str | None, target_bytes: int
 ) -> list[Piece]:
     """Row groups, joined or split; the text column's uncompressed size is its bytes of text."""
-    with opened(path) as file, pq.ParquetFile(file) as parquet:
+    with opened(path, options) as file, pq.ParquetFile(file) as parquet:
         check_columns(path, parquet.schema_arrow, text_column=text_column, id_column=id_column)
         return list(cut_units(_row_groups(parquet, text_column), target_bytes))
 
 
-def parquet_rows(shard: Shard) -> Iterator[RawRow]:
+def parquet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; only the row groups that hold some of them, and two columns, are read."""
     # — buffered: otherwise a row group's whole text column is fetched before its first row is seen
-    with opened(shard.path) as file, pq.ParquetFile(file, buffer_size=BLOCK_BYTES) as parquet:
+    with (
+        opened(shard.path, options) as file,
+        pq.ParquetFile(file, buffer_size=BLOCK_BYTES) as parquet,
+    ):
         first_row, groups = _overlapping(parquet, shard.start_row, shard.end_row)
         batches = parquet.iter_batches(
             BATCH_ROWS,

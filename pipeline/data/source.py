@@ -7,7 +7,7 @@ is inside a format (`parquet`, `arrow`, `jsonl`, `wet`), of tasks or of the outp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,28 @@ from fsspec.utils import stringify_path
 
 from pipeline.data.arrow import arrow_pieces, arrow_rows
 from pipeline.data.documents import RawRow, documents_from
+from pipeline.data.failures import options_of
 from pipeline.data.hashes import content_hash
 from pipeline.data.jsonl import jsonl_pieces, jsonl_rows
 from pipeline.data.parquet import parquet_pieces, parquet_rows
 from pipeline.data.shards import Piece, Shard
-from pipeline.data.streams import reading
+from pipeline.data.streams import Options, reading
 from pipeline.data.wet import wet_pieces, wet_rows
 from pipeline.errors import Problem, SpecError, StorageError
 
 FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz")
 # What remote file systems call the name of an object's content, then the time it was written.
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
-_TIME_KEYS = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+_TIME_KEYS = (
+    "LastModified",
+    "last_modified",
+    "Last-Modified",
+    "updated",
+    "mtime",
+    "modified",
+    "created",
+)
+NO_OPTIONS: Options = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +52,19 @@ class InputObject:
     size_bytes: int
     etag: str
     format: str
+    options: Options = field(default_factory=dict)  # to open it with; no part of what it is
 
 
-def find_objects(path_glob: str, cache_dir: Path) -> list[InputObject]:
+def find_objects(
+    path_glob: str, cache_dir: Path, options: Options = NO_OPTIONS
+) -> list[InputObject]:
     """The objects that a file, a glob or a folder names, sorted by path.
 
     A folder stands for the supported files below it; every file that is named, or matched by a
     glob, must be supported. Local files are hashed, once (`hashes.content_hash`).
     """
-    file_system, place = _located(path_glob)
-    with reading(path_glob):
+    with reading(path_glob), options_of("input.storage_options", options):
+        file_system, place = _located(path_glob, options)
         infos = list(_infos(file_system, place))
     if not infos:
         fix = f"names no file; supported are {_supported()}, globs and folders"
@@ -60,7 +73,7 @@ def find_objects(path_glob: str, cache_dir: Path) -> list[InputObject]:
     if unsupported:
         fix = f"{len(unsupported)} of {len(infos)} files are not {_supported()}; narrow the glob"
         raise SpecError([Problem("input.path", fix, unsupported[0])])
-    objects = [_input_object(file_system, info, cache_dir) for info in infos]
+    objects = [_input_object(file_system, info, cache_dir, options) for info in infos]
     return sorted(objects, key=lambda found: found.path)
 
 
@@ -88,14 +101,16 @@ def cut(
     ]
 
 
-def read_documents(shard: Shard) -> pa.Table:
+def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> pa.Table:
     """The shard's documents (`documents.SCHEMA`), one row for each of its rows.
 
     StorageError if the object is not the one that was cut: its labels would be another's.
     """
     with reading(shard.path):
-        _check_unchanged(shard)
-        documents = documents_from(_rows(shard))
+        _check_unchanged(shard, options)
+        documents = documents_from(_rows(shard, options))
+        # — also behind: it may have been another by the time that it was opened
+        _check_unchanged(shard, options)
     if documents.num_rows != shard.rows:
         raise StorageError(
             f"{shard.path}: changed while the job ran: {documents.num_rows} rows where "
@@ -113,34 +128,36 @@ def format_of(path: str) -> str | None:
 def _pieces(
     found: InputObject, text_column: str, id_column: str | None, target_bytes: int
 ) -> list[Piece]:
-    path, format = found.path, found.format
+    path, format, options = found.path, found.format, found.options
     wanted: dict[str, Any] = {
         "text_column": text_column,
         "id_column": id_column,
         "target_bytes": target_bytes,
     }
     if format == "parquet":
-        return parquet_pieces(path, **wanted)
+        return parquet_pieces(path, options, **wanted)
     if format == "arrow":
-        return arrow_pieces(path, **wanted)
+        return arrow_pieces(path, options, **wanted)
     if format == "warc.wet.gz":
-        return wet_pieces(path, format, **wanted)
-    return jsonl_pieces(path, format, **wanted)
+        return wet_pieces(path, format, options, **wanted)
+    return jsonl_pieces(path, format, options, **wanted)
 
 
-def _rows(shard: Shard) -> Iterator[RawRow]:
+def _rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     if shard.format == "parquet":
-        return parquet_rows(shard)
+        return parquet_rows(shard, options)
     if shard.format == "arrow":
-        return arrow_rows(shard)
+        return arrow_rows(shard, options)
     if shard.format == "warc.wet.gz":
-        return wet_rows(shard)
-    return jsonl_rows(shard)
+        return wet_rows(shard, options)
+    return jsonl_rows(shard, options)
 
 
-def _located(path_glob: str) -> tuple[AbstractFileSystem, str]:
+def _located(path_glob: str, options: Options) -> tuple[AbstractFileSystem, str]:
+    """The file system, which has forgotten what it listed before, and the path in it."""
     try:
-        file_system, place = url_to_fs(path_glob)
+        file_system, place = url_to_fs(path_glob, **options)
+        file_system.invalidate_cache()
     except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
         raise SpecError([Problem("input.path", f"cannot be opened: {error}", path_glob)]) from error
     return file_system, stringify_path(place)
@@ -149,31 +166,43 @@ def _located(path_glob: str) -> tuple[AbstractFileSystem, str]:
 def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str, Any]]:
     """What the file system says of each file that `place` names."""
     # — asked first, so that a file with a bracket in its name is that file and not a glob
-    if file_system.isdir(place):
+    itself = _info(file_system, place)
+    if itself is None:
+        if any(sign in place for sign in "*?["):
+            matched = file_system.glob(place, detail=True).values()
+            yield from (info for info in matched if info["type"] != "directory")
+    elif itself["type"] == "directory":
         below = file_system.find(place, detail=True).values()
         yield from (info for info in below if format_of(info["name"]) is not None)
-    elif file_system.exists(place):
-        yield file_system.info(place)
-    elif any(sign in place for sign in "*?["):
-        matched = file_system.glob(place, detail=True).values()
-        yield from (info for info in matched if info["type"] != "directory")
+    else:
+        yield itself
+
+
+def _info(file_system: AbstractFileSystem, place: str) -> Mapping[str, Any] | None:
+    """What the file system says of the one file or folder at the place; None where it has none."""
+    try:
+        info: Mapping[str, Any] = file_system.info(place)
+    except FileNotFoundError:
+        return None
+    return info
 
 
 def _input_object(
-    file_system: AbstractFileSystem, info: Mapping[str, Any], cache_dir: Path
+    file_system: AbstractFileSystem, info: Mapping[str, Any], cache_dir: Path, options: Options
 ) -> InputObject:
     name, size_bytes = info["name"], info["size"]
     format = format_of(name)
     assert format is not None, name
     if isinstance(file_system, LocalFileSystem):
-        return InputObject(name, size_bytes, content_hash(Path(name), cache_dir), format)
+        return InputObject(name, size_bytes, content_hash(Path(name), cache_dir), format, options)
     path = file_system.unstrip_protocol(name)
-    return InputObject(path, size_bytes, _remote_etag(path, info), format)
+    return InputObject(path, size_bytes, _remote_etag(path, info), format, options)
 
 
-def _check_unchanged(shard: Shard) -> None:
+def _check_unchanged(shard: Shard, options: Options) -> None:
     """StorageError if the size, or a remote object's etag, is another than at the cut."""
-    file_system, place = url_to_fs(shard.path)
+    file_system, place = url_to_fs(shard.path, **options)
+    file_system.invalidate_cache()  # or a listing of before the change would answer
     info = file_system.info(place)
     now: tuple[int, str] = info["size"], shard.etag
     if not isinstance(file_system, LocalFileSystem):
@@ -186,6 +215,8 @@ def _check_unchanged(shard: Shard) -> None:
 
 
 def _remote_etag(path: str, info: Mapping[str, Any]) -> str:
+    if info["size"] is None:
+        raise StorageError(f"{path}: its server does not tell its size; copy it to a disk or store")
     for key in _CONTENT_KEYS:
         if info.get(key):
             return str(info[key]).strip('"')

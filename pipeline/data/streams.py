@@ -5,14 +5,18 @@ Knows fsspec paths, gzip and zstd. Knows nothing of rows, columns or shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 from fsspec.core import url_to_fs
 
+from pipeline.data.failures import REMOTE_ERRORS, Cause, as_storage_error, cause_of
 from pipeline.errors import StorageError
+
+# What the fsspec file system that opens a path is made with: a spec's storage_options.
+Options = Mapping[str, Any]
 
 BLOCK_BYTES = 1024 * 1024
 
@@ -34,23 +38,29 @@ def reading(path: str) -> Iterator[None]:
     """Whatever keeps the object at `path` from being read, as one StorageError line."""
     try:
         yield
-    except (OSError, EOFError, pa.ArrowException) as error:
+    except (*REMOTE_ERRORS, EOFError, pa.ArrowException) as error:
+        if _is_remote(path) and cause_of(error) is not Cause.OTHER:
+            raise as_storage_error(error, path, "read") from error
         reason = " ".join(str(error).split()) or type(error).__name__
         raise StorageError(
             f"{path}: cannot be read: {reason}; replace the file or take it out of input.path"
         ) from error
 
 
+def _is_remote(path: str) -> bool:
+    return "://" in path and not path.startswith("file:")
+
+
 @contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
+def opened(path: str, options: Options) -> Iterator[BinaryIO]:
     """The object's bytes as they are stored."""
-    file_system, place = url_to_fs(path)
+    file_system, place = url_to_fs(path, **options)
     with file_system.open(place, "rb") as file:
         yield file
 
 
 @contextmanager
-def decompressed(path: str, format: str) -> Iterator[Stream]:
+def decompressed(path: str, format: str, options: Options) -> Iterator[Stream]:
     """The object's bytes after gzip or zstd, of any number of members or frames.
 
     Arrow's reader is used because it fails where the data stops short: zstandard's own stream
@@ -58,7 +68,7 @@ def decompressed(path: str, format: str) -> Iterator[Stream]:
     """
     codecs = {"gz": "gzip", "zst": "zstd"}
     codec = codecs.get(format.rpartition(".")[2])
-    with opened(path) as file:
+    with opened(path, options) as file:
         yield file if codec is None else _Inflated(file, codec)
 
 

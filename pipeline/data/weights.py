@@ -17,7 +17,9 @@ from fsspec.core import url_to_fs
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from pipeline.data.failures import REMOTE_ERRORS, explained
 from pipeline.data.hashes import canonical_json, content_hash, short_hash
+from pipeline.data.streams import Options
 from pipeline.errors import ModelError, Problem, SpecError
 from pipeline.spec import ModelSpec
 
@@ -49,11 +51,11 @@ def locate(model: ModelSpec, cache_dir: Path) -> ModelFiles:
     if path.suffix == ".gguf":
         return _gguf(path, cache_dir)
     if "://" in model.path:
-        return _remote(model.path)
+        return _remote(model.path, model.storage_options)
     return _hub(model)
 
 
-def fetch(files: ModelFiles, cache_dir: Path) -> Path:
+def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
     """A local folder with the files, or the local GGUF file."""
     if files.kind in ("folder", "gguf"):
         if not Path(files.location).exists():
@@ -64,7 +66,7 @@ def fetch(files: ModelFiles, cache_dir: Path) -> Path:
         return Path(
             snapshot_download(files.location, revision=files.revision, allow_patterns=patterns)
         )
-    return _download(files, cache_dir / "models" / files.id)
+    return _download(files, cache_dir / "models" / files.id, options)
 
 
 def _folder(path: Path, cache_dir: Path) -> ModelFiles:
@@ -92,11 +94,12 @@ def _gguf(path: Path, cache_dir: Path) -> ModelFiles:
     return ModelFiles("gguf", os.path.abspath(path), None, hashes, path.stat().st_size)
 
 
-def _remote(url: str) -> ModelFiles:
+def _remote(url: str, options: Options) -> ModelFiles:
     try:
-        file_system, place = url_to_fs(url)
+        file_system, place = url_to_fs(url, **options)
+        file_system.invalidate_cache()
         infos = file_system.find(place, detail=True)
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, TypeError, ImportError, *REMOTE_ERRORS) as error:
         raise SpecError([Problem("model.path", f"cannot be opened: {error}", url)]) from error
     wanted = {name: info for name, info in infos.items() if _is_ours(name)}
     if not any(name.endswith(".safetensors") for name in wanted):
@@ -136,16 +139,17 @@ def _cached(model: ModelSpec, reason: Exception) -> tuple[str, int]:
     return folder.name, sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _download(files: ModelFiles, folder: Path) -> Path:
+def _download(files: ModelFiles, folder: Path, options: Options) -> Path:
     """The remote files, complete or not at all."""
     if folder.exists():
         return folder
-    file_system, place = url_to_fs(files.location)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
-    for name in file_system.find(place):
-        if _is_ours(name):
-            file_system.get_file(name, str(partial / Path(name).name))
+    with explained(files.location, "read"):
+        file_system, place = url_to_fs(files.location, **options)
+        for name in file_system.find(place):
+            if _is_ours(name):
+                file_system.get_file(name, str(partial / Path(name).name))
     return settle(partial, folder)
 
 

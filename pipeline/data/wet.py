@@ -15,25 +15,31 @@ from warcio.recordloader import ArcWarcRecord
 from pipeline.data.columns import check_named
 from pipeline.data.documents import RawRow
 from pipeline.data.shards import Piece, Shard, Unit, cut_units
-from pipeline.data.streams import BLOCK_BYTES, Stream, decompressed
+from pipeline.data.streams import BLOCK_BYTES, Options, Stream, decompressed
 
 _HEADERS = {"id": "WARC-Record-ID", "url": "WARC-Target-URI", "date": "WARC-Date"}
 COLUMNS = ["text", *_HEADERS]
 
 
 def wet_pieces(
-    path: str, format: str, *, text_column: str, id_column: str | None, target_bytes: int
+    path: str,
+    format: str,
+    options: Options,
+    *,
+    text_column: str,
+    id_column: str | None,
+    target_bytes: int,
 ) -> list[Piece]:
     """Runs of conversion records; no record is held."""
     check_named(path, COLUMNS, text_column=text_column, id_column=id_column)
-    with decompressed(path, format) as stream:
+    with decompressed(path, format, options) as stream:
         return list(cut_units(_record_units(stream), target_bytes))
 
 
-def wet_rows(shard: Shard) -> Iterator[RawRow]:
+def wet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; one record is held at a time."""
     assert shard.start_byte is not None, shard
-    with decompressed(shard.path, shard.format) as stream:
+    with decompressed(shard.path, shard.format, options) as stream:
         stream.seek(shard.start_byte)
         found = 0
         for record in _records(ArchiveIterator(_Forward(stream), no_record_parse=True)):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import gcsfs.core
 import pytest
 import s3fs
@@ -121,6 +122,8 @@ def start_fake_gcs(folder: Path) -> Iterator[Server]:
     (port,) = _free_ports(1)
     endpoint = f"http://127.0.0.1:{port}"
     flags = ["-scheme=http", "-backend=memory", "-host=127.0.0.1", f"-port={port}"]
+    # — gcsfs's other client asks for the kind of bucket by gRPC first, and waits minutes for it
+    fsspec.register_implementation("gs", gcsfs.core.GCSFileSystem, clobber=True)
     with _running([str(program), *flags, f"-external-url={endpoint}"], folder, port):
         yield Server("gcs", endpoint).with_bucket()
 

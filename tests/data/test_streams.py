@@ -24,7 +24,7 @@ DATA = random.Random(3).randbytes(20_000) + b"a" * 3_000_000
 def test_members_run_on_and_a_seek_lands_on_the_offset(tmp_path: Path, format: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(CODECS[format](DATA[:5000]) + CODECS[format](DATA[5000:]))
-    with decompressed(str(path), format) as stream:
+    with decompressed(str(path), format, {}) as stream:
         assert stream.read(100) == DATA[:100]
         stream.seek(4990)
         assert stream.read(5) == DATA[4990:4995]
@@ -40,7 +40,7 @@ def test_a_stream_that_stops_short_is_an_error(tmp_path: Path, format: str, kept
     with (
         pytest.raises(StorageError, match="file: cannot be read: Truncated"),
         reading(str(path)),
-        decompressed(str(path), format) as stream,
+        decompressed(str(path), format, {}) as stream,
     ):
         while stream.read(1 << 20):
             pass

@@ -23,7 +23,7 @@ def test_a_folder_is_named_by_its_files_and_not_by_its_place(
     first = locate(ModelSpec(path=str(model_folder)), tmp_path / "cache")
     second = locate(ModelSpec(path=str(copy)), tmp_path / "cache")
     assert first.hashes == second.hashes and first.id == second.id
-    assert fetch(second, tmp_path / "cache") == copy
+    assert fetch(second, tmp_path / "cache", {}) == copy
     config = copy / "config.json"
     config.write_text(config.read_text() + " ")
     assert locate(ModelSpec(path=str(copy)), tmp_path / "cache").id != first.id
@@ -37,15 +37,15 @@ def test_a_folder_that_is_gone_on_the_worker_is_a_model_error(
     found = locate(ModelSpec(path=str(copy)), tmp_path / "cache")
     shutil.rmtree(copy)
     with pytest.raises(ModelError, match="not on this machine"):
-        fetch(found, tmp_path / "cache")
+        fetch(found, tmp_path / "cache", {})
 
 
 def test_a_remote_folder_is_brought_in_whole_and_once(model_folder: Path, tmp_path: Path) -> None:
     found = locate(ModelSpec(path=f"file://{model_folder}"), tmp_path / "cache")
     assert found.kind == "remote" and "model.safetensors" in found.hashes
-    folder = fetch(found, tmp_path / "cache")
+    folder = fetch(found, tmp_path / "cache", {})
     assert load_tokenizer(folder).chat_template == load_tokenizer(model_folder).chat_template
-    assert fetch(found, tmp_path / "cache") == folder
+    assert fetch(found, tmp_path / "cache", {}) == folder
     assert [path.name for path in folder.parent.iterdir()] == [found.id]
 
 
