@@ -1,23 +1,16 @@
 """Measure the tree against what people do without one, in one process and in turns.
 
-Knows how to time whole documents, count arithmetic and read the process's peak memory. Knows
-nothing of how figures are shown. Ratios hold on a noisy machine because the methods take turns.
+Knows the workloads and the methods. Knows nothing of how time is taken or figures are shown.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import platform
-import statistics
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-import psutil
 import torch
 
 from pipeline.data.actor import batch_tokens, check_room, local_model
@@ -27,19 +20,38 @@ from pipeline.data.storage import open_store
 from pipeline.inference.baselines import expand, per_label, per_question
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.flops import tree_flops
+from pipeline.inference.heap import keep_freed_memory
 from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
 from pipeline.samples import take_samples
 from pipeline.spec import JobSpec
+from pipeline.stopwatch import Timed, Turn, matmul_flops, take_turns
 
 DEFAULT_ROUNDS = 3
-DEFAULT_TOKENS = 1_000
-# Documents a round: the slow methods' time for one document varies little, and is minutes.
-DOCUMENTS = {"tree": 4, "expand": 4, "per_question": 1, "per_label": 1}
-SLOW = ("per_question", "per_label")  # run in the first round only
+BATCH = 8  # documents that the batched baseline expands at once
+FEW_SHOT_TOKENS = 1_500
 
-Method = Callable[[Sequence[DocumentIds]], object]
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Documents of one length, under so many questions, below an opening at least so long."""
+
+    tokens: int
+    questions: int | None = None  # the spec's own, or this many
+    opening: int = 0
+    documents: int = 4
+    methods: tuple[str, ...] = ("tree", "expand")
+
+
+ALL_METHODS = ("tree", "expand", "per_question", "per_label")
+STANDARD = (
+    Workload(1_000, methods=ALL_METHODS),
+    Workload(1_000, questions=16, methods=("tree",)),
+    Workload(200, documents=16, methods=("tree", "expand", "expand_batched")),
+    Workload(4_000, questions=32, documents=1),
+    Workload(1_000, opening=FEW_SHOT_TOKENS, documents=2),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,7 @@ class Row:
     workload: str
     method: str
     seconds_per_document: float  # the median of the rounds
+    times_tree: float  # of the tree's seconds: the median of paired rounds
     peak_bytes: int  # above what the process held before
     matmul_share: float  # the tree's arithmetic in this time, of the machine's own rate
 
@@ -73,13 +86,15 @@ class Bench:
     """All rows of one run of the bench."""
 
     machine: Machine
-    matmul_flops: float  # a second
+    matmul_flops: float  # a second, the best of all workloads
     rows: tuple[Row, ...]
-    ratios: dict[str, float]  # seconds of a method / seconds of the tree, median of paired rounds
 
 
 def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | None) -> Bench:
-    """The spec's model and questions on documents of its corpus, made equally long."""
+    """The spec's model and questions on documents of its corpus, made equally long.
+
+    With `tokens`, one workload of that length instead of the standard ones.
+    """
     placement = place(spec.model, this_machine())
     job = describe(spec, placement, cache_dir)
     folder = local_model(job)
@@ -87,129 +102,123 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
     check_room(job, prompt, context_tokens(folder))
     shards = plan(job, open_store(spec.output)).shards
-    length = DEFAULT_TOKENS if tokens is None else tokens
-    samples = take_samples(shards, tokenizer, spec, 64)
-    documents = equally_long([s.token_ids for s in samples], length, max(DOCUMENTS.values()))
+    samples = [sample.token_ids for sample in take_samples(shards, tokenizer, spec, 64)]
     torch.set_num_threads(placement.threads)
+    keep_freed_memory()
     model = load_model(folder, dtype=placement.dtype, device=placement.device)
-    engine = LabelEngine(model, prompt, max_batch_tokens=batch_tokens(placement.device))
-    methods: dict[str, Method] = {
-        "tree": engine.label,
-        "expand": lambda batch: expand(model, prompt, batch),
-        "per_question": lambda batch: per_question(model, prompt, batch),
-        "per_label": lambda batch: per_label(model, prompt, batch),
-    }
-    seconds, peaks = _take_turns(methods, documents, DEFAULT_ROUNDS if rounds is None else rounds)
-    rate = matmul_flops(model)
-    needed = tree_flops(model, prompt, length)
-    name = f"{length:,} tokens x {len(prompt.questions)} questions, {_labels(prompt)} labels"
-    rows = tuple(
-        Row(name, method, median, peaks[method], needed / median / rate)
-        for method, median in ((m, statistics.median(s)) for m, s in seconds.items())
-    )
+    workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
+    measured = [
+        _measure(model, prompt, samples, workload, DEFAULT_ROUNDS if rounds is None else rounds)
+        for workload in workloads
+        if fits(workload, prompt, model.context_tokens)
+    ]
     machine = Machine(
         _processor(), torch.get_num_threads(), placement.device, placement.dtype, torch.__version__
     )
-    return Bench(machine, rate, rows, _ratios(seconds))
+    rates, rows = zip(*measured, strict=True)
+    return Bench(machine, max(rates), tuple(row for of_workload in rows for row in of_workload))
 
 
-def equally_long(samples: Sequence[DocumentIds], tokens: int, wanted: int) -> list[list[int]]:
-    """`wanted` documents of exactly `tokens` tokens, made of the corpus's own in order."""
+def fits(workload: Workload, prompt: PromptTokens, context: int) -> bool:
+    """Whether the model reads a document of the workload with its opening and any question."""
+    opening = max(len(prompt.opening), workload.opening)
+    room = prompt.room(context) + len(prompt.opening) - opening - 1  # 1: what tells repeats apart
+    return workload.tokens <= room
+
+
+def _measure(
+    model: LoadedModel,
+    prompt: PromptTokens,
+    samples: Sequence[DocumentIds],
+    workload: Workload,
+    rounds: int,
+) -> tuple[float, list[Row]]:
+    """The machine's rate while it was measured, and one row a method."""
     stream = [token for sample in samples for token in sample]
-    repeats = -(-tokens * wanted // len(stream))
-    stream *= repeats
-    return [stream[i * tokens : (i + 1) * tokens] for i in range(wanted)]
-
-
-def _take_turns(
-    methods: dict[str, Method], documents: Sequence[DocumentIds], rounds: int
-) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Seconds a document in every round, and each method's highest memory."""
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
-    peaks = dict.fromkeys(methods, 0)
-    for name in ("tree", "expand"):
-        methods[name](documents[:1])  # warm-up
-    for round_number in range(rounds):
-        for name, method in methods.items():
-            if round_number and name in SLOW:
-                continue
-            batch = documents[: DOCUMENTS[name]]
-            with _peak_memory() as peak:
-                started = time.perf_counter()
-                method(batch)
-                _synchronise()
-                seconds[name].append((time.perf_counter() - started) / len(batch))
-            peaks[name] = max(peaks[name], peak())
-    return seconds, peaks
-
-
-def _ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
-    return {
-        name: statistics.median(
-            other / tree for other, tree in zip(of_method, seconds["tree"], strict=False)
-        )
-        for name, of_method in seconds.items()
-        if name != "tree"
-    }
-
-
-def matmul_flops(model: LoadedModel) -> float:
-    """The best rate of plain matrix products of the model's own shapes, in FLOP a second."""
+    asked = shaped(prompt, workload, stream)
+    documents = equally_long(stream, workload.tokens, workload.documents)
     hidden = int(model.network.config.get_text_config().hidden_size)
-    rows, inner = 4_096, 4 * hidden
-    left = torch.randn(rows, hidden, device=model.device, dtype=model.network.dtype)
-    right = torch.randn(hidden, inner, device=model.device, dtype=model.network.dtype)
-    best = float("inf")
-    for _ in range(20):
-        started = time.perf_counter()
-        torch.mm(left, right)
-        _synchronise()
-        best = min(best, time.perf_counter() - started)
-    return 2 * rows * hidden * inner / best
+    before = matmul_flops(hidden, model.device, model.network.dtype)
+    timed = take_turns(_turns(model, asked, documents, workload.methods, rounds))
+    rate = max(before, matmul_flops(hidden, model.device, model.network.dtype))
+    needed = tree_flops(model, asked, workload.tokens)
+    name = workload_name(asked, workload.tokens)
+    rows = [
+        _row(name, method, found, timed["tree"], needed / rate) for method, found in timed.items()
+    ]
+    return rate, rows
 
 
-def _labels(prompt: PromptTokens) -> int:
-    return sum(len(question.labels) for question in prompt.questions)
+def _row(name: str, method: str, found: Timed, tree: Timed, floor_seconds: float) -> Row:
+    return Row(
+        workload=name,
+        method=method,
+        seconds_per_document=found.median,
+        times_tree=found.times(tree),
+        peak_bytes=found.peak_bytes,
+        matmul_share=floor_seconds / found.median,
+    )
 
 
-def _synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def _turns(
+    model: LoadedModel,
+    prompt: PromptTokens,
+    documents: Sequence[DocumentIds],
+    methods: Sequence[str],
+    rounds: int,
+) -> dict[str, Turn]:
+    engine = LabelEngine(model, prompt, max_batch_tokens=batch_tokens(model.device.type))
+    every = len(documents)
+    # The slow methods' time for one document varies little, and is minutes.
+    turns = {
+        "tree": Turn(partial(engine.label, documents), every, rounds, warm_up=True),
+        "expand": Turn(partial(expand, model, prompt, documents), every, rounds, warm_up=True),
+        "expand_batched": Turn(
+            partial(expand, model, prompt, documents, batch=BATCH), every, rounds, warm_up=True
+        ),
+        "per_question": Turn(
+            partial(per_question, model, prompt, documents[:1]), 1, rounds=1, warm_up=False
+        ),
+        "per_label": Turn(
+            partial(per_label, model, prompt, documents[:1]), 1, rounds=1, warm_up=False
+        ),
+    }
+    return {method: turns[method] for method in methods}
 
 
-@contextmanager
-def _peak_memory() -> Iterator[Callable[[], int]]:
-    """Gives a function that tells how far memory rose inside the block, in bytes."""
-    gc.collect()
-    _release_freed_memory()
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-        yield lambda: torch.cuda.max_memory_allocated() - held
-        return
-    process = psutil.Process()
-    held = highest = process.memory_info().rss
-    stopped = threading.Event()
+def shaped(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> PromptTokens:
+    """The prompt with as many questions and as long an opening as the workload wants.
 
-    def watch() -> None:
-        nonlocal highest
-        while not stopped.wait(0.005):
-            highest = max(highest, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield lambda: highest - held
-    finally:
-        stopped.set()
-        watcher.join()
+    Questions beyond the spec's are its own again behind a token that tells them apart; a longer
+    opening is the corpus's text, as examples of it would be.
+    """
+    wanted = workload.questions or len(prompt.questions)
+    questions = []
+    for i in range(wanted):
+        repeat, place = divmod(i, len(prompt.questions))
+        question = prompt.questions[place]
+        told_apart = (stream[repeat % len(stream)],) * bool(repeat)
+        questions.append(
+            replace(question, name=f"q{i}", token_ids=(*told_apart, *question.token_ids))
+        )
+    missing = max(0, workload.opening - len(prompt.opening))
+    more = equally_long(stream, missing, 1)[0] if missing else []
+    return PromptTokens((*prompt.opening, *more), tuple(questions))
 
 
-def _release_freed_memory() -> None:
-    """Give freed memory back to the system, or the next method would seem to need none."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-    if trim is not None:
-        trim(0)
+def equally_long(stream: Sequence[int], tokens: int, wanted: int) -> list[list[int]]:
+    """`wanted` documents of exactly `tokens` tokens, made of the corpus's own in order."""
+    repeats = -(-tokens * wanted // len(stream))
+    repeated = [*stream] * repeats
+    return [repeated[i * tokens : (i + 1) * tokens] for i in range(wanted)]
+
+
+def workload_name(prompt: PromptTokens, tokens: int) -> str:
+    labels = sum(len(question.labels) for question in prompt.questions)
+    return (
+        f"{tokens:,} tokens x {len(prompt.questions)} questions, {labels} labels, "
+        f"{len(prompt.opening):,} before"
+    )
 
 
 def _processor() -> str:

@@ -165,15 +165,12 @@ def test_bench_measures_every_method_on_equally_long_documents(
         "per_label",
     ]
     for row in measured["rows"]:
-        assert row["workload"] == "40 tokens x 2 questions, 5 labels"
+        assert row["workload"].startswith("40 tokens x 2 questions, 5 labels")
         assert row["seconds_per_document"] * row["docs_per_s"] == pytest.approx(1)
         assert row["seconds_per_document"] > 0 and row["peak_bytes"] >= 0
         assert row["matmul_share"] > 0
-    assert measured["matmul_flops"] > 0 and set(measured["ratios"]) == {
-        "expand",
-        "per_question",
-        "per_label",
-    }
+        assert row["times_tree"] > 0
+    assert measured["rows"][0]["times_tree"] == 1 and measured["matmul_flops"] > 0
     assert main(command) == 0
     assert "per_question" in capsys.readouterr().out
 

@@ -23,6 +23,7 @@ NEVER: dict[str, set[str]] = {
     "pipeline.check": set(),
     "pipeline.bench": set(),
     "pipeline.samples": set(),
+    "pipeline.stopwatch": set(),
     "pipeline.report.findings": set(),
     "pipeline.report.bench_table": set(),
     "pipeline.data": MODEL_SIDE,

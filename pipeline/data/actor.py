@@ -27,6 +27,7 @@ from pipeline.data.weights import fetch, settle
 from pipeline.errors import DocumentError, Problem, SpecError
 from pipeline.inference.engine import LabelEngine, Usage
 from pipeline.inference.gguf import convert
+from pipeline.inference.heap import keep_freed_memory
 from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
 from pipeline.inference.pieces import combine, fit
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
@@ -124,6 +125,7 @@ class LabelDocuments:
 
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(job.placement.threads)  # Ray gives an actor one
+        keep_freed_memory()
         folder = local_model(job)
         self.job = job
         self._engine = LabelEngine(

@@ -13,9 +13,6 @@ from torch import Tensor
 
 # Scores that the plain kernel holds at once: 16 M x 4 bytes.
 _PLAIN_SCORES = 1 << 24
-# The CPU kernel computes whole blocks of 512 keys and throws away those that lie ahead. Queries
-# in runs of this many see only the keys before them, and meet the waste in their own run alone.
-_CAUSAL_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,28 +143,21 @@ def attend_causally(
 ) -> Attended:
     """Each query over the keys up to its own, or the last `window` of them.
 
-    A long span goes in runs of queries that compute no more keys than they may see.
+    Under a window the queries go in runs, which compute no more keys than they may see.
     """
     tokens = q.shape[1]
-    rows = _CAUSAL_ROWS if window is None else min(window, tokens)
+    if window is None:
+        return attend(q, k, v, scale=scale, causal=True, softcap=softcap)
     parts = []
-    for start, stop in pairwise([*range(0, tokens, rows), tokens]):
-        first = 0 if window is None else max(0, start - window + 1)
-        run, keys, values = q[:, start:stop], k[:, first:stop], v[:, first:stop]
-        if window is not None:
-            hidden = out_of_window(
-                stop - start, stop - first, offset=start - first, window=window, device=q.device
-            )
-            parts.append(attend(run, keys, values, scale=scale, hidden=hidden, softcap=softcap))
-            continue
-        own = slice(start, stop)
-        part = attend(run, k[:, own], v[:, own], scale=scale, causal=True, softcap=softcap)
-        if start:
-            before = slice(0, start)
-            merge_into(part, attend(run, k[:, before], v[:, before], scale=scale, softcap=softcap))
-        parts.append(part)
-    if len(parts) == 1:
-        return parts[0]
+    for start, stop in pairwise([*range(0, tokens, window), tokens]):
+        first = max(0, start - window + 1)
+        hidden = out_of_window(
+            stop - start, stop - first, offset=start - first, window=window, device=q.device
+        )
+        keys, values = k[:, first:stop], v[:, first:stop]
+        parts.append(
+            attend(q[:, start:stop], keys, values, scale=scale, hidden=hidden, softcap=softcap)
+        )
     return Attended(torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1))
 
 

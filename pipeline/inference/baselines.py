@@ -21,33 +21,76 @@ Answers = list[list[Tensor]]  # by document, by question: [labels]
 
 
 @torch.inference_mode()
-def expand(model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]) -> Answers:
-    """Prefill the document, expand its cache to one row a question, run the padded questions."""
+def expand(
+    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds], *, batch: int = 1
+) -> Answers:
+    """Prefill documents, expand their cache to one row a question, run the padded questions.
+
+    `batch` documents go through the model together, padded on the left.
+    """
     with plain_attention(model.network, "sdpa"):
-        return [_expand_one(model, prompt, document) for document in documents]
+        return [
+            answers
+            for start in range(0, len(documents), batch)
+            for answers in _expand_batch(model, prompt, documents[start : start + batch])
+        ]
 
 
-def _expand_one(model: LoadedModel, prompt: PromptTokens, document: DocumentIds) -> list[Tensor]:
-    prefix = [*prompt.opening, *document]
+def _expand_batch(
+    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
+) -> Answers:
+    prefixes = [[*prompt.opening, *document] for document in documents]
+    longest = max(len(prefix) for prefix in prefixes)
+    padding = [longest - len(prefix) for prefix in prefixes]
+    seen = [[0] * pad + [1] * len(prefix) for pad, prefix in zip(padding, prefixes, strict=True)]
     cache = DynamicCache(config=model.network.config)
     model.decoder(
-        input_ids=torch.tensor([prefix], device=model.device), past_key_values=cache, use_cache=True
-    )
-    questions = [question.token_ids for question in prompt.questions]
-    cache.batch_repeat_interleave(len(questions))
-    longest = max(len(question) for question in questions)
-    padded = [[*question, *[0] * (longest - len(question))] for question in questions]
-    seen = [[1] * (len(prefix) + len(q)) + [0] * (longest - len(q)) for q in questions]
-    output = model.decoder(
-        input_ids=torch.tensor(padded, device=model.device),
-        attention_mask=torch.tensor(seen, device=model.device),
+        input_ids=_tensor(
+            model, [[0] * pad + prefix for pad, prefix in zip(padding, prefixes, strict=True)]
+        ),
+        # A mask that hides nothing would cost the plain method its causal kernel.
+        attention_mask=_tensor(model, seen) if any(padding) else None,
+        position_ids=_tensor(model, [[max(0, i - pad) for i in range(longest)] for pad in padding]),
         past_key_values=cache,
         use_cache=True,
     )
-    states = output.last_hidden_state  # [questions, longest, hidden]
-    last = torch.tensor([len(question) - 1 for question in questions], device=model.device)
-    chosen = states[torch.arange(len(questions), device=model.device), last]  # [questions, hidden]
-    return _read(model, chosen, prompt.questions)
+    states = _ask(model, prompt.questions, cache, seen, [len(prefix) for prefix in prefixes])
+    first = [FirstTokens.of(list(q.labels.values()), model.device) for q in prompt.questions]
+    read = first_token_log_probs(states.transpose(0, 1), first, model.unembed)
+    return [[log_probs[row] for log_probs in read] for row in range(len(documents))]
+
+
+def _ask(
+    model: LoadedModel,
+    questions: Sequence[Question],
+    cache: DynamicCache,
+    seen: Sequence[Sequence[int]],  # [docs, prefix]: 0 where a prefix is padded
+    lengths: Sequence[int],  # of the prefixes
+) -> Tensor:  # [docs, questions, hidden]
+    """The state at each question's last token; the cache holds the documents' prefixes."""
+    rows = [row for row in range(len(lengths)) for _ in questions]
+    # Not `batch_repeat_interleave`: layers with a state have none.
+    cache.reorder_cache(torch.tensor(rows, device=model.device).long())  # type: ignore[arg-type]
+    longest = max(len(question.token_ids) for question in questions)
+    ids = [[*q.token_ids, *[0] * (longest - len(q.token_ids))] for q in questions]
+    own = [[1] * len(q.token_ids) + [0] * (longest - len(q.token_ids)) for q in questions]
+    output = model.decoder(
+        input_ids=_tensor(model, ids * len(lengths)),
+        attention_mask=_tensor(model, [[*row, *mask] for row in seen for mask in own]),
+        position_ids=_tensor(
+            model, [[n + i for i in range(longest)] for n in lengths for _ in questions]
+        ),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    states = output.last_hidden_state.view(len(lengths), len(questions), longest, -1)
+    last = _tensor(model, [len(question.token_ids) - 1 for question in questions])
+    chosen: Tensor = states[:, torch.arange(len(questions), device=model.device), last]
+    return chosen
+
+
+def _tensor(model: LoadedModel, values: Sequence[object]) -> Tensor:
+    return torch.tensor(values, device=model.device)
 
 
 @torch.inference_mode()

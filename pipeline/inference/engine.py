@@ -86,18 +86,24 @@ class LabelEngine:
         asked: _Asked,
         answers: list[NDArray[np.float32]],
     ) -> list[int]:
-        """Fills in the answers; what is left when memory ran out, to be packed smaller."""
-        for done, batch in enumerate(batches):
+        """Fills in the answers; what is left when memory ran out, to be packed smaller.
+
+        Nothing is read back before the last batch: a device works on one while the next is laid
+        out, and its memory runs out where a batch is laid out too.
+        """
+        found: list[list[Tensor]] = []
+        for batch in batches:
             try:
-                found = self._label_batch([documents[i] for i in batch], asked)
+                found.append(self._label_batch([documents[i] for i in batch], asked))
             except (MemoryError, RuntimeError) as error:
                 if not _out_of_memory(error) or len(batch) == 1:
                     raise
                 self.max_batch_tokens //= 2
-                return [i for left in batches[done:] for i in left]
-            for answer, log_probs in zip(answers, found, strict=True):
+                break
+        for batch, by_question in zip(batches, found, strict=False):
+            for answer, log_probs in zip(answers, by_question, strict=True):
                 answer[batch] = log_probs.numpy(force=True)
-        return []
+        return [i for left in batches[len(found) :] for i in left]
 
     def _label_batch(self, documents: Sequence[DocumentIds], asked: _Asked) -> list[Tensor]:
         """One [docs, labels] a question, of whole documents."""

@@ -5,6 +5,8 @@ Knows a model's shapes and a prompt's lengths. Knows nothing of time.
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from pipeline.inference.branches import Branches
@@ -21,7 +23,7 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
     branches = Branches.of([question.token_ids for question in prompt.questions])
     tree = Tree.of([document_tokens], branches.nodes, prefix_tokens=len(prompt.opening))
     positions = tree.positions
-    ends = [positions[document_tokens + end] for end in branches.ends]
+    ends = positions[document_tokens + np.array(branches.ends, dtype=np.int64)]
     layers: nn.ModuleList = model.decoder.layers  # type: ignore[assignment]
     config = model.network.config.get_text_config()
     chosen = getattr(config, "num_experts_per_tok", None) or 1
@@ -35,9 +37,9 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
     return int(2 * (products + unembedding) + 4 * heads * dim * pairs)
 
 
-def attended_pairs(positions: list[int]) -> int:
+def attended_pairs(positions: NDArray[np.int64]) -> int:
     """How many (query, key) pairs a layer without a window attends to."""
-    return sum(position + 1 for position in positions)
+    return int((positions + 1).sum())
 
 
 def linear_weights(module: nn.Module, *, experts_per_token: int) -> int:

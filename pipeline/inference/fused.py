@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from pipeline.inference.branches import Branches
@@ -40,7 +41,8 @@ class FusedQuestions:
         self._prefix = prefix
         self._branches = Branches.of(questions)
         self._ends = sorted(set(self._branches.ends))
-        self._end_of_question = [self._ends.index(end) for end in self._branches.ends]
+        places = [self._ends.index(end) for end in self._branches.ends]
+        self._end_of_question = torch.tensor(places, device=model.device)  # [questions] int64
 
     @property
     def question_tokens(self) -> int:

@@ -62,6 +62,20 @@ class LayerAttention(Protocol):
     ) -> Attended: ...
 
 
+class CompiledPlan(Protocol):
+    """A plan made ready for the device."""
+
+    def attend(
+        self,
+        q: Tensor,  # [tokens, heads, dim]
+        own: LayerKV,
+        prefix: LayerKV | None,
+        *,
+        scale: float,
+    ) -> Attended:  # of one copy
+        """What `attend_tree` gives for the plan."""
+
+
 @dataclass(frozen=True, slots=True)
 class TreeAttention:
     """Attention over a packed tree."""
@@ -71,6 +85,7 @@ class TreeAttention:
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
     given: PrefixKV | None = None  # read in place of the batch's own keys and values
     only_keep: bool = False  # the layer is left once it has been kept
+    compiled: Mapping[int | None, CompiledPlan] | None = None  # the plans, for a fused kernel
 
     def attend(
         self,
@@ -87,14 +102,11 @@ class TreeAttention:
             self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
             if self.only_keep:
                 raise KeptError
-        return attend_tree(
-            q[0],
-            self.given.layers[layer] if self.given else packed,
-            self.prefix.layers[layer] if self.prefix else None,
-            self.plans[window],
-            scale=scale,
-            softcap=softcap,
-        )
+        read = self.given.layers[layer] if self.given else packed
+        prefix = self.prefix.layers[layer] if self.prefix else None
+        if self.compiled is not None and softcap is None:
+            return self.compiled[window].attend(q[0], read, prefix, scale=scale)
+        return attend_tree(q[0], read, prefix, self.plans[window], scale=scale, softcap=softcap)
 
 
 class KeptError(Exception):
@@ -114,29 +126,31 @@ def attend_tree(
     tokens, heads, _ = q.shape
     first, *others = plan.levels
     if len(first) == 1 and first[0].queries.tokens == tokens:
-        whole = _attend_call(q, own, prefix, first[0], scale, softcap)
+        whole = attend_call(q, own, prefix, first[0], scale=scale, softcap=softcap)
     else:
         out = q.new_empty(1, *q.shape)
         whole = Attended(out, out.new_empty(1, tokens, heads, dtype=torch.float32))
         for call in first:
-            part = _attend_call(q, own, prefix, call, scale, softcap)
-            asked = _of(whole, call.queries)
+            part = attend_call(q, own, prefix, call, scale=scale, softcap=softcap)
+            asked = of_rows(whole, call.queries)
             asked.out.copy_(part.out)
             asked.lse.copy_(part.lse)
     for call in (call for level in others for call in level):
-        part = _attend_call(q, own, prefix, call, scale, softcap)
-        merge_into(_of(whole, call.queries), part)
+        part = attend_call(q, own, prefix, call, scale=scale, softcap=softcap)
+        merge_into(of_rows(whole, call.queries), part)
     return whole
 
 
-def _attend_call(
+def attend_call(
     q: Tensor,  # [tokens, heads, dim]
     own: LayerKV,
     prefix: LayerKV | None,
     call: Call,
+    *,
     scale: float,
-    softcap: float | None,
+    softcap: float | None = None,
 ) -> Attended:
+    """One call of a plan: its queries alone, copy by copy."""
     source = prefix if call.from_prefix else own
     assert source is not None, f"{call} reads a prefix and the batch has none"
     queries = view_rows(q, call.queries)
@@ -164,7 +178,8 @@ def view_rows(x: Tensor, rows: Rows) -> Tensor:
     return x[rows.start :].unfold(0, rows.tokens, rows.stride).movedim(-1, 1)
 
 
-def _of(whole: Attended, rows: Rows) -> Attended:
+def of_rows(whole: Attended, rows: Rows) -> Attended:
+    """The rows of one copy, as the copies that they are of each other, never copied."""
     return Attended(view_rows(whole.out[0], rows), view_rows(whole.lse[0], rows))
 
 

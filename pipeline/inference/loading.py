@@ -26,6 +26,7 @@ from pipeline.inference import layers
 from pipeline.inference.model import LoadedModel, plain_attention
 from pipeline.inference.schedules import read_opening
 from pipeline.inference.stages import Stages, cut_last_layer
+from pipeline.inference.varlen import Kernel, flash_kernel
 
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
@@ -74,6 +75,8 @@ def prepare(network: PreTrainedModel) -> LoadedModel:
     config = network.config.get_text_config()
     refuse_unmodelled(config)
     layers.register()
+    # Reported to answer wrongly, and with confidence, behind a cached prefix.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     nn.Module.eval(network).requires_grad_(False)
     network.set_attn_implementation(layers.IMPLEMENTATION)
     # Some families keep the window on the attention module, some on the configuration alone.
@@ -86,7 +89,7 @@ def prepare(network: PreTrainedModel) -> LoadedModel:
         stages=None,
         schedule="staged" if recurrent else "fused",
     )
-    for model in (*_cut(whole), whole):
+    for model in _ways(whole):
         try:
             error = tree_error(model)
         except _BROKEN as reason:
@@ -102,10 +105,23 @@ def prepare(network: PreTrainedModel) -> LoadedModel:
     raise refusal
 
 
+def _ways(whole: LoadedModel) -> list[LoadedModel]:
+    """How the model may be run, the fastest first."""
+    if whole.schedule == "staged":
+        return [whole]
+    plain = [*_cut(whole), whole]
+    kernel = fused_kernel(whole.network)
+    return [*(replace(model, kernel=kernel) for model in plain if kernel), *plain]
+
+
+def fused_kernel(network: PreTrainedModel) -> Kernel | None:
+    """The kernel for the network's device and type; None where there is no faster one."""
+    half = network.dtype in (torch.bfloat16, torch.float16)
+    return flash_kernel() if network.device.type == "cuda" and half else None
+
+
 def _cut(whole: LoadedModel) -> list[LoadedModel]:
     """The model with its last layer apart, where its decoder is built so that it can be."""
-    if whole.schedule == "staged":
-        return []
     try:
         stages: Stages = cut_last_layer(whole.decoder)
     except AttributeError:

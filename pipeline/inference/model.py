@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from pipeline.inference import layers
 from pipeline.inference.stages import Stages
+from pipeline.inference.varlen import Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class LoadedModel:
     context_tokens: int
     stages: Stages | None  # None where the decoder cannot be cut before its last layer
     schedule: Literal["fused", "staged"]  # staged where layers carry a recurrent state
+    kernel: Kernel | None = None  # None where plans are run call by call
 
     @property
     def device(self) -> torch.device:

@@ -19,6 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -46,7 +49,7 @@ class Span:
 class Tree:
     """A batch of documents below `prefix_tokens` kept tokens, with the same spans below each.
 
-    Tree.of([3, 1], [Node(2), Node(1)], prefix_tokens=5).positions
+    Tree.of([3, 1], [Node(2), Node(1)], prefix_tokens=5).positions.tolist()
     -> [5, 6, 7, 5, 8, 9, 8, 6, 7, 6]
     """
 
@@ -84,12 +87,21 @@ class Tree:
         return self.document_rows + document * self.branch_rows
 
     @property
-    def positions(self) -> list[int]:
+    def positions(self) -> NDArray[np.int64]:  # [tokens]
         """The position of every row, counted from the root."""
-        below = [span.position + i for span in self.spans for i in range(span.tokens)]
-        read = [self.prefix_tokens + i for tokens in self.documents for i in range(tokens)]
-        ends = [self.prefix_tokens + tokens for tokens in self.documents]
-        return [*read, *(end + position for end in ends for position in below)]
+        lengths = np.array(self.documents, dtype=np.int64)
+        starts = np.array(self.document_starts, dtype=np.int64)
+        read = np.arange(self.document_rows) - np.repeat(starts, lengths)
+        rows = np.arange(self.branch_rows)
+        moved = [span.position - span.start for span in self.spans]
+        below = rows + np.repeat(moved, [span.tokens for span in self.spans]).astype(np.int64)
+        copies = np.add.outer(lengths, below)  # [docs, branch rows]
+        return np.concatenate([read, copies.ravel()]) + self.prefix_tokens
+
+    def rows_at(self, ends: Sequence[int]) -> NDArray[np.int64]:  # [docs * ends]
+        """These rows of every copy of the branches, document by document."""
+        firsts = [self.branch_start(document) for document in range(len(self.documents))]
+        return np.add.outer(np.array(firsts, np.int64), np.array(ends, np.int64)).ravel()
 
     @property
     def depth(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -45,6 +47,19 @@ def dense(
         outs.append(scores.softmax(dim=-1).nan_to_num(0.0) @ values)
         lses.append(scores.logsumexp(dim=-1))
     return Attended(out=torch.stack(outs, dim=2), lse=torch.stack(lses, dim=2))
+
+
+def seen_rows(grown: Any, window: int | None) -> Tensor:  # [tokens, prefix + tokens] bool
+    prefix = grown.tree.prefix_tokens
+    seen = torch.zeros(grown.tree.tokens, prefix + grown.tree.tokens, dtype=torch.bool)
+    for row in range(grown.tree.tokens):
+        for source, number in grown.seen(row, window):
+            seen[row, number + (prefix if source == "row" else 0)] = True
+    return seen
+
+
+def joined(prefix: LayerKV, own: LayerKV) -> LayerKV:  # of one copy
+    return LayerKV(k=torch.cat([prefix.k, own.k])[None], v=torch.cat([prefix.v, own.v])[None])
 
 
 def assert_same(actual: Attended, expected: Attended, atol: float = TOLERANCE) -> None:

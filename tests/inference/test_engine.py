@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from pipeline.inference import engine as engine_module
 from pipeline.inference import fused, reference
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, Question
+from pipeline.inference.varlen import attend_run_by_run
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma3_text", "qwen3_moe"]
 # fp32 sums of a few thousand terms in another order; the contract allows 1e-4.
@@ -70,6 +73,23 @@ def test_the_tree_equals_independent_prompts(
     prompt = some_prompt(source, tasks, opening=23)
     documents = [some_ids(source, tokens) for tokens in (1, 2, 15, 16, 17, 40, 90)]
     assert_equal_to_reference(tiny_model(family), prompt, documents, budget)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cut", [True, False])
+def test_the_tree_compiled_for_a_fused_kernel_equals_independent_prompts(
+    family: str, cut: bool, tiny_model: TinyModel
+) -> None:
+    source = random.Random(family)
+    prompt = some_prompt(source, 5, opening=23)
+    opening = tuple(some_ids(source, 9))  # shared by three questions, which go on apart
+    shared = [replace(q, token_ids=(*opening, *q.token_ids)) for q in prompt.questions[:3]]
+    prompt = replace(prompt, questions=(*shared, *prompt.questions[3:]))
+    documents = [some_ids(source, tokens) for tokens in (1, 2, 15, 16, 17, 40, 90)]
+    model = replace(tiny_model(family), kernel=attend_run_by_run)
+    assert model.stages is not None
+    model = model if cut else replace(model, stages=None)
+    assert_equal_to_reference(model, prompt, documents, 300)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -151,6 +171,51 @@ def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
     assert engine.max_batch_tokens < 100_000
     for first, second in zip(whole, again, strict=True):
         np.testing.assert_allclose(first, second, rtol=0, atol=TOLERANCE)
+
+
+def test_batches_before_memory_ran_out_are_not_computed_again(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = random.Random(5)
+    prompt = some_prompt(source, 2, opening=4)
+    documents = [some_ids(source, 20) for _ in range(12)]
+    engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=400)
+    whole = engine.label(documents).log_probs
+    real, tokens = fused.end_states, []
+
+    def once_small(model: LoadedModel, token_ids: Sequence[int], *args: object, **kw: object):  # type: ignore[no-untyped-def]
+        tokens.append(len(token_ids))
+        if len(tokens) == 2:
+            raise torch.OutOfMemoryError("no room")
+        return real(model, token_ids, *args, **kw)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fused, "end_states", once_small)
+    again = engine.label(documents).log_probs
+    alone = 20 + sum(len(question.token_ids) for question in prompt.questions)
+    assert sum(tokens) - tokens[1] == 12 * alone
+    for first, second in zip(whole, again, strict=True):
+        np.testing.assert_allclose(first, second, rtol=0, atol=TOLERANCE)
+
+
+def test_answers_are_read_back_after_the_last_batch(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device the first of these waits, and no batch is laid out meanwhile."""
+    events: list[str] = []
+
+    class Answers:
+        def numpy(self, *, force: bool) -> np.ndarray:
+            events.append("read")
+            return np.zeros((1, 2), dtype=np.float32)
+
+    def answer(*args: object) -> list[Answers]:
+        events.append("laid out")
+        return [Answers()]
+
+    monkeypatch.setattr(engine_module, "first_token_log_probs", answer)
+    prompt = PromptTokens((), (Question("q", (1, 2), {"a": (4,), "b": (5,)}),))
+    LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1).label([[1], [2], [3]])
+    assert events == ["laid out"] * 3 + ["read"] * 3
 
 
 def test_another_error_of_the_model_is_not_taken_for_memory(

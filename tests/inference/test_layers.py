@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from dense_oracle import DIM, SCALE, TOLERANCE, assert_same, dense, some, some_kv
+from dense_oracle import (
+    DIM,
+    SCALE,
+    TOLERANCE,
+    assert_same,
+    dense,
+    joined,
+    seen_rows,
+    some,
+    some_kv,
+)
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -31,15 +41,6 @@ from pipeline.inference.tree import Node, Tree
 Grow = Callable[..., Any]
 
 
-def seen_rows(grown: Any, window: int | None) -> Tensor:  # [tokens, prefix + tokens] bool
-    prefix = grown.tree.prefix_tokens
-    seen = torch.zeros(grown.tree.tokens, prefix + grown.tree.tokens, dtype=torch.bool)
-    for row in range(grown.tree.tokens):
-        for source, number in grown.seen(row, window):
-            seen[row, number + (prefix if source == "row" else 0)] = True
-    return seen
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("prefix_tokens", [0, 9])
 @pytest.mark.parametrize("window", [None, 3, 16])
@@ -52,10 +53,6 @@ def test_attending_over_a_tree_equals_dense_attention_under_its_mask(
     plan = plan_attention(grown.tree, window=window)
     attended = attend_tree(q, own, prefix if prefix_tokens else None, plan, scale=SCALE)
     assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(grown, window)))
-
-
-def joined(prefix: LayerKV, own: LayerKV) -> LayerKV:  # of one copy
-    return LayerKV(k=torch.cat([prefix.k, own.k])[None], v=torch.cat([prefix.v, own.v])[None])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -204,6 +201,23 @@ def test_given_keys_are_read_in_place_of_the_batchs_own() -> None:
     kv = LayerKV(k=given.layers[1].k[None], v=given.layers[1].v[None])
     expected = dense(some(0, 1, 6)[None], kv, torch.ones(1, 13, dtype=torch.bool))
     torch.testing.assert_close(out.double(), expected.out, rtol=0, atol=TOLERANCE)
+
+
+class Compiled:
+    """A compiled plan that answers with ones."""
+
+    def attend(self, q: Tensor, own: LayerKV, prefix: LayerKV | None, *, scale: float) -> Attended:
+        return Attended(torch.ones_like(q)[None], torch.zeros(1, *q.shape[:2]))
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_compiled_plan_is_used_where_it_can_be_and_scores_are_not_capped(
+    softcap: float | None,
+) -> None:
+    plans = {5: plan_attention(Tree.of([3], prefix_tokens=0), window=5)}
+    tree = TreeAttention(plans, compiled={5: Compiled()})
+    out, _ = from_transformers(3, tree, sliding_window=5, softcap=softcap)
+    assert out.eq(1).all() == (softcap is None)
 
 
 def test_a_layer_with_a_mask_of_its_own_is_refused() -> None:

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import ModelError
+from pipeline.inference import loading
+from pipeline.inference.attention import Attended
 from pipeline.inference.forward import end_states, prefill
 from pipeline.inference.layers import IMPLEMENTATION
 from pipeline.inference.loading import (
@@ -26,6 +29,7 @@ from pipeline.inference.loading import (
 )
 from pipeline.inference.model import LoadedModel, plain_attention
 from pipeline.inference.tree import Node, Tree
+from pipeline.inference.varlen import Kernel, attend_run_by_run
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -96,6 +100,35 @@ def test_every_window_of_a_model_is_known_and_its_answers_are_exact(
     model = prepare(network_of(family, **changes))
     assert model.windows == windows
     assert difference_from_a_plain_forward(model) < TOLERANCE
+    fused = replace(model, kernel=attend_run_by_run)
+    assert difference_from_a_plain_forward(fused) < TOLERANCE
+
+
+def wrong(q: torch.Tensor, *args: Any, **kwargs: Any) -> Attended:
+    attended = attend_run_by_run(q, *args, **kwargs)
+    return Attended(attended.out, 1.4 * attended.lse)  # in powers of two
+
+
+def broken(*args: Any, **kwargs: Any) -> Attended:
+    raise RuntimeError("head_size must be a multiple of 8")
+
+
+@pytest.mark.parametrize(
+    "kernel, used", [(attend_run_by_run, True), (wrong, False), (broken, False)]
+)
+def test_a_fused_kernel_is_used_only_once_it_has_answered_as_independent_prompts_do(
+    kernel: Kernel, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "fused_kernel", lambda network: kernel)
+    model = prepare(network_of("llama"))
+    assert model.kernel is (kernel if used else None)
+    assert difference_from_a_plain_forward(model) < TOLERANCE
+
+
+def test_a_model_on_a_cpu_has_no_fused_kernel_and_cudnns_attention_is_off_for_all() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert prepare(network_of("llama")).kernel is None
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize(
@@ -293,3 +326,13 @@ def test_plain_attention_lasts_as_long_as_its_block(model_folder: Path) -> None:
         assert network.config._attn_implementation == "sdpa"
         raise RuntimeError("inside")
     assert network.config._attn_implementation == IMPLEMENTATION
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family, changes, _windows", WINDOWS)
+def test_on_a_gpu_in_half_precision_the_flash_kernel_is_proved_and_used(
+    family: str, changes: dict[str, Any], _windows: set[int | None]
+) -> None:
+    network = network_of(family, **changes).to("cuda", torch.bfloat16)
+    assert prepare(network).kernel is not None

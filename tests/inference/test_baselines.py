@@ -1,0 +1,47 @@
+"""What the bench compares with answers the same questions alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pipeline.inference import reference
+from pipeline.inference.baselines import expand, per_label, per_question
+from pipeline.inference.model import LoadedModel
+from pipeline.inference.tokens import PromptTokens, Question
+
+TinyModel = Callable[[str], LoadedModel]
+FAMILIES = ["llama", "qwen3", "gemma3_text", "qwen3_5_text", "lfm2"]
+
+
+def some_prompt() -> PromptTokens:
+    questions = (
+        Question("a", (5, 6, 7, 8), {"x": (1,), "y": (2, 3)}),
+        Question("b", (9,), {"x": (4,), "y": (5,), "z": (6,)}),
+    )
+    return PromptTokens((1, 2, 3), questions)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+@pytest.mark.parametrize("method", [expand, per_question, per_label])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_method_answers_as_the_reference_does(
+    family: str, method: Callable[..., list[list[torch.Tensor]]], batch: int, tiny_model: TinyModel
+) -> None:
+    if batch > 1 and method is not expand:
+        return
+    more = {"batch": batch} if method is expand else {}
+    model, prompt, source = tiny_model(family), some_prompt(), random.Random(family)
+    documents = [source.choices(range(300), k=tokens) for tokens in (12, 40, 1)]
+    for document, answers in zip(documents, method(model, prompt, documents, **more), strict=True):
+        for question, answer in zip(prompt.questions, answers, strict=True):
+            expected = [
+                reference.label_log_prob(model, prompt.opening, document, question.token_ids, first)
+                for first in question.labels.values()
+            ]
+            torch.testing.assert_close(
+                answer.double(), torch.tensor(expected).double(), rtol=0, atol=1e-4
+            )

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.bench import Workload, equally_long, fits, shaped
+from pipeline.inference.branches import Branches
+from pipeline.inference.tokens import PromptTokens, Question
+
+PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": (1,)}) for n in "xy"))
+STREAM = [10, 11, 12]
+
+
+def test_a_workload_has_the_specs_questions_or_as_many_as_it_wants() -> None:
+    assert len(shaped(PROMPT, Workload(5), STREAM).questions) == 2
+    many = shaped(PROMPT, Workload(5, questions=5), STREAM).questions
+    assert [q.token_ids for q in many] == [
+        (5, 6, 7),
+        (5, 6, 7),
+        (11, 5, 6, 7),
+        (11, 5, 6, 7),
+        (12, 5, 6, 7),
+    ]
+
+
+def test_repeated_questions_share_no_opening_with_the_first() -> None:
+    many = shaped(PROMPT, Workload(5, questions=4), STREAM).questions
+    assert Branches.of([many[0].token_ids, many[2].token_ids]).token_ids == (5, 6, 7, 11, 5, 6, 7)
+
+
+def test_a_longer_opening_begins_with_the_specs_own() -> None:
+    assert shaped(PROMPT, Workload(5, opening=6), STREAM).opening == (1, 2, 10, 11, 12, 10)
+    assert shaped(PROMPT, Workload(5, opening=1), STREAM).opening == (1, 2)
+
+
+@pytest.mark.parametrize("context, expected", [(13, False), (14, True)])
+def test_a_workload_beyond_the_models_context_is_left_out(context: int, expected: bool) -> None:
+    # 4 before, 6 of the document, 3 of a question and one that tells its repeat apart
+    assert fits(Workload(6, opening=4), PROMPT, context) is expected
+
+
+def test_documents_are_the_corpus_in_order() -> None:
+    assert equally_long(STREAM, 4, 2) == [[10, 11, 12, 10], [11, 12, 10, 11]]
