@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.data.actor import batch_tokens, check_room, local_model
+from pipeline.data.actor import check_room, job_model, local_model, memory_plan
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import describe, plan
 from pipeline.data.storage import open_store
@@ -21,14 +21,13 @@ from pipeline.inference.baselines import expand, per_label, per_question
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.flops import tree_flops
 from pipeline.inference.heap import keep_freed_memory
-from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
+from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
 from pipeline.samples import take_samples
 from pipeline.spec import JobSpec
 from pipeline.stopwatch import Timed, Turn, matmul_flops, take_turns
 
-DEFAULT_ROUNDS = 3
 BATCH = 8  # documents that the batched baseline expands at once
 FEW_SHOT_TOKENS = 1_500
 
@@ -41,6 +40,7 @@ class Workload:
     questions: int | None = None  # the spec's own, or this many
     opening: int = 0
     documents: int = 4
+    rounds: int = 3
     methods: tuple[str, ...] = ("tree", "expand")
 
 
@@ -49,7 +49,7 @@ STANDARD = (
     Workload(1_000, methods=ALL_METHODS),
     Workload(1_000, questions=16, methods=("tree",)),
     Workload(200, documents=16, methods=("tree", "expand", "expand_batched")),
-    Workload(4_000, questions=32, documents=1),
+    Workload(4_000, questions=32, documents=1, rounds=2),
     Workload(1_000, opening=FEW_SHOT_TOKENS, documents=2),
 )
 
@@ -62,6 +62,7 @@ class Machine:
     threads: int
     device: str
     dtype: str
+    quantize: str
     torch: str
 
 
@@ -105,15 +106,20 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     samples = [sample.token_ids for sample in take_samples(shards, tokenizer, spec, 64)]
     torch.set_num_threads(placement.threads)
     keep_freed_memory()
-    model = load_model(folder, dtype=placement.dtype, device=placement.device)
+    model = job_model(job, folder)
     workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
     measured = [
-        _measure(model, prompt, samples, workload, DEFAULT_ROUNDS if rounds is None else rounds)
+        _measure(model, prompt, samples, workload, workload.rounds if rounds is None else rounds)
         for workload in workloads
         if fits(workload, prompt, model.context_tokens)
     ]
     machine = Machine(
-        _processor(), torch.get_num_threads(), placement.device, placement.dtype, torch.__version__
+        processor=_processor(),
+        threads=torch.get_num_threads(),
+        device=placement.device,
+        dtype=placement.dtype,
+        quantize=spec.model.quantize,
+        torch=torch.__version__,
     )
     rates, rows = zip(*measured, strict=True)
     return Bench(machine, max(rates), tuple(row for of_workload in rows for row in of_workload))
@@ -167,7 +173,8 @@ def _turns(
     methods: Sequence[str],
     rounds: int,
 ) -> dict[str, Turn]:
-    engine = LabelEngine(model, prompt, max_batch_tokens=batch_tokens(model.device.type))
+    planned = memory_plan(model, prompt)
+    engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
     every = len(documents)
     # The slow methods' time for one document varies little, and is minutes.
     turns = {

@@ -6,7 +6,7 @@ Ray or of how findings are shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.data.actor import batch_tokens, check_room, local_model
+from pipeline.data.actor import check_room, job_model, local_model, memory_plan
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import Job, describe, plan
 from pipeline.data.storage import check_create_only, open_store
-from pipeline.inference.baselines import per_question
-from pipeline.inference.engine import LabelEngine
-from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
+from pipeline.inference.baselines import Answers, per_question
+from pipeline.inference.engine import DocumentIds, LabelEngine
+from pipeline.inference.loading import context_tokens, load_tokenizer
+from pipeline.inference.memory import MemoryPlan
+from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
 from pipeline.samples import Sample, take_samples
 from pipeline.spec import JobSpec
@@ -28,6 +30,8 @@ from pipeline.spec import JobSpec
 DEFAULT_DOCUMENTS = 4
 # A probability's difference that float32 sums in another order can make, and bfloat16's 8 bits.
 _TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
+LogProbs = Sequence[Iterable[NDArray[np.float32]]]  # by question, by document: [labels]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,16 @@ class Prompt:
     text: str
     token_ids: tuple[int, ...]
     labels: dict[str, list[int]]  # first tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How far two sets of answers to the same questions lie apart."""
+
+    max_abs_dp: float
+    mean_abs_dp: float  # over all labels of all answers
+    argmax_flips: int
+    answers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +74,14 @@ class Findings:
     model_folder: str
     device: str
     dtype: str
+    quantize: str
     context_tokens: int
     has_chat_template: bool
     label_tokens: dict[str, dict[str, list[str]]]  # task -> label -> first tokens as text
     prompts: tuple[Prompt, ...]
+    memory: MemoryPlan
     exactness: Exactness
+    quantization: Change | None  # None where the weights are not quantised
 
     @property
     def exact(self) -> bool:
@@ -84,43 +101,89 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     check_room(job, prompt, context_tokens(folder))
     wanted = DEFAULT_DOCUMENTS if documents is None else documents
     samples = take_samples(planned.shards, tokenizer, spec, wanted)
+    memory, exactness, quantization = prove(job, folder, prompt, [s.token_ids for s in samples])
     return Findings(
         output=store.url,
         documents=planned.rows,
         model_folder=str(folder),
         device=placement.device,
         dtype=placement.dtype,
+        quantize=spec.model.quantize,
         context_tokens=context_tokens(folder),
         has_chat_template=bool(tokenizer.chat_template),
         label_tokens=_label_tokens(tokenizer, prompt),
         prompts=_prompts(tokenizer, prompt, samples[:1]),
-        exactness=prove_exactness(job, folder, prompt, samples),
+        memory=memory,
+        exactness=exactness,
+        quantization=quantization,
     )
 
 
-def prove_exactness(
-    job: Job, folder: Path, prompt: PromptTokens, samples: Sequence[Sample]
-) -> Exactness:
-    """Label the samples by the tree, all at once, and by one full forward for each question."""
-    model = load_model(folder, dtype=job.placement.dtype, device=job.placement.device)
-    documents = [sample.token_ids for sample in samples]
-    engine = LabelEngine(model, prompt, max_batch_tokens=batch_tokens(job.placement.device))
-    tree = engine.label(documents).log_probs
+def prove(
+    job: Job, folder: Path, prompt: PromptTokens, documents: Sequence[DocumentIds]
+) -> tuple[MemoryPlan, Exactness, Change | None]:
+    """What a batch takes, the tree against independent prompts, quantised weights against none.
+
+    Both with the model as the job runs it; one model is held at a time.
+    """
+    model = job_model(job, folder)
+    memory = memory_plan(model, prompt)
+    answers = _by_tree(model, prompt, documents)
     alone = per_question(model, prompt, documents)
-    differences, flips = [0.0], 0
-    for question, answers in enumerate(tree):
-        for row, log_probs in enumerate(answers):
-            oracle = alone[row][question].numpy(force=True)
-            differences.append(_difference(log_probs, oracle))
-            flips += int(log_probs.argmax() != oracle.argmax())
-    answered = len(samples) * len(prompt.questions)
-    return Exactness(max(differences), flips, answered, _TOLERANCE[job.placement.dtype])
+    apart = change(answers, _by_question(alone, len(prompt.questions)))
+    exactness = Exactness(
+        apart.max_abs_dp, apart.argmax_flips, apart.answers, _TOLERANCE[job.placement.dtype]
+    )
+    if job.spec.model.quantize == "none":
+        return memory, exactness, None
+    del model
+    unquantised = job_model(job, folder, quantize="none")
+    return memory, exactness, change(answers, _by_tree(unquantised, prompt, documents))
 
 
-def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """The largest difference of a label's probability, among the labels or of all tokens."""
-    among = np.abs(_among_labels(a) - _among_labels(b)).max()
-    return float(max(among, np.abs(np.exp(a) - np.exp(b)).max()))
+def _by_tree(
+    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
+) -> LogProbs:
+    planned = memory_plan(model, prompt)
+    engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
+    return engine.label(documents).log_probs
+
+
+def _by_question(answers: Answers, questions: int) -> LogProbs:
+    """By document, by question -> by question, by document."""
+    return [
+        [of_document[question].numpy(force=True) for of_document in answers]
+        for question in range(questions)
+    ]
+
+
+def change(answers: LogProbs, others: LogProbs) -> Change:
+    """How far label probabilities lie apart: of each label the larger of two differences.
+
+    One is among the labels, as `p` has it; one is out of all tokens, which `mass` comes from.
+    """
+    pairs = [
+        pair
+        for of_task, of_task_others in zip(answers, others, strict=True)
+        for pair in zip(of_task, of_task_others, strict=True)
+    ]
+    with np.errstate(invalid="ignore"):  # answers that are no numbers are found below
+        differences = np.concatenate([np.zeros(0), *(_differences(a, b) for a, b in pairs)])
+    return Change(
+        max_abs_dp=float(differences.max(initial=0.0)),  # NaN where there is any
+        mean_abs_dp=float(differences.mean()) if pairs else 0.0,
+        argmax_flips=sum(int(a.argmax() != b.argmax()) for a, b in pairs),
+        answers=len(pairs),
+    )
+
+
+def _differences(
+    a: NDArray[np.float32],  # [labels]
+    b: NDArray[np.float32],  # [labels]
+) -> NDArray[np.float32]:  # [labels]
+    among = np.abs(_among_labels(a) - _among_labels(b))
+    larger: NDArray[np.float32] = np.maximum(among, np.abs(np.exp(a) - np.exp(b)))
+    return larger
 
 
 def _among_labels(log_probs: NDArray[np.float32]) -> NDArray[np.float32]:

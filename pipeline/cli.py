@@ -32,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
+    # transformers imports torchao where it is installed, which then lists the kernels of other
+    # machines that it could not load; and torch objects to how it registers its enums.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     # Set before Ray is imported: a labelling run tells nobody about itself, and Ray's core says
     # on standard error only what ends it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -121,7 +125,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     from pipeline.bench import bench
-    from pipeline.report.bench_table import bench_json, bench_table
+    from pipeline.report.bench_table import bench_json, bench_tables
     from pipeline.spec import load_spec
 
     measured = bench(
@@ -130,7 +134,7 @@ def _bench(options: argparse.Namespace) -> int:
         rounds=options.rounds,
         tokens=options.tokens,
     )
-    _print(options, bench_json(measured), lambda console: console.print(bench_table(measured)))
+    _print(options, bench_json(measured), lambda console: console.print(bench_tables(measured)))
     return EXIT_COMPLETE
 
 

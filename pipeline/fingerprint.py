@@ -52,13 +52,15 @@ def _fingerprint(
     if spec.documents.too_long == "chunk":
         documents["overlap_tokens"] = spec.documents.overlap_tokens
         asked["chunks"] = task.chunks
-    return Fingerprint(
-        {
-            "schema": SCHEMA_VERSION,
-            "task": asked,
-            "prompt": spec.prompt.model_dump(mode="json"),
-            "documents": documents,
-            "weights": dict(weights),
-            "dtype": dtype,
-        }
-    )
+    content: dict[str, Any] = {
+        "schema": SCHEMA_VERSION,
+        "task": asked,
+        "prompt": spec.prompt.model_dump(mode="json"),
+        "documents": documents,
+        "weights": dict(weights),
+        "dtype": dtype,
+    }
+    # Only where it is asked for: answers that were given before there was a choice still stand.
+    if spec.model.quantize != "none":
+        content["quantize"] = spec.model.quantize
+    return Fingerprint(content)

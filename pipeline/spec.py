@@ -18,12 +18,15 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import Problem, SpecError
+
+Quantize = Literal["none", "int8", "fp8"]
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 
@@ -41,6 +44,15 @@ class ModelSpec(Frozen):
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    quantize: Quantize = "none"
+
+    @field_validator("quantize")
+    @classmethod
+    def _stays_finite(cls, quantize: str, other: ValidationInfo) -> str:
+        # torchao multiplies by the integers and then scales: products of 460,000 in SmolLM2-135M.
+        if quantize == "int8" and other.data.get("dtype") == "float16":
+            raise ValueError("sums of int8 weights overflow float16; write another dtype, or fp8")
+        return quantize
 
 
 class InputSpec(Frozen):

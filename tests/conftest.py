@@ -139,6 +139,12 @@ def random_network(family: str, **changes: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
+def make_network() -> Callable[..., Any]:
+    """Makes a random model of a family, not yet prepared."""
+    return random_network
+
+
+@pytest.fixture(scope="session")
 def tiny_model() -> Callable[[str], LoadedModel]:
     made: dict[str, LoadedModel] = {}
 

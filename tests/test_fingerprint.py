@@ -54,6 +54,7 @@ def with_task(**changes: Any) -> JobSpec:
         ),
         spec(documents={"max_tokens": 101}),
         spec(documents={"max_tokens": 100, "too_long": "tail"}),
+        spec(model={"path": "m", "quantize": "int8"}),
     ],
 )
 def test_what_can_change_an_answer_changes_the_fingerprint(changed: JobSpec) -> None:
@@ -72,6 +73,7 @@ def test_other_weights_and_another_number_format_change_it() -> None:
         spec(output="elsewhere"),
         spec(input={"path": "more", "text": "body"}),
         spec(model={"path": "the same, elsewhere"}),
+        spec(model={"path": "m", "quantize": "none"}),
         spec(tasks=[SPEC["tasks"][0]]),
         spec(tasks=[{**SPEC["tasks"][1], "question": "C?"}, SPEC["tasks"][0]]),
         spec(documents={"max_tokens": 100, "overlap_tokens": 7}),
@@ -80,6 +82,15 @@ def test_other_weights_and_another_number_format_change_it() -> None:
 )
 def test_what_cannot_change_an_answer_does_not(changed: JobSpec) -> None:
     assert fp(changed) == fp(spec())
+
+
+def test_int8_and_fp8_weights_answer_under_their_own_fingerprints() -> None:
+    int8, fp8 = (spec(model={"path": "m", "quantize": kind}) for kind in ("int8", "fp8"))
+    assert fp(int8) != fp(fp8)
+
+
+def test_answers_given_before_weights_could_be_quantised_still_stand() -> None:
+    assert fp(spec()) == "b3c0abe1a813019f"
 
 
 def test_chunks_matter_where_documents_are_chunked() -> None:

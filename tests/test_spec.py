@@ -40,6 +40,7 @@ filter:
   keep: "toxic.p.toxic < 0.5"        # SQL over the task columns, used by `assay filter`
 """
 
+AUTO = {"dtype": "auto", "device": "auto"}
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
 PARQUET = "s3://corpus/2026-11/**/*.parquet"
 INSULTS = "Does this text contain insults, threats, slurs or sexual content? Answer yes or no."
@@ -76,7 +77,7 @@ def lines_of(text: str) -> list[str]:
 def test_the_example_of_the_design_parses_with_its_values() -> None:
     assert parse_spec(DESIGN_EXAMPLE).model_dump() == {
         "name": "toxicity",
-        "model": {"path": QWEN, "revision": None, "dtype": "auto", "device": "auto"},
+        "model": {"path": QWEN, "revision": None, **AUTO, "quantize": "none"},
         "input": {"path": PARQUET, "text": "text", "id": "id", "shard_bytes": "auto"},
         "output": "s3://labels/corpus",
         "prompt": {

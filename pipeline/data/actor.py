@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
@@ -29,8 +30,12 @@ from pipeline.inference.engine import LabelEngine, Usage
 from pipeline.inference.gguf import convert
 from pipeline.inference.heap import keep_freed_memory
 from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
+from pipeline.inference.memory import MemoryPlan, plan_memory
+from pipeline.inference.model import LoadedModel
 from pipeline.inference.pieces import combine, fit
+from pipeline.inference.quantisation import require_torchao
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
+from pipeline.spec import Quantize
 
 # More tokens do not fill two cores better, and their activations no longer lie in the cache:
 # 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
@@ -38,9 +43,18 @@ CPU_BATCH_TOKENS = 1_280
 CUDA_BATCH_TOKENS = 65_536
 
 
-def batch_tokens(device: str) -> int:
-    """How many tokens go through the model at once."""
-    return CPU_BATCH_TOKENS if device == "cpu" else CUDA_BATCH_TOKENS
+def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
+    """How many tokens go through the model at once, and the memory that takes on its device."""
+    if model.device.type == "cuda":
+        free_bytes, most_tokens = torch.cuda.mem_get_info(model.device)[0], CUDA_BATCH_TOKENS
+    else:
+        free_bytes, most_tokens = psutil.virtual_memory().available, CPU_BATCH_TOKENS
+    return plan_memory(
+        model,
+        opening_tokens=len(prompt.opening),
+        free_bytes=free_bytes,
+        most_tokens=most_tokens,
+    )
 
 
 def local_model(job: Job) -> Path:
@@ -58,8 +72,19 @@ def local_model(job: Job) -> Path:
     return settle(partial, folder)
 
 
+def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> LoadedModel:
+    """The model that gives the job's answers, with its weights as the spec says or as asked."""
+    return load_model(
+        folder,
+        dtype=job.placement.dtype,
+        device=job.placement.device,
+        quantize=job.spec.model.quantize if quantize is None else quantize,
+    )
+
+
 def preflight(job: Job) -> None:
     """What can be wrong with the model and the prompt, found before any document is read."""
+    require_torchao(job.spec.model.quantize)
     folder = local_model(job)
     prompt = tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks)
     check_room(job, prompt, context_tokens(folder))
@@ -128,11 +153,10 @@ class LabelDocuments:
         keep_freed_memory()
         folder = local_model(job)
         self.job = job
-        self._engine = LabelEngine(
-            load_model(folder, dtype=job.placement.dtype, device=job.placement.device),
-            tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks),
-            max_batch_tokens=batch_tokens(job.placement.device),
-        )
+        model = job_model(job, folder)
+        prompt = tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks)
+        planned = memory_plan(model, prompt)
+        self._engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         work = work_from_json(block.column("work")[0].as_py())

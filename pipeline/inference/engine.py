@@ -13,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.errors import ModelError
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.packing import pack
+from pipeline.inference.reading import TokensRead, counting_tokens
 from pipeline.inference.readout import FirstTokens, first_token_log_probs
 from pipeline.inference.schedules import Schedule, read_opening
 from pipeline.inference.tokens import PromptTokens, Question
@@ -70,14 +72,19 @@ class LabelEngine:
         if not questions:
             return Labelled((), Usage())
         asked = _Asked(questions, self._schedule, self.model.device)
-        waiting = list(range(len(documents)))
-        while waiting:
-            lengths = [len(documents[i]) + asked.laid_out.question_tokens for i in waiting]
-            batches = pack(lengths, max_tokens=self.max_batch_tokens)
-            waiting = self._label_batches(
-                documents, [[waiting[i] for i in batch] for batch in batches], asked, answers
-            )
-        return Labelled(tuple(answers), self._usage(documents, asked))
+        waiting, rounds = list(range(len(documents))), 0
+        with counting_tokens(self.model.network.get_input_embeddings()) as read:
+            while waiting:
+                lengths = [len(documents[i]) + asked.laid_out.question_tokens for i in waiting]
+                batches = pack(lengths, max_tokens=self.max_batch_tokens)
+                waiting = self._label_batches(
+                    documents, [[waiting[i] for i in batch] for batch in batches], asked, answers
+                )
+                rounds += 1
+        usage = self._usage(documents, asked)
+        if rounds == 1:  # a batch that ran out of memory was read twice
+            _prove_reuse(usage, read)
+        return Labelled(tuple(answers), usage)
 
     def _label_batches(
         self,
@@ -128,6 +135,16 @@ class _Asked:
         self.laid_out = schedule.ask([question.token_ids for question in questions])
         self.tokens_alone = sum(len(question.token_ids) for question in questions)
         self.first_tokens = [FirstTokens.of(list(q.labels.values()), device) for q in questions]
+
+
+def _prove_reuse(usage: Usage, read: TokensRead) -> None:
+    """ModelError if the model read more than each document and question once."""
+    needed = usage.prefix_tokens_computed + usage.question_tokens_computed
+    if read.tokens != needed:
+        raise ModelError(
+            f"reuse was lost: the model read {read.tokens:,} tokens where {needed:,} are needed; "
+            "this is a defect of assay, please report the model and the versions"
+        )
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -47,6 +47,20 @@ class PrefixKV:
         return sum(kv.k.nbytes + kv.v.nbytes for kv in self.layers.values())
 
 
+class CompiledPlan(Protocol):
+    """A plan made ready for the device."""
+
+    def attend(
+        self,
+        q: Tensor,  # [tokens, heads, dim]
+        own: LayerKV,
+        prefix: LayerKV | None,
+        *,
+        scale: float,
+    ) -> Attended:  # of one copy
+        """What `attend_tree` gives for the plan."""
+
+
 class LayerAttention(Protocol):
     """What a batch's attention needs: travels through the model's forward as one argument."""
 
@@ -60,20 +74,6 @@ class LayerAttention(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> Attended: ...
-
-
-class CompiledPlan(Protocol):
-    """A plan made ready for the device."""
-
-    def attend(
-        self,
-        q: Tensor,  # [tokens, heads, dim]
-        own: LayerKV,
-        prefix: LayerKV | None,
-        *,
-        scale: float,
-    ) -> Attended:  # of one copy
-        """What `attend_tree` gives for the plan."""
 
 
 @dataclass(frozen=True, slots=True)

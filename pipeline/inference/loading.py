@@ -24,9 +24,11 @@ from transformers import (
 from pipeline.errors import ModelError
 from pipeline.inference import layers
 from pipeline.inference.model import LoadedModel, plain_attention
+from pipeline.inference.quantisation import quantise
 from pipeline.inference.schedules import read_opening
 from pipeline.inference.stages import Stages, cut_last_layer
 from pipeline.inference.varlen import Kernel, flash_kernel
+from pipeline.spec import Quantize
 
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
@@ -51,7 +53,9 @@ def context_tokens(folder: Path) -> int:
     return int(config.get_text_config().max_position_embeddings)
 
 
-def load_model(folder: Path, *, dtype: str, device: str) -> LoadedModel:
+def load_model(
+    folder: Path, *, dtype: str, device: str, quantize: Quantize = "none"
+) -> LoadedModel:
     """The model in a folder; ModelError names what keeps it from being used."""
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
@@ -66,6 +70,7 @@ def load_model(folder: Path, *, dtype: str, device: str) -> LoadedModel:
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be loaded: {error}") from error
+    quantise(network, quantize, device)
     nn.Module.to(network, device)
     return prepare(network)
 

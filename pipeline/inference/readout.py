@@ -14,7 +14,7 @@ from torch import Tensor
 Unembed = Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, vocab]
 
 # Logits of about this many rows stand in memory at once: 128 x 150,000 x 4 bytes = 77 MB.
-_ROWS = 128
+ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def first_token_log_probs(
     assert states == len(questions), f"{states} states for {len(questions)} questions"
     found: list[list[Tensor]] = [[first.nothing] for first in questions]
     # Questions are unembedded together, so that the unembedding is read once for all of them.
-    for part in torch.split(hidden, max(1, _ROWS // states), dim=1) if docs else ():
+    for part in torch.split(hidden, max(1, ROWS // states), dim=1) if docs else ():
         logits = unembed(part.flatten(0, 1)).float()  # [questions * docs, vocab]
         by_question = logits.view(states, part.shape[1], -1)
         for read, of_question, first in zip(found, by_question, questions, strict=True):

@@ -5,38 +5,43 @@ Knows figures. Knows nothing of how they were measured.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
 
-from pipeline.bench import Bench
+from pipeline.bench import Bench, Row
 
 
-def bench_table(measured: Bench) -> Table:
-    """One line a method, with the machine above and what the shares mean below."""
+def bench_tables(measured: Bench) -> Group:
+    """A table a workload, with the machine above and what the shares mean below."""
     machine = measured.machine
-    table = Table(
-        title=f"{machine.processor}, {machine.threads} threads, {machine.dtype} on "
+    weights = "" if machine.quantize == "none" else f", {machine.quantize} weights"
+    return Group(
+        f"{machine.processor}, {machine.threads} threads, {machine.dtype}{weights} on "
         f"{machine.device}, torch {machine.torch}",
-        caption=f"matmul share: the tree's arithmetic in this time, of the rate that plain "
-        f"products reach here, {measured.matmul_flops / 1e9:,.0f} GFLOP/s at best",
+        *(_table(name, rows) for name, rows in groupby(measured.rows, key=lambda r: r.workload)),
+        "matmul share: the tree's arithmetic in this time, of the rate that plain products reach "
+        f"here, {measured.matmul_flops / 1e9:,.0f} GFLOP/s at best",
     )
+
+
+def _table(workload: str, rows: Iterable[Row]) -> Table:
+    table = Table(title=workload, title_justify="left")
     for name in ("method", "s / document", "docs / s", "x tree", "peak MB", "matmul share"):
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for workload, rows in groupby(measured.rows, key=lambda row: row.workload):
-        table.add_section()
-        table.add_row(f"[bold]{workload}[/bold]")
-        for row in rows:
-            table.add_row(
-                row.method,
-                f"{row.seconds_per_document:.2f}",
-                f"{row.docs_per_s:.3f}",
-                f"{row.times_tree:.2f}",
-                f"{row.peak_bytes / 1e6:,.0f}",
-                f"{row.matmul_share:.0%}",
-            )
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.method,
+            f"{row.seconds_per_document:.2f}",
+            f"{row.docs_per_s:.3f}",
+            f"{row.times_tree:.2f}",
+            f"{row.peak_bytes / 1e6:,.0f}",
+            f"{row.matmul_share:.0%}",
+        )
     return table
 
 

@@ -5,12 +5,14 @@ Knows findings. Knows nothing of how they came about.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.check import Findings
+from pipeline.check import Change, Findings
+from pipeline.inference.memory import MemoryPlan
 
 
 def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
@@ -23,13 +25,16 @@ def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
     rows = {
         "storage": f"{found.output} honours create-only writes",
         "documents": f"{found.documents:,}",
-        "model": f"{found.model_folder}, {found.dtype} on {found.device}",
+        "model": f"{found.model_folder}, {_numbers(found)} on {found.device}",
         "context": f"{found.context_tokens:,} tokens",
         "template": "chat" if found.has_chat_template else "none: plain text ending in 'Answer:'",
         **{f"  {task}": _tokens(labels) for task, labels in found.label_tokens.items()},
+        "memory": _memory(found.memory),
         "exactness": f"{verdict}; max |dp| {exactness.max_abs_dp:.1e}, {exactness.argmax_flips} "
         f"argmax flips in {exactness.answers} answers, tree against independent prompts",
     }
+    if found.quantization:
+        rows["quantized"] = _change(found.quantization)
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table, markup=False)
@@ -37,6 +42,25 @@ def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
         console.rule(f"{prompt.task} · {prompt.doc_id}")
         console.print(prompt.text, markup=False)
         console.print(list(prompt.token_ids), markup=False)
+
+
+def _numbers(found: Findings) -> str:
+    return found.dtype if found.quantize == "none" else f"{found.dtype}, {found.quantize} weights"
+
+
+def _memory(memory: MemoryPlan) -> str:
+    return (
+        f"weights {memory.weights_bytes / 1e6:,.0f} MB, kept instruction "
+        f"{memory.prefix_bytes / 1e6:,.1f} MB, {memory.token_bytes / 1e3:,.1f} kB a token; "
+        f"{memory.max_batch_tokens:,} tokens at once, {memory.peak_bytes / 1e6:,.0f} MB in all"
+    )
+
+
+def _change(change: Change) -> str:
+    return (
+        f"max |dp| {change.max_abs_dp:.1e}, mean {change.mean_abs_dp:.1e}, {change.argmax_flips} "
+        f"argmax flips in {change.answers} answers, against the model's own weights"
+    )
 
 
 def _tokens(labels: dict[str, list[str]]) -> str:
@@ -50,6 +74,7 @@ def findings_json(found: Findings) -> dict[str, Any]:
         "model": {
             "path": found.model_folder,
             "dtype": found.dtype,
+            "quantize": found.quantize,
             "device": found.device,
             "context_tokens": found.context_tokens,
             "chat_template": found.has_chat_template,
@@ -67,9 +92,11 @@ def findings_json(found: Findings) -> dict[str, Any]:
             }
             for prompt in found.prompts
         ],
+        "memory": {**asdict(found.memory), "peak_bytes": found.memory.peak_bytes},
         "exactness": {
             "max_abs_dp": found.exactness.max_abs_dp,
             "argmax_flips": found.exactness.argmax_flips,
             "answers": found.exactness.answers,
         },
+        "quantization": asdict(found.quantization) if found.quantization else None,
     }

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.errors import ModelError
 from pipeline.inference import engine as engine_module
 from pipeline.inference import fused, reference
 from pipeline.inference.engine import LabelEngine
@@ -231,3 +232,20 @@ def test_another_error_of_the_model_is_not_taken_for_memory(
     with pytest.raises(RuntimeError, match="shapes do not match"):
         engine.label([[1], [2]])
     assert engine.max_batch_tokens == 1_000
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_document_that_is_read_again_fails_loudly(
+    family: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = some_prompt(random.Random(5), 3, opening=4)
+    engine = LabelEngine(tiny_model(family), prompt, max_batch_tokens=1_000)
+    real = fused.FusedQuestions.states
+
+    def twice(self: fused.FusedQuestions, documents: Sequence[Sequence[int]]) -> torch.Tensor:
+        real(self, documents)
+        return real(self, documents)
+
+    monkeypatch.setattr(fused.FusedQuestions, "states", twice)
+    with pytest.raises(ModelError, match="reuse was lost"):
+        engine.label([[1, 2, 3]])

@@ -1,0 +1,98 @@
+"""The memory that a batch takes is what the formula says, as the allocator counts it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from pipeline.inference.engine import LabelEngine
+from pipeline.inference.forward import prefill
+from pipeline.inference.loading import prepare
+from pipeline.inference.memory import kv_bytes, plan_memory
+from pipeline.inference.model import LoadedModel
+from pipeline.inference.tokens import PromptTokens, Question
+
+SHAPES: dict[str, Any] = {
+    "vocab_size": 2_000,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8_192,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+PROMPT = PromptTokens(
+    tuple(range(20)),
+    tuple(Question(f"q{i}", (i, *range(24)), {"a": (1,), "b": (2,)}) for i in range(8)),
+)
+
+
+def wide_model(family: str, **changes: Any) -> LoadedModel:
+    config = AutoConfig.for_model(family, **{**SHAPES, **changes})
+    return prepare(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+
+
+def allocated_at_most(run: Callable[[], object]) -> int:
+    """The most bytes that were allocated at one time."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    held = highest = 0
+    for _, size_bytes in changes:
+        held += size_bytes
+        highest = max(highest, held)
+    return highest
+
+
+@pytest.mark.parametrize(
+    "family, changes",
+    [
+        ("llama", {}),
+        ("qwen2", {}),
+        ("llama", {"intermediate_size": 128}),  # attention holds more than the feed-forward
+        ("llama", {"num_key_value_heads": 6, "intermediate_size": 128}),
+        ("qwen3", {"head_dim": 64}),
+        ("gemma3_text", {"head_dim": 64}),
+        (
+            "qwen3_moe",
+            {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256},
+        ),
+    ],
+)
+@pytest.mark.parametrize("documents, tokens", [(1, 3_000), (12, 200)])
+def test_a_batch_takes_what_the_plan_says_within_15_percent(
+    family: str, changes: dict[str, Any], documents: int, tokens: int
+) -> None:
+    model, source = wide_model(family, **changes), random.Random(0)
+    engine = LabelEngine(model, PROMPT, max_batch_tokens=1_000_000)
+    read = [source.choices(range(2_000), k=tokens) for _ in range(documents)]
+    batch = documents * (tokens + engine.label([[1]]).usage.question_tokens_computed)
+    planned = plan_memory(model, opening_tokens=20, free_bytes=1 << 40, most_tokens=batch)
+    measured = allocated_at_most(lambda: engine.label(read))
+    assert measured == pytest.approx(planned.batch_bytes(batch), rel=0.15)
+
+
+def test_little_memory_makes_batches_small_and_much_does_not_make_them_large() -> None:
+    model = wide_model("llama")
+    small = plan_memory(model, opening_tokens=20, free_bytes=10_000_000, most_tokens=5_000)
+    large = plan_memory(model, opening_tokens=20, free_bytes=1 << 40, most_tokens=5_000)
+    assert 1 < small.max_batch_tokens < large.max_batch_tokens == 5_000
+    assert small.prefix_bytes + small.batch_bytes(small.max_batch_tokens) <= 10_000_000
+
+
+def test_a_kept_prefix_takes_what_the_plan_says(tiny_model: Callable[[str], LoadedModel]) -> None:
+    model = tiny_model("llama")
+    planned = plan_memory(model, opening_tokens=20, free_bytes=1 << 40, most_tokens=1)
+    kept = prefill(model, PROMPT.opening)
+    assert kept is not None and planned.prefix_bytes == kept.size_bytes
+    assert kv_bytes(model) * 20 * 2 == kept.size_bytes

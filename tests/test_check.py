@@ -1,0 +1,229 @@
+"""A wrong attention is refused twice, every difference is seen, quantised weights are weighed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pipeline.check
+from pipeline.check import change, check
+from pipeline.cli import main
+from pipeline.errors import ModelError
+from pipeline.inference import calls, layers, loading
+from pipeline.inference.attention import Attended
+from pipeline.inference.calls import Call
+from pipeline.inference.engine import LabelEngine
+from pipeline.inference.loading import load_model, load_tokenizer
+from pipeline.inference.tokens import DocumentTokenizer, tokenise_prompt
+from pipeline.spec import load_spec
+
+WriteSpec = Callable[..., Path]
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What a verb said last on standard error, behind transformers' progress bars."""
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every question also reads the questions before it."""
+    correct = calls._over_span
+
+    def over_span(layout: Any, span: Any, window: int | None) -> Iterator[Call]:
+        yield from correct(layout, span, window)
+        keys = calls._keys(layout.tree, span).rows
+        for asked in layout.asking:
+            if asked.row >= span.subtree_stop:
+                yield Call(layout.all_copies(asked).rows, keys)
+
+    monkeypatch.setattr(calls, "_over_span", over_span)
+
+
+def the_document_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_over_documents", lambda _layout, _window: ())
+
+
+def the_instruction_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_over_prefix", lambda _layout, _documents, _window: ())
+
+
+def scores_are_scaled_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = layers.attend_tree
+
+    def attend(*args: Any, scale: float, **options: Any) -> Attended:
+        return correct(*args, scale=scale / 2, **options)
+
+    monkeypatch.setattr(layers, "attend_tree", attend)
+
+
+BUGS = [
+    siblings_leak,
+    the_document_is_not_seen,
+    the_instruction_is_not_seen,
+    scores_are_scaled_wrongly,
+]
+
+
+@pytest.mark.parametrize("plant", BUGS)
+def test_a_wrong_attention_is_refused_when_the_model_is_loaded(
+    plant: Plant,
+    write_spec: WriteSpec,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(ModelError, match="answers otherwise under the tree"):
+        load_model(model_folder, dtype="float32", device="cpu")
+    assert main(["check", str(write_spec())]) == 1
+    line = last_line(capsys)
+    assert line.startswith("assay: model family 'llama' answers otherwise under the tree")
+
+
+@pytest.mark.parametrize("plant", BUGS)
+def test_a_wrong_attention_that_gets_past_loading_is_not_exact_and_exit_1(
+    plant: Plant,
+    write_spec: WriteSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plant(monkeypatch)
+    monkeypatch.setattr(loading, "tree_error", lambda _model: 0.0)
+    assert main(["check", str(write_spec())]) == 1
+    assert "NOT exact: 0.0001 is allowed; max |dp| " in capsys.readouterr().out
+    assert main(["check", str(write_spec()), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["exactness"]["max_abs_dp"] > 1e-4
+
+
+def test_nothing_is_planted_and_the_same_spec_is_exact(write_spec: WriteSpec) -> None:
+    assert main(["check", str(write_spec())]) == 0
+
+
+def less_mass(log_probs: torch.Tensor) -> torch.Tensor:
+    """Half of every label's probability goes to other tokens: `p` stays as it was."""
+    return log_probs - np.log(2)
+
+
+def another_share(log_probs: torch.Tensor) -> torch.Tensor:
+    """The labels change places: their probabilities together stay as they were."""
+    return log_probs.flip(0)
+
+
+@pytest.mark.parametrize("distort", [less_mass, another_share])
+def test_a_check_compares_the_mass_as_well_as_the_shares(
+    distort: Callable[[torch.Tensor], torch.Tensor],
+    write_spec: WriteSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    correct, seen = pipeline.check.per_question, []
+
+    def per_question(*args: Any) -> list[list[torch.Tensor]]:
+        answers = correct(*args)
+        seen.extend(log_probs for of_document in answers for log_probs in of_document)
+        return [[distort(log_probs) for log_probs in of_document] for of_document in answers]
+
+    monkeypatch.setattr(pipeline.check, "per_question", per_question)
+    found = check(load_spec(write_spec()), cache_dir=tmp_path / "cache", documents=None)
+    shares = [(a.softmax(0) - distort(a).softmax(0)).abs().max() for a in seen]
+    out_of_all = [(a.exp() - distort(a).exp()).abs().max() for a in seen]
+    assert (float(max(shares)) < 1e-6) == (distort is less_mass)
+    expected = float(max(*shares, *out_of_all))
+    assert found.exactness.max_abs_dp == pytest.approx(expected, abs=1e-5)
+    assert expected > found.exactness.tolerance and not found.exact
+
+
+def test_of_each_label_the_larger_difference_counts() -> None:
+    answers = [np.log([[0.4, 0.4], [0.1, 0.3]])]
+    others = [np.log([[0.2, 0.2], [0.3, 0.1]])]
+    found = change(answers, others)
+    assert (found.argmax_flips, found.answers) == (1, 2)
+    assert found.max_abs_dp == pytest.approx(0.5)  # 1/4 -> 3/4 of the labels
+    assert found.mean_abs_dp == pytest.approx((0.2 + 0.2 + 0.5 + 0.5) / 4)
+
+
+def test_an_answer_that_is_no_number_is_a_change() -> None:
+    found = change([np.array([[0.0, np.nan]])], [np.array([[0.0, 0.0]])])
+    assert np.isnan(found.max_abs_dp)
+
+
+def test_nothing_compared_is_no_change() -> None:
+    found = change([np.empty((0, 2))], [np.empty((0, 2))])
+    assert (found.max_abs_dp, found.mean_abs_dp, found.answers) == (0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_quantised_weights_are_weighed_against_the_models_own(
+    kind: Any, write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = write_spec(model={"path": str(model_folder), "quantize": kind})
+    assert main(["check", str(spec), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    tokenizer = load_tokenizer(model_folder)
+    prompt = tokenise_prompt(tokenizer, load_spec(spec).prompt, load_spec(spec).tasks)
+    document = DocumentTokenizer(tokenizer).encode("Hello.")
+    rounded, plain = (
+        LabelEngine(
+            load_model(model_folder, dtype="float32", device="cpu", quantize=quantize),
+            prompt,
+            max_batch_tokens=1_000,
+        )
+        .label([document])
+        .log_probs
+        for quantize in (kind, "none")
+    )
+    expected = change(rounded, plain)
+    assert found["model"]["quantize"] == kind
+    assert found["exactness"]["max_abs_dp"] <= 1e-4
+    assert found["quantization"] == {
+        "max_abs_dp": pytest.approx(expected.max_abs_dp, abs=1e-6),
+        "mean_abs_dp": pytest.approx(expected.mean_abs_dp, abs=1e-6),
+        "argmax_flips": expected.argmax_flips,
+        "answers": 2,
+    }
+    assert expected.max_abs_dp > 1e-4
+
+
+def test_people_are_told_what_quantising_changed(
+    write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = write_spec(model={"path": str(model_folder), "quantize": "int8"})
+    assert main(["check", str(spec)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "float32, int8 weights on cpu" in shown
+    assert "in 2 answers, against the model's own weights" in shown
+
+
+def test_without_quantised_weights_there_is_nothing_to_weigh(
+    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(write_spec()), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quantization"] is None
+    assert main(["check", str(write_spec())]) == 0
+    assert "quantized" not in capsys.readouterr().out
+
+
+def test_without_torchao_a_check_is_one_line_and_exit_2(
+    write_spec: WriteSpec,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    spec = write_spec(model={"path": str(model_folder), "quantize": "fp8"})
+    assert main(["check", str(spec)]) == 2
+    line = last_line(capsys)
+    assert line.startswith("model.quantize: needs torchao; pip install 'assay[quantize]'")
