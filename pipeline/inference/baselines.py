@@ -68,7 +68,9 @@ def _ask(
     lengths: Sequence[int],  # of the prefixes
 ) -> Tensor:  # [docs, questions, hidden]
     """The state at each question's last token; the cache holds the documents' prefixes."""
-    cache.batch_repeat_interleave(len(questions))
+    rows = [row for row in range(len(lengths)) for _ in questions]
+    # Not `batch_repeat_interleave`: layers with a state have none.
+    cache.reorder_cache(torch.tensor(rows, device=model.device).long())  # type: ignore[arg-type]
     longest = max(len(question.token_ids) for question in questions)
     ids = [[*q.token_ids, *[0] * (longest - len(q.token_ids))] for q in questions]
     own = [[1] * len(q.token_ids) + [0] * (longest - len(q.token_ids)) for q in questions]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
@@ -28,6 +29,7 @@ from pipeline.inference.attention import (
 )
 from pipeline.inference.layers import LayerKV
 from pipeline.inference.model import LoadedModel
+from pipeline.inference.transfer import moved
 
 # A span of one token would take the families' path for generation, which computes something else
 # (Nemotron-H and Granite leave the limits of the time step out of it) and writes states in place.
@@ -167,7 +169,7 @@ class StagedQuestions:
         return torch.stack([self._states(document) for document in documents], dim=1)
 
     def _states(self, document: Sequence[int]) -> Tensor:  # [questions, hidden]
-        token_ids = torch.tensor([[*self._left, *document]], device=self._model.device)
-        _, level = read(self._model, self._above, token_ids)
+        [token_ids] = moved([np.array([*self._left, *document])], self._model.device)
+        _, level = read(self._model, self._above, token_ids[None])
         states, _ = read(self._model, (*self._above, level), self._token_ids)
         return states[torch.arange(len(self._last), device=states.device), self._last]

@@ -14,7 +14,7 @@ from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, Question
 
 TinyModel = Callable[[str], LoadedModel]
-FAMILIES = ["llama", "qwen3", "gemma3_text"]
+FAMILIES = ["llama", "qwen3", "gemma3_text", "qwen3_5_text", "lfm2"]
 
 
 def some_prompt() -> PromptTokens:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import ModelError
-from pipeline.inference import loading
+from pipeline.inference import loading, staged
 from pipeline.inference.attention import Attended
 from pipeline.inference.forward import end_states, prefill
 from pipeline.inference.layers import IMPLEMENTATION
@@ -137,6 +137,7 @@ def test_a_model_on_a_cpu_has_no_fused_kernel_and_cudnns_attention_is_off_for_al
         ("llama", {}),
         ("cohere", {"logit_scale": 0.0625}),
         ("granite", {"logits_scaling": 3.0}),
+        ("falcon_h1", {"lm_head_multiplier": 0.5}),
         ("gemma3_text", {**SLIDING, "final_logit_softcapping": 2.0}),
     ],
 )
@@ -205,6 +206,31 @@ def test_a_model_that_cannot_be_exact_is_refused_when_it_is_prepared(
 ) -> None:
     network = network_of(family, **changes)
     with pytest.raises(ModelError):
+        prepare(network)
+
+
+def test_logits_that_the_engine_would_not_reproduce_are_refused() -> None:
+    network = network_of("llama")
+    real = network.forward
+
+    def doubled(*args: Any, **kwargs: Any) -> Any:
+        output = real(*args, **kwargs)
+        output.logits = output.logits * 2
+        return output
+
+    network.forward = doubled
+    with pytest.raises(ModelError, match=r"its states or logits differ by 0\.5"):
+        prepare(network)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_that_is_not_carried_on_is_refused(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = network_of("lfm2", layer_types=["conv", "full_attention"]).to(dtype)
+    assert prepare(network).schedule == "staged"
+    monkeypatch.setattr(staged, "clone_states", lambda *_: None)
+    with pytest.raises(ModelError, match="model family 'lfm2' answers otherwise under the tree"):
         prepare(network)
 
 
