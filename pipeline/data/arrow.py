@@ -42,10 +42,10 @@ def arrow_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     with _opened_batches(shard.path, options) as arrow:
         yield from rows_between(
             arrow.batches,
-            shard.start_row,
-            shard.end_row,
-            text_column=shard.text_column,
-            id_column=shard.id_column,
+            shard.piece.start_row,
+            shard.piece.end_row,
+            text_column=shard.version.text_column,
+            id_column=shard.version.id_column,
         )
 
 

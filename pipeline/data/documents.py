@@ -14,6 +14,8 @@ from pipeline.data.hashes import short_hash
 
 OK = "ok"
 EMPTY = "empty"
+TRUNCATED = "truncated"
+QUARANTINED = "quarantined"
 
 SCHEMA = pa.schema(
     [

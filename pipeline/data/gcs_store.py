@@ -7,8 +7,8 @@ installed by default: `pip install 'assay[gcs]'`. Knows nothing of what the obje
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,12 @@ class GcsStore:
         with _explained(f"{self.url}/{key}", "read"):
             data: bytes = self.file_system.cat_file(place)
             return data
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """The objects are gone; one that was not there is no error."""
+        for key in keys:
+            with _explained(f"{self.url}/{key}", "deleted"), suppress(FileNotFoundError):
+                self.file_system.call("DELETE", "b/{}/o/{}", self.bucket, self._place(key))
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """The objects whose key starts with `prefix`, in the order of their keys."""

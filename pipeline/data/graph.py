@@ -28,7 +28,7 @@ from pipeline.data.hashes import canonical_json
 from pipeline.data.job import Job, work_from_json, work_to_json
 from pipeline.data.ledger import Work
 from pipeline.data.storage import open_store
-from pipeline.errors import AssayError, StorageError
+from pipeline.errors import AssayError, SpecError, StorageError
 
 # Ray fuses stages that ask for the same; these three never do.
 TOKENISE_CPUS = 0.5
@@ -207,16 +207,19 @@ def _cause(error: RayTaskError) -> BaseException:
     cause: Any = error.cause
     while isinstance(cause, RayTaskError):
         cause = cause.cause
-    inner = cause
-    while inner is not None and not isinstance(inner, AssayError):
-        inner = inner.__cause__
-    return inner if isinstance(inner, AssayError) else error
+    if not isinstance(cause, AssayError) or isinstance(cause, SpecError):
+        return cause if isinstance(cause, AssayError) else error
+    # — Ray Data appends its own advice on retries to the message of whatever it passes on
+    return type(cause)(str(cause).partition("\n")[0])
 
 
 def _configure() -> None:
     """Ray Data's settings for one block a shard, and for a quiet terminal."""
     context = ray.data.DataContext.get_current()
     context.target_max_block_size = None
+    # — wrapped in Ray's own exception, a worker's error would lose its kind on the way here
+    context.raise_original_map_exception = True
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    # — what ends a graph is raised here as well, and is told by whoever runs it, in one line
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)

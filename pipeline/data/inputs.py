@@ -1,35 +1,42 @@
 """The cut that lasts: the shards of each input object, written down once in the output.
 
-Knows `inputs/<oid>.json`. A job that goes on elsewhere, or under another version of this program,
-thus works on the same shards, and a finished job opens no input. Knows nothing of formats, nor of
-labels.
+Knows `inputs/<number>.json`, a log that only grows: every run that finds new objects adds what it
+cut of them. A job that goes on elsewhere, or under another version of this program, thus works on
+the same shards, and a finished job opens no input. Knows nothing of formats, nor of labels.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
 
-from pipeline.data.hashes import canonical_json, short_hash
-from pipeline.data.shards import Shard
+from pipeline.data.hashes import canonical_json
+from pipeline.data.shards import ObjectVersion, Piece, Shard
 from pipeline.data.source import InputObject, cut
 from pipeline.data.storage import Store
 from pipeline.errors import Problem, SpecError, StorageError
 
 FOLDER = "inputs/"
+# Cutting a compressed file means reading it. What was cut is written down this often, so that a
+# run which ends before the last of many files has not read the others for nothing.
+KEEP_SECONDS = 30.0
+CUT_THREADS = 16
+# Each lost race is another run's entry; so many in a row mean that something else is wrong.
+MAX_LOST_RACES = 100
 
 
-def input_key(found: InputObject, text_column: str, id_column: str | None) -> str:
-    """The key of an object's cut: its name changes when the object, or a wanted column, does."""
-    identity = {
-        "path": found.path,
-        "size_bytes": found.size_bytes,
-        "etag": found.etag,
-        "format": found.format,
-        "text_column": text_column,
-        "id_column": id_column,
-    }
-    return f"{FOLDER}{short_hash(canonical_json(identity))}.json"
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The shards of the input as it is now, and the ids of those that its paths had before."""
+
+    shards: tuple[Shard, ...]
+    earlier: Mapping[str, tuple[str, ...]]  # by path; only paths with an earlier version
 
 
 def load_or_cut(
@@ -38,40 +45,122 @@ def load_or_cut(
     text_column: str,
     id_column: str | None,
     target_bytes: int,
-) -> list[Shard]:
+) -> Cuts:
     """The shards of all objects, in order. What was cut before is read; the rest is cut and kept.
 
     `target_bytes` is for what is cut now: an object keeps the shards that it has.
     """
-    there = {stored.key for stored in store.list(FOLDER)}
-    shards: list[Shard] = []
-    for found in objects:
-        key = input_key(found, text_column, id_column)
-        if key in there:
-            shards += _read(store, key)
-        else:
-            shards += _keep(store, key, cut(found, text_column, id_column, target_bytes))
+    log = _Log(store)
+    log.read_on()
+    wanted = {found.version(text_column, id_column): found for found in objects}
+    new = [found for version, found in wanted.items() if version not in log.cuts]
+    cut_one = partial(cut, text_column=text_column, id_column=id_column, target_bytes=target_bytes)
+    with ThreadPoolExecutor(CUT_THREADS) as pool:
+        for batch in _batches(zip(new, pool.map(cut_one, new), strict=True)):
+            log.append({f.version(text_column, id_column): shards for f, shards in batch})
+    shards = tuple(shard for version in wanted for shard in log.cuts[version])
     if not shards:
         files = f"none of the {len(objects)} files has a row"
-        raise SpecError([Problem("input.path", f"{files}; name files with rows", _first(objects))])
-    return shards
+        first = objects[0].path if objects else None
+        raise SpecError([Problem("input.path", f"{files}; name files with rows", first)])
+    return Cuts(shards, log.earlier(wanted))
 
 
-def _keep(store: Store, key: str, shards: Sequence[Shard]) -> list[Shard]:
-    """The shards as they now stand: another process may have cut the object otherwise, before."""
-    content = canonical_json({"shards": [shard.to_json() for shard in shards]})
-    return list(shards) if store.create(key, content) else _read(store, key)
+class _Log:
+    """Everything that was ever cut, in the order in which it was written down."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._last = 0
+        self.cuts: dict[ObjectVersion, tuple[Shard, ...]] = {}
+
+    def read_on(self) -> None:
+        """Takes in the entries added since; of two cuts of one object the first stands."""
+        numbers = sorted(filter(None, (_number(s.key) for s in self._store.list(FOLDER))))
+        for number in numbers:
+            if number > self._last:
+                self._take_in(_parsed(self._store, number))
+                self._last = number
+
+    def append(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
+        """Writes these down, but for those that another run wrote down first."""
+        for _ in range(MAX_LOST_RACES):
+            new = {version: tuple(s) for version, s in cuts.items() if version not in self.cuts}
+            if not new:
+                return
+            if self._store.create(_key(self._last + 1), _content(new)):
+                self._take_in(new)
+                self._last += 1
+                return
+            self._take_in(_parsed(self._store, self._last + 1))
+            self._last += 1
+        raise StorageError(f"{self._store.url}/{FOLDER}: {MAX_LOST_RACES} numbers were taken")
+
+    def earlier(self, current: Iterable[ObjectVersion]) -> dict[str, tuple[str, ...]]:
+        """By path, the shards of other versions of the objects that are current."""
+        versions = set(current)
+        paths = {version.path for version in versions}
+        found: dict[str, list[str]] = {}
+        for version, shards in self.cuts.items():
+            if version.path in paths and version not in versions:
+                found.setdefault(version.path, []).extend(shard.id for shard in shards)
+        return {path: tuple(sids) for path, sids in found.items()}
+
+    def _take_in(self, cuts: Mapping[ObjectVersion, tuple[Shard, ...]]) -> None:
+        for version, shards in cuts.items():
+            self.cuts.setdefault(version, shards)
 
 
-def _read(store: Store, key: str) -> list[Shard]:
+def _batches(
+    cuts: Iterable[tuple[InputObject, list[Shard]]],
+) -> Iterator[list[tuple[InputObject, list[Shard]]]]:
+    """What was cut since the last batch, each time that half a minute has passed."""
+    batch: list[tuple[InputObject, list[Shard]]] = []
+    since = time.monotonic()
+    for found in cuts:
+        batch.append(found)
+        if time.monotonic() - since >= KEEP_SECONDS:
+            yield batch
+            batch, since = [], time.monotonic()
+    if batch:
+        yield batch
+
+
+def _key(number: int) -> str:
+    return f"{FOLDER}{number:08d}.json"
+
+
+def _number(key: str) -> int | None:
+    matched = re.fullmatch(rf"{FOLDER}(\d{{8,}})\.json", key)
+    return int(matched[1]) if matched else None
+
+
+def _content(cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> bytes:
+    entries = [
+        {"object": list(_values(version)), "pieces": [list(_values(s.piece)) for s in shards]}
+        for version, shards in cuts.items()
+    ]
+    return canonical_json({"cuts": entries})
+
+
+def _values(of: ObjectVersion | Piece) -> Iterator[object]:
+    return (getattr(of, each.name) for each in fields(of))
+
+
+def _parsed(store: Store, number: int) -> dict[ObjectVersion, tuple[Shard, ...]]:
+    key = _key(number)
     try:
-        return [Shard.from_json(entry) for entry in json.loads(store.read(key))["shards"]]
+        entries = json.loads(store.read(key))["cuts"]
+        return dict(_cut(entry["object"], entry["pieces"]) for entry in entries)
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
-            f"{store.url}/{key}: is not a list of shards: {error!r}; "
-            f"delete it to have the file cut again"
+            f"{store.url}/{key}: is not a list of shards: {error!r}; restore it: without it "
+            f"the input would be cut, and labelled, anew"
         ) from error
 
 
-def _first(objects: Sequence[InputObject]) -> str | None:
-    return objects[0].path if objects else None
+def _cut(
+    values: Sequence[Any], pieces: Iterable[Sequence[Any]]
+) -> tuple[ObjectVersion, tuple[Shard, ...]]:
+    version = ObjectVersion(*values)
+    return version, tuple(Shard(version, Piece(*piece)) for piece in pieces)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.data.devices import Placement
-from pipeline.data.inputs import load_or_cut
-from pipeline.data.ledger import Committed, Work, committed, remaining
+from pipeline.data.inputs import Cuts, load_or_cut
+from pipeline.data.ledger import Committed, Earlier, Work, committed, remaining
 from pipeline.data.shards import MAX_SHARD_BYTES, Shard
 from pipeline.data.snapshots import SnapshotTask
 from pipeline.data.source import InputObject, find_objects
@@ -56,9 +56,13 @@ class Job:
 class Plan:
     """All shards of the input, and what a LIST of the output found of them."""
 
-    shards: tuple[Shard, ...]
+    cuts: Cuts
     done: Committed
     works: tuple[Work, ...]
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        return self.cuts.shards
 
     @property
     def rows(self) -> int:
@@ -93,10 +97,11 @@ def refuse_own_output(objects: Sequence[InputObject], output: str) -> None:
         raise SpecError([Problem("input.path", fix, inside[0])])
 
 
-def survey(job: Job, store: Store, shards: Sequence[Shard]) -> Plan:
+def survey(job: Job, store: Store, cuts: Cuts) -> Plan:
     """What a LIST now finds of these shards."""
-    done = committed(store, job.fp)
-    return Plan(tuple(shards), done, tuple(remaining(shards, list(job.fp), done)))
+    sids = {shard.id for shard in cuts.shards}.union(*cuts.earlier.values())
+    done = committed(store, job.fp, sids)
+    return Plan(cuts, done, tuple(remaining(cuts.shards, list(job.fp), done, cuts.earlier)))
 
 
 def shard_bytes(job: Job) -> int:
@@ -112,6 +117,8 @@ def work_to_json(work: Work) -> str:
         "shard": work.shard.to_json(),
         "tasks": list(work.tasks),
         "documents": work.documents,
+        "earlier": [[earlier.sid, dict(earlier.labels)] for earlier in work.earlier],
+        "retry": work.retry,
     }
     return json.dumps(content)
 
@@ -119,4 +126,10 @@ def work_to_json(work: Work) -> str:
 def work_from_json(written: str) -> Work:
     """The work that `work_to_json` wrote."""
     content = json.loads(written)
-    return Work(Shard.from_json(content["shard"]), tuple(content["tasks"]), content["documents"])
+    return Work(
+        shard=Shard.from_json(content["shard"]),
+        tasks=tuple(content["tasks"]),
+        documents=content["documents"],
+        earlier=tuple(Earlier(sid, labels) for sid, labels in content["earlier"]),
+        retry=content["retry"],
+    )

@@ -38,11 +38,11 @@ def jsonl_pieces(
 
 def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; one line is held at a time."""
-    assert shard.start_byte is not None and shard.end_byte is not None, shard
-    with decompressed(shard.path, shard.format, options) as stream:
-        stream.seek(shard.start_byte)
-        for line in _lines(stream, shard.end_byte - shard.start_byte):
-            yield _row(line, shard.text_column, shard.id_column)
+    assert shard.piece.start_byte is not None and shard.piece.end_byte is not None, shard
+    with decompressed(shard.path, shard.version.format, options) as stream:
+        stream.seek(shard.piece.start_byte)
+        for line in _lines(stream, shard.piece.end_byte - shard.piece.start_byte):
+            yield _row(line, shard.version.text_column, shard.version.id_column)
 
 
 def _check_keys(path: str, stream: Stream, *, text_column: str, id_column: str | None) -> None:

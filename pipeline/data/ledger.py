@@ -5,21 +5,57 @@ Knows keys. Knows nothing of what the files hold, of how they are made, or of sn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import PurePosixPath
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pipeline.data.shards import Shard
-from pipeline.data.storage import Store, StoredObject
+from pipeline.data.storage import Store
+from pipeline.errors import StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of results, as a snapshot names it."""
+
+    key: str
+    etag: str
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a LIST found, by shard id; being there is being done."""
+    """What a LIST found of some shards, by shard id; being there is being done.
 
-    documents: Mapping[str, StoredObject]
-    labels: Mapping[str, Mapping[str, StoredObject]]  # by task first
+    Etags alone are kept, for a key follows from the shard: of 200,000 shards there are millions.
+    """
+
+    fp: Mapping[str, str]  # by task
+    documents: Mapping[str, str]  # the etag
+    labels: Mapping[str, Mapping[str, str]]  # the etag; by task first
+    retries: Mapping[str, Mapping[str, tuple[int, str]]]  # the highest number, and its etag
+
+    def documents_file(self, sid: str) -> File:
+        """The shard's documents file."""
+        return File(documents_key(sid), self.documents[sid])
+
+    def label_file(self, task: str, sid: str) -> File:
+        """The file that holds the shard's labels: the latest retry of it, where there is one."""
+        fp, retry = self.fp[task], self.retries[task].get(sid)
+        if retry is None:
+            return File(label_key(task, fp, sid), self.labels[task][sid])
+        number, etag = retry
+        return File(label_key(task, fp, sid, number), etag)
+
+    def retry(self, task: str, sid: str) -> int:
+        """How many times the shard's failed rows were tried again."""
+        return self.retries[task].get(sid, (0, ""))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A shard whose answers can be taken over where the text is the same."""
+
+    sid: str
+    labels: Mapping[str, str]  # the label file's key, by task
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +65,14 @@ class Work:
     shard: Shard
     tasks: tuple[str, ...]
     documents: bool
+    earlier: tuple[Earlier, ...] = field(default=())  # each has all of the tasks
+    retry: int = 0  # 0: the labels are missing; else what number the next try has
 
 
-def label_key(task: str, fp: str, sid: str) -> str:
+def label_key(task: str, fp: str, sid: str, retry: int = 0) -> str:
     """Where a shard's labels for one version of a task are."""
+    if retry:
+        return f"retries/{task}/{fp}/{sid}/{retry:04d}.parquet"
     return f"labels/{task}/{fp}/{sid[:2]}/{sid}.parquet"
 
 
@@ -46,36 +86,100 @@ def spec_key(task: str, fp: str) -> str:
     return f"specs/{task}/{fp}.json"
 
 
-def committed(store: Store, tasks: Mapping[str, str]) -> Committed:
-    """What is there for these tasks (name to fingerprint): one LIST each, and one for documents."""
+def committed(store: Store, fp: Mapping[str, str], sids: Collection[str]) -> Committed:
+    """What is there of these shards for these tasks (name to fingerprint).
+
+    One LIST for the documents, and two a task.
+    """
+    known = {sid: sid for sid in sids}
     return Committed(
-        documents=_by_sid(store, "documents/", documents_key),
-        labels={
-            task: _by_sid(store, f"labels/{task}/{fp}/", partial(label_key, task, fp))
-            for task, fp in tasks.items()
-        },
+        fp=dict(fp),
+        documents=dict(_documents(store, known)),
+        labels={task: dict(_labels(store, task, of, known)) for task, of in fp.items()},
+        retries={task: dict(_retries(store, task, of, known)) for task, of in fp.items()},
     )
 
 
-def remaining(shards: Sequence[Shard], tasks: Collection[str], done: Committed) -> list[Work]:
-    """The shards with something still to make, and what, in their given order."""
-    works = (_missing(shard, tasks, done) for shard in shards)
+def remaining(
+    shards: Sequence[Shard],
+    tasks: Collection[str],
+    done: Committed,
+    earlier: Mapping[str, Collection[str]],
+) -> list[Work]:
+    """The shards with something still to make, and what, in their given order.
+
+    `earlier` has, by path, the ids of the shards that another version of the object was cut into.
+    """
+    works = (_missing(shard, tasks, done, earlier.get(shard.path, ())) for shard in shards)
     return [work for work in works if work.tasks or work.documents]
 
 
-def record_specs(store: Store, tasks: Mapping[str, str], contents: Mapping[str, bytes]) -> None:
+def unfinished(works: Sequence[Work], done: Committed) -> list[Work]:
+    """Those of the retries that are not there yet."""
+    left = (
+        (work, [task for task in work.tasks if done.retry(task, work.shard.id) < work.retry])
+        for work in works
+        if work.retry
+    )
+    return [Work(w.shard, tuple(tasks), False, w.earlier, w.retry) for w, tasks in left if tasks]
+
+
+def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, bytes]) -> None:
     """Writes down what each task's fingerprint stands for; what is written already stays."""
-    for task, fp in tasks.items():
-        store.create(spec_key(task, fp), contents[task])
+    for task, of in fp.items():
+        key = spec_key(task, of)
+        if not store.create(key, contents[task]) and store.read(key) != contents[task]:
+            raise StorageError(
+                f"{store.url}/{key}: is not what this task's fingerprint stands for: someone "
+                f"changed it; restore it, or delete it to have it written again"
+            )
 
 
-def _missing(shard: Shard, tasks: Collection[str], done: Committed) -> Work:
+def _missing(
+    shard: Shard, tasks: Collection[str], done: Committed, earlier: Collection[str]
+) -> Work:
     sid = shard.id
     absent = tuple(task for task in tasks if sid not in done.labels[task])
-    return Work(shard, absent, documents=sid not in done.documents)
+    known = (
+        (s for s in earlier if s in done.documents and _has_all(s, absent, done)) if absent else ()
+    )
+    answers = tuple(Earlier(s, {t: done.label_file(t, s).key for t in absent}) for s in known)
+    return Work(shard, absent, documents=sid not in done.documents, earlier=answers)
 
 
-def _by_sid(store: Store, prefix: str, key_of: Callable[[str], str]) -> dict[str, StoredObject]:
-    found = ((PurePosixPath(stored.key).stem, stored) for stored in store.list(prefix))
-    # — a name that only resembles a shard's, such as a copy someone made, is not the shard
-    return {sid: stored for sid, stored in found if stored.key == key_of(sid)}
+def _has_all(sid: str, tasks: Collection[str], done: Committed) -> bool:
+    return all(sid in done.labels[task] for task in tasks)
+
+
+def _documents(store: Store, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for stored in store.list("documents/"):
+        sid = known.get(_stem(stored.key))
+        # — a name that only resembles a shard's, such as a copy someone made, is not the shard
+        if sid is not None and stored.key == documents_key(sid):
+            yield sid, stored.etag
+
+
+def _labels(
+    store: Store, task: str, fp: str, known: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    for stored in store.list(f"labels/{task}/{fp}/"):
+        sid = known.get(_stem(stored.key))
+        if sid is not None and stored.key == label_key(task, fp, sid):
+            yield sid, stored.etag
+
+
+def _retries(
+    store: Store, task: str, fp: str, known: Mapping[str, str]
+) -> Iterator[tuple[str, tuple[int, str]]]:
+    """In the order of their numbers: the last of a shard stands."""
+    for stored in store.list(f"retries/{task}/{fp}/"):
+        sid = known.get(stored.key.rpartition("/")[0].rpartition("/")[2])
+        number = _stem(stored.key)
+        if sid is None or not number.isdecimal():
+            continue
+        if stored.key == label_key(task, fp, sid, int(number)):
+            yield sid, (int(number), stored.etag)
+
+
+def _stem(key: str) -> str:
+    return key.rpartition("/")[2].removesuffix(".parquet")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.data.storage import StoredObject, check_key, check_prefix, is_listed
@@ -36,6 +36,13 @@ class MemoryStore:
         if key not in self._objects:
             raise StorageError(f"{self.url}{key}: cannot be read: there is no such object")
         return self._objects[key]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """The objects are gone; one that was not there is no error."""
+        with self._lock:
+            for key in keys:
+                check_key(key)
+                self._objects.pop(key, None)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """The objects whose key starts with `prefix`, in the order of their keys."""

@@ -34,19 +34,20 @@ def parquet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
         opened(shard.path, options) as file,
         pq.ParquetFile(file, buffer_size=BLOCK_BYTES) as parquet,
     ):
-        first_row, groups = _overlapping(parquet, shard.start_row, shard.end_row)
+        first_row, groups = _overlapping(parquet, shard.piece.start_row, shard.piece.end_row)
         batches = parquet.iter_batches(
             BATCH_ROWS,
             row_groups=groups,
-            columns=[shard.text_column] + ([shard.id_column] if shard.id_column else []),
+            columns=[shard.version.text_column]
+            + ([shard.version.id_column] if shard.version.id_column else []),
             use_threads=False,
         )
         yield from rows_between(
             batches,
-            shard.start_row - first_row,
-            shard.end_row - first_row,
-            text_column=shard.text_column,
-            id_column=shard.id_column,
+            shard.piece.start_row - first_row,
+            shard.piece.end_row - first_row,
+            text_column=shard.version.text_column,
+            id_column=shard.version.id_column,
         )
 
 

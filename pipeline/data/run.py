@@ -123,7 +123,7 @@ def _label(job: Job, store: Store, first: Plan, progress: Progress) -> tuple[Tal
         for counts in label_works(current.works, job):
             counted.append(counts)
             progress(counts.rows)
-        current = survey(job, store, first.shards)
+        current = survey(job, store, first.cuts)
         if not current.works:
             break
         logger.warning("%d shards are still missing and run again", len(current.works))

@@ -7,7 +7,7 @@ Knows nothing of what the objects hold.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ from pipeline.errors import RefusedError, StorageError
 # The object's metadata names the create that made it. A reply can be lost after the object is
 # there; the retry then hears that it exists, and only this tells whose it is.
 ATTEMPT = "assay-attempt"
+
+DELETED_AT_ONCE = 1_000  # what one request of S3 takes
 
 Result = TypeVar("Result")
 
@@ -86,6 +88,19 @@ class S3Store:
             read = partial(self.file_system.cat_file, place, max_concurrency=1)
             data: bytes = self._persistently(read)
             return data
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """The objects are gone; one that was not there is no error."""
+        for batch in (keys[i : i + DELETED_AT_ONCE] for i in range(0, len(keys), DELETED_AT_ONCE)):
+            objects = [{"Key": self._place(key)} for key in batch]
+            with explained(f"{self.url}/{batch[0]}", "deleted"):
+                wanted = {"Objects": objects, "Quiet": True}
+                reply = self._persistently(partial(self._request, "delete_objects", Delete=wanted))
+            for refused in reply.get("Errors", ()):
+                raise StorageError(
+                    f"s3://{self.bucket}/{refused.get('Key')}: cannot be deleted: "
+                    f"{refused.get('Code')}: {refused.get('Message')}"
+                )
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """The objects whose key starts with `prefix`, in the order of their keys."""

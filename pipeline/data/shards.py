@@ -6,7 +6,7 @@ Knows identities, row ranges and weights. Knows nothing of files, formats' insid
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pipeline.data.hashes import canonical_json, short_hash
@@ -44,49 +44,57 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """A bounded piece of one version of one input object, known by what it holds."""
+class ObjectVersion:
+    """One version of one input object, and the columns that are wanted of it."""
 
-    path: str
+    path: str  # absolute, or a URL
     size_bytes: int
     etag: str
     format: str
     text_column: str
     id_column: str | None
-    start_row: int
-    end_row: int
-    start_byte: int | None  # in the decompressed stream; None where rows are found by number
-    end_byte: int | None
-    text_bytes: int  # an estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A bounded piece of one version of one input object, known by what it holds."""
+
+    version: ObjectVersion
+    piece: Piece
+    # The `sid`: changes exactly when the rows could be others.
+    id: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
+        identity = canonical_json(_flat(self.version) | rows)
+        object.__setattr__(self, "id", short_hash(identity))
 
     @property
-    def id(self) -> str:
-        """The `sid`: changes exactly when the rows could be others."""
-        identity = {
-            "path": self.path,
-            "size_bytes": self.size_bytes,
-            "etag": self.etag,
-            "format": self.format,
-            "text_column": self.text_column,
-            "id_column": self.id_column,
-            "start_row": self.start_row,
-            "end_row": self.end_row,
-        }
-        return short_hash(canonical_json(identity))
+    def path(self) -> str:
+        """The object's path."""
+        return self.version.path
 
     @property
     def rows(self) -> int:
         """How many rows go in, and so how many come out."""
-        return self.end_row - self.start_row
+        return self.piece.end_row - self.piece.start_row
 
     def to_json(self) -> dict[str, object]:
-        """The shard as JSON values; `from_json` takes it back."""
-        return asdict(self)
+        """The shard as JSON values, all at one level; `from_json` takes it back."""
+        return _flat(self.version) | _flat(self.piece)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Shard:
         """The shard that `to_json` gave."""
-        return cls(**content)
+        version, piece = (
+            {f.name: content[f.name] for f in fields(t)} for t in (ObjectVersion, Piece)
+        )
+        return cls(ObjectVersion(**version), Piece(**piece))
+
+
+def _flat(value: ObjectVersion | Piece) -> dict[str, object]:
+    """Its fields by name; `dataclasses.asdict` copies deeply, which for 200,000 shards is felt."""
+    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def cut_units(units: Iterable[Unit], target_bytes: int) -> Iterator[Piece]:

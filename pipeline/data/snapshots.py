@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.data.hashes import canonical_json
-from pipeline.data.ledger import Committed, remaining
+from pipeline.data.ledger import Committed, File, remaining
 from pipeline.data.shards import Shard
-from pipeline.data.storage import Store, StoredObject
+from pipeline.data.storage import Store
 from pipeline.errors import StorageError
 
 FOLDER = "snapshots/"
@@ -32,7 +32,7 @@ class SnapshotTask:
 
 def complete(shards: Sequence[Shard], tasks: Collection[str], done: Committed) -> bool:
     """Whether every shard has its documents file and every task's labels."""
-    return not remaining(shards, tasks, done)
+    return not remaining(shards, tasks, done, {})
 
 
 def publish(
@@ -111,8 +111,8 @@ def _shard_entry(shard: Shard) -> dict[str, object]:
     return {
         "sid": shard.id,
         "path": shard.path,
-        "start_row": shard.start_row,
-        "end_row": shard.end_row,
+        "start_row": shard.piece.start_row,
+        "end_row": shard.piece.end_row,
         "rows": shard.rows,
     }
 
@@ -120,15 +120,15 @@ def _shard_entry(shard: Shard) -> dict[str, object]:
 def _file_entries(shard: Shard, tasks: Collection[str], done: Committed) -> list[dict[str, object]]:
     """The shard's documents file (its task is null), then its label files."""
     sid = shard.id
-    entries = [_file_entry(done.documents[sid], shard, None)]
-    return entries + [_file_entry(done.labels[task][sid], shard, task) for task in tasks]
+    entries = [_file_entry(done.documents_file(sid), shard, None)]
+    return entries + [_file_entry(done.label_file(task, sid), shard, task) for task in tasks]
 
 
-def _file_entry(stored: StoredObject, shard: Shard, task: str | None) -> dict[str, object]:
+def _file_entry(file: File, shard: Shard, task: str | None) -> dict[str, object]:
     return {
-        "key": stored.key,
+        "key": file.key,
         "rows": shard.rows,
-        "etag": stored.etag,
+        "etag": file.etag,
         "task": task,
         "sid": shard.id,
     }

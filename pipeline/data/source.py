@@ -24,7 +24,7 @@ from pipeline.data.failures import options_of
 from pipeline.data.hashes import content_hash
 from pipeline.data.jsonl import jsonl_pieces, jsonl_rows
 from pipeline.data.parquet import parquet_pieces, parquet_rows
-from pipeline.data.shards import Piece, Shard
+from pipeline.data.shards import ObjectVersion, Piece, Shard
 from pipeline.data.streams import Options, reading
 from pipeline.data.wet import wet_pieces, wet_rows
 from pipeline.errors import Problem, SpecError, StorageError
@@ -53,6 +53,12 @@ class InputObject:
     etag: str
     format: str
     options: Options = field(default_factory=dict)  # to open it with; no part of what it is
+
+    def version(self, text_column: str, id_column: str | None) -> ObjectVersion:
+        """What a cut of it is known by."""
+        return ObjectVersion(
+            self.path, self.size_bytes, self.etag, self.format, text_column, id_column
+        )
 
 
 def find_objects(
@@ -83,22 +89,8 @@ def cut(
     """The object's rows in shards of about `target_bytes`: every row once, in order."""
     with reading(found.path):
         pieces = _pieces(found, text_column, id_column, target_bytes)
-    return [
-        Shard(
-            path=found.path,
-            size_bytes=found.size_bytes,
-            etag=found.etag,
-            format=found.format,
-            text_column=text_column,
-            id_column=id_column,
-            start_row=piece.start_row,
-            end_row=piece.end_row,
-            start_byte=piece.start_byte,
-            end_byte=piece.end_byte,
-            text_bytes=piece.text_bytes,
-        )
-        for piece in pieces
-    ]
+    version = found.version(text_column, id_column)
+    return [Shard(version, piece) for piece in pieces]
 
 
 def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> pa.Table:
@@ -114,7 +106,7 @@ def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> pa.Table:
     if documents.num_rows != shard.rows:
         raise StorageError(
             f"{shard.path}: changed while the job ran: {documents.num_rows} rows where "
-            f"{shard.rows} were (from row {shard.start_row}); run again to label the new version"
+            f"{shard.rows} were (from row {shard.piece.start_row}); run again to label the new one"
         )
     return documents
 
@@ -144,11 +136,11 @@ def _pieces(
 
 
 def _rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    if shard.format == "parquet":
+    if shard.version.format == "parquet":
         return parquet_rows(shard, options)
-    if shard.format == "arrow":
+    if shard.version.format == "arrow":
         return arrow_rows(shard, options)
-    if shard.format == "warc.wet.gz":
+    if shard.version.format == "warc.wet.gz":
         return wet_rows(shard, options)
     return jsonl_rows(shard, options)
 
@@ -204,13 +196,13 @@ def _check_unchanged(shard: Shard, options: Options) -> None:
     file_system, place = url_to_fs(shard.path, **options)
     file_system.invalidate_cache()  # or a listing of before the change would answer
     info = file_system.info(place)
-    now: tuple[int, str] = info["size"], shard.etag
+    now: tuple[int, str] = info["size"], shard.version.etag
     if not isinstance(file_system, LocalFileSystem):
         now = info["size"], _remote_etag(shard.path, info)
-    if now != (shard.size_bytes, shard.etag):
+    if now != (shard.version.size_bytes, shard.version.etag):
         raise StorageError(
             f"{shard.path}: changed while the job ran: size and etag are {now}, and were "
-            f"{(shard.size_bytes, shard.etag)}; run again to label the new version"
+            f"{(shard.version.size_bytes, shard.version.etag)}; run again to label the new version"
         )
 
 

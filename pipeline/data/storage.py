@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,6 +51,13 @@ class Store(Protocol):
         """The objects whose key starts with `prefix`, at any depth, in the order of their keys.
 
         Nothing below `attempts/` unless the prefix asks for it.
+        """
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """The objects are gone; one that was not there is no error.
+
+        For `attempts/` and for `assay gc` alone: nothing else deletes.
         """
         ...
 

@@ -39,7 +39,12 @@ def reading(path: str) -> Iterator[None]:
     try:
         yield
     except (*REMOTE_ERRORS, EOFError, pa.ArrowException) as error:
-        if _is_remote(path) and cause_of(error) is not Cause.OTHER:
+        cause = cause_of(error) if _is_remote(path) else Cause.OTHER
+        if cause is Cause.EXISTS:  # of another version: s3fs reads on only if the etag is the same
+            raise StorageError(
+                f"{path}: changed while the job ran; run again to label the new version"
+            ) from error
+        if cause is not Cause.OTHER:
             raise as_storage_error(error, path, "read") from error
         reason = " ".join(str(error).split()) or type(error).__name__
         raise StorageError(

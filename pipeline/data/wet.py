@@ -38,9 +38,9 @@ def wet_pieces(
 
 def wet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; one record is held at a time."""
-    assert shard.start_byte is not None, shard
-    with decompressed(shard.path, shard.format, options) as stream:
-        stream.seek(shard.start_byte)
+    assert shard.piece.start_byte is not None, shard
+    with decompressed(shard.path, shard.version.format, options) as stream:
+        stream.seek(shard.piece.start_byte)
         found = 0
         for record in _records(ArchiveIterator(_Forward(stream), no_record_parse=True)):
             if record.rec_type != "conversion":
@@ -49,8 +49,8 @@ def wet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
                 return
             found += 1
             yield RawRow(
-                _value(record, shard.text_column),
-                _value(record, shard.id_column) if shard.id_column else None,
+                _value(record, shard.version.text_column),
+                _value(record, shard.version.id_column) if shard.version.id_column else None,
             )
 
 

@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,6 +41,7 @@ class Faults:
     shares: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
     dropped_headers: frozenset[str] = frozenset()  # never forwarded, in lower case
+    watch: Callable[[list[str]], None] | None = None  # is told all requests, before each is served
     counted: Counter[str] = field(default_factory=Counter)
     requests: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -57,6 +58,8 @@ class Faults:
         """What is done to the next request."""
         with self._lock:
             self.requests.append(f"{method} {path}")
+            if self.watch is not None:
+                self.watch(self.requests)
             if method in self._once:
                 kind = self._once.pop(method)
                 self.counted[kind] += 1

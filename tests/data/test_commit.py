@@ -22,11 +22,11 @@ from pipeline.data.commit import (
 from pipeline.data.documents import RawRow, documents_from
 from pipeline.data.ledger import documents_key, label_key
 from pipeline.data.local_store import LocalStore
-from pipeline.data.shards import Shard
+from pipeline.data.shards import ObjectVersion, Piece, Shard
 from pipeline.errors import StorageError
 
 LABELS = ("toxic", "clean", "it's other")
-SHARD = Shard("/a.jsonl", 10, "etag", "jsonl", "text", None, 0, 3, 0, 10, 8)
+SHARD = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
 DOCUMENTS = documents_from([RawRow("one", "a"), RawRow("", "b"), RawRow("three", "c")])
 SCHEMA = pa.schema(
     [
@@ -189,7 +189,7 @@ def test_the_first_writers_file_stands(store: LocalStore) -> None:
     [
         (SHARD, toy_table().slice(0, 2)),
         (SHARD, toy_table(["a", "c", "b"])),
-        (replace(SHARD, end_row=4), toy_table()),
+        (replace(SHARD, piece=Piece(0, 4, 8, 0, 10)), toy_table()),
     ],
     ids=["a row less", "another order", "a shard of more rows"],
 )
@@ -204,7 +204,7 @@ def test_one_bad_file_and_nothing_is_committed(
 
 def test_duckdb_reads_the_files_of_a_task_by_a_glob(store: LocalStore) -> None:
     for start in range(0, 12, 3):
-        shard = replace(SHARD, start_row=start, end_row=start + 3)
+        shard = replace(SHARD, piece=Piece(start, start + 3, 8, 0, 10))
         commit_shard(store, shard, DOCUMENTS, [label_file("toxic", toy_table())])
     labels = f"read_parquet('{store.root}/labels/toxic/*/*/*.parquet')"
     documents = f"read_parquet('{store.root}/documents/*.parquet')"

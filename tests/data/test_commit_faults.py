@@ -18,7 +18,7 @@ from pipeline.data.documents import RawRow, documents_from
 from pipeline.data.ledger import committed, remaining
 from pipeline.data.retries import Patience
 from pipeline.data.s3_store import S3Store, open_s3
-from pipeline.data.shards import Shard
+from pipeline.data.shards import ObjectVersion, Piece, Shard
 from pipeline.data.snapshots import SnapshotTask, current_snapshot, publish
 from pipeline.data.storage import Store
 
@@ -39,7 +39,8 @@ STUBBORN = Patience(attempts=20, first_wait_s=0.001, longest_wait_s=0.02)
 
 def shard(number: int) -> Shard:
     return Shard(
-        f"s3://corpus/{number}.jsonl", 10, "etag", "jsonl", "text", "id", 0, ROWS, 0, 10, 8
+        ObjectVersion(f"s3://corpus/{number}.jsonl", 10, "etag", "jsonl", "text", "id"),
+        Piece(0, ROWS, 8, 0, 10),
     )
 
 
@@ -88,8 +89,8 @@ def test_every_row_is_there_once_and_every_maker_knows_it(
         )
         makers = everyone_commits_everything(store)
         shards = [shard(number) for number in range(SHARDS)]
-        done = committed(store, TASKS)
-        assert remaining(shards, list(TASKS), done) == []
+        done = committed(store, TASKS, [each.id for each in shards])
+        assert remaining(shards, list(TASKS), done, {}) == []
         tasks = {task: SnapshotTask(fp, LABELS) for task, fp in TASKS.items()}
         number = publish(store, "job", tasks, shards, done, created_at="now")
     assert min(faults.counted[kind] for kind in SHARES) > 0, faults.counted

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.data.inputs import input_key, load_or_cut
+from pipeline.data.inputs import load_or_cut
 from pipeline.data.local_store import LocalStore
 from pipeline.data.source import InputObject, cut
 from pipeline.data.storage import StoredObject
@@ -16,6 +17,7 @@ from pipeline.errors import SpecError, StorageError
 
 Write = Callable[[str, bytes], InputObject]
 LINES = b"".join(b'{"text": "%d"}\n' % number for number in range(40))
+ENTRY = "inputs/00000001.json"
 
 
 class Blind:
@@ -36,8 +38,12 @@ def objects(write: Write) -> list[InputObject]:
 def test_the_shards_of_all_objects_come_in_order(
     store: LocalStore, objects: list[InputObject]
 ) -> None:
-    shards = load_or_cut(store, objects, "text", None, 3000)
-    assert shards == [shard for found in objects for shard in cut(found, "text", None, 3000)]
+    cuts = load_or_cut(store, objects, "text", None, 3000)
+    assert list(cuts.shards) == [
+        shard for found in objects for shard in cut(found, "text", None, 3000)
+    ]
+    assert cuts.earlier == {}
+    assert [stored.key for stored in store.list("")] == [ENTRY]
 
 
 def test_what_was_cut_is_not_opened_again_even_for_another_target(
@@ -50,45 +56,52 @@ def test_what_was_cut_is_not_opened_again_even_for_another_target(
 
 
 def test_a_new_object_alone_is_cut(store: LocalStore, objects: list[InputObject]) -> None:
-    first = load_or_cut(store, objects[:1], "text", None, 3000)
+    first = load_or_cut(store, objects[:1], "text", None, 3000).shards
     Path(objects[0].path).unlink()
-    both = load_or_cut(store, objects[:2], "text", None, 3000)
+    both = load_or_cut(store, objects[:2], "text", None, 3000).shards
     assert both[: len(first)] == first
     assert {shard.path for shard in both} == {objects[0].path, objects[1].path}
 
 
-def test_of_two_that_cut_at_once_the_first_stands(
+def test_of_two_that_cut_at_once_the_first_stands_and_the_rest_is_added(
     store: LocalStore, objects: list[InputObject]
 ) -> None:
-    first = load_or_cut(store, objects, "text", None, 3000)
+    first = load_or_cut(store, objects[:1], "text", None, 3000)
     late = load_or_cut(Blind(store), objects, "text", None, 10**6)
-    assert late == first
+    assert late.shards[: len(first.shards)] == first.shards
+    assert load_or_cut(store, objects, "text", None, 17) == late
 
 
-def test_the_key_changes_with_the_object_and_its_columns(objects: list[InputObject]) -> None:
-    found = objects[0]
-    keys = [
-        input_key(found, "text", None),
-        input_key(found, "body", None),
-        input_key(found, "text", "id"),
-        input_key(replace(found, etag="x"), "text", None),
-        input_key(replace(found, size_bytes=1), "text", None),
-        input_key(replace(found, path="/x"), "text", None),
-        input_key(replace(found, format="jsonl.gz"), "text", None),
-    ]
-    assert len(set(keys)) == len(keys)
+@pytest.mark.parametrize(
+    "changed", [{"etag": "x"}, {"size_bytes": 1}, {"format": "jsonl.gz"}, {"column": "id"}]
+)
+def test_another_version_is_cut_anew_and_knows_the_shards_of_the_earlier(
+    store: LocalStore, objects: list[InputObject], changed: dict[str, str]
+) -> None:
+    path = objects[0].path
+    Path(path).write_bytes(b'{"text": "t", "id": 1}\n')
+    first = load_or_cut(store, objects, "text", None, 3000)
+    id_column = changed.pop("column", None)
+    other = objects[0] if id_column else replace(objects[0], **changed)
+    if other.format == "jsonl.gz":
+        with pytest.raises(StorageError, match="cannot be read"):
+            load_or_cut(store, [other], "text", id_column, 3000)
+        return
+    second = load_or_cut(store, [other], "text", id_column, 3000)
+    assert second.earlier == {path: tuple(s.id for s in first.shards if s.path == path)}
+    assert not {shard.id for shard in second.shards} & {shard.id for shard in first.shards}
+    assert load_or_cut(store, objects, "text", None, 3000).shards == first.shards
 
 
-def test_a_corpus_without_a_row_is_one_problem(store: LocalStore, write: Write) -> None:
-    with pytest.raises(SpecError, match=r"^input\.path: none of the 1 files has a row"):
+def test_no_rows_at_all_is_an_error_of_the_spec(store: LocalStore, write: Write) -> None:
+    with pytest.raises(SpecError, match="has a row"):
         load_or_cut(store, [write("empty.jsonl", b"\n")], "text", None, 3000)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"shards": [{"path": "x"}]}'])
-def test_a_broken_cut_is_one_line_that_says_what_to_do(
-    store: LocalStore, objects: list[InputObject], content: bytes
+@pytest.mark.parametrize("broken", [b"{", b"{}", json.dumps({"cuts": [{"object": [1]}]}).encode()])
+def test_a_broken_entry_is_named(
+    store: LocalStore, objects: list[InputObject], broken: bytes
 ) -> None:
-    key = input_key(objects[0], "text", None)
-    store.create(key, content)
-    with pytest.raises(StorageError, match=r"is not a list of shards: .*; delete it"):
+    store.create(ENTRY, broken)
+    with pytest.raises(StorageError, match=f"{ENTRY}: is not a list of shards"):
         load_or_cut(store, objects, "text", None, 3000)

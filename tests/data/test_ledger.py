@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pipeline.data.ledger import (
@@ -17,10 +15,12 @@ from pipeline.data.ledger import (
     spec_key,
 )
 from pipeline.data.local_store import LocalStore
-from pipeline.data.shards import Shard
+from pipeline.data.shards import ObjectVersion, Piece, Shard
+from pipeline.errors import StorageError
 
-FIRST = Shard("/a.jsonl", 10, "etag", "jsonl", "text", None, 0, 3, 0, 10, 8)
-SHARDS = [replace(FIRST, start_row=start, end_row=start + 3) for start in range(0, 15, 3)]
+FIRST = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
+SHARDS = [Shard(FIRST.version, Piece(start, start + 3, 8, 0, 10)) for start in range(0, 15, 3)]
+SIDS = [shard.id for shard in SHARDS]
 TASKS = {"toxic": "f1", "topic": "f2"}
 
 
@@ -41,40 +41,40 @@ def test_keys_are_where_the_design_says() -> None:
 
 
 def test_in_an_empty_store_everything_remains_in_order(store: LocalStore) -> None:
-    works = remaining(SHARDS, TASKS, committed(store, TASKS))
+    works = remaining(SHARDS, TASKS, committed(store, TASKS, SIDS), {})
     assert works == [Work(shard, ("toxic", "topic"), documents=True) for shard in SHARDS]
 
 
 def test_in_a_full_store_nothing_remains(full: LocalStore) -> None:
-    assert remaining(SHARDS, TASKS, committed(full, TASKS)) == []
+    assert remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {}) == []
 
 
 def test_a_deleted_label_file_is_the_only_work(full: LocalStore) -> None:
     (full.root / label_key("topic", "f2", SHARDS[2].id)).unlink()
-    works = remaining(SHARDS, TASKS, committed(full, TASKS))
+    works = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {})
     assert works == [Work(SHARDS[2], ("topic",), documents=False)]
 
 
 def test_a_deleted_documents_file_is_the_only_work(full: LocalStore) -> None:
     (full.root / documents_key(SHARDS[1].id)).unlink()
-    works = remaining(SHARDS, TASKS, committed(full, TASKS))
+    works = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {})
     assert works == [Work(SHARDS[1], (), documents=True)]
 
 
 def test_an_added_task_alone_is_computed(full: LocalStore) -> None:
     tasks = {**TASKS, "quality": "f3"}
-    works = remaining(SHARDS, tasks, committed(full, tasks))
+    works = remaining(SHARDS, tasks, committed(full, tasks, SIDS), {})
     assert works == [Work(shard, ("quality",), documents=False) for shard in SHARDS]
 
 
 def test_a_changed_task_alone_is_computed(full: LocalStore) -> None:
     tasks = {**TASKS, "toxic": "f9"}
-    works = remaining(SHARDS, tasks, committed(full, tasks))
+    works = remaining(SHARDS, tasks, committed(full, tasks, SIDS), {})
     assert works == [Work(shard, ("toxic",), documents=False) for shard in SHARDS]
 
 
 def test_a_removed_task_leaves_nothing_to_do(full: LocalStore) -> None:
-    assert remaining(SHARDS, {"topic": "f2"}, committed(full, {"topic": "f2"})) == []
+    assert remaining(SHARDS, {"topic": "f2"}, committed(full, {"topic": "f2"}, SIDS), {}) == []
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,15 @@ def test_a_removed_task_leaves_nothing_to_do(full: LocalStore) -> None:
 )
 def test_a_key_that_only_resembles_a_shards_is_not_its_labels(store: LocalStore, key: str) -> None:
     store.create(key, b"")
-    assert committed(store, TASKS) == Committed({}, {"toxic": {}, "topic": {}})
+    assert committed(store, TASKS, SIDS) == Committed(
+        TASKS, {}, {"toxic": {}, "topic": {}}, {"toxic": {}, "topic": {}}
+    )
 
 
 def test_a_spec_is_written_down_once(store: LocalStore) -> None:
     record_specs(store, TASKS, {"toxic": b"{1}", "topic": b"{2}"})
-    record_specs(store, {"toxic": "f1"}, {"toxic": b"{changed}"})
+    record_specs(store, {"toxic": "f1"}, {"toxic": b"{1}"})
+    with pytest.raises(StorageError, match=r"specs/toxic/f1\.json: is not what"):
+        record_specs(store, {"toxic": "f1"}, {"toxic": b"{changed}"})
     assert store.read("specs/toxic/f1.json") == b"{1}"
     assert store.read("specs/topic/f2.json") == b"{2}"

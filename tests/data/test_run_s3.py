@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from fault_proxy import Faults, proxied
 from servers import KEY, SECRET, Server
 
+from pipeline.cli import main
 from pipeline.data.s3_store import S3Store, open_s3
 from pipeline.data.snapshots import read_snapshot
 
@@ -72,12 +74,23 @@ class Shell:
         rows: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist()
         return rows
 
+    def label_files(self) -> int:
+        return len(list(self.output.list("labels/")))
+
 
 def assert_every_row_once(shell: Shell) -> None:
     for task in ("toxic", "topic"):
         rows = shell.rows(task)
         assert [row["doc_id"] for row in rows] == [f"d{i}" for i in range(DOCUMENTS)]
         assert {row["status"] for row in rows} == {"ok"}
+
+
+def wait_for(shell: Shell, process: subprocess.Popen[str], label_files: int) -> None:
+    deadline = time.monotonic() + 300
+    while shell.label_files() < label_files:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no label file after five minutes"
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -136,3 +149,59 @@ def test_a_run_over_a_bad_connection_is_complete_and_the_next_has_nothing_to_do(
     assert not [line for line in shell.faults.requests if line.startswith("GET") and "/in/" in line]
     written = [line for line in shell.faults.requests if line.startswith("PUT")]
     assert written and all("create-only-probe" in line for line in written)
+
+
+def test_credentials_that_expire_in_the_middle_end_the_run_and_the_next_goes_on(
+    shell_on: Callable[..., Shell],
+) -> None:
+    shell = shell_on("moto")
+    process = shell.start()
+    wait_for(shell, process, label_files=4)
+    shell.faults.shares = {"expired": 1.0}
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 3, err
+    assert "Traceback" not in err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("assay: s3://") and "renew the credentials" in last
+    done = {stored.key: stored.etag for stored in shell.output.list("labels/")}
+    shell.faults.shares = {}
+    code, _, err = shell.run()
+    assert code == 0, err
+    assert_every_row_once(shell)
+    assert done.items() <= {s.key: s.etag for s in shell.output.list("labels/")}.items()
+
+
+def test_an_input_overwritten_in_the_middle_is_noticed_and_the_next_run_labels_the_new_one(
+    shell_on: Callable[..., Shell],
+) -> None:
+    def overwrite(requests: list[str]) -> None:
+        planned = [at for at, line in enumerate(requests) if "PUT" in line and "/inputs/" in line]
+        since = requests[planned[0] :] if planned else []
+        if sum("GET" in line and "/in/corpus" in line for line in since) == 3:
+            shell.faults.watch = None
+            shell.write_corpus("NUMBER")  # as many bytes
+
+    shell = shell_on("moto", watch=overwrite)
+    code, _, err = shell.run()
+    assert code == 1, err
+    assert "Traceback" not in err
+    assert "changed while the job ran" in err.strip().splitlines()[-1]
+    code, _, err = shell.run()
+    assert code == 0, err
+    assert_every_row_once(shell)
+    (shard_path,) = {entry["path"] for entry in read_snapshot(shell.output, 1)["shards"]}
+    assert shard_path == shell.corpus
+
+
+def test_a_store_that_ignores_the_condition_is_refused_before_any_work(
+    shell_on: Callable[..., Shell],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = shell_on("moto", dropped_headers=frozenset({"if-none-match"}))
+    for name, value in shell.environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["run", str(shell.spec)]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"assay: {shell.output.url}: a second create of")
+    assert list(shell.output.list("")) == []

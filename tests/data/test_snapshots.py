@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.data.ledger import committed, documents_key, label_key
 from pipeline.data.local_store import LocalStore
-from pipeline.data.shards import Shard
+from pipeline.data.shards import ObjectVersion, Piece, Shard
 from pipeline.data.snapshots import (
     SnapshotTask,
     complete,
@@ -20,8 +20,9 @@ from pipeline.data.snapshots import (
 )
 from pipeline.errors import StorageError
 
-FIRST = Shard("/a.jsonl", 10, "etag", "jsonl", "text", None, 0, 3, 0, 10, 8)
-SHARDS = [FIRST, replace(FIRST, start_row=3, end_row=5)]
+FIRST = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
+SHARDS = [FIRST, replace(FIRST, piece=Piece(3, 5, 8, 0, 10))]
+SIDS = [shard.id for shard in SHARDS]
 FPS = {"toxic": "f1", "topic": "f2"}
 TASKS = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
 
@@ -37,7 +38,7 @@ def full(store: LocalStore) -> LocalStore:
 
 
 def publish_now(store: LocalStore, name: str = "job", tasks: tuple[str, ...] = tuple(FPS)) -> int:
-    done = committed(store, FPS)
+    done = committed(store, FPS, SIDS)
     wanted = {task: TASKS[task] for task in tasks}
     return publish(store, name, wanted, SHARDS, done, created_at="2026-11-01T00:00:00Z")
 
@@ -87,7 +88,7 @@ def test_a_file_made_anew_is_other_content(full: LocalStore) -> None:
 
 def test_unfinished_work_has_no_snapshot(full: LocalStore) -> None:
     (full.root / label_key("topic", "f2", FIRST.id)).unlink()
-    assert not complete(SHARDS, FPS, committed(full, FPS))
+    assert not complete(SHARDS, FPS, committed(full, FPS, SIDS))
     with pytest.raises(StorageError, match="not complete"):
         publish_now(full)
     assert current_snapshot(full) is None

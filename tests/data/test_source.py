@@ -36,8 +36,8 @@ def read_all(found: InputObject, target_bytes: int, **columns: str | None) -> pa
     shards = cut(
         found, columns.get("text_column") or "text", columns.get("id_column"), target_bytes
     )
-    edges = [0, *(shard.end_row for shard in shards)]
-    assert [shard.start_row for shard in shards] == edges[:-1]
+    edges = [0, *(shard.piece.end_row for shard in shards)]
+    assert [shard.piece.start_row for shard in shards] == edges[:-1]
     return pa.concat_tables([read_documents(shard) for shard in shards])
 
 
@@ -329,5 +329,5 @@ def test_only_the_row_groups_of_a_shard_are_read(
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
     for shard in shards:
         read_documents(shard)
-        first, last = shard.start_row // 23, (shard.end_row - 1) // 23
+        first, last = shard.piece.start_row // 23, (shard.piece.end_row - 1) // 23
         assert asked.pop() == list(range(first, last + 1))

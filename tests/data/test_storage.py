@@ -74,6 +74,16 @@ def test_a_second_create_changes_nothing(store: Store) -> None:
     assert list(store.list("")) == before
 
 
+def test_what_is_deleted_is_gone_and_may_have_been_gone_before(store: Store) -> None:
+    made = [f"attempts/a/{i}" for i in range(7)] + ["labels/x", "labels/y"]
+    for key in made:
+        store.create(key, b"1")
+    store.delete([*made[2:], "never/there"])
+    assert keys(store) == [] and keys(store, "attempts/") == made[:2]
+    store.delete([])
+    assert store.create("labels/x", b"2") and store.read("labels/x") == b"2"
+
+
 def test_an_object_may_be_empty_or_of_megabytes(store: Store) -> None:
     for key, data in {"empty": b"", "large": random.Random(1).randbytes(9_000_000)}.items():
         assert store.create(key, data)

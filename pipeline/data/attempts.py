@@ -1,0 +1,85 @@
+"""Attempts: what was started and did not end, so that a document which kills its worker is found.
+
+A worker that dies takes its knowledge along, so it writes down what it is about to do, and strikes
+it out when that is done. What is left standing was deadly: its rows are split sixteen ways until
+one row is left, and that row is set aside.
+
+Knows row ranges and the markers below `attempts/`. Knows nothing of what is done with the rows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pipeline.data.storage import ATTEMPTS, Store
+
+FAN_OUT = 16
+# Workers also die of what is no document's fault, a machine that is taken away; once in a while.
+DEATHS_OF_A_SHARD = 2
+DEATHS_OF_A_ROW = 2
+
+Rows = tuple[int, int]  # from, to before
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The markers of one piece of work."""
+
+    store: Store
+    name: str  # of the work: the same in every run, another for other tasks
+
+    def run(self, rows: int, label: Callable[[int, int], None]) -> list[int]:
+        """Calls `label(start, end)` until every row was in one call; gives the rows set aside.
+
+        What has been deadly goes first: what was done before a death is done again after it.
+        """
+        deaths = self._deaths()
+        if deaths[0, rows] < DEATHS_OF_A_SHARD:
+            deaths[0, rows] = 0
+        parts = sorted(_parts((0, rows), deaths), key=lambda part: -deaths[part])
+        for part in parts:
+            if not _is_deadly(part, deaths):
+                self._attempt(part, label)
+        return sorted(start for start, end in parts if _is_deadly((start, end), deaths))
+
+    def forget(self) -> None:
+        """Strikes out what is left: the work is done."""
+        self.store.delete([stored.key for stored in self.store.list(self._folder)])
+
+    def _attempt(self, part: Rows, label: Callable[[int, int], None]) -> None:
+        start, end = part
+        key = f"{self._folder}{start}-{end}-{uuid.uuid4().hex}"
+        self.store.create(key, b"")
+        try:
+            label(start, end)
+        finally:  # an error is told by whoever sees it; only a death leaves its marker standing
+            self.store.delete([key])
+
+    def _deaths(self) -> Counter[Rows]:
+        names = (stored.key.rpartition("/")[2] for stored in self.store.list(self._folder))
+        return Counter((int(start), int(end)) for start, end, _ in (n.split("-") for n in names))
+
+    @property
+    def _folder(self) -> str:
+        return f"{ATTEMPTS}{self.name}/"
+
+
+def _parts(rows: Rows, deaths: Mapping[Rows, int]) -> Iterator[Rows]:
+    """The rows in runs, none of which has been deadly as a whole; or a single one that has."""
+    start, end = rows
+    if end - start <= 1 or deaths[rows] == 0:
+        if end > start:
+            yield rows
+        return
+    edges = sorted({start + (end - start) * part // FAN_OUT for part in range(FAN_OUT + 1)})
+    for part in pairwise(edges):
+        yield from _parts(part, deaths)
+
+
+def _is_deadly(part: Rows, deaths: Mapping[Rows, int]) -> bool:
+    start, end = part
+    return end - start == 1 and deaths[part] >= DEATHS_OF_A_ROW
