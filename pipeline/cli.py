@@ -58,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     run = _verb(verbs, "run", _run, "bring the output up to date; run again = only what is missing")
     run.add_argument("--address", metavar="A", help="a running Ray cluster; else one is started")
     run.add_argument("--dry-run", action="store_true", help="say what would be computed")
+    run.add_argument("--retry-failed", action="store_true", help="try failed rows again, too")
+    run.add_argument(
+        "--publish-partial", action="store_true", help="a snapshot of what is complete, if not all"
+    )
     check = _verb(verbs, "check", _check, "prove the model, the labels and the storage")
     check.add_argument("--prompts", action="store_true", help="show each task's canonical prompt")
     check.add_argument("--documents", type=int, metavar="N", help="how many to prove exactness on")
@@ -104,7 +108,14 @@ def _run(options: argparse.Namespace) -> int:
             console.print(announced(planned))
             return stack.enter_context(shown_progress(console, planned.missing_rows))
 
-        outcome = run(spec, cache_dir=cache_dir(), address=options.address, announce=announce)
+        outcome = run(
+            spec,
+            cache_dir=cache_dir(),
+            address=options.address,
+            retry_failed=options.retry_failed,
+            publish_partial=options.publish_partial,
+            announce=announce,
+        )
     _print(options, summary_json(outcome), lambda console: show_summary(outcome, console))
     return EXIT_COMPLETE if outcome.complete else EXIT_INCOMPLETE
 

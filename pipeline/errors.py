@@ -6,6 +6,7 @@
     ├── StorageError    a store or an input file failed    exit 1
     │   └── UnavailableError   it may work later: run again   exit 3
     ├── ModelError      the model cannot be used           exit 1
+    ├── FailedRowsError more rows failed than may          exit 1
     └── DocumentError   this row is set aside with its reason, the run goes on
 
 Knows nothing of what raises them or how they are shown.
@@ -66,6 +67,10 @@ class UnavailableError(StorageError):
 
 class ModelError(AssayError):
     """The model cannot be loaded, or its attention is not one that assay models exactly."""
+
+
+class FailedRowsError(AssayError):
+    """More rows failed than `max_error_rate` allows."""
 
 
 class DocumentError(AssayError):

@@ -165,6 +165,7 @@ class JobSpec(Frozen):
     storage_options: StorageOptions = {}  # of the output
     prompt: PromptSpec = PromptSpec()
     documents: DocumentsSpec = DocumentsSpec()
+    max_error_rate: float | None = Field(default=None, ge=0, le=1)  # above it, the run fails
     tasks: tuple[TaskSpec, ...] = Field(min_length=1, strict=False)
     filter: FilterSpec | None = None
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +20,24 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.documents import EMPTY, OK
+from pipeline.data.attempts import Attempts, attempt_name
+from pipeline.data.documents import EMPTY, OK, QUARANTINED, TRUNCATED
+from pipeline.data.earlier import EarlierAnswers, known_status
+from pipeline.data.faults import are_planned, reach
 from pipeline.data.job import Job, work_from_json
 from pipeline.data.ledger import Work
 from pipeline.data.source import read_documents
+from pipeline.data.storage import open_store
 from pipeline.data.weights import fetch, settle
 from pipeline.errors import DocumentError, Problem, SpecError
-from pipeline.inference.engine import LabelEngine, Usage
+from pipeline.inference.answers import Answers
+from pipeline.inference.engine import LabelEngine
 from pipeline.inference.gguf import convert
 from pipeline.inference.heap import keep_freed_memory
 from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
 from pipeline.inference.memory import MemoryPlan, plan_memory
 from pipeline.inference.model import LoadedModel
-from pipeline.inference.pieces import combine, fit
+from pipeline.inference.pieces import fit
 from pipeline.inference.quantisation import require_torchao
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
 from pipeline.spec import Quantize
@@ -107,6 +112,7 @@ class Tokenise:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._tokenizer = DocumentTokenizer(load_tokenizer(local_model(job)))
+        self._earlier = EarlierAnswers(open_store(job.spec.output, job.spec.storage_options))
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         for written in block.column("work").to_pylist():
@@ -114,16 +120,24 @@ class Tokenise:
 
     def _tokenised(self, written: str, work: Work) -> pa.Table:
         documents = read_documents(work.shard, self.job.spec.input.storage_options)
-        texts = documents.column("text").to_pylist()
-        read = documents.column("status").to_pylist()
-        fitted = [self._fit(t, s, work) for t, s in zip(texts, read, strict=True)]
+        known = self._earlier.find(work, documents.column("content_hash").combine_chunks())
+        rows = zip(
+            documents.column("text").to_pylist(),
+            documents.column("status").to_pylist(),
+            known_status(known, documents.num_rows),
+            strict=True,
+        )
+        fitted = [([], is_known) if is_known else self._fit(t, s, work) for t, s, is_known in rows]
         pieces = pa.array([p for p, _ in fitted], pa.list_(pa.list_(pa.int32())))
-        return (
+        table = (
             documents.drop_columns(["text"])
             .append_column("pieces", pieces)
             .append_column("label_status", pa.array([s for _, s in fitted], pa.string()))
             .append_column("work", _constant(written, documents.num_rows))
         )
+        for task, answers in known.items():
+            table = table.append_column(f"known:{task}", answers)
+        return table
 
     def _fit(self, text: str, status: str, work: Work) -> tuple[list[list[int]], str]:
         """A document's pieces, and its status as far as labelling goes."""
@@ -142,7 +156,7 @@ class Tokenise:
             too_long=rules.too_long,
             overlap_tokens=rules.overlap_tokens,
         )
-        return [list(piece) for piece in fitted.token_ids], "truncated" if fitted.truncated else OK
+        return [list(piece) for piece in fitted.token_ids], TRUNCATED if fitted.truncated else OK
 
 
 class LabelDocuments:
@@ -157,45 +171,46 @@ class LabelDocuments:
         prompt = tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks)
         planned = memory_plan(model, prompt)
         self._engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
+        self._store = open_store(job.spec.output, job.spec.storage_options)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         work = work_from_json(block.column("work")[0].as_py())
         pieces = block.column("pieces").to_pylist()
-        flat = [piece for document in pieces for piece in document]
+        asked = [task for task in self.job.spec.tasks if task.name in work.tasks]
+        answers = Answers(pieces, asked)
         started = time.perf_counter()
-        labelled = self._engine.label(flat, tasks=work.tasks)
+        if answers.asked_rows:  # a shard of which everything is known makes no attempt
+            attempts = Attempts(self._store, attempt_name(self.job.fp, work))
+            label = partial(self._label, answers, block.column("doc_id"))
+            answers.set_aside(attempts.run(len(pieces), label), QUARANTINED)
         seconds = time.perf_counter() - started
-        edges = np.cumsum([0, *[len(document) for document in pieces]])
+        status = answers.status(block.column("label_status").to_pylist())
         n_tokens = [sum(len(piece) for piece in document) for document in pieces]
         table = (
-            block.drop_columns(["pieces"])
+            block.drop_columns(["pieces", "label_status"])
+            .append_column("label_status", pa.array(status, pa.string()))
             .append_column("n_tokens", pa.array(n_tokens, pa.int32()))
-            .append_column("n_chunks", pa.array(np.diff(edges), pa.int16()))
-            .append_column("measured", _constant(_measured(seconds, labelled.usage), len(pieces)))
+            .append_column("n_chunks", pa.array([len(document) for document in pieces], pa.int16()))
+            .append_column("measured", _constant(_measured(seconds, answers), len(pieces)))
         )
-        asked = [task for task in self.job.spec.tasks if task.name in work.tasks]
-        for task, log_probs in zip(asked, labelled.log_probs, strict=True):
-            answers = _per_document(log_probs, edges, task.chunks)
-            table = table.append_column(f"log_probs:{task.name}", _lists(answers))
+        for task, log_probs in zip(asked, answers.by_task, strict=True):
+            table = table.append_column(f"log_probs:{task.name}", _lists(log_probs))
         return table
 
-
-def _per_document(
-    log_probs: NDArray[np.float32],  # [pieces, labels]
-    edges: NDArray[np.int64],  # [docs + 1]: where each document's pieces begin
-    chunks: str,
-) -> NDArray[np.float32]:  # [docs, labels], NaN where a document has no piece
-    _, labels = log_probs.shape
-    answers = np.full((len(edges) - 1, labels), np.nan, dtype=np.float32)
-    for row, (start, stop) in enumerate(pairwise(edges)):
-        if stop > start:
-            answers[row] = combine(log_probs[start:stop], "max" if chunks == "max" else "mean")
-    return answers
+    def _label(self, answers: Answers, doc_ids: pa.ChunkedArray, start: int, end: int) -> None:
+        """Asks the model about the rows from `start` to before `end`."""
+        for doc_id in doc_ids[start:end] if are_planned() else ():
+            reach(f"document {doc_id}")
+        documents = answers.pieces[start:end]
+        flat = [piece for document in documents for piece in document]
+        names = [task.name for task in answers.tasks]
+        answers.take(start, documents, self._engine.label(flat, tasks=names))
 
 
-def _measured(seconds: float, usage: Usage) -> str:
+def _measured(seconds: float, answers: Answers) -> str:
     """What labelling one shard took, as `graph.ShardCounts` reads it."""
-    return json.dumps({"seconds": seconds, **asdict(usage)})
+    asked = {"seconds": seconds, "asked_rows": answers.asked_rows}
+    return json.dumps({**asked, **asdict(answers.usage)})
 
 
 def _lists(values: NDArray[np.float32]) -> pa.Array:

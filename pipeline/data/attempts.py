@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pipeline.data.hashes import canonical_json, short_hash
+from pipeline.data.ledger import Work
 from pipeline.data.storage import ATTEMPTS, Store
 
 FAN_OUT = 16
@@ -23,6 +25,12 @@ DEATHS_OF_A_SHARD = 2
 DEATHS_OF_A_ROW = 2
 
 Rows = tuple[int, int]  # from, to before
+
+
+def attempt_name(fp: Mapping[str, str], work: Work) -> str:
+    """What a work's attempts are called: `<fp>/<sid>`, with one fp for all its tasks."""
+    of_tasks = canonical_json(sorted(fp[task] for task in work.tasks))
+    return f"{short_hash(of_tasks)[:16]}/{work.shard.id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ class Attempts:
         deaths = self._deaths()
         if deaths[0, rows] < DEATHS_OF_A_SHARD:
             deaths[0, rows] = 0
-        parts = sorted(_parts((0, rows), deaths), key=lambda part: -deaths[part])
+        parts = sorted(_parts((0, rows), deaths), key=lambda p: (-deaths[p], p[1] - p[0]))
         for part in parts:
             if not _is_deadly(part, deaths):
                 self._attempt(part, label)

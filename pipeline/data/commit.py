@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pipeline.data.faults import reach
 from pipeline.data.hashes import canonical_json
 from pipeline.data.ledger import documents_key, label_key
 from pipeline.data.shards import Shard
@@ -34,6 +35,7 @@ class LabelFile:
     fp: str
     table: pa.Table
     metadata: Mapping[str, str]
+    retry: int = 0  # see `ledger.label_key`
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,15 @@ def commit_shard(
     origin = {"shard": canonical_json(shard.to_json()).decode()}
     built = {documents_key(shard.id): to_parquet(documents_table(documents), origin)}
     for file in label_files:
-        key = label_key(file.task, file.fp, shard.id)
+        key = label_key(file.task, file.fp, shard.id, file.retry)
         built[key] = to_parquet(file.table, {**file.metadata, **origin})
     for data in built.values():
         verify(data, shard.rows, documents.column("doc_id"))
-    made = {key: store.create(key, data) for key, data in built.items()}
+    made: dict[str, bool] = {}
+    for key, data in built.items():
+        reach(f"create {len(made)}")
+        made[key] = store.create(key, data)
+    reach("created")
     return Created(
         made=tuple(key for key, was_made in made.items() if was_made),
         existing=tuple(key for key, was_made in made.items() if not was_made),

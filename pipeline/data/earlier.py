@@ -84,10 +84,8 @@ class EarlierAnswers:
             raise StorageError(f"{self._store.url}/{key}: cannot be read: {error}") from error
 
 
-def overlaid(computed: pa.Table, known: pa.StructArray | None) -> pa.Table:
+def overlaid(computed: pa.Table, known: pa.StructArray) -> pa.Table:
     """The computed label rows, but for those that are known already."""
-    if known is None:
-        return computed
     rows = np.arange(computed.num_rows)
     indices = np.where(known.is_valid().to_numpy(zero_copy_only=False), rows + len(rows), rows)
     answers = (
@@ -128,8 +126,9 @@ def _structs(answers: pa.Table, indices: pa.Array) -> pa.StructArray:
     return whole.take(indices)
 
 
-def known_rows(known: Mapping[str, pa.StructArray], rows: int) -> NDArray[np.bool_]:
-    """Which rows need no model: [docs]."""
+def known_status(known: Mapping[str, pa.StructArray], rows: int) -> list[str | None]:
+    """The status of each row that is answered already; None for the others."""
     for answers in known.values():
-        return np.asarray(answers.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
-    return np.zeros(rows, dtype=np.bool_)
+        status: list[str | None] = answers.field("status").to_pylist()
+        return status
+    return [None] * rows

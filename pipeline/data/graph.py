@@ -23,7 +23,9 @@ import ray
 import ray.data
 from ray.exceptions import RayTaskError
 
+from pipeline.data.attempts import Attempts, attempt_name
 from pipeline.data.commit import LabelFile, commit_shard, label_table
+from pipeline.data.earlier import overlaid
 from pipeline.data.hashes import canonical_json
 from pipeline.data.job import Job, work_from_json, work_to_json
 from pipeline.data.ledger import Work
@@ -43,6 +45,8 @@ class ShardCounts:
 
     sid: str
     rows: int
+    asked_rows: int  # of which the model was asked; the others were known, empty or unreadable
+    created: int  # objects
     status: Mapping[str, int]
     labels: Mapping[str, Mapping[str, int]]  # by task
     seconds: float
@@ -154,12 +158,15 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
     if len(written) != 1:
         raise StorageError(f"a block holds {len(written)} shards instead of one; nothing written")
     work = work_from_json(written.pop())
-    files = [_label_file(block, task, job) for task in work.tasks]
+    files = [_label_file(block, task, job, work.retry) for task in work.tasks]
     store = open_store(job.spec.output, job.spec.storage_options)
-    commit_shard(store, work.shard, block, files)
+    created = commit_shard(store, work.shard, block, files)
+    if work.tasks:
+        Attempts(store, attempt_name(job.fp, work)).forget()
     counts = {
         "sid": work.shard.id,
         "rows": block.num_rows,
+        "created": len(created.made),
         "status": Counter(block.column("label_status").to_pylist()),
         "labels": {file.task: _label_counts(file.table) for file in files},
         **json.loads(block.column("measured")[0].as_py()),
@@ -167,7 +174,7 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
     return pa.table({"counts": [json.dumps(counts)]})
 
 
-def _label_file(block: pa.Table, task: str, job: Job) -> LabelFile:
+def _label_file(block: pa.Table, task: str, job: Job, retry: int) -> LabelFile:
     labels = next(t.labels for t in job.spec.tasks if t.name == task)
     answers = block.column(f"log_probs:{task}").combine_chunks().flatten()
     log_probs = answers.to_numpy(zero_copy_only=False).reshape(-1, len(labels))  # [docs, labels]
@@ -189,7 +196,10 @@ def _label_file(block: pa.Table, task: str, job: Job) -> LabelFile:
         "model": canonical_json(dict(job.files.hashes)).decode(),
         "versions": canonical_json(_versions(job)).decode(),
     }
-    return LabelFile(task, fingerprint.id, table, metadata)
+    known = f"known:{task}"
+    if known in block.column_names:
+        table = overlaid(table, block.column(known).combine_chunks())
+    return LabelFile(task, fingerprint.id, table, metadata, retry)
 
 
 def _label_counts(table: pa.Table) -> dict[str, int]:

@@ -10,6 +10,7 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from pipeline.errors import RefusedError, StorageError
 _NO_LINKS = frozenset(
     {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 )
+
+CREATE_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,12 @@ class LocalStore:
     def create(self, key: str, data: bytes) -> bool:
         """True: this call made the object, whole and durable. False: it was there."""
         final = self._path(key)
-        temporary = self.root / ATTEMPTS / f"create-{uuid.uuid4().hex}"
         try:
-            _make_folder(temporary.parent)
-            _make_folder(final.parent)
-            try:
-                _write_durably(temporary, data)
-                return _link(temporary, final)
-            finally:
-                temporary.unlink(missing_ok=True)
+            for _ in range(CREATE_TRIES - 1):
+                # — another process may delete the last object of a folder, and the folder with it
+                with suppress(FileNotFoundError):
+                    return self._create(final, data)
+            return self._create(final, data)
         except OSError as error:
             raise StorageError(f"{final}: cannot be written: {error.strerror}") from error
 
@@ -64,6 +64,7 @@ class LocalStore:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise StorageError(f"{path}: cannot be deleted: {error.strerror}") from error
+            self._drop_empty(path.parent)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """The objects whose key starts with `prefix`, in the order of their keys."""
@@ -76,6 +77,25 @@ class LocalStore:
                     yield from self._stored(key)
         except OSError as error:
             raise StorageError(f"{folder}: cannot be listed: {error.strerror}") from error
+
+    def _create(self, final: Path, data: bytes) -> bool:
+        temporary = self.root / ATTEMPTS / f"create-{uuid.uuid4().hex}"
+        _make_folder(temporary.parent)
+        _make_folder(final.parent)
+        try:
+            _write_durably(temporary, data)
+            return _link(temporary, final)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _drop_empty(self, folder: Path) -> None:
+        """A folder goes with its last object, as it does in a store without folders."""
+        while folder != self.root:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            folder = folder.parent
 
     def _stored(self, key: str) -> Iterator[StoredObject]:
         try:

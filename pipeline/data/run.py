@@ -10,19 +10,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import ray
 
 from pipeline.data.devices import Placement, cluster, place, this_machine
+from pipeline.data.failed_rows import failed_rows, is_failure, works_again
+from pipeline.data.faults import reach
 from pipeline.data.graph import ShardCounts, check_ahead, label_cpus, label_works
 from pipeline.data.job import Job, Plan, describe, plan, survey
-from pipeline.data.ledger import record_specs
+from pipeline.data.ledger import record_specs, unfinished
 from pipeline.data.snapshots import publish
 from pipeline.data.storage import Store, check_create_only, open_store
-from pipeline.errors import RefusedError
+from pipeline.errors import FailedRowsError, RefusedError
 from pipeline.spec import JobSpec
 
 logger = logging.getLogger(__name__)
@@ -38,6 +40,8 @@ class Tally:
     """What a run labelled: the sums of its shards' counts."""
 
     rows: int = 0
+    asked_rows: int = 0  # of which the model was asked
+    created: int = 0  # objects: documents and label files
     status: Counter[str] = field(default_factory=Counter)
     labels: dict[str, Counter[str]] = field(default_factory=dict)
     label_seconds: float = 0.0
@@ -75,35 +79,55 @@ def run(
     *,
     cache_dir: Path,
     address: str | None = None,
+    retry_failed: bool = False,
+    publish_partial: bool = False,
     announce: Callable[[Plan], Progress],
 ) -> Outcome:
     """Label every missing cell and publish a snapshot; doing it again changes nothing.
 
+    `retry_failed` also tries the rows again that failed or were quarantined. `publish_partial`
+    publishes a snapshot of the shards that are complete, if the run ends before the last of them.
     `announce` is told the plan, and gives what is to be called with each committed shard's rows.
     """
     started = time.monotonic()
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
+    reach("probed")
     with _ray_if_remote(address) as machine_nodes:
         machine = cluster(machine_nodes) if machine_nodes else this_machine()
         placement = place(spec.model, machine)
         job = describe(spec, placement, cache_dir)
         first = plan(job, store)
+        if retry_failed:
+            again = works_again(store, first.shards, first.done)
+            first = replace(first, works=(*first.works, *again))
+        reach("planned")
         progress = announce(first)
+        labelled = _Labelled(job, store, first)
         if first.works:
             with _local_ray(placement):
                 check_ahead(job)
                 record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
-                tally, last = _label(job, store, first, progress)
-        else:
-            tally, last = Tally(), first
-    number = None if last.works else _publish(job, store, last)
+                reach("specs recorded")
+                try:
+                    labelled.run(progress)
+                except BaseException:
+                    if publish_partial:
+                        _publish(job, store, survey(job, store, first.cuts), partial=True)
+                    raise
+    last = labelled.last
+    labelled.check_failed_rows()
+    reach("labelled")
+    number = _publish(job, store, last, partial=True) if publish_partial else None
+    if not last.works:
+        number = _publish(job, store, last)
+    reach("published")
     return Outcome(
         output=spec.output,
         rows=last.rows,
         shards=len(last.shards),
         missing_shards=len(last.works),
-        tally=tally,
+        tally=tally_of(labelled.counted),
         seconds=time.monotonic() - started,
         snapshot=number,
     )
@@ -115,19 +139,58 @@ def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
     return plan(job, open_store(spec.output, spec.storage_options))
 
 
-def _label(job: Job, store: Store, first: Plan, progress: Progress) -> tuple[Tally, Plan]:
-    """Runs the graph, lists again, and runs what is still missing, a bounded number of times."""
-    counted: list[ShardCounts] = []
-    current = first
-    for _ in range(1 + EXTRA_ROUNDS):
-        for counts in label_works(current.works, job):
-            counted.append(counts)
-            progress(counts.rows)
-        current = survey(job, store, first.cuts)
-        if not current.works:
-            break
-        logger.warning("%d shards are still missing and run again", len(current.works))
-    return tally_of(counted), current
+class _Labelled:
+    """The work of one run, and what has become of it."""
+
+    def __init__(self, job: Job, store: Store, first: Plan) -> None:
+        self._job = job
+        self._store = store
+        self._first = first
+        self.last = first
+        self.counted: list[ShardCounts] = []
+
+    def run(self, progress: Progress) -> None:
+        """Runs the graph, lists again, and runs what is still missing, a bounded number of times.
+
+        FailedRowsError as soon as more rows failed than may.
+        """
+        failed = 0
+        for _ in range(1 + EXTRA_ROUNDS):
+            for counts in label_works(self.last.works, self._job):
+                self.counted.append(counts)
+                progress(counts.rows)
+                failed += _failures(counts)
+                self._check(failed)
+            found = survey(self._job, self._store, self._first.cuts)
+            retries = unfinished(self._first.works, found.done)
+            self.last = replace(found, works=(*found.works, *retries))
+            if not self.last.works:
+                return
+            logger.warning("%d shards are still missing and run again", len(self.last.works))
+
+    def check_failed_rows(self) -> None:
+        """FailedRowsError if, of everything that is there, more rows failed than may."""
+        if self._job.spec.max_error_rate is None or self.last.works:
+            return
+        whole = [counts for counts in self.counted if set(counts.labels) == set(self._job.fp)]
+        known = {counts.sid: _failures(counts) for counts in whole}
+        self._check(failed_rows(self._store, self.last.shards, self.last.done, known))
+
+    def _check(self, failed: int) -> None:
+        limit, rows = self._job.spec.max_error_rate, self._first.rows
+        if limit is None or failed <= limit * rows:
+            return
+        reasons = tally_of(self.counted).status.most_common()
+        told = ", ".join(f"{status} {count:,}" for status, count in reasons if is_failure(status))
+        raise FailedRowsError(
+            f"{failed:,} of {rows:,} rows failed, more than max_error_rate {limit:g} allows"
+            f"{told and f' (in this run: {told})'}; what is done stands and no snapshot shows it; "
+            f"mend the cause and run with --retry-failed, or allow more"
+        )
+
+
+def _failures(counts: ShardCounts) -> int:
+    return sum(count for status, count in counts.status.items() if is_failure(status))
 
 
 def tally_of(counted: Iterable[ShardCounts]) -> Tally:
@@ -141,6 +204,8 @@ def tally_of(counted: Iterable[ShardCounts]) -> Tally:
             labels.setdefault(task, Counter()).update(of_task)
     return Tally(
         rows=sum(counts.rows for counts in whole),
+        asked_rows=sum(counts.asked_rows for counts in whole),
+        created=sum(counts.created for counts in whole),
         status=status,
         labels=labels,
         label_seconds=sum(counts.seconds for counts in whole),
@@ -150,7 +215,7 @@ def tally_of(counted: Iterable[ShardCounts]) -> Tally:
     )
 
 
-def _publish(job: Job, store: Store, last: Plan) -> int:
+def _publish(job: Job, store: Store, last: Plan, *, partial: bool = False) -> int | None:
     return publish(
         store,
         job.spec.name,
@@ -158,6 +223,7 @@ def _publish(job: Job, store: Store, last: Plan) -> int:
         last.shards,
         last.done,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        **({"partial": True} if partial else {}),
     )
 
 

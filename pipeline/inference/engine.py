@@ -46,6 +46,7 @@ class Labelled:
 
     log_probs: tuple[NDArray[np.float32], ...]  # one [docs, labels] a question
     usage: Usage
+    out_of_memory: frozenset[int] = frozenset()  # documents too large even alone: NaN in log_probs
 
 
 class LabelEngine:
@@ -63,6 +64,7 @@ class LabelEngine:
         """Label log-probabilities of every document (of one token at least) for each question.
 
         `tasks` asks only these, in the prompt's order. Answers do not depend on what else is asked.
+        A document for which memory does not suffice even alone has no answer, and is named.
         """
         questions = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
         answers = [
@@ -84,7 +86,7 @@ class LabelEngine:
         usage = self._usage(documents, asked)
         if rounds == 1:  # a batch that ran out of memory was read twice
             _prove_reuse(usage, read)
-        return Labelled(tuple(answers), usage)
+        return Labelled(tuple(answers), usage, frozenset(asked.out_of_memory))
 
     def _label_batches(
         self,
@@ -103,14 +105,18 @@ class LabelEngine:
             try:
                 found.append(self._label_batch([documents[i] for i in batch], asked))
             except (MemoryError, RuntimeError) as error:
-                if not _out_of_memory(error) or len(batch) == 1:
+                if not _out_of_memory(error):
                     raise
-                self.max_batch_tokens //= 2
+                if len(batch) > 1:
+                    self.max_batch_tokens //= 2
+                elif not found:  # nothing else is held, and nothing smaller can be tried
+                    asked.out_of_memory |= {*batch}
                 break
         for batch, by_question in zip(batches, found, strict=False):
             for answer, log_probs in zip(answers, by_question, strict=True):
                 answer[batch] = log_probs.numpy(force=True)
-        return [i for left in batches[len(found) :] for i in left]
+        left = (i for batch in batches[len(found) :] for i in batch)
+        return [i for i in left if i not in asked.out_of_memory]
 
     def _label_batch(self, documents: Sequence[DocumentIds], asked: _Asked) -> list[Tensor]:
         """One [docs, labels] a question, of whole documents."""
@@ -133,6 +139,7 @@ class _Asked:
         self, questions: Sequence[Question], schedule: Schedule, device: torch.device
     ) -> None:
         self.laid_out = schedule.ask([question.token_ids for question in questions])
+        self.out_of_memory: set[int] = set()  # documents, by their place
         self.tokens_alone = sum(len(question.token_ids) for question in questions)
         self.first_tokens = [FirstTokens.of(list(q.labels.values()), device) for q in questions]
 

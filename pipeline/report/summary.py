@@ -40,7 +40,7 @@ def _lines(outcome: Outcome) -> list[tuple[str, str]]:
     tally = outcome.tally
     lines = [
         ("documents", f"{outcome.rows:,} in {outcome.shards:,} shards"),
-        ("labelled now", f"{tally.rows:,}"),
+        ("labelled now", f"{tally.rows:,}, the model read {tally.asked_rows:,}"),
     ]
     if tally.rows:
         rate = tally.rows / tally.label_seconds if tally.label_seconds else 0.0
@@ -57,10 +57,14 @@ def _lines(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _whereabouts(outcome: Outcome) -> list[tuple[str, str]]:
-    if outcome.snapshot is None:
+    place = outcome.output
+    if outcome.snapshot is not None:
+        place += f", snapshot {outcome.snapshot:08d}"
+    lines = [("output", place)]
+    if not outcome.complete:
         missing = f"{outcome.missing_shards:,} shards are missing; run the command again"
-        return [("incomplete", missing), ("output", outcome.output)]
-    return [("output", f"{outcome.output}, snapshot {outcome.snapshot:08d}")]
+        lines.insert(0, ("incomplete", missing))
+    return lines
 
 
 def _shares(counted: Counter[str]) -> str:
@@ -78,6 +82,8 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "shards": outcome.shards,
         "missing_shards": outcome.missing_shards,
         "documents_labelled": tally.rows,
+        "documents_read_by_model": tally.asked_rows,
+        "objects_created": tally.created,
         "status": dict(tally.status),
         "labels": {task: dict(labels) for task, labels in tally.labels.items()},
         "seconds": outcome.seconds,
