@@ -110,8 +110,17 @@ def remaining(
 
     `earlier` has, by path, the ids of the shards that another version of the object was cut into.
     """
-    works = (_missing(shard, tasks, done, earlier.get(shard.path, ())) for shard in shards)
-    return [work for work in works if work.tasks or work.documents]
+    answers = _EarlierAnswers(done, earlier)
+    return [
+        _missing(shard, tasks, done, answers)
+        for shard in shards
+        if not is_whole(shard.id, tasks, done)
+    ]
+
+
+def is_whole(sid: str, tasks: Collection[str], done: Committed) -> bool:
+    """Whether the shard has its documents file and every one of the tasks' labels."""
+    return sid in done.documents and _has_all(sid, tasks, done)
 
 
 def unfinished(works: Sequence[Work], done: Committed) -> list[Work]:
@@ -135,16 +144,36 @@ def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, byt
             )
 
 
+class _EarlierAnswers:
+    """Where answers for a path can be taken over; once made, shared by all of its shards."""
+
+    def __init__(self, done: Committed, sids: Mapping[str, Collection[str]]) -> None:
+        self._done = done
+        self._sids = sids
+        self._made: dict[tuple[str, tuple[str, ...]], tuple[Earlier, ...]] = {}
+
+    def of(self, path: str, tasks: tuple[str, ...]) -> tuple[Earlier, ...]:
+        """The path's earlier shards that have all of the tasks; none where no task is asked."""
+        if not tasks or path not in self._sids:
+            return ()
+        made = self._made.get((path, tasks))
+        if made is None:
+            made = self._made[path, tasks] = tuple(self._with_all(path, tasks))
+        return made
+
+    def _with_all(self, path: str, tasks: tuple[str, ...]) -> Iterator[Earlier]:
+        for sid in self._sids[path]:
+            if is_whole(sid, tasks, self._done):
+                yield Earlier(sid, {task: self._done.label_file(task, sid).key for task in tasks})
+
+
 def _missing(
-    shard: Shard, tasks: Collection[str], done: Committed, earlier: Collection[str]
+    shard: Shard, tasks: Collection[str], done: Committed, earlier: _EarlierAnswers
 ) -> Work:
     sid = shard.id
     absent = tuple(task for task in tasks if sid not in done.labels[task])
-    known = (
-        (s for s in earlier if s in done.documents and _has_all(s, absent, done)) if absent else ()
-    )
-    answers = tuple(Earlier(s, {t: done.label_file(t, s).key for t in absent}) for s in known)
-    return Work(shard, absent, documents=sid not in done.documents, earlier=answers)
+    documents = sid not in done.documents
+    return Work(shard, absent, documents=documents, earlier=earlier.of(shard.path, absent))
 
 
 def _has_all(sid: str, tasks: Collection[str], done: Committed) -> bool:
