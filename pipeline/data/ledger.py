@@ -6,11 +6,16 @@ Knows keys. Knows nothing of what the files hold, of how they are made, or of sn
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from pipeline.data.shards import Shard
 from pipeline.data.storage import Store
 from pipeline.errors import StorageError
+
+# An object store answers a LIST a thousand keys at a time, each in about a tenth of a second: the
+# labels of 200,000 shards are 200 answers. More lists at once would fill the memory.
+LISTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +94,19 @@ def spec_key(task: str, fp: str) -> str:
 def committed(store: Store, fp: Mapping[str, str], sids: Collection[str]) -> Committed:
     """What is there of these shards for these tasks (name to fingerprint).
 
-    One LIST for the documents, and two a task.
+    One LIST for the documents, and two a task, side by side.
     """
     known = {sid: sid for sid in sids}
-    return Committed(
-        fp=dict(fp),
-        documents=dict(_documents(store, known)),
-        labels={task: dict(_labels(store, task, of, known)) for task, of in fp.items()},
-        retries={task: dict(_retries(store, task, of, known)) for task, of in fp.items()},
-    )
+    with ThreadPoolExecutor(LISTS_AT_ONCE) as pool:
+        documents = pool.submit(lambda: dict(_documents(store, known)))
+        labels = pool.map(lambda task: dict(_labels(store, task, fp[task], known)), fp)
+        retries = pool.map(lambda task: dict(_retries(store, task, fp[task], known)), fp)
+        return Committed(
+            fp=dict(fp),
+            documents=documents.result(),
+            labels=dict(zip(fp, labels, strict=True)),
+            retries=dict(zip(fp, retries, strict=True)),
+        )
 
 
 def remaining(
