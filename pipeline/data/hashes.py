@@ -17,6 +17,9 @@ from pipeline.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
+# One for all values: `json.dumps` would make one for each, of which a large job has a million.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
 
 def short_hash(data: bytes) -> str:
     """32 hex digits (128 bits) of the SHA-256: no two of 10^15 contents are expected to meet."""
@@ -25,8 +28,7 @@ def short_hash(data: bytes) -> str:
 
 def canonical_json(value: object) -> bytes:
     """One byte string for one JSON value: sorted keys, no spaces, ASCII."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii")
+    return _CANONICAL.encode(value).encode("ascii")
 
 
 def content_hash(path: Path, cache_dir: Path) -> str:

@@ -19,23 +19,22 @@ class MemoryStore:
     """A dictionary of objects."""
 
     url: str = "memory://"
-    _objects: dict[str, bytes] = field(default_factory=dict)
+    _objects: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # content and etag
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self, key: str, data: bytes) -> bool:
         """True: this call made the object. False: it was there."""
         check_key(key)
+        made = (bytes(data), hashlib.md5(data).hexdigest())
         with self._lock:
-            made = key not in self._objects
-            self._objects.setdefault(key, bytes(data))
-        return made
+            return self._objects.setdefault(key, made) is made
 
     def read(self, key: str) -> bytes:
         """The object's content."""
         check_key(key)
         if key not in self._objects:
             raise StorageError(f"{self.url}{key}: cannot be read: there is no such object")
-        return self._objects[key]
+        return self._objects[key][0]
 
     def delete(self, keys: Sequence[str]) -> None:
         """The objects are gone; one that was not there is no error."""
@@ -49,5 +48,5 @@ class MemoryStore:
         check_prefix(prefix)
         with self._lock:
             found = sorted(item for item in self._objects.items() if is_listed(item[0], prefix))
-        for key, data in found:
-            yield StoredObject(key, len(data), hashlib.md5(data).hexdigest())
+        for key, (data, etag) in found:
+            yield StoredObject(key, len(data), etag)

@@ -5,14 +5,15 @@ Knows which files belong together. Knows nothing of what the files hold or how t
 
 from __future__ import annotations
 
+import io
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.data.hashes import canonical_json
-from pipeline.data.ledger import Committed, File, remaining
+from pipeline.data.ledger import Committed, File, is_whole
 from pipeline.data.shards import Shard
 from pipeline.data.storage import Store
 from pipeline.errors import StorageError
@@ -32,7 +33,7 @@ class SnapshotTask:
 
 def complete(shards: Sequence[Shard], tasks: Collection[str], done: Committed) -> bool:
     """Whether every shard has its documents file and every task's labels."""
-    return not remaining(shards, tasks, done, {})
+    return all(is_whole(shard.id, tasks, done) for shard in shards)
 
 
 def publish(
@@ -43,26 +44,29 @@ def publish(
     done: Committed,
     *,
     created_at: str,
+    partial: bool = False,
 ) -> int:
-    """The number of the snapshot that shows this work: a new one, or the current if it does."""
-    if not complete(shards, tasks, done):
+    """The number of the snapshot that shows this work: a new one, or the current if it does.
+
+    A partial one leaves out each shard that lacks something, and says how many rows that are.
+    """
+    if not partial and not complete(shards, tasks, done):
         raise StorageError(f"{store.url}: the work is not complete, so there is no snapshot of it")
-    content = _content(spec_name, tasks, shards, done)
+    view = _view(spec_name, tasks, shards, done)
+    stamp = canonical_json(created_at)
     for _ in range(MAX_LOST_RACES):
-        current = current_snapshot(store)
-        if current is not None and _unstamped(current) == content:
-            return int(current["number"])
-        number = int(current["number"]) + 1 if current else 1
-        stamped = {"number": number, "created_at": created_at, **content}
-        if store.create(snapshot_key(number), canonical_json(stamped)):
+        number = _highest(store)
+        if number is not None and _shows(store.read(snapshot_key(number)), number, view):
             return number
+        following = 1 if number is None else number + 1
+        if store.create(snapshot_key(following), _whole(_written(view, following, stamp))):
+            return following
     raise StorageError(f"{store.url}/{FOLDER}: {MAX_LOST_RACES} numbers in a row were taken")
 
 
 def current_snapshot(store: Store) -> dict[str, Any] | None:
     """The snapshot with the highest number, or None."""
-    numbers = [_number(stored.key) for stored in store.list(FOLDER)]
-    highest = max((number for number in numbers if number is not None), default=None)
+    highest = _highest(store)
     return None if highest is None else read_snapshot(store, highest)
 
 
@@ -81,30 +85,75 @@ def snapshot_key(number: int) -> str:
     return f"{FOLDER}{number:08d}.json"
 
 
+def _highest(store: Store) -> int | None:
+    numbers = (_number(stored.key) for stored in store.list(FOLDER))
+    return max((number for number in numbers if number is not None), default=None)
+
+
 def _number(key: str) -> int | None:
     matched = re.fullmatch(rf"{FOLDER}(\d{{8,}})\.json", key)
     return int(matched[1]) if matched else None
 
 
-def _content(
-    spec_name: str,
-    tasks: Mapping[str, SnapshotTask],
-    shards: Sequence[Shard],
-    done: Committed,
-) -> dict[str, Any]:
-    """What two snapshots of the same work have in common, as JSON values."""
-    content = {
-        "spec": spec_name,
-        "tasks": {name: asdict(task) for name, task in tasks.items()},
-        "rows": sum(shard.rows for shard in shards),
-        "shards": [_shard_entry(shard) for shard in shards],
-        "files": [entry for shard in shards for entry in _file_entries(shard, tasks, done)],
-    }
-    return dict(json.loads(canonical_json(content)))
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What two snapshots of the same work have in common."""
+
+    spec_name: str
+    tasks: Mapping[str, SnapshotTask]
+    shards: Sequence[Shard]
+    missing_rows: int  # of the shards that are left out
+    complete: bool
+    done: Committed
 
 
-def _unstamped(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in snapshot.items() if key not in ("number", "created_at")}
+def _view(
+    spec_name: str, tasks: Mapping[str, SnapshotTask], shards: Sequence[Shard], done: Committed
+) -> _View:
+    whole = [shard for shard in shards if is_whole(shard.id, tasks, done)]
+    missing_rows = sum(shard.rows for shard in shards) - sum(shard.rows for shard in whole)
+    return _View(spec_name, tasks, whole, missing_rows, len(whole) == len(shards), done)
+
+
+def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
+    """The snapshot's canonical JSON, a shard at a time: as values it would fill the memory."""
+    tasks, done = view.tasks, view.done
+    yield b'{"complete":%b,"created_at":%b,"files":[' % (canonical_json(view.complete), created_at)
+    yield from _joined(canonical_json(_file_entries(s, tasks, done))[1:-1] for s in view.shards)
+    rows = sum(shard.rows for shard in view.shards)
+    counts = {"missing_rows": view.missing_rows, "number": number, "rows": rows}
+    yield b'],%b,"shards":[' % canonical_json(counts)[1:-1]
+    yield from _joined(canonical_json(_shard_entry(shard)) for shard in view.shards)
+    named = {name: asdict(task) for name, task in tasks.items()}
+    yield b"],%b" % canonical_json({"spec": view.spec_name, "tasks": named})[1:]
+
+
+def _joined(written: Iterable[bytes]) -> Iterator[bytes]:
+    """With commas between them."""
+    comma = b""
+    for each in written:
+        yield comma + each
+        comma = b","
+
+
+def _whole(chunks: Iterable[bytes]) -> bytes:
+    # — unlike a join, which keeps every chunk beside the result, a buffer has the bytes once
+    buffer = io.BytesIO()
+    buffer.writelines(chunks)
+    return buffer.getvalue()
+
+
+def _shows(snapshot: bytes, number: int, view: _View) -> bool:
+    """Whether a snapshot is what would be written of the view, but for when it was made."""
+    stamped = re.match(rb'\{"complete":\w+,"created_at":("(?:[^"\\]|\\.)*"),', snapshot)
+    if stamped is None:  # an older program's, or a broken one
+        return False
+    at = 0
+    for chunk in _written(view, number, stamped[1]):
+        if not snapshot.startswith(chunk, at):
+            return False
+        at += len(chunk)
+    return at == len(snapshot)
 
 
 def _shard_entry(shard: Shard) -> dict[str, object]:

@@ -116,5 +116,7 @@ def check_prefix(prefix: str) -> None:
 
 def is_listed(key: str, prefix: str) -> bool:
     """Whether a LIST of `prefix` shows the key."""
-    hidden = key.startswith(ATTEMPTS) and not prefix.startswith(ATTEMPTS)
-    return key.startswith(prefix) and not hidden
+    # — the prefix is asked first: of a million keys most have another
+    return key.startswith(prefix) and (
+        prefix.startswith(ATTEMPTS) or not key.startswith(ATTEMPTS)
+    )

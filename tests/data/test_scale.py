@@ -1,0 +1,23 @@
+"""A plan of 200,000 shards: resumed and published within 1 GB, and labelled in windows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BOUND_MIB = 1024
+
+
+def test_200_000_shards_are_planned_resumed_and_published_within_1_gb() -> None:
+    script = Path(__file__).with_name("large_job.py")
+    measured = json.loads(
+        subprocess.check_output([sys.executable, script], text=True, timeout=300)
+    )
+    print(measured)  # the seconds: no bound holds on a machine that others use
+    assert measured["shards"] == 200_000
+    assert measured["works"] == measured["incomplete"] and len(measured["works"]) == 7
+    assert measured["numbers"] == [1, 1]
+    assert measured["snapshot_bytes"] > 200_000_000
+    assert measured["peak_mib"] < BOUND_MIB
