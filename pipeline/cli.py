@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,8 @@ def _run(options: argparse.Namespace) -> int:
         _print(options, plan_json(planned), lambda console: console.print(plan_table(planned)))
         return EXIT_COMPLETE
     with ExitStack() as stack:
+        # — Ray tells of workers that died on standard output, where the result goes
+        stack.enter_context(redirect_stdout(sys.stderr))
 
         def announce(planned: Any) -> Callable[[int], None]:
             console = _console(sys.stderr)

@@ -4,7 +4,8 @@
     ├── SpecError       the user edits the spec            exit 2
     ├── RefusedError    an unsafe store or cluster         exit 4
     ├── StorageError    a store or an input file failed    exit 1
-    │   └── UnavailableError   it may work later: run again   exit 3
+    │   ├── UnavailableError   it may work later: run again   exit 3
+    │   └── UnreadableError    an input file's own content is broken
     ├── ModelError      the model cannot be used           exit 1
     ├── FailedRowsError more rows failed than may          exit 1
     └── DocumentError   this row is set aside with its reason, the run goes on
@@ -63,6 +64,10 @@ class UnavailableError(StorageError):
     """A store did not answer, or the credentials ran out: what is committed stands, run again."""
 
     exit_code = 3
+
+
+class UnreadableError(StorageError):
+    """An input file's bytes came, and are not what its format asks for."""
 
 
 class ModelError(AssayError):

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.data.documents import OK
 from pipeline.data.shards import Shard
 from pipeline.data.source import read_documents
 from pipeline.errors import DocumentError, Problem, SpecError
-from pipeline.inference.pieces import fit
+from pipeline.inference.fitting import fit_text
 from pipeline.inference.tokens import DocumentTokenizer
 from pipeline.spec import JobSpec
 
@@ -54,18 +55,26 @@ def take_samples(
 
 def _readable(shard: Shard, encoder: DocumentTokenizer, spec: JobSpec) -> Iterator[Sample]:
     rules = spec.documents
-    for row in read_documents(shard, spec.input.storage_options).to_pylist():
-        if row["status"] != OK:
-            continue
+    slices = read_documents(shard, spec.input.storage_options)
+    rows = (row for documents in slices for row in _rows(documents))
+    for doc_id, text in rows:
         try:
-            token_ids = encoder.encode(row["text"])
+            fitted = fit_text(
+                encoder,
+                text,
+                max_tokens=rules.max_tokens,
+                too_long=rules.too_long,
+                overlap_tokens=rules.overlap_tokens,
+            )
         except DocumentError:
             continue  # a run writes its row with the reason
-        fitted = fit(
-            token_ids,
-            max_tokens=rules.max_tokens,
-            too_long=rules.too_long,
-            overlap_tokens=rules.overlap_tokens,
-        )
         if fitted.tokens:
-            yield Sample(row["doc_id"], fitted.token_ids[0])
+            yield Sample(doc_id, fitted.token_ids[0])
+
+
+def _rows(documents: pa.Table) -> Iterator[tuple[str, str]]:
+    """The ids and texts of those with a text, one by one."""
+    columns = (documents.column(name) for name in ("doc_id", "text", "status"))
+    for doc_id, text, status in zip(*columns, strict=True):
+        if status.as_py() == OK:
+            yield doc_id.as_py(), text.as_py()

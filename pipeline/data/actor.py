@@ -32,12 +32,12 @@ from pipeline.data.weights import fetch, settle
 from pipeline.errors import DocumentError, Problem, SpecError
 from pipeline.inference.answers import Answers
 from pipeline.inference.engine import LabelEngine
+from pipeline.inference.fitting import fit_text
 from pipeline.inference.gguf import convert
 from pipeline.inference.heap import keep_freed_memory
 from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
 from pipeline.inference.memory import MemoryPlan, plan_memory
 from pipeline.inference.model import LoadedModel
-from pipeline.inference.pieces import fit
 from pipeline.inference.quantisation import require_torchao
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
 from pipeline.spec import Quantize
@@ -119,44 +119,56 @@ class Tokenise:
             yield self._tokenised(written, work_from_json(written))
 
     def _tokenised(self, written: str, work: Work) -> pa.Table:
-        documents = read_documents(work.shard, self.job.spec.input.storage_options)
+        slices = read_documents(work.shard, self.job.spec.input.storage_options)
+        # — no text of one slice is held when the next is read
+        tables = list(map(partial(self._fitted, work=work), slices))
+        # — a slice of which nothing is known has no column for it
+        documents = pa.concat_tables(tables, promote_options="default")
+        return documents.append_column("work", _constant(written, documents.num_rows))
+
+    def _fitted(self, documents: pa.Table, work: Work) -> pa.Table:
+        """Documents with their pieces for their text, and with what is known of them already."""
         known = self._earlier.find(work, documents.column("content_hash").combine_chunks())
         rows = zip(
-            documents.column("text").to_pylist(),
+            documents.column("text"),
             documents.column("status").to_pylist(),
             known_status(known, documents.num_rows),
             strict=True,
         )
-        fitted = [([], is_known) if is_known else self._fit(t, s, work) for t, s, is_known in rows]
+        fitted = [
+            ([], answered) if answered else self._fit(text.as_py(), status, work)
+            for text, status, answered in rows
+        ]
         pieces = pa.array([p for p, _ in fitted], pa.list_(pa.list_(pa.int32())))
         table = (
             documents.drop_columns(["text"])
             .append_column("pieces", pieces)
             .append_column("label_status", pa.array([s for _, s in fitted], pa.string()))
-            .append_column("work", _constant(written, documents.num_rows))
         )
         for task, answers in known.items():
             table = table.append_column(f"known:{task}", answers)
         return table
 
-    def _fit(self, text: str, status: str, work: Work) -> tuple[list[list[int]], str]:
+    def _fit(self, text: str, status: str, work: Work) -> tuple[list[NDArray[np.int32]], str]:
         """A document's pieces, and its status as far as labelling goes."""
         if status != OK or not work.tasks:
             return [], status
         rules = self.job.spec.documents
         try:
-            token_ids = self._tokenizer.encode(text)
+            fitted = fit_text(
+                self._tokenizer,
+                text,
+                max_tokens=rules.max_tokens,
+                too_long=rules.too_long,
+                overlap_tokens=rules.overlap_tokens,
+            )
         except DocumentError as error:
             return [], f"error:{error}"
-        if not token_ids:
+        if not fitted.tokens:
             return [], EMPTY
-        fitted = fit(
-            token_ids,
-            max_tokens=rules.max_tokens,
-            too_long=rules.too_long,
-            overlap_tokens=rules.overlap_tokens,
-        )
-        return [list(piece) for piece in fitted.token_ids], TRUNCATED if fitted.truncated else OK
+        # — as arrays: a slice's tokens as Python's integers would take ten times the memory
+        pieces = [np.array(piece, np.int32) for piece in fitted.token_ids]
+        return pieces, TRUNCATED if fitted.truncated else OK
 
 
 class LabelDocuments:

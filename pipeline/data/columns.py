@@ -11,7 +11,11 @@ import pyarrow as pa
 from pyarrow import types
 
 from pipeline.data.documents import RawRow
+from pipeline.data.row_limits import MAX_ROW_BYTES, TooLong
 from pipeline.errors import Problem, SpecError
+
+# Above this, a batch's values become Python objects one by one; below, all at once is quicker.
+BATCH_BYTES = 64 * 1024 * 1024
 
 
 def check_named(path: str, names: list[str], *, text_column: str, id_column: str | None) -> None:
@@ -60,20 +64,33 @@ def rows_between(
 
 
 def _rows(batch: pa.RecordBatch, text_column: str, id_column: str | None) -> Iterator[RawRow]:
-    texts = _bytes(batch.column(text_column))
+    texts = _values(batch.column(text_column))
     if id_column is None:
-        yield from (RawRow(text) for text in texts)
+        yield from map(RawRow, texts)
         return
     ids = batch.column(id_column)
-    written = _bytes(ids if _is_string(ids.type) else ids.cast(pa.large_string()))
-    yield from (RawRow(text, id) for text, id in zip(texts, written, strict=True))
+    written = _values(ids if _is_string(ids.type) else ids.cast(pa.large_string()))
+    yield from map(RawRow, texts, written)
 
 
-def _bytes(strings: pa.Array) -> list[bytes | None]:
+def _values(strings: pa.Array) -> Iterator[bytes | TooLong | None]:
+    """The values one by one: those of a dictionary may be far more than they look."""
     # — as bytes: Arrow does not check that a string column holds UTF-8, and its to_pylist() would
     #   raise for the whole batch where one row does not
-    values: list[bytes | None] = strings.cast(pa.large_binary()).to_pylist()
-    return values
+    if not types.is_dictionary(strings.type):
+        binary = strings.cast(pa.large_binary())
+        yield from binary.to_pylist() if binary.nbytes <= BATCH_BYTES else map(_value, binary)
+        return
+    values = strings.dictionary.cast(pa.large_binary())
+    for index in strings.indices:
+        yield _value(values[index.as_py()]) if index.is_valid else None
+
+
+def _value(scalar: pa.LargeBinaryScalar) -> bytes | TooLong | None:
+    if scalar.is_valid and scalar.as_buffer().size > MAX_ROW_BYTES:
+        return TooLong()
+    value: bytes | None = scalar.as_py()
+    return value
 
 
 def _is_string(kind: pa.DataType) -> bool:

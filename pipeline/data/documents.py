@@ -5,17 +5,22 @@ Knows what makes a text readable and how a document is named. Knows nothing of f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from pipeline.data.hashes import short_hash
+from pipeline.data.row_limits import MAX_ID_CHARS, TooLong, id_too_long, too_long
 
 OK = "ok"
 EMPTY = "empty"
 TRUNCATED = "truncated"
 QUARANTINED = "quarantined"
+
+# What is held at once of a shard's text: so many rows, or the row that reaches so many characters.
+SLICE_ROWS = 10_000
+SLICE_CHARS = 32 * 1024 * 1024
 
 SCHEMA = pa.schema(
     [
@@ -26,6 +31,9 @@ SCHEMA = pa.schema(
         ("status", pa.string()),
     ]
 )
+
+
+_Document = tuple[str, str | None, str, int, str]  # as SCHEMA has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +47,45 @@ class RawRow:
 
 def documents_from(rows: Iterable[RawRow]) -> pa.Table:
     """doc_id, text, content_hash, n_chars, status: one row each, in order, none left out."""
+    return _table(map(_document, rows))
+
+
+def slices_from(rows: Iterable[RawRow]) -> Iterator[pa.Table]:
+    """What `documents_from` gives, in tables of which one is held at a time."""
+    documents = map(_document, rows)
+    table = _table(_first(documents))
+    while table.num_rows:
+        yield table
+        del table  # before the next is made
+        table = _table(_first(documents))
+
+
+def _first(documents: Iterator[_Document]) -> Iterator[_Document]:
+    """The next documents, as many as a slice holds."""
+    chars = 0
+    for rows, document in enumerate(documents, start=1):
+        *_, n_chars, _ = document
+        chars += n_chars
+        yield document
+        if rows == SLICE_ROWS or chars >= SLICE_CHARS:
+            return
+
+
+def _table(documents: Iterable[_Document]) -> pa.Table:
     columns: list[list[object]] = [[] for _ in SCHEMA]
-    for row in rows:
-        for column, value in zip(columns, _document(row), strict=True):
+    for document in documents:
+        for column, value in zip(columns, document, strict=True):
             column.append(value)
     arrays = [pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def _document(row: RawRow) -> tuple[str, str | None, str, int, str]:
+def _document(row: RawRow) -> _Document:
     text, encoded, problem = _read_text(row)
     content_hash = short_hash(encoded)
     doc_id = content_hash if row.id is None else _written(row.id)
+    if isinstance(row.id, TooLong) or len(doc_id) > MAX_ID_CHARS:
+        doc_id, problem = short_hash(doc_id.encode()), id_too_long()
     if problem is not None:
         return doc_id, None, content_hash, 0, f"error:{problem}"
     status = OK if text and not text.isspace() else EMPTY
@@ -61,6 +96,8 @@ def _read_text(row: RawRow) -> tuple[str, bytes, str | None]:
     """The row's text, its UTF-8, and what is wrong with it."""
     if row.problem is not None:
         return "", b"", row.problem
+    if isinstance(row.text, TooLong):
+        return "", b"", too_long()
     try:
         if isinstance(row.text, bytes):
             return row.text.decode("utf-8"), row.text, None

@@ -9,10 +9,12 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 
 from pipeline.data.columns import check_named
 from pipeline.data.documents import RawRow
+from pipeline.data.row_limits import Gathered, TooLong, too_long
 from pipeline.data.shards import Piece, Shard, Unit, cut_units
 from pipeline.data.streams import BLOCK_BYTES, Options, Stream, decompressed
 
@@ -37,12 +39,15 @@ def jsonl_pieces(
 
 
 def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    """The shard's rows; one line is held at a time."""
+    """The shard's rows; one line is held at a time, and none that is too long."""
     assert shard.piece.start_byte is not None and shard.piece.end_byte is not None, shard
     with decompressed(shard.path, shard.version.format, options) as stream:
         stream.seek(shard.piece.start_byte)
-        for line in _lines(stream, shard.piece.end_byte - shard.piece.start_byte):
-            yield _row(line, shard.version.text_column, shard.version.id_column)
+        lines = _lines(stream, shard.piece.end_byte - shard.piece.start_byte)
+        read = partial(
+            _row, text_column=shard.version.text_column, id_column=shard.version.id_column
+        )
+        yield from map(read, lines)  # a loop would hold a line beside the text that came of it
 
 
 def _check_keys(path: str, stream: Stream, *, text_column: str, id_column: str | None) -> None:
@@ -75,21 +80,17 @@ def _line_units(stream: Stream) -> Iterator[Unit]:
         yield Unit(1, position - start, start, position)
 
 
-def _lines(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
+def _lines(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes | TooLong]:
     """The rows in the next `size_bytes` of the stream, or in all of it."""
-    parts: list[bytes] = []
+    line = Gathered()
     for segment, ends in _segments(stream, size_bytes):
-        parts.append(segment)
+        line.add(segment)
         if ends:
-            yield from _row_lines(parts)
-            parts = []
-    yield from _row_lines(parts)
-
-
-def _row_lines(parts: list[bytes]) -> Iterator[bytes]:
-    line = b"".join(parts)
-    if line and not line.isspace():
-        yield line
+            if not line.blank:
+                yield line.take()
+            line = Gathered()
+    if not line.blank:
+        yield line.take()
 
 
 def _segments(stream: Stream, size_bytes: int | None = None) -> Iterator[tuple[bytes, bool]]:
@@ -105,15 +106,17 @@ def _segments(stream: Stream, size_bytes: int | None = None) -> Iterator[tuple[b
         left = None if left is None else left - len(block)
 
 
-def _row(line: bytes, text_column: str, id_column: str | None) -> RawRow:
+def _row(line: bytes | TooLong, text_column: str, id_column: str | None) -> RawRow:
     value, problem = _parsed(line)
     if value is None:
         return RawRow(problem=problem)
     return RawRow(value.get(text_column), value.get(id_column) if id_column else None)
 
 
-def _parsed(line: bytes) -> tuple[dict[str, object] | None, str | None]:
+def _parsed(line: bytes | TooLong) -> tuple[dict[str, object] | None, str | None]:
     """The line's object, or why there is none."""
+    if isinstance(line, TooLong):
+        return None, too_long()
     try:
         # — decoded here: json.loads would guess UTF-16 from a stray NUL
         value = json.loads(line.removeprefix(codecs.BOM_UTF8).decode("utf-8"))

@@ -5,17 +5,22 @@ Knows row groups. Knows nothing of shards' identity or of what becomes of the ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow.parquet as pq
 
 from pipeline.data.columns import check_columns, rows_between
 from pipeline.data.documents import RawRow
 from pipeline.data.shards import Piece, Shard, Unit, cut_units
-from pipeline.data.streams import BLOCK_BYTES, Options, opened
+from pipeline.data.streams import BLOCK_BYTES, Fetched, Options, opened
 
 # Few rows at a time: a batch is held three times over while its texts are decoded.
 BATCH_ROWS = 256
+# Fewer still where a dictionary, or prefixes shared by neighbours, may make much text of little.
+BATCH_BYTES = 64 * 1024 * 1024
+_PAGE_HEADER_BYTES = 16
+_DICTIONARY_PAGE = 2
+_NEXT_I32 = 0x15  # in Thrift: the next field, a 32-bit integer
 
 
 def parquet_pieces(
@@ -35,11 +40,12 @@ def parquet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
         pq.ParquetFile(file, buffer_size=BLOCK_BYTES) as parquet,
     ):
         first_row, groups = _overlapping(parquet, shard.piece.start_row, shard.piece.end_row)
+        columns = [shard.version.text_column]
+        columns += [shard.version.id_column] if shard.version.id_column else []
         batches = parquet.iter_batches(
-            BATCH_ROWS,
+            _batch_rows(file, parquet, groups, columns),
             row_groups=groups,
-            columns=[shard.version.text_column]
-            + ([shard.version.id_column] if shard.version.id_column else []),
+            columns=columns,
             use_threads=False,
         )
         yield from rows_between(
@@ -53,11 +59,59 @@ def parquet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
 
 def _row_groups(parquet: pq.ParquetFile, text_column: str) -> Iterator[Unit]:
     metadata = parquet.metadata
-    paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
-    text_leaf = paths.index(text_column)
+    text_leaf = _leaf(parquet, text_column)
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         yield Unit(group.num_rows, group.column(text_leaf).total_uncompressed_size)
+
+
+def _leaf(parquet: pq.ParquetFile, column: str) -> int:
+    metadata = parquet.metadata
+    paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
+    return paths.index(column)
+
+
+def _batch_rows(
+    file: Fetched, parquet: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
+) -> int:
+    """So few rows that a batch is bounded even if each row is the longest value there can be."""
+    leaves = [_leaf(parquet, column) for column in columns]
+    row_groups = [parquet.metadata.row_group(group) for group in groups]
+    longest = max(
+        (sum(_value_bytes(file, group.column(leaf)) for leaf in leaves) for group in row_groups),
+        default=0,  # the file is another than was cut
+    )
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, longest)))
+
+
+def _value_bytes(file: Fetched, chunk: pq.ColumnChunkMetaData) -> int:
+    """The most that one value can take of those that are stored once for many rows; 0 for none."""
+    all_pages: int = chunk.total_uncompressed_size
+    if "DELTA_BYTE_ARRAY" in chunk.encodings:
+        return all_pages
+    # — the footer tells only how large all pages are, the first one's header how large it is
+    file.seek(min(at for at in (chunk.dictionary_page_offset, chunk.data_page_offset) if at))
+    fields = iter(file.read(_PAGE_HEADER_BYTES))
+    kind, size_bytes = _integer_field(fields), _integer_field(fields)
+    if kind is None or size_bytes is None:
+        return all_pages
+    return size_bytes if kind == _DICTIONARY_PAGE else 0
+
+
+def _integer_field(data: Iterator[int]) -> int | None:
+    """The next field of Thrift's compact form, if it is a natural number.
+
+    Seven bits a byte, the lowest first; of the number they make, the lowest bit is the sign.
+    """
+    if next(data, None) != _NEXT_I32:
+        return None
+    value = shift = 0
+    for byte in data:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return None if value & 1 else value >> 1
+    return None
 
 
 def _overlapping(parquet: pq.ParquetFile, start_row: int, end_row: int) -> tuple[int, list[int]]:

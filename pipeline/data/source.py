@@ -19,15 +19,15 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import stringify_path
 
 from pipeline.data.arrow import arrow_pieces, arrow_rows
-from pipeline.data.documents import RawRow, documents_from
+from pipeline.data.documents import RawRow, slices_from
 from pipeline.data.failures import options_of
 from pipeline.data.hashes import content_hash
 from pipeline.data.jsonl import jsonl_pieces, jsonl_rows
 from pipeline.data.parquet import parquet_pieces, parquet_rows
 from pipeline.data.shards import ObjectVersion, Piece, Shard
-from pipeline.data.streams import Options, reading
+from pipeline.data.streams import Options, fetching, one_line, reading
 from pipeline.data.wet import wet_pieces, wet_rows
-from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 
 FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz")
 # What remote file systems call the name of an object's content, then the time it was written.
@@ -42,6 +42,8 @@ _TIME_KEYS = (
     "created",
 )
 NO_OPTIONS: Options = {}
+# Of why a file cannot be read, so much is kept in each of its rows.
+REASON_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def find_objects(
     A folder stands for the supported files below it; every file that is named, or matched by a
     glob, must be supported. Local files are hashed, once (`hashes.content_hash`).
     """
-    with reading(path_glob), options_of("input.storage_options", options):
+    with fetching(path_glob), options_of("input.storage_options", options):
         file_system, place = _located(path_glob, options)
         infos = list(_infos(file_system, place))
     if not infos:
@@ -93,22 +95,13 @@ def cut(
     return [Shard(version, piece) for piece in pieces]
 
 
-def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> pa.Table:
-    """The shard's documents (`documents.SCHEMA`), one row for each of its rows.
+def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> Iterator[pa.Table]:
+    """The shard's documents (`documents.SCHEMA`), one row for each of its rows, slice by slice.
 
-    StorageError if the object is not the one that was cut: its labels would be another's.
+    Rows that a broken file no longer gives say why. StorageError, at the latest in place of the
+    last slice, if the object is not the one that was cut: its labels would be another's.
     """
-    with reading(shard.path):
-        _check_unchanged(shard, options)
-        documents = documents_from(_rows(shard, options))
-        # — also behind: it may have been another by the time that it was opened
-        _check_unchanged(shard, options)
-    if documents.num_rows != shard.rows:
-        raise StorageError(
-            f"{shard.path}: changed while the job ran: {documents.num_rows} rows where "
-            f"{shard.rows} were (from row {shard.piece.start_row}); run again to label the new one"
-        )
-    return documents
+    return slices_from(_every_row(shard, options))
 
 
 def format_of(path: str) -> str | None:
@@ -133,6 +126,37 @@ def _pieces(
     if format == "warc.wet.gz":
         return wet_pieces(path, format, options, **wanted)
     return jsonl_pieces(path, format, options, **wanted)
+
+
+def _every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
+    _check_unchanged(shard, options)
+    broken: UnreadableError | None = None
+    found = 0
+    try:
+        with reading(shard.path):
+            for row in _rows(shard, options):
+                found += 1
+                yield row
+                del row  # a text may be long: none is held beside the next one
+    except UnreadableError as error:
+        broken = error
+    # — also behind: it may have been another by the time that it was opened
+    _check_unchanged(shard, options)
+    if broken is not None:
+        yield from _unread_rows(shard, found, broken)
+    elif found != shard.rows:
+        raise StorageError(
+            f"{shard.path}: changed while the job ran: {found} rows where {shard.rows} were "
+            f"(from row {shard.piece.start_row}); run again to label the new one"
+        )
+
+
+def _unread_rows(shard: Shard, found: int, error: UnreadableError) -> Iterator[RawRow]:
+    """The rows behind those that were found, named by their place, each with the reason."""
+    name = shard.path.rpartition("/")[2]
+    reason = one_line(error.__cause__ or error)[:REASON_CHARS]
+    for row in range(shard.piece.start_row + found, shard.piece.end_row):
+        yield RawRow(id=f"{name}:{row}", problem=f"cannot be read: {reason}")
 
 
 def _rows(shard: Shard, options: Options) -> Iterator[RawRow]:
@@ -193,9 +217,10 @@ def _input_object(
 
 def _check_unchanged(shard: Shard, options: Options) -> None:
     """StorageError if the size, or a remote object's etag, is another than at the cut."""
-    file_system, place = url_to_fs(shard.path, **options)
-    file_system.invalidate_cache()  # or a listing of before the change would answer
-    info = file_system.info(place)
+    with fetching(shard.path):
+        file_system, place = url_to_fs(shard.path, **options)
+        file_system.invalidate_cache()  # or a listing of before the change would answer
+        info = file_system.info(place)
     now: tuple[int, str] = info["size"], shard.version.etag
     if not isinstance(file_system, LocalFileSystem):
         now = info["size"], _remote_etag(shard.path, info)

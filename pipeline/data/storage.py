@@ -117,6 +117,4 @@ def check_prefix(prefix: str) -> None:
 def is_listed(key: str, prefix: str) -> bool:
     """Whether a LIST of `prefix` shows the key."""
     # — the prefix is asked first: of a million keys most have another
-    return key.startswith(prefix) and (
-        prefix.startswith(ATTEMPTS) or not key.startswith(ATTEMPTS)
-    )
+    return key.startswith(prefix) and (prefix.startswith(ATTEMPTS) or not key.startswith(ATTEMPTS))

@@ -13,7 +13,7 @@ import pyarrow as pa
 from fsspec.core import url_to_fs
 
 from pipeline.data.failures import REMOTE_ERRORS, Cause, as_storage_error, cause_of
-from pipeline.errors import StorageError
+from pipeline.errors import StorageError, UnreadableError
 
 # What the fsspec file system that opens a path is made with: a spec's storage_options.
 Options = Mapping[str, Any]
@@ -35,10 +35,24 @@ class Stream(Protocol):
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Whatever keeps the object at `path` from being read, as one StorageError line."""
+    """Content that is not what its format asks for, as one UnreadableError line.
+
+    Whether the bytes come at all is told apart by `opened`, which raises its own errors.
+    """
     try:
         yield
-    except (*REMOTE_ERRORS, EOFError, pa.ArrowException) as error:
+    except pa.ArrowMemoryError as error:  # a larger machine may read it
+        raise StorageError(_told(path, error)) from error
+    except (OSError, EOFError, pa.ArrowException) as error:
+        raise UnreadableError(_told(path, error)) from error
+
+
+@contextmanager
+def fetching(path: str) -> Iterator[None]:
+    """Whatever keeps the bytes of the object at `path` from coming, as one StorageError line."""
+    try:
+        yield
+    except REMOTE_ERRORS as error:
         cause = cause_of(error) if _is_remote(path) else Cause.OTHER
         if cause is Cause.EXISTS:  # of another version: s3fs reads on only if the etag is the same
             raise StorageError(
@@ -46,10 +60,17 @@ def reading(path: str) -> Iterator[None]:
             ) from error
         if cause is not Cause.OTHER:
             raise as_storage_error(error, path, "read") from error
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise StorageError(
-            f"{path}: cannot be read: {reason}; replace the file or take it out of input.path"
-        ) from error
+        raise StorageError(_told(path, error)) from error
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, or what it is where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _told(path: str, error: BaseException) -> str:
+    reason = one_line(error)
+    return f"{path}: cannot be read: {reason}; replace the file or take it out of input.path"
 
 
 def _is_remote(path: str) -> bool:
@@ -57,11 +78,13 @@ def _is_remote(path: str) -> bool:
 
 
 @contextmanager
-def opened(path: str, options: Options) -> Iterator[BinaryIO]:
+def opened(path: str, options: Options) -> Iterator[Fetched]:
     """The object's bytes as they are stored."""
-    file_system, place = url_to_fs(path, **options)
-    with file_system.open(place, "rb") as file:
-        yield file
+    with fetching(path):
+        file_system, place = url_to_fs(path, **options)
+        file = file_system.open(place, "rb")
+    with file:
+        yield Fetched(file, path)
 
 
 @contextmanager
@@ -77,10 +100,36 @@ def decompressed(path: str, format: str, options: Options) -> Iterator[Stream]:
         yield file if codec is None else _Inflated(file, codec)
 
 
+class Fetched:
+    """An open file whose own errors are StorageErrors, whoever reads it: Arrow passes them on."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        self._file = file
+        self._path = path
+
+    def read(self, size: int = -1, /) -> bytes:
+        with fetching(self._path):
+            return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        with fetching(self._path):
+            return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+
 class _Inflated:
     """One compressed stream, read forwards."""
 
-    def __init__(self, file: BinaryIO, codec: str) -> None:
+    def __init__(self, file: Fetched, codec: str) -> None:
         self._stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
         self._offset = 0
 

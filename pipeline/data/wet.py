@@ -14,9 +14,12 @@ from warcio.recordloader import ArcWarcRecord
 
 from pipeline.data.columns import check_named
 from pipeline.data.documents import RawRow
+from pipeline.data.row_limits import Gathered, TooLong
 from pipeline.data.shards import Piece, Shard, Unit, cut_units
 from pipeline.data.streams import BLOCK_BYTES, Options, Stream, decompressed
 
+# What a record's headers take at most; without a limit, one endless line would be held.
+MAX_HEADER_BYTES = 1024 * 1024
 _HEADERS = {"id": "WARC-Record-ID", "url": "WARC-Target-URI", "date": "WARC-Date"}
 COLUMNS = ["text", *_HEADERS]
 
@@ -37,48 +40,56 @@ def wet_pieces(
 
 
 def wet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    """The shard's rows; one record is held at a time."""
+    """The shard's rows; one record is held at a time, and none that is too long."""
     assert shard.piece.start_byte is not None, shard
     with decompressed(shard.path, shard.version.format, options) as stream:
         stream.seek(shard.piece.start_byte)
         found = 0
-        for record in _records(ArchiveIterator(_Forward(stream), no_record_parse=True)):
+        for _, record in _records(stream):
             if record.rec_type != "conversion":
                 continue
             if found == shard.rows:
                 return
             found += 1
-            yield RawRow(
-                _value(record, shard.version.text_column),
-                _value(record, shard.version.id_column) if shard.version.id_column else None,
-            )
+            yield _row(record, shard.version.text_column, shard.version.id_column)
 
 
 def _record_units(stream: Stream) -> Iterator[Unit]:
-    archive = ArchiveIterator(_Forward(stream), no_record_parse=True)
-    for record in _records(archive):
+    for archive, record in _records(stream):
         text_bytes = sum(len(block) for block in _blocks(record))
         start = archive.get_record_offset()
         if record.rec_type == "conversion":
             yield Unit(1, text_bytes, start, start + archive.get_record_length())
 
 
-def _records(archive: ArchiveIterator) -> Iterator[ArcWarcRecord]:
+def _records(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
     """The records, each left whole behind; OSError where the data is no WARC."""
+    forward = _Forward(stream)
+    archive = ArchiveIterator(forward, no_record_parse=True)
     try:
         for record in archive:
-            yield record
+            forward.left = None
+            yield archive, record
             archive.read_to_end()
             if archive.err_count:
                 raise OSError("a WARC record's Content-Length is not its length")
+            forward.left = MAX_HEADER_BYTES
     except ArchiveLoadFailed as error:
         raise OSError(f"not a WARC record: {error}") from error
 
 
-def _value(record: ArcWarcRecord, column: str) -> object:
-    if column == "text":
-        return b"".join(_blocks(record))
-    return record.rec_headers.get_header(_HEADERS[column])
+def _row(record: ArcWarcRecord, text_column: str, id_column: str | None) -> RawRow:
+    wanted = {text_column, id_column or text_column}
+    headers = {name: record.rec_headers.get_header(_HEADERS[name]) for name in wanted - {"text"}}
+    values: dict[str, object] = {**headers, "text": _text(record) if "text" in wanted else ""}
+    return RawRow(values[text_column], values[id_column] if id_column else None)
+
+
+def _text(record: ArcWarcRecord) -> bytes | TooLong:
+    text = Gathered()
+    for block in _blocks(record):
+        text.add(block)
+    return text.take()
 
 
 def _blocks(record: ArcWarcRecord) -> Iterator[bytes]:
@@ -97,6 +108,12 @@ class _Forward:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
+        self.left: int | None = MAX_HEADER_BYTES  # None while a record's content is read
 
     def read(self, size: int, /) -> bytes:
-        return self._stream.read(size)
+        data = self._stream.read(size)
+        if self.left is not None:
+            self.left -= len(data)
+            if self.left < 0:
+                raise OSError(f"a WARC record's headers are over {MAX_HEADER_BYTES:,} bytes")
+        return data

@@ -5,7 +5,9 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 
-from pipeline.data.source import InputObject, cut, read_documents
+from whole_shards import all_documents
+
+from pipeline.data.source import InputObject, cut
 from pipeline.data.streams import BLOCK_BYTES
 
 Write = Callable[[str, bytes], InputObject]
@@ -20,7 +22,7 @@ def test_a_line_longer_than_many_blocks_is_cut_in_the_memory_of_a_few(write: Wri
     tracemalloc.stop()
     assert [(shard.piece.start_row, shard.piece.end_row) for shard in shards] == [(0, 1), (1, 2)]
     assert peak_bytes < 6 * BLOCK_BYTES
-    (length,) = read_documents(shards[1]).column("n_chars").to_pylist()
+    (length,) = all_documents(shards[1]).column("n_chars").to_pylist()
     assert length == 40 * BLOCK_BYTES
 
 

@@ -14,10 +14,11 @@ import pytest
 from fault_proxy import Faults, proxied
 from fsspec import AbstractFileSystem
 from servers import Server
+from whole_shards import all_documents
 
-from pipeline.data.documents import documents_from
+from pipeline.data.documents import slices_from
 from pipeline.data.shards import Shard
-from pipeline.data.source import InputObject, cut, find_objects, read_documents
+from pipeline.data.source import InputObject, cut, find_objects
 from pipeline.errors import SpecError, StorageError, UnavailableError
 
 Row = tuple[str, str]
@@ -55,7 +56,7 @@ def only_shard(url: str, options: dict[str, Any], tmp_path: Path) -> Shard:
 
 
 def texts(shard: Shard, options: dict[str, Any]) -> list[str]:
-    found: list[str] = read_documents(shard, options).column("text").to_pylist()
+    found: list[str] = all_documents(shard, options).column("text").to_pylist()
     return found
 
 
@@ -105,7 +106,7 @@ def test_an_object_overwritten_after_a_listing_is_noticed(bucket: Bucket, tmp_pa
     bucket.write("a.jsonl", TWO)
     # — the client that read has listed the folder, and would answer from memory
     with pytest.raises(StorageError, match=f"{url}: changed while the job ran"):
-        read_documents(shard, bucket.options)
+        all_documents(shard, bucket.options)
 
 
 def test_an_object_overwritten_while_it_is_read_is_noticed(
@@ -116,11 +117,11 @@ def test_an_object_overwritten_while_it_is_read_is_noticed(
 
     def overwritten_first(rows: Iterator[Any]) -> Any:
         bucket.write("a.jsonl", TWO)
-        return documents_from(rows)
+        return slices_from(rows)
 
-    monkeypatch.setattr("pipeline.data.source.documents_from", overwritten_first)
+    monkeypatch.setattr("pipeline.data.source.slices_from", overwritten_first)
     with pytest.raises(StorageError, match="changed while the job ran"):
-        read_documents(shard, bucket.options)
+        all_documents(shard, bucket.options)
 
 
 def test_a_new_object_is_found_by_a_process_that_listed_before(
@@ -152,7 +153,7 @@ def test_credentials_that_run_out_while_reading_are_told_and_to_be_run_again(
         shard = only_shard(url, options, tmp_path)
         faults.shares = {"expired": 1.0}
         with pytest.raises(UnavailableError, match=f"{url}: cannot be read: .*run again") as raised:
-            read_documents(shard, options)
+            all_documents(shard, options)
     assert raised.value.exit_code == 3
 
 
@@ -247,7 +248,7 @@ def test_every_format_is_read_from_a_web_server(
     assert [text for shard in shards for text in texts(shard, {})] == [text for _, text in rows]
     files[f"/{corpus.name}"] += b"\n"
     with pytest.raises(StorageError, match="changed while the job ran"):
-        read_documents(shards[0])
+        all_documents(shards[0])
 
 
 def test_a_page_that_is_not_there_names_no_file(

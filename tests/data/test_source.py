@@ -13,8 +13,9 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from whole_shards import all_documents
 
-from pipeline.data.source import FORMATS, InputObject, cut, find_objects, read_documents
+from pipeline.data.source import FORMATS, InputObject, cut, find_objects
 from pipeline.errors import SpecError, StorageError
 
 Write = Callable[[str, bytes], InputObject]
@@ -38,7 +39,7 @@ def read_all(found: InputObject, target_bytes: int, **columns: str | None) -> pa
     )
     edges = [0, *(shard.piece.end_row for shard in shards)]
     assert [shard.piece.start_row for shard in shards] == edges[:-1]
-    return pa.concat_tables([read_documents(shard) for shard in shards])
+    return pa.concat_tables([all_documents(shard) for shard in shards])
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
@@ -123,7 +124,7 @@ def test_a_changed_object_is_not_read_under_its_old_name(corpus: Path, tmp_path:
     shard = cut(found, "text", None, 3000)[0]
     corpus.write_bytes(corpus.read_bytes() + b"\n")
     with pytest.raises(StorageError, match="changed while the job ran"):
-        read_documents(shard)
+        all_documents(shard)
 
 
 def test_other_rows_in_as_many_bytes_are_noticed_by_their_count(write: Write) -> None:
@@ -131,7 +132,7 @@ def test_other_rows_in_as_many_bytes_are_noticed_by_their_count(write: Write) ->
     (shard,) = cut(found, "text", None, 3000)
     Path(found.path).write_bytes(b'{"text": "one"}\n                \n'[:32])
     with pytest.raises(StorageError, match="1 rows where 2 were"):
-        read_documents(shard)
+        all_documents(shard)
 
 
 def test_a_line_that_cannot_be_read_is_a_row_that_says_why(write: Write) -> None:
@@ -304,10 +305,10 @@ def test_a_remote_object_is_read_and_its_change_noticed(tmp_path: Path) -> None:
         (found,) = find_objects("memory://remote/*.jsonl", tmp_path / "cache")
         assert found.path == "memory:///remote/a.jsonl"
         (shard,) = cut(found, "text", None, 3000)
-        assert read_documents(shard).column("text").to_pylist() == ["one"]
+        assert all_documents(shard).column("text").to_pylist() == ["one"]
         memory.pipe("/remote/a.jsonl", json.dumps({"text": "two"}).encode())
         with pytest.raises(StorageError, match="changed while the job ran"):
-            read_documents(shard)
+            all_documents(shard)
     finally:
         memory.rm("/remote", recursive=True)
 
@@ -328,6 +329,6 @@ def test_only_the_row_groups_of_a_shard_are_read(
     shards = cut(found, "text", None, 30_000)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
     for shard in shards:
-        read_documents(shard)
+        all_documents(shard)
         first, last = shard.piece.start_row // 23, (shard.piece.end_row - 1) // 23
         assert asked.pop() == list(range(first, last + 1))

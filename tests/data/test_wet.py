@@ -6,8 +6,9 @@ import gzip
 from collections.abc import Callable
 
 import pytest
+from whole_shards import all_documents
 
-from pipeline.data.source import InputObject, cut, read_documents
+from pipeline.data.source import InputObject, cut
 from pipeline.errors import StorageError
 
 Write = Callable[[str, bytes], InputObject]
@@ -30,7 +31,7 @@ def record(content: bytes, *, kind: str = "conversion", length: int | None = Non
 def test_a_header_can_be_the_id(write: Write, column: str, value: str) -> None:
     found = write("corpus.warc.wet.gz", gzip.compress(record(b"text")))
     (shard,) = cut(found, "text", column, 3000)
-    assert read_documents(shard).column("doc_id").to_pylist() == [value]
+    assert all_documents(shard).column("doc_id").to_pylist() == [value]
 
 
 def test_only_conversion_records_are_rows(write: Write) -> None:
@@ -38,14 +39,14 @@ def test_only_conversion_records_are_rows(write: Write) -> None:
     records = [record(kind.encode() + b"%d" % at, kind=kind) for at, kind in enumerate(kinds)]
     found = write("corpus.warc.wet.gz", gzip.compress(b"".join(records)))
     shards = cut(found, "text", None, 1)
-    texts = [read_documents(shard).column("text").to_pylist() for shard in shards]
+    texts = [all_documents(shard).column("text").to_pylist() for shard in shards]
     assert texts == [["conversion1"], ["conversion3"]]
 
 
 def test_bytes_that_are_not_utf8_spoil_their_record_alone(write: Write) -> None:
     data = gzip.compress(record(b"\xff")) + gzip.compress(record(b"fine"))
     (shard,) = cut(write("corpus.warc.wet.gz", data), "text", None, 3000)
-    statuses = read_documents(shard).column("status").to_pylist()
+    statuses = all_documents(shard).column("status").to_pylist()
     assert statuses == ["error:invalid UTF-8", "ok"]
 
 
