@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     check = _verb(verbs, "check", _check, "prove the model, the labels and the storage")
     check.add_argument("--prompts", action="store_true", help="show each task's canonical prompt")
     check.add_argument("--documents", type=int, metavar="N", help="how many to prove exactness on")
+    _verb(verbs, "verify", _verify, "read a finished output again and prove it whole")
     bench = _verb(verbs, "bench", _bench, "measure speed against the alternatives, in one run")
     bench.add_argument("--rounds", type=int, metavar="N", help="paired rounds")
     bench.add_argument("--tokens", type=int, metavar="N", help="tokens of each document")
@@ -134,6 +135,16 @@ def _check(options: argparse.Namespace) -> int:
         lambda console: show_findings(found, console, prompts=options.prompts),
     )
     return EXIT_COMPLETE if found.exact else EXIT_FAILED
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from pipeline.data.verification import verify_output
+    from pipeline.report.verdict import show_verified, verified_json
+    from pipeline.spec import load_spec
+
+    verified = verify_output(load_spec(options.spec), cache_dir=cache_dir())
+    _print(options, verified_json(verified), lambda console: show_verified(verified, console))
+    return EXIT_COMPLETE if verified.intact else EXIT_FAILED
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -30,6 +30,8 @@ from pipeline.storage_options import StorageOptions
 Quantize = Literal["none", "int8", "fp8"]
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
+# What `open_labels` has of every document, in columns beside the tasks'.
+DOCUMENT_COLUMNS = ("doc_id", "path", "row", "content_hash", "n_chars", "status")
 
 
 class Frozen(BaseModel):
@@ -132,6 +134,16 @@ class TaskSpec(Frozen):
     labels: Labels
     chunks: Literal["max", "mean"] = "max"
     readout: None = None
+
+    @field_validator("name")
+    @classmethod
+    def _has_a_column_of_its_own(cls, name: str) -> str:
+        if name in DOCUMENT_COLUMNS:
+            raise ValueError(
+                "every document has a column of this name, and a task is a column beside it; "
+                f"name it otherwise than {', '.join(DOCUMENT_COLUMNS)}"
+            )
+        return name
 
     @field_validator("labels")
     @classmethod

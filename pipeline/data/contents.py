@@ -1,0 +1,125 @@
+"""What a snapshot names, shard by shard, and whether it is still there as it was.
+
+Knows a snapshot's JSON, keys and etags. Knows nothing of what the files hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.data.snapshots import SnapshotTask, current_snapshot, read_snapshot, snapshot_key
+from pipeline.data.storage import Store
+from pipeline.errors import StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFile:
+    """A file as a snapshot names it."""
+
+    key: str
+    etag: str
+    rows: int
+    sid: str
+    task: str | None  # None: the documents file
+
+
+@dataclass(frozen=True, slots=True)
+class NamedShard:
+    """A shard as a snapshot names it, with its files."""
+
+    sid: str
+    path: str
+    start_row: int
+    rows: int
+    documents: NamedFile
+    labels: Mapping[str, NamedFile]  # by task
+
+    @property
+    def files(self) -> tuple[NamedFile, ...]:
+        """Its documents file, then a label file for each task."""
+        return (self.documents, *self.labels.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A snapshot: its tasks, and its shards in the input's order."""
+
+    number: int
+    spec: str
+    tasks: Mapping[str, SnapshotTask]
+    shards: tuple[NamedShard, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def files(self) -> Iterator[NamedFile]:
+        """All files, shard by shard."""
+        return (file for shard in self.shards for file in shard.files)
+
+
+def contents(store: Store, number: int | None = None) -> Contents:
+    """What snapshot `number` names, or the current one; StorageError where there is none."""
+    found = current_snapshot(store) if number is None else read_snapshot(store, number)
+    if found is None:
+        raise StorageError(
+            f"{store.url}: has no snapshot yet; `assay run` publishes one when all is there"
+        )
+    try:
+        return _parsed(found)
+    except (KeyError, TypeError, ValueError) as error:
+        place = snapshot_key(number) if number is not None else "snapshots/, the highest number"
+        raise StorageError(
+            f"{store.url}/{place}: is not a snapshot: {error!r}; restore it, or delete it and run "
+            f"`assay run` to have it written again"
+        ) from error
+
+
+def etags_now(store: Store, files: Iterable[NamedFile]) -> dict[str, str]:
+    """By key, the etags of what lies where these files do: one LIST for each of their folders."""
+    folders = {_folder(file.key) for file in files}
+    return {s.key: s.etag for folder in sorted(folders) for s in store.list(folder)}
+
+
+def change_of(file: NamedFile, etags: Mapping[str, str]) -> str | None:
+    """What a LIST says against the file being the one that was named, or None."""
+    found = etags.get(file.key)
+    if found is None:
+        return "is not there"
+    if found != file.etag:
+        return f"has the etag {found} and was published with {file.etag}: it is another file"
+    return None
+
+
+def _folder(key: str) -> str:
+    """`documents/`, or `labels/<task>/<fp>/`."""
+    parts = key.split("/")
+    return "/".join(parts[: 1 if parts[0] == "documents" else 3]) + "/"
+
+
+def _parsed(found: Mapping[str, Any]) -> Contents:
+    files: dict[str, list[NamedFile]] = {}
+    for entry in found["files"]:
+        file = NamedFile(**{name: entry[name] for name in NamedFile.__dataclass_fields__})
+        files.setdefault(file.sid, []).append(file)
+    tasks = {
+        name: SnapshotTask(task["fp"], tuple(task["labels"]))
+        for name, task in found["tasks"].items()
+    }
+    shards = tuple(_shard(entry, files[entry["sid"]], tasks) for entry in found["shards"])
+    return Contents(int(found["number"]), str(found["spec"]), tasks, shards)
+
+
+def _shard(entry: Mapping[str, Any], files: list[NamedFile], tasks: Iterable[str]) -> NamedShard:
+    by_task = {file.task: file for file in files}
+    return NamedShard(
+        sid=entry["sid"],
+        path=entry["path"],
+        start_row=entry["start_row"],
+        rows=entry["rows"],
+        documents=by_task[None],
+        labels={task: by_task[task] for task in tasks},
+    )
