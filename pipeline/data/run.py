@@ -118,9 +118,9 @@ def run(
     last = labelled.last
     labelled.check_failed_rows()
     reach("labelled")
-    number = _publish(job, store, last, partial=True) if publish_partial else None
-    if not last.works:
-        number = _publish(job, store, last)
+    number = None
+    if publish_partial or not last.works:
+        number = _publish(job, store, last, partial=publish_partial)
     reach("published")
     return Outcome(
         output=spec.output,
@@ -215,7 +215,7 @@ def tally_of(counted: Iterable[ShardCounts]) -> Tally:
     )
 
 
-def _publish(job: Job, store: Store, last: Plan, *, partial: bool = False) -> int | None:
+def _publish(job: Job, store: Store, last: Plan, *, partial: bool) -> int:
     return publish(
         store,
         job.spec.name,
@@ -223,7 +223,7 @@ def _publish(job: Job, store: Store, last: Plan, *, partial: bool = False) -> in
         last.shards,
         last.done,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        **({"partial": True} if partial else {}),
+        partial=partial,
     )
 
 

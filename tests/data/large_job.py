@@ -11,6 +11,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from pipeline.data.inputs import load_or_cut
@@ -91,7 +92,7 @@ def main() -> None:
     store.gone.update(label_key("mood", FPS["mood"], sid) for sid in lacking[1:])
     store.gone.update(documents_key(sid) for sid in lacking[:2])
     nothing = committed(MemoryStore(), FPS, store.sids)
-    untouched = watch("remaining of all", lambda: remaining(cuts.shards, FPS, nothing, {}))
+    untouched = watch("remaining of all", partial(remaining, cuts.shards, FPS, nothing, {}))
     assert len(untouched) == len(cuts.shards)
     del nothing, untouched
     done = watch("committed", lambda: committed(store, FPS, store.sids))
