@@ -51,7 +51,7 @@ def show_tidied(tidied: Tidied, console: Console) -> None:
         rows[prefix] = f"{count:,} objects, {size_bytes / 1e6:,.1f} MB"
     if removable.unknown:
         rows["left alone"] = f"{removable.unknown:,} keys that are not assay's"
-    rows["verdict"] = "deleted" if tidied.deleted else "nothing was deleted: --delete removes these"
+    rows["verdict"] = _verdict(tidied)
     console.print(two_columns(rows), markup=False)
 
 
@@ -79,6 +79,12 @@ def two_columns(rows: dict[str, str]) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _verdict(tidied: Tidied) -> str:
+    if not tidied.removable.objects:
+        return "there is nothing to delete"
+    return "deleted" if tidied.deleted else "nothing was deleted: --delete removes these"
 
 
 def _input(verified: Verified) -> str:
