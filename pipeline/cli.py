@@ -66,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--prompts", action="store_true", help="show each task's canonical prompt")
     check.add_argument("--documents", type=int, metavar="N", help="how many to prove exactness on")
     _verb(verbs, "verify", _verify, "read a finished output again and prove it whole")
+    tidy = _verb(verbs, "gc", _gc, "name what nothing needs any more; --delete removes it")
+    tidy.add_argument("--keep", type=int, required=True, metavar="N", help="snapshots of each spec")
+    tidy.add_argument("--delete", action="store_true", help="remove it; not while a run is on")
     bench = _verb(verbs, "bench", _bench, "measure speed against the alternatives, in one run")
     bench.add_argument("--rounds", type=int, metavar="N", help="paired rounds")
     bench.add_argument("--tokens", type=int, metavar="N", help="tokens of each document")
@@ -145,6 +148,17 @@ def _verify(options: argparse.Namespace) -> int:
     verified = verify_output(load_spec(options.spec), cache_dir=cache_dir())
     _print(options, verified_json(verified), lambda console: show_verified(verified, console))
     return EXIT_COMPLETE if verified.intact else EXIT_FAILED
+
+
+def _gc(options: argparse.Namespace) -> int:
+    from pipeline.data.housekeeping import tidy
+    from pipeline.report.verdict import show_tidied, tidied_json
+    from pipeline.spec import load_spec
+
+    spec = load_spec(options.spec)
+    tidied = tidy(spec, cache_dir=cache_dir(), keep=options.keep, delete=options.delete)
+    _print(options, tidied_json(tidied), lambda console: show_tidied(tidied, console))
+    return EXIT_COMPLETE
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -66,6 +66,17 @@ def load_or_cut(
     return Cuts(shards, log.earlier(wanted))
 
 
+def cut_before(
+    store: Store, objects: Sequence[InputObject], text_column: str, id_column: str | None
+) -> Cuts:
+    """The shards of those of the objects that were cut already; opens none, and writes nothing."""
+    log = _Log(store)
+    log.read_on()
+    wanted = [found.version(text_column, id_column) for found in objects]
+    shards = tuple(shard for version in wanted for shard in log.cuts.get(version, ()))
+    return Cuts(shards, log.earlier(wanted))
+
+
 class _Log:
     """Everything that was ever cut, in the order in which it was written down."""
 

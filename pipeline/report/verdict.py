@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.data.housekeeping import Tidied
 from pipeline.data.verification import Verified
 
 SHOWN_DAMAGES = 50
@@ -41,6 +42,35 @@ def verified_json(verified: Verified) -> dict[str, Any]:
     return {**asdict(verified), "intact": verified.intact}
 
 
+def show_tidied(tidied: Tidied, console: Console) -> None:
+    """A table of what is, or would be, removed below each prefix."""
+    removable = tidied.removable
+    kept = ", ".join(f"{number:08d}" for number in tidied.snapshots) or "none"
+    rows = {"output": tidied.output, "kept snapshots": kept}
+    for prefix, (count, size_bytes) in removable.per_prefix.items():
+        rows[prefix] = f"{count:,} objects, {size_bytes / 1e6:,.1f} MB"
+    if removable.unknown:
+        rows["left alone"] = f"{removable.unknown:,} keys that are not assay's"
+    rows["verdict"] = _verdict(tidied)
+    console.print(two_columns(rows), markup=False)
+
+
+def tidied_json(tidied: Tidied) -> dict[str, Any]:
+    """The same for other programs, with every key."""
+    removable = tidied.removable
+    return {
+        "output": tidied.output,
+        "kept_snapshots": list(tidied.snapshots),
+        "deleted": tidied.deleted,
+        "unknown": removable.unknown,
+        "prefixes": {
+            prefix: {"objects": count, "size_bytes": size_bytes}
+            for prefix, (count, size_bytes) in removable.per_prefix.items()
+        },
+        "keys": list(removable.keys),
+    }
+
+
 def two_columns(rows: dict[str, str]) -> Table:
     """Names and values."""
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -49,6 +79,12 @@ def two_columns(rows: dict[str, str]) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _verdict(tidied: Tidied) -> str:
+    if not tidied.removable.objects:
+        return "there is nothing to delete"
+    return "deleted" if tidied.deleted else "nothing was deleted: --delete removes these"
 
 
 def _input(verified: Verified) -> str:
