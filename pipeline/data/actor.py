@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from pipeline.data.documents import EMPTY, OK, QUARANTINED, TRUNCATED
 from pipeline.data.earlier import EarlierAnswers, known_status
 from pipeline.data.faults import are_planned, reach
 from pipeline.data.job import Job, work_from_json
-from pipeline.data.ledger import Work
+from pipeline.data.ledger import Earlier, Work
 from pipeline.data.source import read_documents
 from pipeline.data.storage import open_store
 from pipeline.data.weights import fetch, settle
@@ -109,14 +109,16 @@ def check_room(job: Job, prompt: PromptTokens, context: int) -> None:
 class Tokenise:
     """Reads a shard's documents and turns their text into token ids, one row a document."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, earlier: Sequence[Sequence[Earlier]]) -> None:
         self.job = job
+        self._known = earlier  # where a work's answers may be known, by its place here
         self._tokenizer = DocumentTokenizer(load_tokenizer(local_model(job)))
         self._earlier = EarlierAnswers(open_store(job.spec.output, job.spec.storage_options))
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
-        for written in block.column("work").to_pylist():
-            yield self._tokenised(written, work_from_json(written))
+        for row in block.to_pylist():
+            work = replace(work_from_json(row["work"]), earlier=tuple(self._known[row["earlier"]]))
+            yield self._tokenised(row["work"], work)
 
     def _tokenised(self, written: str, work: Work) -> pa.Table:
         slices = read_documents(work.shard, self.job.spec.input.storage_options)

@@ -28,7 +28,7 @@ from pipeline.data.commit import LabelFile, commit_shard, label_table
 from pipeline.data.earlier import overlaid
 from pipeline.data.hashes import canonical_json
 from pipeline.data.job import Job, work_from_json, work_to_json
-from pipeline.data.ledger import Work
+from pipeline.data.ledger import Earlier, Work
 from pipeline.data.storage import open_store
 from pipeline.errors import AssayError, SpecError, StorageError
 
@@ -81,12 +81,15 @@ def build(works: Sequence[Work], job: Job) -> ray.data.Dataset:
     on_gpu = placement.device == "cuda"
     device = {"num_gpus": 1} if on_gpu else {"num_cpus": label_cpus(placement.threads)}
     pool = ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors)
-    rows = [{"work": work_to_json(work)} for work in works]
+    # Each work names its earlier shards by their place; they travel once to each worker.
+    earlier = list({id(work.earlier): work.earlier for work in works}.values())
+    place_of = {id(each): place for place, each in enumerate(earlier)}
+    rows = [{"work": work_to_json(w), "earlier": place_of[id(w.earlier)]} for w in works]
     return (
         ray.data.from_items(rows, override_num_blocks=len(rows))
         .map_batches(
             _TokeniseStage,
-            fn_constructor_args=(job,),
+            fn_constructor_args=(job, earlier),
             batch_size=None,
             batch_format="pyarrow",
             num_cpus=TOKENISE_CPUS,
@@ -117,8 +120,8 @@ def label_cpus(threads: int) -> float:
 class _TokeniseStage:
     """Builds `actor.Tokenise` on the worker."""
 
-    def __init__(self, job: Job) -> None:
-        self._worker = importlib.import_module("pipeline.data.actor").Tokenise(job)
+    def __init__(self, job: Job, earlier: Sequence[Sequence[Earlier]]) -> None:
+        self._worker = importlib.import_module("pipeline.data.actor").Tokenise(job, earlier)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
         yield from self._worker(block)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.data.devices import Placement
 from pipeline.data.inputs import Cuts, load_or_cut
-from pipeline.data.ledger import Committed, Earlier, Work, committed, remaining
+from pipeline.data.ledger import Committed, Work, committed, remaining
 from pipeline.data.shards import MAX_SHARD_BYTES, Shard
 from pipeline.data.snapshots import SnapshotTask
 from pipeline.data.source import InputObject, find_objects
@@ -112,12 +112,14 @@ def shard_bytes(job: Job) -> int:
 
 
 def work_to_json(work: Work) -> str:
-    """One piece of work as a string that travels through the graph."""
+    """One piece of work as a string that travels through the graph.
+
+    Without its earlier shards: they are many, and the same for all shards of a path.
+    """
     content = {
         "shard": work.shard.to_json(),
         "tasks": list(work.tasks),
         "documents": work.documents,
-        "earlier": [[earlier.sid, dict(earlier.labels)] for earlier in work.earlier],
         "retry": work.retry,
     }
     return json.dumps(content)
@@ -130,6 +132,5 @@ def work_from_json(written: str) -> Work:
         shard=Shard.from_json(content["shard"]),
         tasks=tuple(content["tasks"]),
         documents=content["documents"],
-        earlier=tuple(Earlier(sid, labels) for sid, labels in content["earlier"]),
         retry=content["retry"],
     )

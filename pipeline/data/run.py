@@ -21,7 +21,7 @@ from pipeline.data.failed_rows import failed_rows, is_failure, works_again
 from pipeline.data.faults import reach
 from pipeline.data.graph import ShardCounts, check_ahead, label_cpus, label_works
 from pipeline.data.job import Job, Plan, describe, plan, survey
-from pipeline.data.ledger import record_specs, unfinished
+from pipeline.data.ledger import is_whole, record_specs, unfinished
 from pipeline.data.snapshots import publish
 from pipeline.data.storage import Store, check_create_only, open_store
 from pipeline.errors import FailedRowsError, RefusedError
@@ -113,14 +113,16 @@ def run(
                     labelled.run(progress)
                 except BaseException:
                     if publish_partial:
-                        _publish(job, store, survey(job, store, first.cuts), partial=True)
+                        _publish_part(job, store, survey(job, store, first.cuts))
                     raise
     last = labelled.last
     labelled.check_failed_rows()
     reach("labelled")
     number = None
-    if publish_partial or not last.works:
-        number = _publish(job, store, last, partial=publish_partial)
+    if not last.works:
+        number = _publish(job, store, last, partial=False)
+    elif publish_partial:
+        number = _publish_part(job, store, last)
     reach("published")
     return Outcome(
         output=spec.output,
@@ -213,6 +215,13 @@ def tally_of(counted: Iterable[ShardCounts]) -> Tally:
         question_tokens_computed=sum(counts.question_tokens_computed for counts in whole),
         tokens_saved=sum(counts.tokens_saved for counts in whole),
     )
+
+
+def _publish_part(job: Job, store: Store, last: Plan) -> int | None:
+    """A snapshot of the shards that are whole; none where there is none."""
+    if not any(is_whole(shard.id, list(job.fp), last.done) for shard in last.shards):
+        return None
+    return _publish(job, store, last, partial=True)
 
 
 def _publish(job: Job, store: Store, last: Plan, *, partial: bool) -> int:

@@ -124,7 +124,8 @@ class _Inputs:
 
     def read(self, shard: Shard) -> pa.Table:
         """The ids and hashes of the shard's documents, from the input itself."""
-        return read_documents(shard, self._options).select(["doc_id", "content_hash"])
+        slices = read_documents(shard, self._options)
+        return pa.concat_tables(each.select(["doc_id", "content_hash"]) for each in slices)
 
 
 def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[Damage]:
