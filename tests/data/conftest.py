@@ -7,13 +7,16 @@ import io
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 from servers import Server, start_fake_gcs, start_moto, start_seaweedfs
+from shell import Shell, shell_on
 
 from pipeline.data.hashes import content_hash
 from pipeline.data.local_store import LocalStore
@@ -144,3 +147,17 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from start_fake_gcs(tmp_path_factory.mktemp("gcs"))
+
+
+@pytest.fixture(name="shell_on")
+def open_shell(
+    write_spec: Callable[..., Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Shell]]:
+    """Opens a shell on a server by its fixture's name."""
+    with ExitStack() as stack:
+
+        def open_on(name: str, **faulty: Any) -> Shell:
+            server: Server = request.getfixturevalue(name)
+            return stack.enter_context(shell_on(server, write_spec, tmp_path / "cache", **faulty))
+
+        yield open_on

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from fault_proxy import Faults, proxied
-from servers import KEY, SECRET, Server
+from shell import Shell
 
 from pipeline.cli import main
-from pipeline.data.s3_store import S3Store, open_s3
 from pipeline.data.snapshots import read_snapshot
 
-DOCUMENTS = 240
 BAD_CONNECTION = {
     "error_500": 0.06,
     "slow_down": 0.10,
@@ -30,104 +18,6 @@ BAD_CONNECTION = {
     "lost_reply": 0.10,
     "cut_off": 0.05,
 }
-
-
-@dataclass(frozen=True)
-class Shell:
-    """A spec with its input and output on a server behind a proxy, and a shell to run it in."""
-
-    spec: Path
-    environment: Mapping[str, str]
-    faults: Faults
-    corpus: str
-    output: S3Store  # not through the proxy
-
-    def start(self) -> subprocess.Popen[str]:
-        command = [str(Path(sys.executable).with_name("assay")), "run", str(self.spec), "--json"]
-        return subprocess.Popen(
-            command,
-            env=dict(self.environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self) -> tuple[int, str, str]:
-        """The exit code, standard output and standard error of `assay run`."""
-        process = self.start()
-        out, err = process.communicate(timeout=500)
-        return process.returncode, out, err
-
-    def write_corpus(self, mark: str) -> None:
-        lines = (
-            json.dumps({"id": f"d{i}", "text": f"{mark} {i} says hello. " * 20})
-            for i in range(DOCUMENTS)
-        )
-        self.output.file_system.pipe_file(self.corpus, "\n".join(lines).encode())
-
-    def rows(self, task: str) -> list[dict[str, Any]]:
-        """The rows of the current snapshot, in its order."""
-        numbers = [stored.key for stored in self.output.list("snapshots/")]
-        snapshot = read_snapshot(self.output, len(numbers))
-        keys = [entry["key"] for entry in snapshot["files"] if entry["task"] == task]
-        tables = [pq.read_table(pa.BufferReader(self.output.read(key))) for key in keys]
-        rows: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist()
-        return rows
-
-    def label_files(self) -> int:
-        return len(list(self.output.list("labels/")))
-
-
-def assert_every_row_once(shell: Shell) -> None:
-    for task in ("toxic", "topic"):
-        rows = shell.rows(task)
-        assert [row["doc_id"] for row in rows] == [f"d{i}" for i in range(DOCUMENTS)]
-        assert {row["status"] for row in rows} == {"ok"}
-
-
-def wait_for(shell: Shell, process: subprocess.Popen[str], label_files: int) -> None:
-    deadline = time.monotonic() + 300
-    while shell.label_files() < label_files:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no label file after five minutes"
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def shell_on(
-    write_spec: Callable[..., Path], tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Callable[..., Shell]]:
-    """Makes the shell, once, for a server by its fixture's name."""
-    proxies = []
-
-    def make(name: str, **faulty: Any) -> Shell:
-        server: Server = request.getfixturevalue(name)
-        faults, url = Faults(**faulty), server.new_url()
-        proxies.append(proxied(server.endpoint, faults))
-        corpus = f"{url.removesuffix('/out')}/in/corpus.jsonl"
-        shell = Shell(
-            spec=write_spec(
-                input={"path": f"{corpus[:-12]}*.jsonl", "id": "id", "shard_bytes": 20_000},
-                output=url,
-            ),
-            environment={
-                **os.environ,
-                "AWS_ENDPOINT_URL": proxies[-1].__enter__(),
-                "AWS_ACCESS_KEY_ID": KEY,
-                "AWS_SECRET_ACCESS_KEY": SECRET,
-                "AWS_DEFAULT_REGION": "us-east-1",
-                "ASSAY_CACHE": str(tmp_path / "cache"),
-            },
-            faults=faults,
-            corpus=corpus,
-            output=open_s3(url, server.options),
-        )
-        shell.write_corpus("number")
-        return shell
-
-    yield make
-    for proxy in proxies:
-        proxy.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("server", ["moto", "seaweedfs"])
@@ -138,7 +28,7 @@ def test_a_run_over_a_bad_connection_is_complete_and_the_next_has_nothing_to_do(
     code, out, err = shell.run()
     assert code == 0, err
     assert json.loads(out)["snapshot"] == 1
-    assert_every_row_once(shell)
+    shell.assert_every_row_once()
     assert min(shell.faults.counted[kind] for kind in BAD_CONNECTION) > 0, shell.faults.counted
     before = list(shell.output.list(""))
     shell.faults.shares, shell.faults.requests[:] = {}, []
@@ -156,7 +46,7 @@ def test_credentials_that_expire_in_the_middle_end_the_run_and_the_next_goes_on(
 ) -> None:
     shell = shell_on("moto")
     process = shell.start()
-    wait_for(shell, process, label_files=4)
+    shell.wait_for(process, label_files=4)
     shell.faults.shares = {"expired": 1.0}
     _, err = process.communicate(timeout=300)
     assert process.returncode == 3, err
@@ -167,7 +57,7 @@ def test_credentials_that_expire_in_the_middle_end_the_run_and_the_next_goes_on(
     shell.faults.shares = {}
     code, _, err = shell.run()
     assert code == 0, err
-    assert_every_row_once(shell)
+    shell.assert_every_row_once()
     assert done.items() <= {s.key: s.etag for s in shell.output.list("labels/")}.items()
 
 
@@ -188,7 +78,7 @@ def test_an_input_overwritten_in_the_middle_is_noticed_and_the_next_run_labels_t
     assert "changed while the job ran" in err.strip().splitlines()[-1]
     code, _, err = shell.run()
     assert code == 0, err
-    assert_every_row_once(shell)
+    shell.assert_every_row_once()
     (shard_path,) = {entry["path"] for entry in read_snapshot(shell.output, 1)["shards"]}
     assert shard_path == shell.corpus
 
