@@ -96,8 +96,6 @@ def _read_text(row: RawRow) -> tuple[str, bytes, str | None]:
     """The row's text, its UTF-8, and what is wrong with it."""
     if row.problem is not None:
         return "", b"", row.problem
-    if isinstance(row.text, TooLong):
-        return "", b"", too_long()
     try:
         if isinstance(row.text, bytes):
             return row.text.decode("utf-8"), row.text, None
@@ -105,6 +103,8 @@ def _read_text(row: RawRow) -> tuple[str, bytes, str | None]:
             return row.text, row.text.encode("utf-8"), None
     except UnicodeError:  # bytes that are not UTF-8, or half of a surrogate pair out of JSON
         return "", b"", "invalid UTF-8"
+    if isinstance(row.text, TooLong):
+        return "", b"", too_long()
     return "", b"", "no text" if row.text is None else "text is not a string"
 
 

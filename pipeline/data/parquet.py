@@ -5,8 +5,9 @@ Knows row groups. Knows nothing of shards' identity or of what becomes of the ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.data.columns import check_columns, rows_between
@@ -48,8 +49,9 @@ def parquet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
             columns=columns,
             use_threads=False,
         )
+        rows = sum(parquet.metadata.row_group(group).num_rows for group in groups)
         yield from rows_between(
-            batches,
+            _whole(batches, rows),
             shard.piece.start_row - first_row,
             shard.piece.end_row - first_row,
             text_column=shard.version.text_column,
@@ -63,6 +65,16 @@ def _row_groups(parquet: pq.ParquetFile, text_column: str) -> Iterator[Unit]:
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         yield Unit(group.num_rows, group.column(text_leaf).total_uncompressed_size)
+
+
+def _whole(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The batches; OSError behind them if they hold fewer rows than the footer says."""
+    found = 0
+    for batch in batches:
+        found += batch.num_rows
+        yield batch
+    if found < rows:
+        raise OSError(f"its footer tells of {rows} rows where its pages hold {found}")
 
 
 def _leaf(parquet: pq.ParquetFile, column: str) -> int:

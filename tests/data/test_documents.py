@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 
+import pyarrow as pa
 import pytest
 
-from pipeline.data.documents import SCHEMA, RawRow, documents_from
+from pipeline.data import documents
+from pipeline.data.documents import SCHEMA, RawRow, documents_from, slices_from
+from pipeline.data.row_limits import MAX_ID_CHARS, TooLong
 
 EMPTY_HASH = hashlib.sha256(b"").hexdigest()[:32]
 
@@ -38,6 +41,7 @@ def test_a_text_is_kept_hashed_and_counted_in_characters(text: object) -> None:
         (RawRow(b"\xff"), "error:invalid UTF-8"),
         (RawRow("\ud83d"), "error:invalid UTF-8"),
         (RawRow(problem="not JSON"), "error:not JSON"),
+        (RawRow(TooLong()), "error:longer than 268,435,456 bytes"),
     ],
 )
 def test_a_row_without_a_text_to_read_says_why(row: RawRow, status: str) -> None:
@@ -63,3 +67,31 @@ def test_without_an_id_the_content_is_the_id() -> None:
 
 def test_no_rows_give_the_same_columns() -> None:
     assert documents_from([]).schema == SCHEMA
+
+
+@pytest.mark.parametrize("identifier", ["i" * (MAX_ID_CHARS + 1), TooLong()], ids=["str", "held"])
+def test_an_id_that_is_too_long_is_not_kept(identifier: object) -> None:
+    document = only_row(RawRow("text", identifier))
+    assert document["status"] == "error:its id is longer than 4,096 characters"
+    assert len(str(document["doc_id"])) == 32
+    assert only_row(RawRow("text", "i" * MAX_ID_CHARS))["status"] == "ok"
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 7, 100])
+@pytest.mark.parametrize("max_chars", [1, 10, 10_000])
+def test_slices_are_the_documents_and_each_is_bounded(
+    max_rows: int, max_chars: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "SLICE_ROWS", max_rows)
+    monkeypatch.setattr(documents, "SLICE_CHARS", max_chars)
+    rows = [RawRow("x" * (place % 9), place) for place in range(40)]
+    slices = list(slices_from(iter(rows)))
+    assert pa.concat_tables(slices).equals(documents_from(rows))
+    for found in slices:
+        lengths = found.column("n_chars").to_pylist()
+        assert 0 < len(lengths) <= max_rows
+        assert sum(lengths[:-1]) < max_chars
+
+
+def test_no_row_makes_no_slice() -> None:
+    assert list(slices_from(iter([]))) == []

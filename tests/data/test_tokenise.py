@@ -1,0 +1,89 @@
+"""The tokenising stage: one block a shard, whatever its file holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from pipeline.data import documents
+from pipeline.data.actor import Tokenise
+from pipeline.data.devices import place, this_machine
+from pipeline.data.job import describe, plan, work_to_json
+from pipeline.data.local_store import LocalStore
+from pipeline.inference.tokens import DocumentTokenizer
+from pipeline.spec import load_spec
+
+LONG = "0123456789" * 2_000
+LINES = [
+    b'{"id": "a", "text": "one"}',
+    b'{"id": "b", "text": null}',
+    b'{"id": "c", "text": "\xff"}',
+    b"{broken",
+    b'{"id": "e", "text": "' + LONG.encode() + b'"}',
+    b'{"id": "f", "text": "  "}',
+]
+
+
+def tokenised(
+    write_spec: Callable[..., Path], tmp_path: Path, *, break_it: Callable[[], None], **rules: Any
+) -> list[list[pa.Table]]:
+    """The blocks that come of each shard of the folder `corpus`, broken once it is cut."""
+    wanted = {"path": str(tmp_path / "corpus"), "id": "id"}
+    spec = load_spec(write_spec(input=wanted, documents={"max_tokens": 16, **rules}))
+    job = describe(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    works = plan(job, LocalStore(tmp_path / "out")).works
+    break_it()
+    stage = Tokenise(job)
+    return [list(stage(pa.table({"work": [work_to_json(work)]}))) for work in works]
+
+
+@pytest.mark.parametrize("slice_rows", [1, 2, 10_000])
+def test_each_shard_is_one_block_with_a_status_and_pieces_for_every_row(
+    slice_rows: int,
+    write_spec: Callable[..., Path],
+    tmp_path: Path,
+    byte_tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(documents, "SLICE_ROWS", slice_rows)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(b"\n".join(LINES))
+    rows = pa.table({"id": ["g", "h"], "text": ["two", "three"]})
+    pq.write_table(rows, folder / "b.parquet", compression="none", use_dictionary=False)
+    holed = (folder / "b.parquet").read_bytes()
+
+    def break_it() -> None:
+        (folder / "b.parquet").write_bytes(holed[:4] + b"\xff" * 100 + holed[104:])
+
+    blocks = tokenised(write_spec, tmp_path, break_it=break_it, too_long="tail")
+    assert [len(of_shard) for of_shard in blocks] == [1, 1]
+    (lines,), (parquet,) = blocks
+    encode = DocumentTokenizer(byte_tokenizer).encode
+    assert lines.column("pieces").to_pylist() == [
+        [encode("one")], [], [], [], [encode(LONG)[-16:]], []
+    ]  # fmt: skip
+    assert lines.column("label_status").to_pylist() == [
+        "ok",
+        "error:no text",
+        "error:invalid UTF-8",
+        "error:not JSON",
+        "truncated",
+        "empty",
+    ]
+    assert lines.column("n_chars").to_pylist() == [3, 0, 0, 0, len(LONG), 2]
+    assert "text" not in lines.column_names
+    assert parquet.column("doc_id").to_pylist() == ["b.parquet:0", "b.parquet:1"]
+    statuses = parquet.column("label_status").to_pylist()
+    assert all(status.startswith("error:cannot be read: ") for status in statuses)
+    for block in (lines, parquet):
+        (work,) = set(block.column("work").to_pylist())
+        shard = json.loads(work)["shard"]
+        assert block.num_rows == shard["end_row"] - shard["start_row"]
