@@ -37,6 +37,7 @@ class Cuts:
 
     shards: tuple[Shard, ...]
     earlier: Mapping[str, tuple[str, ...]]  # by path; only paths with an earlier version
+    unreadable: tuple[str, ...] = ()  # why, of each object whose rows cannot even be counted
 
 
 def load_or_cut(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import psutil
 import pytest
 from shell import DOCUMENTS, Shell
 from test_run_s3 import BAD_CONNECTION
+
+from pipeline.data.snapshots import read_snapshot
 
 Open = Callable[..., Shell]
 SERVERS = pytest.mark.parametrize("server", ["moto", "seaweedfs"])
@@ -159,12 +162,15 @@ def test_a_clock_that_is_an_hour_off(
 ) -> None:
     shell = shell_on("moto")
     assert kill_at(shell, "create 1", tmp_path / "waited")
-    library = libfaketime._get_shared_lib("libfaketimeMT")
-    clock = {"LD_PRELOAD": library, "FAKETIME": hours, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    library = Path(libfaketime.__file__).parent / "vendor/libfaketime/src/libfaketime.so.1"
+    clock = {"LD_PRELOAD": str(library), "FAKETIME": hours, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     code, out, err = shell.run(**clock)
     assert code == 0, err
     shell.assert_every_row_once()
     number = json.loads(out)["snapshot"]
+    created_at = datetime.fromisoformat(read_snapshot(shell.output, number)["created_at"])
+    off_s = (created_at - datetime.now(UTC)).total_seconds()
+    assert abs(abs(off_s) - 3600) < 600, "the clock was not off"
     code, out, err = shell.run()  # with the clock set right again
     assert code == 0 and json.loads(out)["snapshot"] == number, err
     table(f"clock {hours} in the second run, driver killed in the first", "moto", kills=1)
