@@ -20,7 +20,7 @@ from pipeline.data.hashes import canonical_json
 from pipeline.data.shards import ObjectVersion, Piece, Shard
 from pipeline.data.source import InputObject, cut
 from pipeline.data.storage import Store
-from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 
 FOLDER = "inputs/"
 # Cutting a compressed file means reading it. What was cut is written down this often, so that a
@@ -49,22 +49,33 @@ def load_or_cut(
 ) -> Cuts:
     """The shards of all objects, in order. What was cut before is read; the rest is cut and kept.
 
-    `target_bytes` is for what is cut now: an object keeps the shards that it has.
+    `target_bytes` is for what is cut now: an object keeps the shards that it has. An object that
+    cannot be read is left out, named in `unreadable`, and tried again the next time.
     """
     log = _Log(store)
     log.read_on()
     wanted = {found.version(text_column, id_column): found for found in objects}
     new = [found for version, found in wanted.items() if version not in log.cuts]
-    cut_one = partial(cut, text_column=text_column, id_column=id_column, target_bytes=target_bytes)
+    cut_one = partial(_cut_or_reason, text=text_column, id=id_column, target_bytes=target_bytes)
+    unreadable: list[str] = []
     with ThreadPoolExecutor(CUT_THREADS) as pool:
         for batch in _batches(zip(new, pool.map(cut_one, new), strict=True)):
-            log.append({f.version(text_column, id_column): shards for f, shards in batch})
-    shards = tuple(shard for version in wanted for shard in log.cuts[version])
+            unreadable += [shards for _, shards in batch if isinstance(shards, str)]
+            log.append(
+                {
+                    found.version(text_column, id_column): shards
+                    for found, shards in batch
+                    if not isinstance(shards, str)
+                }
+            )
+    shards = tuple(shard for version in wanted for shard in log.cuts.get(version, ()))
+    if not shards and unreadable:
+        raise StorageError("\n".join(unreadable))
     if not shards:
         files = f"none of the {len(objects)} files has a row"
         first = objects[0].path if objects else None
         raise SpecError([Problem("input.path", f"{files}; name files with rows", first)])
-    return Cuts(shards, log.earlier(wanted))
+    return Cuts(shards, log.earlier(wanted), tuple(unreadable))
 
 
 def cut_before(
@@ -123,11 +134,21 @@ class _Log:
             self.cuts.setdefault(version, shards)
 
 
+def _cut_or_reason(
+    found: InputObject, text: str, id: str | None, target_bytes: int
+) -> list[Shard] | str:
+    """The object's shards, or why it has none."""
+    try:
+        return cut(found, text, id, target_bytes)
+    except UnreadableError as error:
+        return str(error)
+
+
 def _batches(
-    cuts: Iterable[tuple[InputObject, list[Shard]]],
-) -> Iterator[list[tuple[InputObject, list[Shard]]]]:
+    cuts: Iterable[tuple[InputObject, list[Shard] | str]],
+) -> Iterator[list[tuple[InputObject, list[Shard] | str]]]:
     """What was cut since the last batch, each time that half a minute has passed."""
-    batch: list[tuple[InputObject, list[Shard]]] = []
+    batch: list[tuple[InputObject, list[Shard] | str]] = []
     since = time.monotonic()
     for found in cuts:
         batch.append(found)

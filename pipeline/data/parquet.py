@@ -43,11 +43,14 @@ def parquet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
         first_row, groups = _overlapping(parquet, shard.piece.start_row, shard.piece.end_row)
         columns = [shard.version.text_column]
         columns += [shard.version.id_column] if shard.version.id_column else []
-        batches = parquet.iter_batches(
-            _batch_rows(file, parquet, groups, columns),
-            row_groups=groups,
-            columns=columns,
-            use_threads=False,
+        batch_rows = _batch_rows(file, parquet, groups, columns)
+        # — one group at a time: a batch across two would lose the first with a broken second
+        batches = (
+            batch
+            for group in groups
+            for batch in parquet.iter_batches(
+                batch_rows, row_groups=[group], columns=columns, use_threads=False
+            )
         )
         rows = sum(parquet.metadata.row_group(group).num_rows for group in groups)
         yield from rows_between(

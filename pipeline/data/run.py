@@ -67,11 +67,12 @@ class Outcome:
     missing_shards: int
     tally: Tally
     seconds: float
+    unreadable: tuple[str, ...]  # files whose rows cannot even be counted, and why
     snapshot: int | None  # None: incomplete, so none was published
 
     @property
     def complete(self) -> bool:
-        return self.missing_shards == 0
+        return self.missing_shards == 0 and not self.unreadable
 
 
 def run(
@@ -101,6 +102,8 @@ def run(
         if retry_failed:
             again = works_again(store, first.shards, first.done)
             first = replace(first, works=(*first.works, *again))
+        for reason in first.cuts.unreadable:
+            logger.warning("left out: %s", reason)
         reach("planned")
         progress = announce(first)
         labelled = _Labelled(job, store, first)
@@ -119,8 +122,8 @@ def run(
     labelled.check_failed_rows()
     reach("labelled")
     number = None
-    if not last.works:
-        number = _publish(job, store, last, partial=False)
+    if not last.works and not last.cuts.unreadable:
+        number = _publish(job, store, last)
     elif publish_partial:
         number = _publish_part(job, store, last)
     reach("published")
@@ -129,6 +132,7 @@ def run(
         rows=last.rows,
         shards=len(last.shards),
         missing_shards=len(last.works),
+        unreadable=last.cuts.unreadable,
         tally=tally_of(labelled.counted),
         seconds=time.monotonic() - started,
         snapshot=number,
@@ -224,7 +228,7 @@ def _publish_part(job: Job, store: Store, last: Plan) -> int | None:
     return _publish(job, store, last, partial=True)
 
 
-def _publish(job: Job, store: Store, last: Plan, *, partial: bool) -> int:
+def _publish(job: Job, store: Store, last: Plan, *, partial: bool = False) -> int:
     return publish(
         store,
         job.spec.name,
@@ -233,6 +237,7 @@ def _publish(job: Job, store: Store, last: Plan, *, partial: bool) -> int:
         last.done,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         partial=partial,
+        missing_files=len(last.cuts.unreadable),
     )
 
 

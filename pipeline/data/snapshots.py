@@ -45,20 +45,23 @@ def publish(
     *,
     created_at: str,
     partial: bool = False,
+    missing_files: int = 0,
 ) -> int:
-    """The number of the snapshot that shows this work: a new one, or the current if it does.
+    """The number of the snapshot that shows this work: a new one, or the spec's last if it does.
 
-    A partial one leaves out each shard that lacks something, and says how many rows that are.
+    A partial one leaves out each shard that lacks something, and says how many rows that are; of
+    `missing_files` not even the rows are known.
     """
-    if not partial and not complete(shards, tasks, done):
+    if not partial and (missing_files or not complete(shards, tasks, done)):
         raise StorageError(f"{store.url}: the work is not complete, so there is no snapshot of it")
-    view = _view(spec_name, tasks, shards, done)
+    view = _view(spec_name, tasks, shards, done, missing_files)
     stamp = canonical_json(created_at)
     for _ in range(MAX_LOST_RACES):
-        number = _highest(store)
-        if number is not None and _shows(store.read(snapshot_key(number)), number, view):
-            return number
-        following = 1 if number is None else number + 1
+        numbers = _numbers(store)
+        last = _last_of(store, numbers, spec_name)
+        if last is not None and _shows(*last, view):
+            return last[1]
+        following = numbers[0] + 1 if numbers else 1
         if store.create(snapshot_key(following), _whole(_written(view, following, stamp))):
             return following
     raise StorageError(f"{store.url}/{FOLDER}: {MAX_LOST_RACES} numbers in a row were taken")
@@ -66,8 +69,8 @@ def publish(
 
 def current_snapshot(store: Store) -> dict[str, Any] | None:
     """The snapshot with the highest number, or None."""
-    highest = _highest(store)
-    return None if highest is None else read_snapshot(store, highest)
+    numbers = _numbers(store)
+    return read_snapshot(store, numbers[0]) if numbers else None
 
 
 def read_snapshot(store: Store, number: int) -> dict[str, Any]:
@@ -85,9 +88,20 @@ def snapshot_key(number: int) -> str:
     return f"{FOLDER}{number:08d}.json"
 
 
-def _highest(store: Store) -> int | None:
+def _numbers(store: Store) -> list[int]:
+    """Of all snapshots, the current one first."""
     numbers = (_number(stored.key) for stored in store.list(FOLDER))
-    return max((number for number in numbers if number is not None), default=None)
+    return sorted((number for number in numbers if number is not None), reverse=True)
+
+
+def _last_of(store: Store, numbers: Sequence[int], spec_name: str) -> tuple[bytes, int] | None:
+    """The spec's last snapshot: other specs' may have come after it."""
+    named = b'"spec":%b,"tasks":' % canonical_json(spec_name)
+    for number in numbers:
+        snapshot = store.read(snapshot_key(number))
+        if named in snapshot:
+            return snapshot, number
+    return None
 
 
 def _number(key: str) -> int | None:
@@ -103,16 +117,22 @@ class _View:
     tasks: Mapping[str, SnapshotTask]
     shards: Sequence[Shard]
     missing_rows: int  # of the shards that are left out
+    missing_files: int
     complete: bool
     done: Committed
 
 
 def _view(
-    spec_name: str, tasks: Mapping[str, SnapshotTask], shards: Sequence[Shard], done: Committed
+    spec_name: str,
+    tasks: Mapping[str, SnapshotTask],
+    shards: Sequence[Shard],
+    done: Committed,
+    missing_files: int,
 ) -> _View:
     whole = [shard for shard in shards if is_whole(shard.id, tasks, done)]
     missing_rows = sum(shard.rows for shard in shards) - sum(shard.rows for shard in whole)
-    return _View(spec_name, tasks, whole, missing_rows, len(whole) == len(shards), done)
+    is_complete = len(whole) == len(shards) and not missing_files
+    return _View(spec_name, tasks, whole, missing_rows, missing_files, is_complete, done)
 
 
 def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
@@ -121,7 +141,12 @@ def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
     yield b'{"complete":%b,"created_at":%b,"files":[' % (canonical_json(view.complete), created_at)
     yield from _joined(canonical_json(_file_entries(s, tasks, done))[1:-1] for s in view.shards)
     rows = sum(shard.rows for shard in view.shards)
-    counts = {"missing_rows": view.missing_rows, "number": number, "rows": rows}
+    counts = {
+        "missing_files": view.missing_files,
+        "missing_rows": view.missing_rows,
+        "number": number,
+        "rows": rows,
+    }
     yield b'],%b,"shards":[' % canonical_json(counts)[1:-1]
     yield from _joined(canonical_json(_shard_entry(shard)) for shard in view.shards)
     named = {name: asdict(task) for name, task in tasks.items()}

@@ -61,9 +61,10 @@ def _whereabouts(outcome: Outcome) -> list[tuple[str, str]]:
     if outcome.snapshot is not None:
         place += f", snapshot {outcome.snapshot:08d}"
     lines = [("output", place)]
-    if not outcome.complete:
+    if outcome.missing_shards:
         missing = f"{outcome.missing_shards:,} shards are missing; run the command again"
         lines.insert(0, ("incomplete", missing))
+    lines[:0] = [("left out", reason) for reason in outcome.unreadable]
     return lines
 
 
@@ -81,6 +82,7 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "documents": outcome.rows,
         "shards": outcome.shards,
         "missing_shards": outcome.missing_shards,
+        "unreadable": list(outcome.unreadable),
         "documents_labelled": tally.rows,
         "documents_read_by_model": tally.asked_rows,
         "objects_created": tally.created,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -105,3 +106,25 @@ def test_a_broken_entry_is_named(
     store.create(ENTRY, broken)
     with pytest.raises(StorageError, match=f"{ENTRY}: is not a list of shards"):
         load_or_cut(store, objects, "text", None, 3000)
+
+
+def test_an_object_that_cannot_be_read_is_left_out_and_tried_again(
+    store: LocalStore, objects: list[InputObject], write: Write
+) -> None:
+    whole = gzip.compress(LINES)
+    broken = write("broken.jsonl.gz", whole[:-30])
+    cuts = load_or_cut(store, [*objects, broken], "text", None, 3000)
+    assert {shard.path for shard in cuts.shards} == {found.path for found in objects[:2]}
+    (reason,) = cuts.unreadable
+    assert reason.startswith(f"{broken.path}: cannot be read: ")
+    assert load_or_cut(store, [*objects, broken], "text", None, 3000) == cuts
+    mended = write("broken.jsonl.gz", whole)
+    again = load_or_cut(store, [*objects, mended], "text", None, 3000)
+    assert not again.unreadable
+    assert sum(shard.rows for shard in again.shards if shard.path == mended.path) == 40
+
+
+def test_where_nothing_can_be_read_that_is_the_error(store: LocalStore, write: Write) -> None:
+    broken = write("broken.jsonl.gz", gzip.compress(LINES)[:-30])
+    with pytest.raises(StorageError, match="cannot be read"):
+        load_or_cut(store, [broken], "text", None, 3000)

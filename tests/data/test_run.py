@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import shutil
@@ -96,9 +97,9 @@ def again(base: tuple[JobSpec, Outcome], tmp_path: Path) -> Callable[..., JobSpe
     return make
 
 
-def run_quietly(spec: JobSpec) -> Outcome:
+def run_quietly(spec: JobSpec, **options: bool) -> Outcome:
     cache_dir = Path(spec.output).parent / "cache"
-    return run(spec, cache_dir=cache_dir, announce=lambda _plan: lambda _rows: None)
+    return run(spec, cache_dir=cache_dir, announce=lambda _plan: lambda _rows: None, **options)
 
 
 def label_files(spec: JobSpec) -> dict[str, int]:
@@ -293,3 +294,33 @@ def test_what_only_the_model_can_tell_stops_the_run_before_it_starts(
         error[: len(line)] for error in errors if error.startswith("tasks") or line in error
     ] == [line]
     assert label_files(spec) == before
+
+
+def test_files_that_cannot_be_read_do_not_stop_the_others(
+    again: Callable[..., JobSpec], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    whole = b"".join(b'{"id": "w%d", "text": "Text %d."}\n' % (i, i) for i in range(40))
+    (corpus / "a.jsonl").write_bytes(whole)
+    (corpus / "b.jsonl.gz").write_bytes(gzip.compress(whole)[:-20])
+    rows = [{"id": f"p{i}", "text": f"Row {i} of a page. " * 40} for i in range(60)]
+    pq.write_table(pa.Table.from_pylist(rows), corpus / "c.parquet", row_group_size=20)
+    broken = bytearray((corpus / "c.parquet").read_bytes())
+    middle = pq.ParquetFile(corpus / "c.parquet").metadata.row_group(1).column(1)
+    place = middle.data_page_offset
+    broken[place : place + 40] = b"\xff" * 40
+    (corpus / "c.parquet").write_bytes(bytes(broken))
+    spec = again(input={"path": str(corpus), "id": "id"})
+    outcome = run_quietly(spec)
+    assert not outcome.complete and outcome.missing_shards == 0 and outcome.snapshot is None
+    (reason,) = outcome.unreadable
+    assert "b.jsonl.gz: cannot be read" in reason
+    assert outcome.rows == outcome.tally.rows == 100
+    assert outcome.tally.status["ok"] >= 60
+    failed = [status for status in outcome.tally.status if status.startswith("error:cannot be")]
+    assert failed and outcome.tally.status.total() == 100
+    part = run_quietly(spec, publish_partial=True)
+    assert part.tally.rows == 0 and part.snapshot == 2
+    (corpus / "b.jsonl.gz").unlink()
+    assert run_quietly(spec).complete

@@ -121,3 +121,22 @@ def test_a_snapshot_that_is_not_json_is_one_line(store: LocalStore) -> None:
     store.create(snapshot_key(1), b"{")
     with pytest.raises(StorageError, match=r"snapshots/00000001\.json: is not JSON"):
         current_snapshot(store)
+
+
+def test_another_specs_snapshot_is_not_a_change_of_this_ones(full: LocalStore) -> None:
+    assert publish_now(full) == 1
+    assert publish_now(full, name="other", tasks=("topic",)) == 2
+    assert publish_now(full) == 1
+    assert publish_now(full, tasks=("topic",)) == 3  # the spec itself has changed
+    assert publish_now(full) == 4  # and back
+
+
+def test_files_that_could_not_be_read_make_a_snapshot_partial(full: LocalStore) -> None:
+    done = committed(full, FPS, SIDS)
+    stamp = "2026-11-01T00:00:00Z"
+    with pytest.raises(StorageError, match="not complete"):
+        publish(full, "job", TASKS, SHARDS, done, created_at=stamp, missing_files=1)
+    publish(full, "job", TASKS, SHARDS, done, created_at=stamp, missing_files=1, partial=True)
+    snapshot = read_snapshot(full, 1)
+    assert (snapshot["complete"], snapshot["missing_files"], snapshot["rows"]) == (False, 1, 5)
+    assert publish_now(full) == 2
