@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH := torch==2.13.0
 MODEL := models/smollm2-135m-instruct.gguf
 
-.PHONY: demo test
+.PHONY: demo test faults
 
 demo: .venv/installed $(MODEL)
 	$(BIN)/assay run jobs/specs/demo.yaml
@@ -15,7 +15,12 @@ test: .venv/installed-dev $(MODEL)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --cov --cov-report=term --durations=10
+	$(BIN)/python -m pytest -m "not second_server" --cov --cov-report=term --durations=10
+
+# The fault table, whole: `make test` leaves out what only repeats it on the second server.
+faults: .venv/installed-dev $(MODEL)
+	$(BIN)/python -m pytest -s tests/data/test_fault_table.py \
+	tests/data/test_run_s3.py tests/data/test_node_loss.py tests/data/test_failed_rows.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

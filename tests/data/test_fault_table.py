@@ -22,7 +22,8 @@ from test_run_s3 import BAD_CONNECTION
 from pipeline.data.snapshots import read_snapshot
 
 Open = Callable[..., Shell]
-SERVERS = pytest.mark.parametrize("server", ["moto", "seaweedfs"])
+SECOND = pytest.param("seaweedfs", marks=pytest.mark.second_server)
+SERVERS = pytest.mark.parametrize("server", ["moto", SECOND])
 # Where the driver, or the worker that commits, can be when the driver is killed.
 PLACES = [
     "probed",
