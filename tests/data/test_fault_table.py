@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def kill_at(shell: Shell, place: str, file: Path) -> bool:
     process.communicate()
     # — Ray's own processes end by themselves, but for one that sleeps at the place
     for worker in workers:
-        if worker.is_running():
+        with suppress(psutil.NoSuchProcess):
             worker.kill()
     psutil.wait_procs(workers, timeout=60)
     return True
