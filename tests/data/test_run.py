@@ -24,6 +24,7 @@ from pipeline.data.graph import build
 from pipeline.data.job import describe, plan
 from pipeline.data.local_store import LocalStore
 from pipeline.data.run import Outcome, run
+from pipeline.errors import SpecError
 from pipeline.inference import reference
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model import LoadedModel
@@ -324,3 +325,31 @@ def test_files_that_cannot_be_read_do_not_stop_the_others(
     assert part.tally.rows == 0 and part.snapshot == 2
     (corpus / "b.jsonl.gz").unlink()
     assert run_quietly(spec).complete
+
+
+def test_a_schema_that_drifts_between_files_loses_and_doubles_nothing(
+    again: Callable[..., JobSpec], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "drifting"
+    corpus.mkdir()
+    plain = {"id": [f"a{i}" for i in range(9)], "text": [f"Text {i}." for i in range(9)]}
+    pq.write_table(pa.table(plain), corpus / "a.parquet")
+    other = {
+        "extra": pa.array([[1]] * 8),
+        "text": pa.array([f"More {i}." for i in range(7)] + [None], pa.large_string()),
+        "id": pa.array(range(8), pa.int32()),
+    }
+    pq.write_table(pa.table(other), corpus / "b.parquet")
+    encoded = pa.array(["x", "y", "x"]).dictionary_encode()
+    pq.write_table(pa.table({"text": encoded, "id": ["c0", "c1", "c2"]}), corpus / "c.parquet")
+    (corpus / "d.jsonl").write_text('{"id": "d0", "text": "T."}\n{"text": "No id."}\n{"id": 3}\n')
+    spec = again(input={"path": str(corpus), "id": "id"})
+    outcome = run_quietly(spec)
+    assert outcome.complete and outcome.rows == 9 + 8 + 3 + 3
+    assert outcome.tally.status == {"ok": 9 + 7 + 3 + 2, "error:no text": 2}
+    ids = [row["doc_id"] for row in rows_of(spec, "topic")]
+    wanted = [*plain["id"], *map(str, range(8)), "c0", "c1", "c2", "d0"]
+    assert ids[:21] == wanted and len(ids) == 23 and ids[22] == "3"
+    pq.write_table(pa.table({"id": ["e"], "body": ["Elsewhere."]}), corpus / "e.parquet")
+    with pytest.raises(SpecError, match=r"input\.text: .*e\.parquet has no such column"):
+        run_quietly(spec)
