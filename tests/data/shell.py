@@ -23,7 +23,7 @@ from fault_proxy import Faults, proxied
 from servers import KEY, SECRET, Server
 
 from pipeline.data.s3_store import S3Store, open_s3
-from pipeline.data.snapshots import current_snapshot
+from pipeline.data.snapshots import read_snapshot
 
 DOCUMENTS = 240
 TASKS = ("toxic", "topic")
@@ -70,9 +70,11 @@ class Shell:
         self.output.file_system.pipe_file(self.corpus, "\n".join(lines).encode())
 
     def rows(self, task: str) -> list[dict[str, Any]]:
-        """The rows of the current snapshot, in its order."""
-        snapshot = current_snapshot(self.output)
-        assert snapshot is not None
+        """The rows of the spec's last snapshot, in its order."""
+        name = yaml.safe_load(self.spec.read_text())["name"]
+        count = len(list(self.output.list("snapshots/")))
+        snapshots = (read_snapshot(self.output, number) for number in range(count, 0, -1))
+        snapshot = next(each for each in snapshots if each["spec"] == name)
         keys = [entry["key"] for entry in snapshot["files"] if entry["task"] == task]
         tables = [pq.read_table(pa.BufferReader(self.output.read(key))) for key in keys]
         rows: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist()
