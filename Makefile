@@ -15,9 +15,9 @@ test: .venv/installed-dev $(MODEL)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not second_server" --cov --cov-report=term --durations=10
+	$(BIN)/python -m pytest -m "not whole_table" --cov --cov-report=term --durations=10
 
-# The fault table, whole: `make test` leaves out what only repeats it on the second server.
+# The fault table, whole: `make test` leaves out the second server and some of the places.
 faults: .venv/installed-dev $(MODEL)
 	$(BIN)/python -m pytest -s tests/data/test_fault_table.py \
 	tests/data/test_run_s3.py tests/data/test_node_loss.py tests/data/test_failed_rows.py

@@ -99,6 +99,7 @@ def test_the_example_of_the_design_parses_with_its_values() -> None:
             },
         ),
         "filter": {"keep": "toxic.p.toxic < 0.5"},
+        "max_error_rate": None,
     }
 
 

@@ -22,7 +22,7 @@ DOCUMENTS = 400
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """Three nodes on this machine; the first, where the driver is, has no room for an actor."""
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     for _ in range(2):
         made.add_node(num_cpus=2)
     made.wait_for_nodes()
@@ -48,7 +48,9 @@ def test_a_node_removed_without_warning(
         while len(list(output.glob("labels/*/*/*/*.parquet"))) < 4:
             assert time.monotonic() < deadline, "no label file after five minutes"
             time.sleep(0.05)
-        actors = ray.util.state.list_actors(filters=[("state", "=", "ALIVE")])
+        actors = ray.util.state.list_actors(
+            address=f"http://{cluster.webui_url}", filters=[("state", "=", "ALIVE")]
+        )
         (busy,) = {actor.node_id for actor in actors if "_LabelStage" in actor.class_name}
         (node,) = [node for node in cluster.worker_nodes if node.node_id == busy]
         cluster.remove_node(node, allow_graceful=False)

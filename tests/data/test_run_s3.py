@@ -21,7 +21,7 @@ BAD_CONNECTION = {
 
 
 @pytest.mark.parametrize(
-    "server", ["moto", pytest.param("seaweedfs", marks=pytest.mark.second_server)]
+    "server", ["moto", pytest.param("seaweedfs", marks=pytest.mark.whole_table)]
 )
 def test_a_run_over_a_bad_connection_is_complete_and_the_next_has_nothing_to_do(
     server: str, shell_on: Callable[..., Shell]

@@ -40,8 +40,9 @@ def tokenised(
     job = describe(spec, place(spec.model, this_machine()), tmp_path / "cache")
     works = plan(job, LocalStore(tmp_path / "out")).works
     break_it()
-    stage = Tokenise(job)
-    return [list(stage(pa.table({"work": [work_to_json(work)]}))) for work in works]
+    stage = Tokenise(job, [work.earlier for work in works])
+    rows = ({"work": [work_to_json(work)], "earlier": [n]} for n, work in enumerate(works))
+    return [list(stage(pa.table(row))) for row in rows]
 
 
 @pytest.mark.parametrize("slice_rows", [1, 2, 10_000])
