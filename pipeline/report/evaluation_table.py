@@ -39,7 +39,8 @@ def show_evaluation(found: Evaluation, console: Console) -> None:
             console.print(table, markup=False)
     for decision in found.decisions:
         verdict = "passed" if decision.passed else "FAILED"
-        console.print(f"{verdict}: {decision.gate} (it is {number(decision.value)})", markup=False)
+        line = f"{verdict}: {printable(decision.gate)} (it is {number(decision.value)})"
+        console.print(line, markup=False)
 
 
 def whereabouts(found: Evaluation) -> Iterator[tuple[str, str]]:
