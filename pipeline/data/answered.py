@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.data.answer_columns import probabilities, statuses, versions
+from pipeline.data.answer_values import probabilities, statuses, versions
 from pipeline.data.contents import Contents, contents
 from pipeline.data.devices import Placement
 from pipeline.data.housekeeping import AUTO_DTYPES

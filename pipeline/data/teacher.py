@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.data.answer_columns import probabilities, versions
+from pipeline.data.answer_values import probabilities, versions
 from pipeline.data.gold import (
     UNLABELLED,
     By,

@@ -181,7 +181,7 @@ def _histograms(
         axes.set_xlim(0, 1)
         axes.set_xlabel(f"p of {name}{which}")
         axes.set_ylabel("share of documents")
-        axes.legend(loc="upper center")
+        axes.legend(loc="best")
 
 
 def _histogram(axes: Axes, p: Floats, name: str, color: str) -> None:

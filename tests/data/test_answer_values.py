@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from pipeline.data.answer_columns import probabilities, statuses, versions
+from pipeline.data.answer_values import probabilities, statuses, versions
 
 LABELS = ("b", "a", "not. so")
 P = [{"a": 0.25, "b": 0.5, "not. so": 0.25}, None]
