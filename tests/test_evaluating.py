@@ -206,6 +206,8 @@ def test_what_is_wrong_with_gold_is_a_line_each(
     assert lines([{**rows[0], "id": ""}])[0].startswith(f"{bench.folder}/bad.csv, row 1: has no id")
     assert "write --column TASK=COLUMN" in lines([{"id": "1", "rude": "toxic"}])[0]
     assert lines(rows, "--column", "rude=toxic")[0].startswith("--column: the spec has no such")
+    twice = ["--column", "toxic=toxic", "--column", "toxic=topic"]
+    assert lines(rows, *twice)[0].startswith("--column: one of them is named twice")
     assert lines(rows, "--column", "toxic")[0].startswith("--column: write LEFT=RIGHT")
     assert lines(rows, "--value", "x=rude")[0].startswith("--value: no task has such a label")
     assert lines(rows, "--precision", "90")[0].startswith("--precision: write a share")
@@ -294,6 +296,18 @@ def test_repeated_gold_counts_once_and_contradictory_gold_not_at_all(bench: Benc
     gold = read_gold("memory://gold/some.jsonl", load_spec(bench.spec))
     assert gold.keys == ("1", "2", "4") and gold.tasks["toxic"].truth.tolist() == [1, 0, UNLABELLED]
     assert (gold.repeated, gold.contradictory, gold.texts) == (1, 3, None)
+
+
+def test_gold_of_a_text_that_the_corpus_repeats_is_judged_once(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The documents of white space alone, one a file, are of one text and have no answer."""
+    rows = [{"text": "  ", "toxic": "clean"}, {**bench.gold()[0]}]
+    assert bench.evaluate(bench.write(rows), "--text", "text", "--task", "toxic", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gold"]["repeated_in_corpus"] == FILES - 1 and found["gold"]["in_corpus"] == 2
+    assert found["tasks"]["toxic"]["rows"]["unanswered"] == {"empty": 1}
+    assert found["tasks"]["toxic"]["rows"]["evaluated"] == 1
 
 
 def test_csv_keeps_quotes_line_breaks_long_texts_and_leading_zeros(bench: Bench) -> None:

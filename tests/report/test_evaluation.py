@@ -126,6 +126,18 @@ def test_a_terminal_is_not_steered() -> None:
     assert "50 of 57 gold documents judged" in shown
 
 
+def test_of_many_labels_the_terminal_shows_what_is_confused_most() -> None:
+    whole = evaluation(tuple(f"label {n}" for n in range(13)))
+    stream = io.StringIO()
+    show_evaluation(whole, Console(file=stream, width=200))
+    counts = np.array(whole.tasks[0].versions["raw"].scores.confusion)
+    np.fill_diagonal(counts, 0)
+    gold, answer = np.unravel_index(counts.argmax(), counts.shape)
+    _, _, table = stream.getvalue().partition("the most frequent confusions")
+    first = [cell.strip() for cell in re.findall(r"│([^│\n]+)", table)[:3]]
+    assert first == [f"label {gold}", f"label {answer}", str(counts.max())]
+
+
 def test_a_task_without_a_judged_row_is_said_to_have_none() -> None:
     whole = evaluation(("a", "b"))
     empty = TaskEvaluation(
