@@ -42,6 +42,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 CLOSING = (280, 281, 282)  # of the empty question
 MakeNetwork = Callable[..., Any]
+SEEN: dict[Any, list[np.ndarray]] = {}  # one prompt's states answer many tasks and tests
 
 
 @pytest.fixture(scope="session")
@@ -123,9 +124,16 @@ def all_kinds() -> tuple[PromptTokens, dict[str, Readout]]:
     return PromptTokens(tuple(some_ids(source, 11)), questions), readouts
 
 
-@torch.inference_mode()
 def hidden_states(model: LoadedModel, token_ids: Sequence[int]) -> list[np.ndarray]:
     """[layer][token, hidden] as transformers gives them for one prompt alone."""
+    key = (id(model.network), tuple(token_ids))
+    if key not in SEEN:
+        SEEN[key] = forward(model, token_ids)
+    return SEEN[key]
+
+
+@torch.inference_mode()
+def forward(model: LoadedModel, token_ids: Sequence[int]) -> list[np.ndarray]:
     with plain_attention(model.network, "eager"):
         output = model.network.model(
             input_ids=torch.tensor([token_ids]), output_hidden_states=True, use_cache=False
@@ -286,7 +294,7 @@ def left_at(
     return {name: fitted.card.layer for name, fitted in readouts.items()}
 
 
-MANY = tuple(range(1, 41))
+MANY = tuple(range(1, 31))
 
 
 @pytest.mark.parametrize("budget", [1, 300, 10_000])
@@ -336,10 +344,8 @@ def test_documents_that_are_settled_go_through_no_deeper_layer(
     with rows_through(model) as rows:
         engine.label(documents(MANY))
     left = [left_at(model, prompt, readouts, way, d)["t0"] for d in documents(MANY)]
-    lengths = {
-        depth: sum(n + 3 for n, at in zip(MANY, left, strict=True) if at >= depth)
-        for depth in (1, 2, 4)
-    }
+    read = list(zip(MANY, left, strict=True))
+    lengths = {depth: sum(n + 3 for n, at in read if at >= depth) for depth in (1, 2)}
     ends = sum(at == LAYERS for at in left)  # the last layer is run at these rows only
     assert rows == [lengths[1], lengths[2], lengths[2], ends]
 
