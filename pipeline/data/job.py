@@ -6,6 +6,7 @@ Knows the spec, the ledger and this machine. Opens no document. Knows nothing of
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ class Job:
     placement: Placement
     fingerprints: Mapping[str, Fingerprint]  # by task
     cache_dir: str
+    run_id: str
     readouts: Mapping[str, ReadoutRef]  # by task, of those that have one
 
     @property
@@ -82,7 +84,8 @@ def describe(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     readouts = find_readouts(spec, weights=files.hashes, dtype=dtype)
     hashes = {name: ref.sha256 for name, ref in readouts.items()}
     versions = fingerprints(spec, weights=files.hashes, dtype=dtype, readouts=hashes)
-    return Job(spec, files, placement, versions, str(cache_dir), readouts)
+    run_id = uuid.uuid4().hex
+    return Job(spec, files, placement, versions, str(cache_dir), run_id, readouts)
 
 
 def plan(job: Job, store: Store) -> Plan:
