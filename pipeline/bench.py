@@ -13,10 +13,18 @@ from pathlib import Path
 
 import torch
 
-from pipeline.data.actor import check_room, job_model, local_model, memory_plan
+from pipeline.data.actor import (
+    check_room,
+    job_model,
+    job_readouts,
+    label_engine,
+    local_model,
+    memory_plan,
+)
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import describe, plan
 from pipeline.data.storage import open_store
+from pipeline.errors import Problem, SpecError
 from pipeline.inference.baselines import expand, per_label, per_question
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.flops import tree_flops
@@ -25,7 +33,7 @@ from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
 from pipeline.samples import take_samples
-from pipeline.spec import JobSpec
+from pipeline.spec import JobSpec, TaskSpec
 from pipeline.stopwatch import Timed, Turn, matmul_flops, take_turns
 
 BATCH = 8  # documents that the batched baseline expands at once
@@ -94,22 +102,33 @@ class Bench:
 def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | None) -> Bench:
     """The spec's model and questions on documents of its corpus, made equally long.
 
-    With `tokens`, one workload of that length instead of the standard ones.
+    With `tokens`, one workload of that length instead of the standard ones. Tasks with a readout
+    are asked as questions as well, as far as they have one; the method `readouts` is the spec.
     """
     placement = place(spec.model, this_machine())
     job = describe(spec, placement, cache_dir)
     folder = local_model(job)
     tokenizer = load_tokenizer(folder)
-    prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
+    prompt = tokenise_prompt(tokenizer, spec.prompt, as_questions(spec.tasks))
     check_room(job, prompt, context_tokens(folder))
     shards = plan(job, open_store(spec.output, spec.storage_options)).shards
     samples = [sample.token_ids for sample in take_samples(shards, tokenizer, spec, 64)]
     torch.set_num_threads(placement.threads)
     keep_freed_memory()
     model = job_model(job, folder)
+    trained = None
+    if job.readouts:
+        whole = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
+        trained = label_engine(job, model, whole, job_readouts(job))
     workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
     measured = [
-        _measure(model, prompt, samples, workload, workload.rounds if rounds is None else rounds)
+        _measure(
+            model,
+            prompt,
+            samples,
+            workload if rounds is None else replace(workload, rounds=rounds),
+            trained,
+        )
         for workload in workloads
         if fits(workload, prompt, model.context_tokens)
     ]
@@ -125,6 +144,15 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     return Bench(machine, max(rates), tuple(row for of_workload in rows for row in of_workload))
 
 
+def as_questions(tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
+    """The tasks as the model's own words answer them; SpecError where none has a question."""
+    asked = [task.model_copy(update={"readout": None}) for task in tasks if task.question]
+    if not asked:
+        fix = "the bench compares ways to ask questions; give at least one task a question"
+        raise SpecError([Problem("tasks", fix, [task.name for task in tasks])])
+    return asked
+
+
 def fits(workload: Workload, prompt: PromptTokens, context: int) -> bool:
     """Whether the model reads a document of the workload with its opening and any question."""
     opening = max(len(prompt.opening), workload.opening)
@@ -137,7 +165,7 @@ def _measure(
     prompt: PromptTokens,
     samples: Sequence[DocumentIds],
     workload: Workload,
-    rounds: int,
+    trained: LabelEngine | None,
 ) -> tuple[float, list[Row]]:
     """The machine's rate while it was measured, and one row a method."""
     stream = [token for sample in samples for token in sample]
@@ -145,7 +173,11 @@ def _measure(
     documents = equally_long(stream, workload.tokens, workload.documents)
     hidden = int(model.network.config.get_text_config().hidden_size)
     before = matmul_flops(hidden, model.device, model.network.dtype)
-    timed = take_turns(_turns(model, asked, documents, workload.methods, rounds))
+    turns = _turns(model, asked, documents, workload)
+    if trained is not None and workload.questions is None and not workload.opening:
+        label = partial(trained.label, documents)
+        turns["readouts"] = Turn(label, len(documents), workload.rounds, warm_up=True)
+    timed = take_turns(turns)
     rate = max(before, matmul_flops(hidden, model.device, model.network.dtype))
     needed = tree_flops(model, asked, workload.tokens)
     name = workload_name(asked, workload.tokens)
@@ -170,12 +202,11 @@ def _turns(
     model: LoadedModel,
     prompt: PromptTokens,
     documents: Sequence[DocumentIds],
-    methods: Sequence[str],
-    rounds: int,
+    workload: Workload,
 ) -> dict[str, Turn]:
     planned = memory_plan(model, prompt)
     engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
-    every = len(documents)
+    every, rounds = len(documents), workload.rounds
     # The slow methods' time for one document varies little, and is minutes.
     turns = {
         "tree": Turn(partial(engine.label, documents), every, rounds, warm_up=True),
@@ -190,7 +221,7 @@ def _turns(
             partial(per_label, model, prompt, documents[:1]), 1, rounds=1, warm_up=False
         ),
     }
-    return {method: turns[method] for method in methods}
+    return {method: turns[method] for method in workload.methods}
 
 
 def shaped(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> PromptTokens:

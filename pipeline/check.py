@@ -14,15 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.data.actor import check_room, job_model, local_model, memory_plan
+from pipeline.data.actor import (
+    check_room,
+    job_model,
+    job_readouts,
+    label_engine,
+    local_model,
+    memory_plan,
+)
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import Job, describe, plan
 from pipeline.data.storage import check_create_only, open_store
-from pipeline.inference.baselines import Answers, per_question
-from pipeline.inference.engine import DocumentIds, LabelEngine
+from pipeline.inference.engine import DocumentIds
+from pipeline.inference.independent import answers_alone
 from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.memory import MemoryPlan
-from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
 from pipeline.samples import Sample, take_samples
 from pipeline.spec import JobSpec
@@ -66,6 +72,19 @@ class Exactness:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadoutFacts:
+    """A trained readout that fits its task."""
+
+    path: str
+    sha256: str
+    kind: str
+    pooling: str
+    layer: int  # where it is read unless `exit` says otherwise
+    layers: tuple[int, ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """What a check found."""
 
@@ -78,6 +97,7 @@ class Findings:
     context_tokens: int
     has_chat_template: bool
     label_tokens: dict[str, dict[str, list[str]]]  # task -> label -> first tokens as text
+    readouts: dict[str, ReadoutFacts]  # by task, of those that are read off fitted maps
     prompts: tuple[Prompt, ...]
     memory: MemoryPlan
     exactness: Exactness
@@ -112,6 +132,7 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
         context_tokens=context_tokens(folder),
         has_chat_template=bool(tokenizer.chat_template),
         label_tokens=_label_tokens(tokenizer, prompt),
+        readouts=_readout_facts(job),
         prompts=_prompts(tokenizer, prompt, samples[:1]),
         memory=memory,
         exactness=exactness,
@@ -126,11 +147,10 @@ def prove(
 
     Both with the model as the job runs it; one model is held at a time.
     """
-    model = job_model(job, folder)
+    model, readouts = job_model(job, folder), job_readouts(job)
     memory = memory_plan(model, prompt)
-    answers = _by_tree(model, prompt, documents)
-    alone = per_question(model, prompt, documents)
-    apart = change(answers, _by_question(alone, len(prompt.questions)))
+    answers = label_engine(job, model, prompt, readouts).label(documents).log_probs
+    apart = change(answers, answers_alone(model, prompt, documents, readouts, job.spec.exit))
     exactness = Exactness(
         apart.max_abs_dp, apart.argmax_flips, apart.answers, _TOLERANCE[job.placement.dtype]
     )
@@ -138,23 +158,23 @@ def prove(
         return memory, exactness, None
     del model
     unquantised = job_model(job, folder, quantize="none")
-    return memory, exactness, change(answers, _by_tree(unquantised, prompt, documents))
+    engine = label_engine(job, unquantised, prompt, readouts)
+    return memory, exactness, change(answers, engine.label(documents).log_probs)
 
 
-def _by_tree(
-    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
-) -> LogProbs:
-    planned = memory_plan(model, prompt)
-    engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
-    return engine.label(documents).log_probs
-
-
-def _by_question(answers: Answers, questions: int) -> LogProbs:
-    """By document, by question -> by question, by document."""
-    return [
-        [of_document[question].numpy(force=True) for of_document in answers]
-        for question in range(questions)
-    ]
+def _readout_facts(job: Job) -> dict[str, ReadoutFacts]:
+    return {
+        task: ReadoutFacts(
+            path=job.readouts[task].path,
+            sha256=job.readouts[task].sha256,
+            kind=readout.card.kind,
+            pooling=readout.card.pooling,
+            layer=readout.card.layer,
+            layers=tuple(readout.layers),
+            labels=readout.card.labels,
+        )
+        for task, readout in job_readouts(job).items()
+    }
 
 
 def change(answers: LogProbs, others: LogProbs) -> Change:
@@ -201,6 +221,7 @@ def _label_tokens(
             for label, token_ids in question.labels.items()
         }
         for question in prompt.questions
+        if any(question.labels.values())  # a trained readout's have none
     }
 
 

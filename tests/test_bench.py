@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.bench import Workload, equally_long, fits, shaped
+from pipeline.bench import Workload, as_questions, equally_long, fits, shaped
+from pipeline.errors import SpecError
 from pipeline.inference.branches import Branches
 from pipeline.inference.tokens import PromptTokens, Question
+from pipeline.spec import TaskSpec
 
 PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": (1,)}) for n in "xy"))
 STREAM = [10, 11, 12]
@@ -40,3 +42,15 @@ def test_a_workload_beyond_the_models_context_is_left_out(context: int, expected
 
 def test_documents_are_the_corpus_in_order() -> None:
     assert equally_long(STREAM, 4, 2) == [[10, 11, 12, 10], [11, 12, 10, 11]]
+
+
+def test_tasks_with_readouts_are_asked_as_questions_where_they_have_one() -> None:
+    labels = {"x": ("X",), "y": ("Y",)}
+    tasks = [
+        TaskSpec(name="plain", question="Q?", labels=labels),
+        TaskSpec(name="asked", question="R?", readout="r", labels=labels),
+        TaskSpec(name="document", question=None, readout="r", labels=labels),
+    ]
+    assert [(t.name, t.readout) for t in as_questions(tasks)] == [("plain", None), ("asked", None)]
+    with pytest.raises(SpecError, match=r"give at least one task a question \(got \['document'\]"):
+        as_questions(tasks[2:])

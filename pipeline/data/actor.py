@@ -26,6 +26,7 @@ from pipeline.data.earlier import EarlierAnswers, known_status
 from pipeline.data.faults import are_planned, reach
 from pipeline.data.job import Job, work_from_json
 from pipeline.data.ledger import Earlier, Work
+from pipeline.data.readouts import load_readouts
 from pipeline.data.source import read_documents
 from pipeline.data.storage import open_store
 from pipeline.data.weights import fetch, settle
@@ -40,6 +41,7 @@ from pipeline.inference.memory import MemoryPlan, plan_memory
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.quantisation import require_torchao
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
+from pipeline.inference.trained import Readouts
 from pipeline.spec import Quantize
 
 # More tokens do not fill two cores better, and their activations no longer lie in the cache:
@@ -87,9 +89,29 @@ def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> Lo
     )
 
 
+def label_engine(
+    job: Job, model: LoadedModel, prompt: PromptTokens, readouts: Readouts
+) -> LabelEngine:
+    """The job's tasks on its model, with as many tokens at once as there is memory for."""
+    planned = memory_plan(model, prompt)
+    return LabelEngine(
+        model,
+        prompt,
+        max_batch_tokens=planned.max_batch_tokens,
+        readouts=readouts,
+        exit_at=job.spec.exit,
+    )
+
+
+def job_readouts(job: Job) -> Readouts:
+    """The readouts of the job's tasks, by task."""
+    return load_readouts(job.readouts, job.spec.storage_options)
+
+
 def preflight(job: Job) -> None:
     """What can be wrong with the model and the prompt, found before any document is read."""
     require_torchao(job.spec.model.quantize)
+    job_readouts(job)
     folder = local_model(job)
     prompt = tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks)
     check_room(job, prompt, context_tokens(folder))
@@ -183,8 +205,7 @@ class LabelDocuments:
         self.job = job
         model = job_model(job, folder)
         prompt = tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks)
-        planned = memory_plan(model, prompt)
-        self._engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
+        self._engine = label_engine(job, model, prompt, job_readouts(job))
         self._store = open_store(job.spec.output, job.spec.storage_options)
 
     def __call__(self, block: pa.Table) -> pa.Table:

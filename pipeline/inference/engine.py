@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from pipeline.inference.reading import TokensRead, counting_tokens
 from pipeline.inference.readout import FirstTokens, first_token_log_probs
 from pipeline.inference.schedules import Schedule, read_opening
 from pipeline.inference.tokens import PromptTokens, Question
+from pipeline.inference.trained import Readouts, TrainedAnswers, check_maps, default_layer
+from pipeline.spec import ExitSpec
 
 DocumentIds = Sequence[int]
 
@@ -52,28 +55,50 @@ class Labelled:
 class LabelEngine:
     """A model with its instruction prefilled, ready to answer its questions on any documents."""
 
-    def __init__(self, model: LoadedModel, prompt: PromptTokens, *, max_batch_tokens: int) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        prompt: PromptTokens,
+        *,
+        max_batch_tokens: int,
+        readouts: Readouts | None = None,
+        exit_at: ExitSpec | None = None,
+    ) -> None:
         self.model = model
         self.prompt = prompt
         self.max_batch_tokens = max_batch_tokens  # halved for good when memory runs out
-        self._schedule = read_opening(model, prompt.opening)
+        self._readouts: Readouts = readouts or {}
+        self._exit_at = exit_at
+        deepest = None
+        if readouts:
+            hidden = model.network.config.get_text_config().hidden_size
+            check_maps(readouts, layers=model.layers, hidden=hidden)
+            deepest = max(
+                default_layer(q, readouts, exit_at, model.layers) for q in prompt.questions
+            )
+        self._schedule = read_opening(model, prompt.opening, layers=deepest)
 
     def label(
         self, documents: Sequence[DocumentIds], *, tasks: Collection[str] | None = None
     ) -> Labelled:
         """Label log-probabilities of every document (of one token at least) for each question.
 
-        `tasks` asks only these, in the prompt's order. Answers do not depend on what else is asked.
+        `tasks` asks only these, in the prompt's order. Answers do not depend on what else is asked;
+        where documents leave once all their answers are sure, all are asked, and these are given.
         A document for which memory does not suffice even alone has no answer, and is named.
         """
-        questions = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
+        wanted = [tasks is None or q.name in tasks for q in self.prompt.questions]
+        if self._exit_at and self._exit_at.layers and any(wanted):
+            questions = list(self.prompt.questions)
+        else:
+            questions, wanted = list(compress(self.prompt.questions, wanted)), []
         answers = [
             np.full((len(documents), len(question.labels)), np.nan, dtype=np.float32)
             for question in questions
         ]
         if not questions:
             return Labelled((), Usage())
-        asked = _Asked(questions, self._schedule, self.model.device)
+        asked = self._ask(questions)
         waiting, rounds = list(range(len(documents))), 0
         with counting_tokens(self.model.network.get_input_embeddings()) as read:
             while waiting:
@@ -86,7 +111,22 @@ class LabelEngine:
         usage = self._usage(documents, asked)
         if rounds == 1:  # a batch that ran out of memory was read twice
             _prove_reuse(usage, read)
-        return Labelled(tuple(answers), usage, frozenset(asked.out_of_memory))
+        given = tuple(compress(answers, wanted) if wanted else answers)
+        return Labelled(given, usage, frozenset(asked.out_of_memory))
+
+    def _ask(self, questions: Sequence[Question]) -> _Asked:
+        if not any(question.name in self._readouts for question in questions):
+            return _Asked(questions, _FirstTokenAnswers(questions, self._schedule, self.model))
+        trained = TrainedAnswers(
+            self._schedule,
+            questions,
+            self._readouts,
+            self._exit_at,
+            layers=self.model.layers,
+            device=self.model.device,
+            unembed=self.model.unembed,
+        )
+        return _Asked(questions, trained)
 
     def _label_batches(
         self,
@@ -103,7 +143,7 @@ class LabelEngine:
         found: list[list[Tensor]] = []
         for batch in batches:
             try:
-                found.append(self._label_batch([documents[i] for i in batch], asked))
+                found.append(asked.laid_out.answers([documents[i] for i in batch]))
             except (MemoryError, RuntimeError) as error:
                 if not _out_of_memory(error):
                     raise
@@ -118,15 +158,10 @@ class LabelEngine:
         left = (i for batch in batches[len(found) :] for i in batch)
         return [i for i in left if i not in asked.out_of_memory]
 
-    def _label_batch(self, documents: Sequence[DocumentIds], asked: _Asked) -> list[Tensor]:
-        """One [docs, labels] a question, of whole documents."""
-        states = asked.laid_out.states(documents)  # [questions, docs, hidden]
-        return first_token_log_probs(states, asked.first_tokens, self.model.unembed)
-
     def _usage(self, documents: Sequence[DocumentIds], asked: _Asked) -> Usage:
         read = sum(len(document) for document in documents)
         opening = len(self.prompt.opening) * len(documents)
-        alone = len(asked.first_tokens) * (read + opening) + len(documents) * asked.tokens_alone
+        alone = asked.questions * (read + opening) + len(documents) * asked.tokens_alone
         prefix = read + len(documents) * asked.laid_out.opening_tokens
         questions = len(documents) * asked.laid_out.question_tokens
         return Usage(prefix, questions, tokens_saved=alone - prefix - questions)
@@ -136,12 +171,31 @@ class _Asked:
     """The questions of one call, laid out once for all its batches."""
 
     def __init__(
-        self, questions: Sequence[Question], schedule: Schedule, device: torch.device
+        self, questions: Sequence[Question], laid_out: _FirstTokenAnswers | TrainedAnswers
     ) -> None:
-        self.laid_out = schedule.ask([question.token_ids for question in questions])
+        self.laid_out = laid_out
         self.out_of_memory: set[int] = set()  # documents, by their place
+        self.questions = len(questions)
+        self.tokens_alone = laid_out.tokens_alone
+
+
+class _FirstTokenAnswers:
+    """Questions that the model's own words answer."""
+
+    def __init__(
+        self, questions: Sequence[Question], schedule: Schedule, model: LoadedModel
+    ) -> None:
+        self._asked = schedule.ask([question.token_ids for question in questions])
+        self._labels = [FirstTokens.of(list(q.labels.values()), model.device) for q in questions]
+        self._unembed = model.unembed
         self.tokens_alone = sum(len(question.token_ids) for question in questions)
-        self.first_tokens = [FirstTokens.of(list(q.labels.values()), device) for q in questions]
+        self.opening_tokens = self._asked.opening_tokens
+        self.question_tokens = self._asked.question_tokens
+
+    def answers(self, documents: Sequence[DocumentIds]) -> list[Tensor]:
+        """One [docs, labels] fp32 a question."""
+        states = self._asked.states(documents)  # [questions, docs, hidden]
+        return first_token_log_probs(states, self._labels, self._unembed)
 
 
 def _prove_reuse(usage: Usage, read: TokensRead) -> None:

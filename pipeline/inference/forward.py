@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from pipeline.inference.calls import AttentionPlan, plan_attention, plan_ends
 from pipeline.inference.launches import Launches, compile_plans
 from pipeline.inference.layers import KeptError, LayerKV, PrefixKV, TreeAttention
 from pipeline.inference.model import LoadedModel
+from pipeline.inference.taps import states_at
 from pipeline.inference.transfer import moved
 from pipeline.inference.tree import Tree
 
@@ -23,16 +25,26 @@ Plans = Mapping[int | None, AttentionPlan]  # by the layer's window
 
 
 @torch.inference_mode()
-def prefill(model: LoadedModel, token_ids: Sequence[int]) -> PrefixKV | None:
-    """The keys and values of a span that every later forward reads; None for an empty span."""
+def prefill(
+    model: LoadedModel, token_ids: Sequence[int], *, layers: int | None = None
+) -> PrefixKV | None:
+    """The keys and values of a span that every later forward reads; None for an empty span.
+
+    Of all layers, or of the first `layers` where no later forward goes deeper.
+    """
     if not token_ids:
         return None
     keep: dict[int, LayerKV] = {}
     tree = Tree.of([len(token_ids)], prefix_tokens=0)
-    plans = _everywhere(model, tree)
-    attention = TreeAttention(plans, keep=keep, compiled=_compiled(model, plans))
+    plans = everywhere(model, tree)
+    attention = TreeAttention(plans, keep=keep, compiled=compiled(model, plans))
     ids, positions = moved([np.array(token_ids), tree.positions], model.device)
-    _run(model.decoder, attention, positions, input_ids=ids)
+    if layers is None:
+        run(model.decoder, attention, positions, input_ids=ids)
+    elif model.stages is None:
+        states_at(model.decoder, [layers], **packed(attention, positions, input_ids=ids))
+    else:
+        run(model.stages.part(0, layers), attention, positions, input_ids=ids)
     return PrefixKV(keep, tokens=len(token_ids))
 
 
@@ -53,44 +65,64 @@ def end_states(
     ids, positions, rows = moved(
         [np.array(token_ids), tree.positions, tree.rows_at(ends)], model.device
     )
-    plans = _everywhere(model, tree)
-    attention = TreeAttention(plans, prefix, compiled=_compiled(model, plans))
+    plans = everywhere(model, tree)
+    attention = TreeAttention(plans, prefix, compiled=compiled(model, plans))
     if model.stages is None:
-        states = _run(model.decoder, attention, positions, input_ids=ids)[rows]
+        states = run(model.decoder, attention, positions, input_ids=ids)[rows]
         return states.view(len(tree.documents), len(ends), -1)
-    states = _run(model.stages.body, attention, positions, input_ids=ids)
+    states = run(model.stages.body, attention, positions, input_ids=ids)
+    return at_ends(model, model.stages.last, tree, states, positions, rows, prefix, ends)
+
+
+def at_ends(
+    model: LoadedModel,
+    layer: nn.Module,
+    tree: Tree,
+    states: Tensor,  # [rows, hidden]
+    positions: Tensor,  # [rows] int64
+    rows: Tensor,  # [docs * ends] int64: where the ends are
+    prefix: PrefixKV | None,
+    ends: Sequence[int],
+) -> Tensor:  # [docs, ends, hidden]
+    """One layer's states at the ends: of all other rows it takes the keys and values alone."""
     keep: dict[int, LayerKV] = {}
     with suppress(KeptError):
         kept = TreeAttention({}, keep=keep, only_keep=True)
-        _run(model.stages.last, kept, positions, inputs_embeds=states)
-    # Of all rows but the ends, only the last layer's keys and values are needed.
+        run(layer, kept, positions, inputs_embeds=states)
     plans = {window: plan_ends(tree, ends, window=window) for window in model.windows}
     given = PrefixKV(keep, tokens=tree.tokens)
-    attention = TreeAttention(plans, prefix, given=given, compiled=_compiled(model, plans))
-    states = _run(model.stages.last, attention, positions[rows], inputs_embeds=states[rows])
+    attention = TreeAttention(plans, prefix, given=given, compiled=compiled(model, plans))
+    states = run(layer, attention, positions[rows], inputs_embeds=states[rows])
     return states.view(len(tree.documents), len(ends), -1)
 
 
-def _everywhere(model: LoadedModel, tree: Tree) -> Plans:
+def everywhere(model: LoadedModel, tree: Tree) -> Plans:
+    """The plans for a layer that is asked at every row."""
     return {window: plan_attention(tree, window=window) for window in model.windows}
 
 
-def _compiled(model: LoadedModel, plans: Plans) -> dict[int | None, Launches] | None:
+def compiled(model: LoadedModel, plans: Plans) -> dict[int | None, Launches] | None:
     """Made when a stage is about to run: a device works on the stage before it meanwhile."""
     return compile_plans(plans, model.device, model.kernel) if model.kernel else None
 
 
-def _run(
+def run(
     decoder: nn.Module,
     attention: TreeAttention,
     positions: Tensor,  # [rows] int64
     **read: Tensor,  # input_ids [rows] int64 or inputs_embeds [rows, hidden]
 ) -> Tensor:  # [rows, hidden]
-    output = decoder(
-        **{name: tensor.unsqueeze(0) for name, tensor in read.items()},
-        position_ids=positions.unsqueeze(0),
-        use_cache=False,
-        tree=attention,
-    )
+    """The states that a decoder, or a part of one, ends in."""
+    output = decoder(**packed(attention, positions, **read))
     found: Tensor = output.last_hidden_state[0]
     return found
+
+
+def packed(attention: TreeAttention, positions: Tensor, **read: Tensor) -> dict[str, Any]:
+    """What a decoder is called with for one packed batch."""
+    return {
+        **{name: tensor.unsqueeze(0) for name, tensor in read.items()},
+        "position_ids": positions.unsqueeze(0),
+        "use_cache": False,
+        "tree": attention,
+    }

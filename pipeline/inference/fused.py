@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from pipeline.inference.branches import Branches
+from pipeline.inference.depths import Depth
+from pipeline.inference.descent import FusedDepths
 from pipeline.inference.forward import end_states, prefill
 from pipeline.inference.layers import PrefixKV
 from pipeline.inference.model import LoadedModel
@@ -20,13 +22,19 @@ from pipeline.inference.tree import Tree
 class FusedSchedule:
     """A model with the keys and values of its opening."""
 
-    def __init__(self, model: LoadedModel, opening: Sequence[int]) -> None:
+    def __init__(
+        self, model: LoadedModel, opening: Sequence[int], *, layers: int | None = None
+    ) -> None:
         self._model = model
-        self._prefix = prefill(model, opening)
+        self._prefix = prefill(model, opening, layers=layers)
 
     def ask(self, questions: Sequence[Sequence[int]]) -> FusedQuestions:
         """The questions, laid out below any document; what several begin with is read once."""
         return FusedQuestions(self._model, self._prefix, questions)
+
+    def look(self, depths: Sequence[Depth]) -> FusedDepths:
+        """The places of states at several layers, laid out below any document."""
+        return FusedDepths(self._model, self._prefix, depths)
 
 
 class FusedQuestions:

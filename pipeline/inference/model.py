@@ -39,6 +39,11 @@ class LoadedModel:
         decoder: nn.Module = self.network.model
         return decoder
 
+    @property
+    def layers(self) -> int:
+        layers: nn.ModuleList = self.decoder.layers  # type: ignore[assignment]
+        return len(layers)
+
     def unembed(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary: [rows, hidden] -> [rows, vocab]."""
         config = self.network.config.get_text_config()

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pipeline.inference.depths import Depth, Looked
 from pipeline.inference.fused import FusedSchedule
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.staged import StagedSchedule
@@ -35,9 +36,16 @@ class Schedule(Protocol):
 
     def ask(self, questions: Sequence[Sequence[int]]) -> Asked: ...
 
+    def look(self, depths: Sequence[Depth]) -> Looked: ...
 
-def read_opening(model: LoadedModel, opening: Sequence[int]) -> Schedule:
-    """The model's own schedule, ready for documents below the opening."""
+
+def read_opening(
+    model: LoadedModel, opening: Sequence[int], *, layers: int | None = None
+) -> Schedule:
+    """The model's own schedule, ready for documents below the opening.
+
+    With `layers`, nothing deeper can be asked for.
+    """
     if model.schedule == "staged":
-        return StagedSchedule(model, opening)
-    return FusedSchedule(model, opening)
+        return StagedSchedule(model, opening, layers=layers)
+    return FusedSchedule(model, opening, layers=layers)

@@ -27,8 +27,10 @@ from pipeline.inference.attention import (
     merge_into,
     out_of_window,
 )
+from pipeline.inference.depths import Depth, Place, Take, sequences_of
 from pipeline.inference.layers import LayerKV
 from pipeline.inference.model import LoadedModel
+from pipeline.inference.taps import states_at
 from pipeline.inference.transfer import moved
 
 # A span of one token would take the families' path for generation, which computes something else
@@ -89,6 +91,17 @@ def read(
     token_ids: Tensor,  # [copies, tokens] int64
 ) -> tuple[Tensor, Level]:  # [copies, tokens, hidden]
     """The normalised states of a span below `above`, and what its own children continue."""
+    found, level = read_at(model, above, token_ids, [model.layers])
+    return found[model.layers], level
+
+
+def read_at(
+    model: LoadedModel,
+    above: tuple[Level, ...],
+    token_ids: Tensor,  # [copies, tokens] int64
+    layers: Sequence[int],
+) -> tuple[dict[int, Tensor], Level]:  # by layer: [copies, tokens, hidden]
+    """The same after each of these layers; nothing deeper is read."""
     copies, tokens = token_ids.shape
     assert tokens >= _LEAST_TOKENS or not above, f"a span of {tokens} tokens"
     start = above[-1].stop if above else 0
@@ -97,14 +110,16 @@ def read(
         clone_states(above[-1].cache, cache, copies)
     positions = torch.arange(start, start + tokens, device=token_ids.device)
     with torch.inference_mode():
-        output = model.decoder(
+        found = states_at(
+            model.decoder,
+            layers,
             input_ids=token_ids,
             position_ids=positions.expand(copies, tokens),
             past_key_values=cache,
             use_cache=True,
             tree=StagedAttention(above),
         )
-    return output.last_hidden_state, Level(cache, stop=start + tokens)
+    return found, Level(cache, stop=start + tokens)
 
 
 def clone_states(kept: DynamicCache, cache: DynamicCache, copies: int) -> None:
@@ -126,17 +141,25 @@ class StagedSchedule:
     So no document is a span of one token.
     """
 
-    def __init__(self, model: LoadedModel, opening: Sequence[int]) -> None:
+    def __init__(
+        self, model: LoadedModel, opening: Sequence[int], *, layers: int | None = None
+    ) -> None:
         self._model = model
         self._left = tuple(opening[-1:])
         self._above: tuple[Level, ...] = ()
         if len(opening) > 1:
-            _, level = read(model, (), torch.tensor([opening[:-1]], device=model.device))
+            deepest = model.layers if layers is None else layers
+            token_ids = torch.tensor([opening[:-1]], device=model.device)
+            _, level = read_at(model, (), token_ids, [deepest])
             self._above = (level,)
 
     def ask(self, questions: Sequence[Sequence[int]]) -> StagedQuestions:
         """The questions, padded to one batch below any document."""
         return StagedQuestions(self._model, self._above, self._left, questions)
+
+    def look(self, depths: Sequence[Depth]) -> StagedDepths:
+        """The places of states at several layers, below any document."""
+        return StagedDepths(self._model, self._above, self._left, depths)
 
 
 class StagedQuestions:
@@ -150,10 +173,7 @@ class StagedQuestions:
         questions: Sequence[Sequence[int]],
     ) -> None:
         self._model, self._above, self._left = model, above, left
-        width = max(_LEAST_TOKENS, *(len(question) for question in questions))
-        # Padding comes last, where neither attention nor a state carries it back to a question.
-        padded = [[*question, *[0] * (width - len(question))] for question in questions]
-        self._token_ids = torch.tensor(padded, device=model.device)  # [questions, tokens]
+        self._token_ids = padded_below(questions, model.device)
         self._last = torch.tensor([len(q) - 1 for q in questions], device=model.device)
 
     @property
@@ -173,3 +193,66 @@ class StagedQuestions:
         _, level = read(self._model, self._above, token_ids[None])
         states, _ = read(self._model, (*self._above, level), self._token_ids)
         return states[torch.arange(len(self._last), device=states.device), self._last]
+
+
+class StagedDepths:
+    """Places as one padded batch, read as deep as the deepest of them."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        above: tuple[Level, ...],
+        left: tuple[int, ...],  # of the opening, for the documents to read
+        depths: Sequence[Depth],
+    ) -> None:
+        self._model, self._above, self._left, self._depths = model, above, left, depths
+        self._layers = [depth.layer for depth in depths]
+        self._sequences = sequences_of(depths)
+        self._token_ids = padded_below(self._sequences, model.device)
+
+    @property
+    def opening_tokens(self) -> int:
+        return len(self._left)
+
+    @property
+    def question_tokens(self) -> int:
+        return self._token_ids.numel()
+
+    @torch.inference_mode()
+    def descend(self, documents: Sequence[Sequence[int]], take: Take) -> None:
+        """Hands the states of every depth to `take`; all documents are read to the deepest."""
+        by_document = [self._places(document) for document in documents]
+        for depth in self._depths:
+            states = [
+                torch.stack([found[depth.layer, place] for found in by_document])
+                for place in depth.places
+            ]
+            going = take(depth, states)
+            if going is not None:
+                by_document = [by_document[document] for document in going]
+            if not by_document:
+                return
+
+    def _places(self, document: Sequence[int]) -> dict[tuple[int, Place], Tensor]:  # [hidden]
+        [token_ids] = moved([np.array([*self._left, *document])], self._model.device)
+        own, level = read_at(self._model, self._above, token_ids[None], self._layers)
+        found: dict[tuple[int, Place], Tensor] = {
+            (layer, None): states[0, len(self._left) :].float().mean(dim=0)
+            for layer, states in own.items()
+        }
+        if self._sequences:
+            above = (*self._above, level)
+            below, _ = read_at(self._model, above, self._token_ids, self._layers)
+            for layer, states in below.items():
+                for i, sequence in enumerate(self._sequences):
+                    found[layer, sequence] = states[i, len(sequence) - 1]
+        return found
+
+
+def padded_below(
+    sequences: Sequence[Sequence[int]], device: torch.device
+) -> Tensor:  # [sequences, tokens] int64
+    """Padding comes last, where neither attention nor a state carries it back to a sequence."""
+    width = max([_LEAST_TOKENS, *(len(sequence) for sequence in sequences)])
+    padded = [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences]
+    return torch.tensor(padded, dtype=torch.int64, device=device).view(len(sequences), width)

@@ -1,7 +1,8 @@
-"""A decoder cut in two: all layers but the last, and the last with the final norm.
+"""A decoder cut between its layers: each part reads the states that the part before it ended in.
 
-The last layer's work is needed at the answers only, so it is done there only. Knows decoders as
-transformers builds them. Knows nothing of trees or tokens.
+The last layer's work is needed at the answers only, so it is done there only; and no layer is
+needed that lies deeper than all answers. Knows decoders as transformers builds them. Knows
+nothing of trees or tokens.
 """
 
 from __future__ import annotations
@@ -15,10 +16,23 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Two shallow copies of a decoder, with its weights; the second reads the first's states."""
+    """A decoder, and two shallow copies of it: all layers but the last, and that one."""
 
+    whole: nn.Module
     body: nn.Module
     last: nn.Module
+
+    def part(self, start: int, stop: int) -> nn.Module:
+        """A shallow copy of the layers from `start` to before `stop`; the norm is the last one's.
+
+        So its states are those between the layers, as `hidden_states[stop]` has them.
+        """
+        layers: Any = self.whole.layers
+        assert 0 <= start < stop <= len(layers), f"layers {start} to {stop} of {len(layers)}"
+        stage = _with_layers(self.whole, slice(start, stop))
+        if stop < len(layers):
+            stage.norm = nn.Identity()
+        return stage
 
 
 def cut_last_layer(decoder: nn.Module) -> Stages:
@@ -26,7 +40,7 @@ def cut_last_layer(decoder: nn.Module) -> Stages:
     layers: Any = decoder.layers
     body = _with_layers(decoder, slice(0, len(layers) - 1))
     body.norm = nn.Identity()
-    return Stages(body, _with_layers(decoder, slice(len(layers) - 1, len(layers))))
+    return Stages(decoder, body, _with_layers(decoder, slice(len(layers) - 1, len(layers))))
 
 
 def _with_layers(decoder: nn.Module, chosen: slice) -> nn.Module:

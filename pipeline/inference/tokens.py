@@ -178,6 +178,8 @@ def tokenise_prompt(
 def _question(tokenizer: PreTrainedTokenizerBase, task: TaskSpec, text: PromptText) -> Question:
     closing = text.closings[task.name]
     token_ids = tuple(_encode(tokenizer, closing))
+    if task.readout is not None:  # its maps know the labels, in the card's order
+        return Question(task.name, token_ids, dict.fromkeys(task.labels, ()))
     labels = {
         label: tuple(
             sorted(

@@ -16,7 +16,7 @@ numbers, lengths and positions. Knows nothing of tokens, tensors or models.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -102,6 +102,18 @@ class Tree:
         """These rows of every copy of the branches, document by document."""
         firsts = [self.branch_start(document) for document in range(len(self.documents))]
         return np.add.outer(np.array(firsts, np.int64), np.array(ends, np.int64)).ravel()
+
+    def rows_of(self, documents: Sequence[int]) -> NDArray[np.int64]:
+        """The rows of these documents and of their branches, as the tree of them alone has them."""
+        starts = self.document_starts
+        read = [np.arange(starts[d], starts[d] + self.documents[d]) for d in documents]
+        firsts = [self.branch_start(document) for document in documents]
+        below = np.add.outer(np.array(firsts, np.int64), np.arange(self.branch_rows))
+        return np.concatenate([np.arange(0), *read, below.ravel()])
+
+    def only(self, documents: Sequence[int]) -> Tree:
+        """The tree of these documents alone."""
+        return replace(self, documents=tuple(self.documents[d] for d in documents))
 
     @property
     def depth(self) -> int:

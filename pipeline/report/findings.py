@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.check import Change, Findings
+from pipeline.check import Change, Findings, ReadoutFacts
 from pipeline.inference.memory import MemoryPlan
 
 
@@ -29,6 +29,7 @@ def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
         "context": f"{found.context_tokens:,} tokens",
         "template": "chat" if found.has_chat_template else "none: plain text ending in 'Answer:'",
         **{f"  {task}": _tokens(labels) for task, labels in found.label_tokens.items()},
+        **{f"  {task}": _readout(facts) for task, facts in found.readouts.items()},
         "memory": _memory(found.memory),
         "exactness": f"{verdict}; max |dp| {exactness.max_abs_dp:.1e}, {exactness.argmax_flips} "
         f"argmax flips in {exactness.answers} answers, tree against independent prompts",
@@ -63,6 +64,15 @@ def _change(change: Change) -> str:
     )
 
 
+def _readout(facts: ReadoutFacts) -> str:
+    read = "mean of" if facts.pooling == "mean" else f"last of {facts.kind}, of"
+    held = ", ".join(map(str, facts.layers))
+    return (
+        f"{', '.join(facts.labels)} by the readout {facts.path} ({facts.sha256[:12]}), "
+        f"{read} layer {facts.layer} of {held}"
+    )
+
+
 def _tokens(labels: dict[str, list[str]]) -> str:
     shown = (f"{label} {' '.join(map(repr, tokens))}" for label, tokens in labels.items())
     return ", ".join(shown)
@@ -82,6 +92,7 @@ def findings_json(found: Findings) -> dict[str, Any]:
         "storage": {"url": found.output, "create_only": True},
         "documents": found.documents,
         "label_tokens": found.label_tokens,
+        "readouts": {task: asdict(facts) for task, facts in found.readouts.items()},
         "prompts": [
             {
                 "doc_id": prompt.doc_id,

@@ -1,0 +1,50 @@
+"""Where states are read: after which layer, and behind which tokens below a document.
+
+Knows layers and token ids. Knows nothing of models, labels or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+# The tokens below a document at whose last one the state is read; None is the mean of the states
+# at the document's own tokens.
+Place = tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """A layer, and the places whose states are read after it."""
+
+    layer: int
+    places: tuple[Place, ...]
+
+
+# Takes the states after one layer, a place [docs, hidden], of the documents that came so far. Gives
+# those of them that go deeper, counted among them and rising; None: all.
+Take = Callable[[Depth, Sequence[Tensor]], Sequence[int] | None]
+
+
+class Looked(Protocol):
+    """Places laid out once, for any number of documents."""
+
+    @property
+    def opening_tokens(self) -> int:
+        """Tokens of the opening that every document reads again."""
+
+    @property
+    def question_tokens(self) -> int:
+        """Tokens that go through the model below every document."""
+
+    def descend(self, documents: Sequence[Sequence[int]], take: Take) -> None:
+        """Hands the states of every depth to `take`, from the first layer to the deepest."""
+
+
+def sequences_of(depths: Sequence[Depth]) -> list[tuple[int, ...]]:
+    """What is read below a document, once each, in the order of its first place."""
+    places = (place for depth in depths for place in depth.places)
+    return list(dict.fromkeys(place for place in places if place is not None))
