@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.spec import JobSpec, TaskSpec
+from pipeline.spec import ExitSpec, JobSpec, TaskSpec
 
 # Raised when the same spec would be answered otherwise by this program, or written otherwise.
 SCHEMA_VERSION = 1
@@ -34,14 +34,27 @@ class Fingerprint:
 
 
 def fingerprints(
-    spec: JobSpec, *, weights: Mapping[str, str], dtype: str
+    spec: JobSpec,
+    *,
+    weights: Mapping[str, str],
+    dtype: str,
+    readouts: Mapping[str, str] | None = None,
 ) -> dict[str, Fingerprint]:
-    """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files."""
-    return {task.name: _fingerprint(spec, task, weights, dtype) for task in spec.tasks}
+    """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files.
+
+    `readouts` are the hashes of the tasks' readout files, by task.
+    """
+    return {
+        task.name: _fingerprint(spec, task, weights, dtype, readouts or {}) for task in spec.tasks
+    }
 
 
 def _fingerprint(
-    spec: JobSpec, task: TaskSpec, weights: Mapping[str, str], dtype: str
+    spec: JobSpec,
+    task: TaskSpec,
+    weights: Mapping[str, str],
+    dtype: str,
+    readouts: Mapping[str, str],
 ) -> Fingerprint:
     documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
     asked: dict[str, Any] = {
@@ -52,6 +65,8 @@ def _fingerprint(
     if spec.documents.too_long == "chunk":
         documents["overlap_tokens"] = spec.documents.overlap_tokens
         asked["chunks"] = task.chunks
+    if task.readout is not None:
+        asked["readout"] = readouts[task.name]
     content: dict[str, Any] = {
         "schema": SCHEMA_VERSION,
         "task": asked,
@@ -63,4 +78,17 @@ def _fingerprint(
     # Only where it is asked for: answers that were given before there was a choice still stand.
     if spec.model.quantize != "none":
         content["quantize"] = spec.model.quantize
+    if spec.exit is not None:
+        content["exit"] = _exit(spec.exit, readouts)
     return Fingerprint(content)
+
+
+def _exit(way: ExitSpec, readouts: Mapping[str, str]) -> dict[str, Any]:
+    """How deep documents are read. Where that hangs on every task's confidence, so does an answer.
+
+    It is the one place where one task changes another's answers: their readouts are named here.
+    """
+    if way.layer is not None:
+        return {"layer": way.layer}
+    others = sorted(readouts.values())
+    return {"layers": list(way.layers), "confidence": way.confidence, "readouts": others}

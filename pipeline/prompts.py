@@ -29,7 +29,7 @@ class PromptText:
     """The text before and after a document, and what stands between answer and its first label."""
 
     opening: str
-    closings: Mapping[str, str]  # by task name
+    closings: Mapping[str, str]  # by task name; without a question, of an empty one
     answer_prefix: str  # " " where the prompt ends in "Answer:", "" behind a chat header
 
 
@@ -42,7 +42,7 @@ def prompt_text(
     before_question, after_question = _split(behind, _QUESTION)
     return PromptText(
         opening=opening,
-        closings={task.name: before_question + task.question + after_question for task in tasks},
+        closings={t.name: before_question + (t.question or "") + after_question for t in tasks},
         answer_prefix=" " if render is None else "",
     )
 

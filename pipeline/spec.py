@@ -127,13 +127,13 @@ Labels = Annotated[dict[str, Surfaces], BeforeValidator(_as_surfaces), Field(min
 
 
 class TaskSpec(Frozen):
-    """One closed question, asked of every document."""
+    """One closed question, asked of every document, or with a readout and none read off it."""
 
     name: str = Field(pattern=TASK_NAME)
-    question: str = Field(min_length=1)
+    readout: Annotated[str, Field(min_length=1)] | None = None
+    question: Annotated[str, Field(min_length=1)] | None
     labels: Labels
     chunks: Literal["max", "mean"] = "max"
-    readout: None = None
 
     @field_validator("name")
     @classmethod
@@ -144,6 +144,13 @@ class TaskSpec(Frozen):
                 f"name it otherwise than {', '.join(DOCUMENT_COLUMNS)}"
             )
         return name
+
+    @field_validator("question")
+    @classmethod
+    def _is_asked_or_read(cls, question: str | None, other: ValidationInfo) -> str | None:
+        if question is None and other.data.get("readout", "") is None:
+            raise ValueError("a task without a question needs a readout; write either")
+        return question
 
     @field_validator("labels")
     @classmethod
@@ -159,6 +166,24 @@ class TaskSpec(Frozen):
                     raise ValueError(f"{surface!r} stands twice; write each surface form once")
                 owner[surface] = label
         return labels
+
+
+class ExitSpec(Frozen):
+    """How deep documents are read: all to one layer, or each until its answers are sure."""
+
+    layer: PositiveInt | None = None
+    layers: tuple[PositiveInt, ...] = Field(default=(), strict=False)
+    confidence: float | None = Field(default=None, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> ExitSpec:
+        fixed = self.layer is not None and not self.layers and self.confidence is None
+        sure = self.layer is None and bool(self.layers) and self.confidence is not None
+        if not (fixed or sure):
+            raise ValueError("write {layer: N}, or {layers: [N, ...], confidence: P}")
+        if list(self.layers) != sorted(set(self.layers)):
+            raise ValueError("layers must rise")
+        return self
 
 
 class FilterSpec(Frozen):
@@ -179,7 +204,19 @@ class JobSpec(Frozen):
     documents: DocumentsSpec = DocumentsSpec()
     max_error_rate: float | None = Field(default=None, ge=0, le=1)  # above it, the run fails
     tasks: tuple[TaskSpec, ...] = Field(min_length=1, strict=False)
+    exit: ExitSpec | None = None
     filter: FilterSpec | None = None
+
+    @field_validator("exit")
+    @classmethod
+    def _every_task_is_trained(cls, way: ExitSpec | None, other: ValidationInfo) -> ExitSpec | None:
+        plain = [task.name for task in other.data.get("tasks", ()) if task.readout is None]
+        if way is not None and plain:
+            raise ValueError(
+                f"tasks {plain} have no readout, and only a readout reads a layer before the last; "
+                f"give them one, or take exit out"
+            )
+        return way
 
     @field_validator("tasks")
     @classmethod
@@ -268,7 +305,6 @@ def _value(detail: ErrorDetails) -> object:
 
 def _fix(message: str) -> str:
     known = {
-        "Input should be None": "trained readouts are not part of this version; write null",
         "Extra inputs are not permitted": "no such key; remove it or correct its spelling",
         "Field required": "missing; add it",
     }

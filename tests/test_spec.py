@@ -98,6 +98,7 @@ def test_the_example_of_the_design_parses_with_its_values() -> None:
                 "readout": None,
             },
         ),
+        "exit": None,
         "filter": {"keep": "toxic.p.toxic < 0.5"},
         "max_error_rate": None,
     }
@@ -219,9 +220,22 @@ def test_labels_are_read_as_they_are_written(
             "tasks.0.chunks: Input should be 'max' or 'mean' (got 'min')",
         ),
         (
-            with_task("name: a, question: q, labels: [x, y], readout: r.npz"),
-            "tasks.0.readout: trained readouts are not part of this version; write null "
-            "(got 'r.npz')",
+            with_task("name: a, question: null, labels: [x, y]"),
+            "tasks.0.question: a task without a question needs a readout; write either (got None)",
+        ),
+        (
+            with_task("name: a, question: null, labels: [x, y], readout: r") + "exit: {}\n",
+            "exit: write {layer: N}, or {layers: [N, ...], confidence: P} (got {})",
+        ),
+        (
+            with_task("name: a, question: null, labels: [x, y], readout: r")
+            + "exit: {layers: [9, 8], confidence: 0.9}\n",
+            "exit: layers must rise (got {'layers': [9, 8], 'confidence': 0.9})",
+        ),
+        (
+            SMALLEST + "exit: {layer: 8}\n",
+            "exit: tasks ['a'] have no readout, and only a readout reads a layer before the last; "
+            "give them one, or take exit out (got {'layer': 8})",
         ),
         (
             SMALLEST.replace("name: job", "name: a b"),

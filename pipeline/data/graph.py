@@ -178,15 +178,16 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
 
 
 def _label_file(block: pa.Table, task: str, job: Job, retry: int) -> LabelFile:
-    labels = next(t.labels for t in job.spec.tasks if t.name == task)
+    labels, readout = next((t.labels, t.readout) for t in job.spec.tasks if t.name == task)
     answers = block.column(f"log_probs:{task}").combine_chunks().flatten()
     log_probs = answers.to_numpy(zero_copy_only=False).reshape(-1, len(labels))  # [docs, labels]
     log_mass = np.logaddexp.reduce(log_probs, axis=1, keepdims=True)  # [docs, 1]
+    mass = np.minimum(np.exp(log_mass[:, 0]), 1)  # sums of float32 can pass 1 by an ulp
     fingerprint = job.fingerprints[task]
     table = label_table(
         block.column("doc_id"),
         p=np.exp(log_probs - log_mass),
-        mass=np.minimum(np.exp(log_mass[:, 0]), 1),  # sums of float32 can pass 1 by an ulp
+        mass=np.full_like(mass, np.nan) if readout else mass,  # a readout knows labels alone
         n_tokens=block.column("n_tokens").to_numpy(),
         n_chunks=block.column("n_chunks").to_numpy(),
         status=block.column("label_status").to_pylist(),

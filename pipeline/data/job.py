@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline.data.devices import Placement
 from pipeline.data.inputs import Cuts, load_or_cut
 from pipeline.data.ledger import Committed, Work, committed, remaining
+from pipeline.data.readouts import ReadoutRef, find_readouts
 from pipeline.data.shards import MAX_SHARD_BYTES, Shard
 from pipeline.data.snapshots import SnapshotTask
 from pipeline.data.source import InputObject, find_objects
@@ -38,6 +39,7 @@ class Job:
     placement: Placement
     fingerprints: Mapping[str, Fingerprint]  # by task
     cache_dir: str
+    readouts: Mapping[str, ReadoutRef]  # by task, of those that have one
 
     @property
     def fp(self) -> dict[str, str]:
@@ -76,8 +78,11 @@ class Plan:
 def describe(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     """The job of a spec: its model found and named by content, its tasks by fingerprint."""
     files = locate(spec.model, cache_dir)
-    versions = fingerprints(spec, weights=files.hashes, dtype=placement.dtype)
-    return Job(spec, files, placement, versions, str(cache_dir))
+    dtype = placement.dtype
+    readouts = find_readouts(spec, weights=files.hashes, dtype=dtype)
+    hashes = {name: ref.sha256 for name, ref in readouts.items()}
+    versions = fingerprints(spec, weights=files.hashes, dtype=dtype, readouts=hashes)
+    return Job(spec, files, placement, versions, str(cache_dir), readouts)
 
 
 def plan(job: Job, store: Store) -> Plan:

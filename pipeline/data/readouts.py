@@ -1,0 +1,90 @@
+"""Where the tasks' trained readouts lie: found and compared in the driver, read on a worker.
+
+Knows paths, any fsspec URL, and what a file is called by its content. Knows nothing of hidden
+states. The file itself does not travel with the job: a worker reads it, and checks that it is
+the one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsspec.core import url_to_fs
+
+from pipeline.data.failures import explained, options_of
+from pipeline.data.streams import Options
+from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.readout_file import (
+    Readout,
+    ReadoutError,
+    content_id,
+    differences,
+    missing_layers,
+    parse_readout,
+)
+from pipeline.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ReadoutRef:
+    """A readout that was found: where a worker gets it, and what identifies its content."""
+
+    path: str
+    sha256: str
+
+
+def find_readouts(
+    spec: JobSpec, *, weights: Mapping[str, str], dtype: str
+) -> dict[str, ReadoutRef]:
+    """The readouts that the tasks name, by task; SpecError for those that fit other answers."""
+    problems: list[Problem] = []
+    found: dict[str, ReadoutRef] = {}
+    for place, task in enumerate(spec.tasks):
+        if task.readout is None:
+            continue
+        where = f"tasks.{place}"
+        try:
+            data = _read(task.readout, f"{where}.readout", spec.storage_options)
+            readout = parse_readout(data)
+        except ReadoutError as error:
+            problems.append(Problem(f"{where}.readout", str(error), task.readout))
+            continue
+        problems += differences(spec, task, where, readout.card, weights=weights, dtype=dtype)
+        problems += missing_layers(spec, task, readout)
+        found[task.name] = ReadoutRef(task.readout, content_id(data))
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def load_readouts(
+    refs: Mapping[str, ReadoutRef], options: Options
+) -> dict[str, Readout]:  # by task
+    """The readouts themselves; StorageError if a file is no longer the one that was found."""
+    loaded = {}
+    for name, ref in refs.items():
+        data = _read(ref.path, f"readout of {name}", options)
+        if content_id(data) != ref.sha256:
+            raise StorageError(
+                f"{ref.path}: the readout of {name!r} is another than when the run began; run "
+                f"again when it is still, from a path that all machines see"
+            )
+        loaded[name] = parse_readout(data)
+    return loaded
+
+
+def _read(path: str, place: str, options: Options) -> bytes:
+    """A file's bytes; a URL is opened with the options of the output's store."""
+    if "://" not in path:
+        try:
+            return Path(path).expanduser().read_bytes()
+        except OSError as error:
+            fix = f"the readout cannot be read: {error.strerror}; `assay fit` makes one"
+            raise SpecError([Problem(place, fix, path)]) from error
+    with options_of(place, options):
+        file_system, key = url_to_fs(path, **options)
+    with explained(path, "read"):
+        data: bytes = file_system.cat_file(key)
+        return data
