@@ -21,6 +21,7 @@ from pipeline.evaluation.linear import (
     calibration,
     fit_path,
     log_loss,
+    one_thread,
     probabilities,
 )
 
@@ -88,6 +89,7 @@ class Fitted:
     by_place: Floats  # [layers, poolings, rows, labels]
 
 
+@one_thread()
 def fit(
     gold: GoldStates,
     *,

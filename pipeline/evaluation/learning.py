@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.evaluation.fitting import SEED, STRENGTHS, GoldStates, choose, refit
 from pipeline.evaluation.folds import random_split
-from pipeline.evaluation.linear import probabilities
+from pipeline.evaluation.linear import one_thread, probabilities
 from pipeline.evaluation.metrics import once
 from pipeline.evaluation.scores import Figure, headlines
 
@@ -30,6 +30,7 @@ class Learned:
     figures: dict[str, Figure]  # FIGURES
 
 
+@one_thread()
 def learning_curve(
     gold: GoldStates,  # of one layer and pooling
     rows: Sequence[int],

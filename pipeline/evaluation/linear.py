@@ -10,13 +10,15 @@ learns the difference) was tried and left out: MEASURED.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax
+from threadpoolctl import threadpool_limits
 
 Floats = NDArray[np.float64]
 
@@ -26,6 +28,13 @@ _MAX_STEPS = 1_000
 # Logits that separate all rows would be scaled without end, and a label that no row has pushed
 # away; a scale of 20, or odds of 20 to 1, is as far as calibration goes.
 _LARGEST = 3.0
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Products as small as these: more threads wait for each other, on a busy machine for long."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 @dataclass(frozen=True, slots=True)
