@@ -52,29 +52,33 @@ def f1(table: Floats) -> Floats:  # [resamples, labels, labels] -> [resamples, l
     return _divided(2 * _hits(table), table.sum(axis=1) + table.sum(axis=2))
 
 
-def auroc(
+def ranked(
     positive: Bools,  # [rows]
     score: Floats,  # [rows]
     counts: Floats,  # [resamples, rows]
-) -> Floats:  # [resamples]
+) -> tuple[Floats, Floats]:  # [resamples, distinct scores] each
+    """Positive and negative rows at each distinct score, the scores rising."""
+    order = np.argsort(score, kind="stable")
+    ordered = score[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    weights = counts[:, order]
+    hits = np.add.reduceat(weights * positive[order], starts, axis=1)
+    return hits, np.add.reduceat(weights, starts, axis=1) - hits
+
+
+def auroc(hits: Floats, misses: Floats) -> Floats:  # as `ranked` gives them -> [resamples]
     """The chance that a positive row scores above a negative one, ties half; NaN without both."""
-    hits, misses = _grouped(positive, score, counts)
     below = np.cumsum(misses, axis=1) - misses
     area = (hits * (below + misses / 2)).sum(axis=1)
     return _divided(area, hits.sum(axis=1) * misses.sum(axis=1))
 
 
-def average_precision(
-    positive: Bools,  # [rows]
-    score: Floats,  # [rows]
-    counts: Floats,  # [resamples, rows]
-) -> Floats:  # [resamples]
+def average_precision(hits: Floats, misses: Floats) -> Floats:  # as of `ranked` -> [resamples]
     """Precision at each threshold, weighted by the recall it adds; NaN without a positive row."""
-    hits, misses = _grouped(positive, -score, counts)
-    found = np.cumsum(hits, axis=1)
-    flagged = found + np.cumsum(misses, axis=1)
+    found = np.cumsum(hits[:, ::-1], axis=1)
+    flagged = found + np.cumsum(misses[:, ::-1], axis=1)
     at_threshold = found / np.maximum(flagged, 1)
-    return _divided((hits * at_threshold).sum(axis=1), hits.sum(axis=1))
+    return _divided((hits[:, ::-1] * at_threshold).sum(axis=1), found[:, -1])
 
 
 def brier(
@@ -98,17 +102,7 @@ def _hits(table: Floats) -> Floats:
     return np.diagonal(table, axis1=1, axis2=2)
 
 
-def _grouped(positive: Bools, score: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Positive and negative rows at each distinct score, rising: [resamples, scores] each."""
-    order = np.argsort(score, kind="stable")
-    ordered = score[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    weights = counts[:, order]
-    hits: Floats = np.add.reduceat(weights * positive[order], starts, axis=1)
-    misses: Floats = np.add.reduceat(weights * ~positive[order], starts, axis=1)
-    return hits, misses
-
-
 def _divided(a: Floats, b: Floats) -> Floats:
     """a / b; NaN where b is 0."""
-    return np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
+    quotient: Floats = np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
+    return quotient

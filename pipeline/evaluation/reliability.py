@@ -38,14 +38,21 @@ def expected_calibration_error(
     counts: Floats,  # [resamples, rows]
 ) -> Floats:  # [resamples]
     """|accuracy - confidence|, averaged over bins by their rows."""
-    _, sure, right = _binned(confidence, hits, counts)
-    error: Floats = np.abs(right - sure).sum(axis=1) / counts.sum(axis=1)
+    order = np.argsort(confidence, kind="stable")
+    weights = counts[:, order]
+    bins = _bins(confidence[order], weights)
+    excess = _summed(bins, weights * (hits - confidence)[order])
+    error: Floats = np.abs(excess).sum(axis=1) / counts.sum(axis=1)
     return error
 
 
 def reliability_curve(confidence: Floats, hits: Bools) -> tuple[Bin, ...]:
     """The bins that hold rows, the least confident first."""
-    rows, sure, right = (sums[0] for sums in _binned(confidence, hits, once(len(hits))))
+    order = np.argsort(confidence, kind="stable")
+    weights = once(len(order))
+    bins = _bins(confidence[order], weights)
+    columns = (weights, confidence[order][None], hits[order][None].astype(np.float64))
+    rows, sure, right = (_summed(bins, values)[0] for values in columns)
     return tuple(
         Bin(int(n), float(s / n), float(r / n))
         for n, s, r in zip(rows, sure, right, strict=True)
@@ -53,21 +60,21 @@ def reliability_curve(confidence: Floats, hits: Bools) -> tuple[Bin, ...]:
     )
 
 
-def _binned(
-    confidence: Floats, hits: Bools, counts: Floats
-) -> tuple[Floats, Floats, Floats]:  # [resamples, bins] each
-    """Each bin's rows, sum of confidences and number of hits."""
-    resamples, rows = counts.shape
-    order = np.argsort(confidence, kind="stable")
-    ordered, weights = confidence[order], counts[:, order]
+def _bins(
+    ordered: Floats,  # [rows], rising
+    weights: Floats,  # [resamples, rows]
+) -> Ints:  # [resamples, rows]
+    """Each row's bin in each resample."""
     first = np.searchsorted(ordered, ordered, side="left")  # of the equally confident
     below = (np.cumsum(weights, axis=1) - weights)[:, first]
     of_row = (below * BINS // weights.sum(axis=1, keepdims=True)).astype(np.int64)
     # — a row that a resample lacks may lie behind all others
-    cells = (np.minimum(of_row, BINS - 1) + BINS * np.arange(resamples)[:, None]).ravel()
+    bins: Ints = np.minimum(of_row, BINS - 1)
+    return bins
 
-    def summed(values: Floats) -> Floats:
-        sums = np.bincount(cells, (weights * values).ravel(), minlength=resamples * BINS)
-        return sums.reshape(resamples, BINS)
 
-    return summed(np.ones(rows)), summed(ordered), summed(hits[order].astype(np.float64))
+def _summed(bins: Ints, values: Floats) -> Floats:  # [resamples, rows] -> [resamples, bins]
+    resamples, _ = bins.shape
+    cells = bins + BINS * np.arange(resamples)[:, None]
+    sums = np.bincount(cells.ravel(), values.ravel(), minlength=resamples * BINS)
+    return sums.astype(np.float64).reshape(resamples, BINS)

@@ -98,9 +98,10 @@ def headlines(
     _, labels = p.shape
     table = metrics.confusion(truth, p.argmax(axis=1), labels, counts)
     # — of two labels the first is asked for: the other's ranking is its mirror
-    ranked = range(1 if labels == 2 else labels)
-    auroc = [metrics.auroc(truth == label, p[:, label], counts) for label in ranked]
-    ap = [metrics.average_precision(truth == label, p[:, label], counts) for label in ranked]
+    asked = range(1 if labels == 2 else labels)
+    rankings = [metrics.ranked(truth == label, p[:, label], counts) for label in asked]
+    auroc = [metrics.auroc(*ranking) for ranking in rankings]
+    ap = [metrics.average_precision(*ranking) for ranking in rankings]
     return {
         "accuracy": metrics.accuracy(table),
         "f1": metrics.mean_defined(metrics.f1(table)),
@@ -138,19 +139,24 @@ def _interval(values: Floats) -> tuple[float | None, float | None]:
 def _label_scores(
     truth: Ints, p: Floats, labels: Sequence[str], table: Floats
 ) -> tuple[LabelScore, ...]:
-    counts = once(len(truth))
     by_label = (metrics.precision(table)[0], metrics.recall(table)[0], metrics.f1(table)[0])
-    return tuple(
-        LabelScore(
-            label,
-            int(table[0, index].sum()),
-            int(table[0, :, index].sum()),
-            *(_defined(values[index]) for values in by_label),
-            _defined(metrics.auroc(truth == index, p[:, index], counts)[0]),
-            _defined(metrics.average_precision(truth == index, p[:, index], counts)[0]),
+    found = []
+    for index, label in enumerate(labels):
+        precision, recall, f1 = (_defined(values[index]) for values in by_label)
+        ranking = metrics.ranked(truth == index, p[:, index], once(len(truth)))
+        found.append(
+            LabelScore(
+                label=label,
+                support=int(table[0, index].sum()),
+                predicted=int(table[0, :, index].sum()),
+                precision=precision,
+                recall=recall,
+                f1=f1,
+                auroc=_defined(metrics.auroc(*ranking)[0]),
+                ap=_defined(metrics.average_precision(*ranking)[0]),
+            )
         )
-        for index, label in enumerate(labels)
-    )
+    return tuple(found)
 
 
 def _defined(value: float) -> float | None:

@@ -60,7 +60,7 @@ def operating_points(
     following = np.r_[distinct[1:], 0.0]
     return OperatingPoints(
         thresholds=(distinct + following) / 2,
-        hits=np.cumsum(positive[order])[last],
+        hits=np.cumsum(positive[order].astype(np.int64))[last],
         flagged=last + 1,
         positives=int(positive.sum()),
         rows=rows,
