@@ -159,7 +159,9 @@ def _choice(gold: GoldStates, layer: int, pooling: int, strengths: Sequence[floa
     for split in folds(gold.truth, gold.groups, number=_INNER_FOLDS, seed=SEED + 1):
         targets = gold.targets[split.fitted]
         weights = _weights(targets, gold.balanced)
-        path = fit_path(states[split.fitted], targets, weights, strengths=strengths)
+        # — fewer rows are regularised less, so that their logits are of the size that all give
+        here = [strength * rows / len(split.fitted) for strength in strengths]
+        path = fit_path(states[split.fitted], targets, weights, strengths=here)
         for of_strength, fitted in zip(logits, path, strict=True):
             of_strength[split.held_out] = fitted.logits(states[split.held_out])
     found = []

@@ -36,7 +36,7 @@ def random_split(truth: Ints, groups: Ints, *, fitted: int, held_out: int, seed:
     order = _spread(_dealt(truth, groups, seed), truth)
     rows = np.concatenate([np.zeros(0, np.int64), *order])
     ends = np.cumsum([len(group) for group in order])
-    first = int(ends[min(np.searchsorted(ends, held_out), len(ends) - 1)])
+    first = int(ends[min(int(np.searchsorted(ends, held_out)), len(ends) - 1)])
     return Split(np.sort(rows[first : first + fitted]), np.sort(rows[:first]))
 
 

@@ -4,8 +4,10 @@ Multinomial logistic regression as scikit-learn's, and beside it: targets that a
 and a row space of no more dimensions than rows, which changes no solution. Knows arrays. Knows
 nothing of layers, folds or of what labels are called.
 
-Starting from the unembedding rows of the labels (a fixed offset to the logits, of which the fit
-learns the difference) was tried and left out: MEASURED.
+Starting from the unembedding rows of the labels (their logits as a fixed offset, of which the fit
+learns the difference) was tried and left out. After 20 rows of a question that SmolLM2-135M does
+not understand (zero-shot AUROC 0.44), 20 splits, C of 0.01: AUROC 0.780 without it, 0.776 with 0.3
+of the offset, 0.762 with all of it; after 100 rows 0.875, 0.874 and 0.871.
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ def test_states_are_those_of_independent_prompts(
     model = tiny_model(family)
     layers = list(range(1, layer_count(model) + 1))
     expected = alone(model, layers)
-    found = document_states(
-        model, OPENING, CLOSINGS, DOCUMENTS, layers=layers, max_batch_tokens=50
-    )
+    found = document_states(model, OPENING, CLOSINGS, DOCUMENTS, layers=layers, max_batch_tokens=50)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
