@@ -99,12 +99,13 @@ def fit_readouts(
     gold = read_gold(source, spec, how)
     tasks = [task for task in spec.tasks if task.name in gold.tasks]
     questions = {t.name: None if wishes.document else t.question for t in tasks}
+    folds = FOLDS if wishes.folds is None else wishes.folds
+    _check_labels(_labels_of_gold(gold), gold, folds, wishes.rows)
     paths = _paths(tasks, wishes.to)
     job = describe(_without_readouts(spec), place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(job, gold, questions, layers=wishes.layers, start=start)
-    folds = FOLDS if wishes.folds is None else wishes.folds
     states = {task.name: _gold_states(gold.tasks[task.name], task.name, read) for task in tasks}
-    _check_rows(states, gold, folds, wishes.rows)
+    _check_labels(_labels_of_states(states), gold, folds, wishes.rows)
     fits = tuple(
         _fit_task(job, task, questions[task.name], states[task.name], read, folds, wishes, path)
         for task, path in zip(tasks, paths, strict=True)
@@ -142,31 +143,47 @@ def _gold_states(said: GoldTask, task: str, read: ReadGold) -> GoldStates:
     return GoldStates(states, targets, read.groups[labelled])
 
 
-def _check_rows(
-    states: Mapping[str, GoldStates], gold: Gold, folds: int, curve: Sequence[int]
+def _labels_of_gold(gold: Gold) -> dict[str, list[int]]:
+    """By task: documents of each label, as far as the gold tells."""
+    return {
+        task: [int((said.truth == label).sum()) for label in range(len(said.labels))]
+        for task, said in gold.tasks.items()
+    }
+
+
+def _labels_of_states(states: Mapping[str, GoldStates]) -> dict[str, list[int]]:
+    """By task: texts of each label, of those that could be read."""
+    return {
+        task: [len(np.unique(rows.groups[rows.truth == n])) for n in range(rows.targets.shape[1])]
+        for task, rows in states.items()
+    }
+
+
+def _check_labels(
+    documents: Mapping[str, Sequence[int]], gold: Gold, folds: int, curve: Sequence[int]
 ) -> None:
     """SpecError unless every label is in enough documents to be fitted and held out."""
     problems = [] if folds >= 2 else [Problem("--folds", "write 2 or more", folds)]
-    for task, rows in states.items():
-        for index, label in enumerate(gold.tasks[task].labels):
-            texts = len(np.unique(rows.groups[rows.truth == index]))
-            if texts < folds:
+    for task, counts in documents.items():
+        for label, count in zip(gold.tasks[task].labels, counts, strict=True):
+            if count < folds:
                 fix = (
-                    f"label {label!r} has {texts} documents, and one is needed in each of "
+                    f"label {label!r} has {count} documents, and one is needed in each of "
                     f"{folds} folds; give more, or fit the other tasks alone with --task"
                 )
                 problems.append(Problem(f"gold of task {task}", fix, gold.source))
-        most = len(rows.targets) - _held_out(rows)
+        held_out = _held_out(sum(counts))
+        most = sum(counts) - held_out
         if wrong := [number for number in curve if not 2 <= number <= most]:
-            fix = f"{_held_out(rows)} documents of {task} are held out: write 2 to {most}"
+            fix = f"{held_out} documents of {task} are held out: write 2 to {most}"
             problems.append(Problem("--rows", fix, wrong[0]))
     if problems:
         raise SpecError(problems)
 
 
-def _held_out(rows: GoldStates) -> int:
+def _held_out(rows: int) -> int:
     """Of the learning curve: as many as there should be, or half of what there is."""
-    return min(HELD_OUT, len(rows.targets) // 2)
+    return min(HELD_OUT, rows // 2)
 
 
 def _fit_task(
@@ -193,8 +210,8 @@ def _fit_task(
         balanced=fitted.balanced,
         scores=score(gold.truth, fitted.held_out, list(task.labels)),
         layers=tuple(_layer(n, gold, fitted, read, task) for n in range(len(read.layers))),
-        curve=learning_curve(at_best, wishes.rows, held_out=_held_out(gold)),
-        curve_held_out=_held_out(gold),
+        curve=learning_curve(at_best, wishes.rows, held_out=_held_out(len(gold.targets))),
+        curve_held_out=_held_out(len(gold.targets)),
         path=path,
     )
     written = card(
