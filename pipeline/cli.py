@@ -21,6 +21,8 @@ from pipeline.errors import AssayError, Problem, SpecError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pipeline.data.gold import HowGold
+
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
 EXIT_INCOMPLETE = 3
@@ -66,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--prompts", action="store_true", help="show each task's canonical prompt")
     check.add_argument("--documents", type=int, metavar="N", help="how many to prove exactness on")
     _eval_verb(verbs)
+    _fit_verb(verbs)
     _verb(verbs, "verify", _verify, "read a finished output again and prove it whole")
     tidy = _verb(verbs, "gc", _gc, "name what nothing needs any more; --delete removes it")
     tidy.add_argument("--keep", type=int, required=True, metavar="N", help="snapshots of each spec")
@@ -78,18 +81,34 @@ def _parser() -> argparse.ArgumentParser:
 
 def _eval_verb(verbs: Any) -> None:
     verb = _verb(verbs, "eval", _eval, "judge the answers by gold labels; exit 1 if a gate fails")
+    _gold_arguments(verb)
+    add = verb.add_argument
+    add("--precision", type=float, metavar="P", help="give thresholds of this precision")
+    add("--recall", type=float, metavar="R", help="give thresholds of this recall")
+    add("--gate", action="append", metavar="GATE", help="'toxic.f1 >= 0.8': else exit 1")
+    add("--resamples", type=int, metavar="N", help="for the intervals")
+    add("--html", metavar="FILE", help="write a page with plots")
+
+
+def _fit_verb(verbs: Any) -> None:
+    verb = _verb(verbs, "fit", _fit, "fit trained readouts to gold labels")
+    _gold_arguments(verb)
+    add = verb.add_argument
+    add("--layers", metavar="N,N|all", help="which to fit; else a few, spread over the decoder")
+    add("--document", action="store_true", help="read documents themselves, ask no question")
+    add("--to", metavar="PLACE", help="FILE.safetensors, or a folder; else where the spec says")
+    add("--folds", type=int, metavar="N", help="of cross-validation")
+    add("--rows", metavar="N,N", help="also a learning curve: figures after so many rows")
+
+
+def _gold_arguments(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("--gold", required=True, metavar="FILE", help="csv, jsonl, parquet, or another output")
     add("--id", metavar="COLUMN", help="of gold, by which it is joined; else the spec's id")
     add("--text", metavar="COLUMN", help="of gold: joined by the text, where there is no id")
     add("--column", action="append", metavar="TASK=COLUMN", help="the gold of a task")
     add("--value", action="append", metavar="GOLD=LABEL", help="what the gold calls a label")
-    add("--task", action="append", metavar="TASK", help="judge these tasks alone")
-    add("--precision", type=float, metavar="P", help="give thresholds of this precision")
-    add("--recall", type=float, metavar="R", help="give thresholds of this recall")
-    add("--gate", action="append", metavar="GATE", help="'toxic.f1 >= 0.8': else exit 1")
-    add("--resamples", type=int, metavar="N", help="for the intervals")
-    add("--html", metavar="FILE", help="write a page with plots")
+    add("--task", action="append", metavar="TASK", help="these tasks alone")
 
 
 def _verb(
@@ -158,27 +177,63 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from pipeline.data.gold import HowGold
     from pipeline.evaluating import Wishes, evaluate
     from pipeline.report.evaluation_table import evaluation_json, show_evaluation
     from pipeline.spec import load_spec
 
-    how = HowGold(
-        id=options.id,
-        text=options.text,
-        columns=_mapping("--column", options.column),
-        values=_pairs("--value", options.value),
-        tasks=options.task or (),
-    )
     wishes = Wishes(options.precision, options.recall, options.gate or (), options.resamples)
     spec = load_spec(options.spec)
-    found = evaluate(spec, options.gold, how, wishes, cache_dir=cache_dir())
+    found = evaluate(spec, options.gold, _how_gold(options), wishes, cache_dir=cache_dir())
     _print(options, evaluation_json(found), lambda console: show_evaluation(found, console))
     if options.html:
         from pipeline.report.evaluation_page import write_page
 
         write_page(found, Path(options.html))
     return EXIT_COMPLETE if found.passed else EXIT_FAILED
+
+
+def _fit(options: argparse.Namespace) -> int:
+    from pipeline.fit import FitWishes, fit_readouts
+    from pipeline.report.fit_table import fit_json, show_fit
+    from pipeline.report.progress import shown_progress
+    from pipeline.spec import load_spec
+
+    wishes = FitWishes(
+        layers=options.layers,
+        document=options.document,
+        to=options.to,
+        folds=options.folds,
+        rows=_numbers("--rows", options.rows),
+    )
+    spec, how = load_spec(options.spec), _how_gold(options)
+    with ExitStack() as stack:
+
+        def start(documents: int) -> Callable[[int], None]:
+            shown = shown_progress(_console(sys.stderr), documents, doing="reading", done="read")
+            return stack.enter_context(shown)
+
+        found = fit_readouts(spec, options.gold, how, wishes, cache_dir=cache_dir(), start=start)
+    _print(options, fit_json(found), lambda console: show_fit(found, console))
+    return EXIT_COMPLETE
+
+
+def _numbers(place: str, written: str | None) -> tuple[int, ...]:
+    parts = [part.strip() for part in written.split(",")] if written else []
+    if wrong := [part for part in parts if not part.isdecimal()]:
+        raise SpecError([Problem(place, "write whole numbers, as in 20,50,100", wrong[0])])
+    return tuple(int(part) for part in parts)
+
+
+def _how_gold(options: argparse.Namespace) -> HowGold:
+    from pipeline.data.gold import HowGold
+
+    return HowGold(
+        id=options.id,
+        text=options.text,
+        columns=_mapping("--column", options.column),
+        values=_pairs("--value", options.value),
+        tasks=options.task or (),
+    )
 
 
 def _mapping(place: str, written: Sequence[str] | None) -> dict[str, str]:

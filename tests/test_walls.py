@@ -25,6 +25,9 @@ NEVER: dict[str, set[str]] = {
     # This one puts data and figures together.
     "pipeline.evaluating": MODEL_SIDE | {"ray"},
     "pipeline.samples": set(),
+    "pipeline.gold_states": set(),
+    "pipeline.fit": set(),
+    "pipeline.report.fit_table": set(),
     "pipeline.stopwatch": set(),
     "pipeline.report.findings": set(),
     "pipeline.report.bench_table": set(),

@@ -19,35 +19,39 @@ LOG_INTERVAL_S = 30.0
 
 
 @contextmanager
-def shown_progress(console: Console, rows: int) -> Iterator[Callable[[int], None]]:
+def shown_progress(
+    console: Console, rows: int, *, doing: str = "labelling", done: str = "labelled"
+) -> Iterator[Callable[[int], None]]:
     """Gives what to call with the rows that are done since the last call."""
     if not console.is_terminal:
-        yield logged_progress(rows, now_s=time.monotonic)
+        yield logged_progress(rows, now_s=time.monotonic, done=done)
         return
     columns = (
-        TextColumn("labelling"),
+        TextColumn(doing),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("documents"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("labelling", total=rows)
-        yield lambda done: bar.advance(task, done)
+        task = bar.add_task(doing, total=rows)
+        yield lambda more: bar.advance(task, more)
 
 
-def logged_progress(rows: int, *, now_s: Callable[[], float]) -> Callable[[int], None]:
+def logged_progress(
+    rows: int, *, now_s: Callable[[], float], done: str = "labelled"
+) -> Callable[[int], None]:
     """A line for the first rows, then at most one every 30 seconds, and one at the end."""
     started_s = now_s()
-    done = 0
+    so_far = 0
     last_s: float | None = None
 
     def advance(more: int) -> None:
-        nonlocal done, last_s
-        done += more
-        if last_s is None or now_s() - last_s >= LOG_INTERVAL_S or done >= rows:
+        nonlocal so_far, last_s
+        so_far += more
+        if last_s is None or now_s() - last_s >= LOG_INTERVAL_S or so_far >= rows:
             last_s = now_s()
-            rate = done / max(last_s - started_s, 1e-9)
-            logger.info("%d of %d documents labelled, %.2f a second", done, rows, rate)
+            rate = so_far / max(last_s - started_s, 1e-9)
+            logger.info("%d of %d documents %s, %.2f a second", so_far, rows, done, rate)
 
     return advance

@@ -1,0 +1,127 @@
+"""Readouts: what they find, and that no held-out row has a part in what it is scored by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from pipeline.evaluation.fitting import STRENGTHS, GoldStates, fit
+from pipeline.evaluation.folds import folds
+from pipeline.evaluation.learning import learning_curve
+from pipeline.evaluation.linear import calibration, log_loss, probabilities
+from pipeline.evaluation.scores import score
+
+HIDDEN = 24
+
+
+def gold(
+    rows: int = 240,
+    *,
+    signal: tuple[float, ...] = (0.0, 1.5, 0.5),
+    rare: float = 0.5,
+    seed: int = 0,
+) -> GoldStates:
+    """States of one layer for each signal, the second pooling weaker than the first."""
+    source = np.random.default_rng(0)
+    truth = (source.random(rows) < rare).astype(np.int64)
+    states = source.normal(size=(rows, len(signal), 2, HIDDEN)) * 3 + 1
+    for layer, strength in enumerate(signal):
+        for pooling, share in enumerate((1.0, 0.5)):
+            states[:, layer, pooling, :4] += 3 * share * strength * (2 * truth[:, None] - 1) / 2
+    return GoldStates(states.astype(np.float32), np.eye(2)[truth], np.arange(rows))
+
+
+def auroc(truth: NDArray[np.int64], p: NDArray[np.float64]) -> float:
+    value = score(truth, p, ["a", "b"], resamples=1).headlines["auroc"].value
+    assert value is not None
+    return value
+
+
+def test_the_layer_and_the_pooling_that_tell_most_are_chosen() -> None:
+    rows = gold()
+    fitted = fit(rows)
+    assert (fitted.layer, fitted.pooling) == (1, 0)
+    assert len(fitted.maps) == 3 and fitted.by_place.shape == (3, 2, 240, 2)
+    assert auroc(rows.truth, fitted.held_out) > 0.9 > auroc(rows.truth, fitted.by_layer[0])
+
+
+def test_labels_that_mean_nothing_are_not_learnt() -> None:
+    """With 24 places' choices open and more dimensions than rows, in-sample AUROC would be 1."""
+    source = np.random.default_rng(4)
+    truth = np.arange(120) % 2
+    states = source.normal(size=(120, 12, 2, 200)).astype(np.float32)
+    fitted = fit(GoldStates(states, np.eye(2)[truth], np.arange(120)))
+    assert abs(auroc(truth, fitted.held_out) - 0.5) < 0.12
+    in_sample = probabilities(
+        fitted.maps[fitted.layer].logits(states[:, fitted.layer, fitted.pooling])
+    )
+    assert auroc(truth, in_sample) > 0.9
+
+
+def test_a_text_that_stands_twice_does_not_leak_its_label() -> None:
+    """Each text four times with a label of its own choice: rows in other folds would tell it."""
+    source = np.random.default_rng(5)
+    truth = np.repeat(np.arange(40) % 2, 4)
+    states = np.repeat(source.normal(size=(40, 1, 1, 100)), 4, axis=0).astype(np.float32)
+    leaking = fit(GoldStates(states, np.eye(2)[truth], np.arange(160)))
+    honest = fit(GoldStates(states, np.eye(2)[truth], np.repeat(np.arange(40), 4)))
+    assert auroc(truth, leaking.held_out) > 0.95
+    assert abs(auroc(truth, honest.held_out) - 0.5) < 0.25
+
+
+def test_the_held_out_probabilities_are_those_of_a_fit_without_the_fold() -> None:
+    """The same procedure by scikit-learn, at one layer and pooling and one strength."""
+    rows = gold(signal=(1.0,)).at(0, 0)
+    fitted = fit(rows, strengths=[0.1])
+    states, truth = rows.states[:, 0, 0].astype(np.float64), rows.truth
+    expected = np.empty((len(truth), 2))
+    for split in folds(truth, rows.groups, number=5, seed=20_26):
+        scaler = StandardScaler().fit(states[split.fitted])
+        oracle = LogisticRegression(C=0.1, tol=1e-8, max_iter=5_000)
+        oracle.fit(scaler.transform(states[split.fitted]), truth[split.fitted])
+        margin = oracle.decision_function(scaler.transform(states[split.held_out]))
+        expected[split.held_out] = margin[:, None] * [-0.5, 0.5]
+    found = np.log(fitted.held_out)
+    ratio = (found[:, 1] - found[:, 0]) / (expected[:, 1] - expected[:, 0])
+    for split in folds(truth, rows.groups, number=5, seed=20_26):  # one temperature a fold
+        np.testing.assert_allclose(
+            ratio[split.held_out], np.median(ratio[split.held_out]), rtol=2e-3
+        )
+
+
+def test_probabilities_are_calibrated_and_a_rare_label_is_weighted_and_put_right() -> None:
+    rows = gold(3_000, signal=(1.0,), rare=0.1).at(0, 0)
+    fitted = fit(rows, strengths=STRENGTHS)
+    assert fitted.balanced and not gold(rare=0.4).balanced
+    figures = score(rows.truth, fitted.held_out, ["a", "b"], resamples=1).headlines
+    assert figures["ece"].value is not None and figures["ece"].value < 0.03
+    assert fitted.held_out[:, 1].mean() == pytest.approx(rows.truth.mean(), abs=0.01)
+
+
+def test_a_teachers_probabilities_are_learnt_as_they_are() -> None:
+    source = np.random.default_rng(6)
+    states = source.normal(size=(2_000, 1, 1, 5)).astype(np.float32)
+    targets = probabilities(states[:, 0, 0, :3].astype(np.float64))
+    fitted = fit(GoldStates(states, targets, np.arange(2_000)), strengths=[1.0])
+    assert np.abs(fitted.held_out - targets).max() < 0.05
+
+
+def test_the_curve_rises_with_rows_and_holds_out_its_own() -> None:
+    few, many = learning_curve(gold(400, signal=(0.7,)), [20, 200], held_out=150, splits=8)
+    low, high = few.figures["auroc"], many.figures["auroc"]
+    assert low.value is not None and high.value is not None
+    assert 0.5 < low.value < high.value and few.rows == 20
+    assert low.low is not None and high.low is not None and low.low < high.low
+
+
+def test_calibration_lowers_the_loss_it_is_fitted_on() -> None:
+    rows = gold(300, signal=(1.0,))
+    logits = rows.states[:, 0, 0, :2].astype(np.float64)
+    scale, offset = calibration(logits, rows.targets, offsets=True)
+    even = np.ones(300)
+    assert log_loss(scale * logits + offset, rows.targets, even) < log_loss(
+        logits, rows.targets, even
+    )
