@@ -9,7 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.data.snapshots import SnapshotTask, current_snapshot, read_snapshot, snapshot_key
+from pipeline.data.snapshots import (
+    SnapshotTask,
+    current_snapshot,
+    last_snapshot,
+    read_snapshot,
+    snapshot_key,
+)
 from pipeline.data.storage import Store
 from pipeline.errors import StorageError
 
@@ -50,6 +56,8 @@ class Contents:
     spec: str
     tasks: Mapping[str, SnapshotTask]
     shards: tuple[NamedShard, ...]
+    missing_rows: int = 0  # of a partial snapshot: rows of the input that it leaves out,
+    missing_files: int = 0  # and files whose rows could not even be counted
 
     @property
     def rows(self) -> int:
@@ -76,6 +84,16 @@ def contents(store: Store, number: int | None = None) -> Contents:
             f"{store.url}/{place}: is not a snapshot: {error!r}; restore it, or delete it and run "
             f"`assay run` to have it written again"
         ) from error
+
+
+def last_contents(store: Store, spec_name: str) -> Contents:
+    """What the spec's last snapshot names: another spec's may be the current one."""
+    number = last_snapshot(store, spec_name)
+    if number is None:
+        raise StorageError(
+            f"{store.url}: has no snapshot of {spec_name} yet; `assay run` publishes one"
+        )
+    return contents(store, number)
 
 
 def etags_now(store: Store, files: Iterable[NamedFile]) -> dict[str, str]:
@@ -110,7 +128,8 @@ def _parsed(found: Mapping[str, Any]) -> Contents:
         for name, task in found["tasks"].items()
     }
     shards = tuple(_shard(entry, files[entry["sid"]], tasks) for entry in found["shards"])
-    return Contents(int(found["number"]), str(found["spec"]), tasks, shards)
+    missing = (int(found.get(name, 0)) for name in ("missing_rows", "missing_files"))
+    return Contents(int(found["number"]), str(found["spec"]), tasks, shards, *missing)
 
 
 def _shard(entry: Mapping[str, Any], files: list[NamedFile], tasks: Iterable[str]) -> NamedShard:
