@@ -69,6 +69,15 @@ def _parser() -> argparse.ArgumentParser:
     tidy = _verb(verbs, "gc", _gc, "name what nothing needs any more; --delete removes it")
     tidy.add_argument("--keep", type=int, required=True, metavar="N", help="snapshots of each spec")
     tidy.add_argument("--delete", action="store_true", help="remove it; not while a run is on")
+    keep = _verb(verbs, "filter", _filter, "write the kept documents, and the dropped ones apart")
+    keep.add_argument("--to", required=True, metavar="URL", help="where the filtered corpus goes")
+    keep.add_argument("--dropped", metavar="URL", help="where what is dropped goes; else to --to")
+    keep.add_argument(
+        "--on-error", choices=("fail", "keep", "drop"), help="documents without an answer"
+    )
+    keep.add_argument(
+        "--by", action="append", default=[], metavar="COLUMN", help="count by the input's column"
+    )
     bench = _verb(verbs, "bench", _bench, "measure speed against the alternatives, in one run")
     bench.add_argument("--rounds", type=int, metavar="N", help="paired rounds")
     bench.add_argument("--tokens", type=int, metavar="N", help="tokens of each document")
@@ -159,6 +168,17 @@ def _gc(options: argparse.Namespace) -> int:
     tidied = tidy(spec, cache_dir=cache_dir(), keep=options.keep, delete=options.delete)
     _print(options, tidied_json(tidied), lambda console: show_tidied(tidied, console))
     return EXIT_COMPLETE
+
+
+def _filter(options: argparse.Namespace) -> int:
+    from pipeline.data.filtering import Request, filter_corpus
+    from pipeline.report.filtered import filtered_json, show_filtered
+    from pipeline.spec import load_spec
+
+    request = Request(options.to, options.dropped, options.on_error, tuple(options.by))
+    filtered = filter_corpus(load_spec(options.spec), request, cache_dir=cache_dir())
+    _print(options, filtered_json(filtered), lambda console: show_filtered(filtered, console))
+    return EXIT_COMPLETE if filtered.complete else EXIT_INCOMPLETE
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -91,7 +91,7 @@ def _conversions(records: bytes) -> Iterator[bytes]:
 
 
 def _description(stream: Stream, end: int) -> list[bytes]:
-    """The warcinfo record that the file begins with, if its first rows do not lie too far behind."""
+    """The warcinfo record that the file begins with, if it has one."""
     opening = stream.read(min(end, BLOCK_BYTES))
     for archive, record in records_of(io.BytesIO(opening)):
         for _ in blocks_of(record):

@@ -28,8 +28,19 @@ SEALED = {
 }
 # Kinds of DuckDB's parse tree: what computes one value of one row, and of nothing else.
 EXPRESSIONS = frozenset(
-    ("BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON")
-    + ("CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR", "TYPE")
+    [
+        "BETWEEN",
+        "CASE",
+        "CAST",
+        "COLLATE",
+        "COLUMN_REF",
+        "COMPARISON",
+        "CONJUNCTION",
+        "CONSTANT",
+        "FUNCTION",
+        "OPERATOR",
+        "TYPE",
+    ]
 )
 # Macros may hold anything, so only these are let through.
 MACROS = frozenset({"nullif", "if", "split_part", "list_max", "list_min", "list_sum", "list_avg"})
@@ -119,9 +130,11 @@ def _nodes(value: object) -> Iterator[dict[str, Any]]:
     """The mapping and all mappings in it."""
     if isinstance(value, dict):
         yield value
-    inner = value.values() if isinstance(value, dict) else value
-    for each in inner if isinstance(value, dict | list) else ():  # type: ignore[union-attr]
-        yield from _nodes(each)
+        for each in value.values():
+            yield from _nodes(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _nodes(each)
 
 
 def _taken_out(tree: dict[str, Any]) -> list[Any]:

@@ -22,7 +22,6 @@ from pipeline.data.shards import Shard
 from pipeline.data.source import InputObject, cut, format_of
 from pipeline.errors import StorageError
 
-
 Row = tuple[str, str]  # id, text
 
 
@@ -48,9 +47,14 @@ def found_rows(name: str, data: bytes) -> list[Row]:
         opening = pa.ipc.open_file if data.startswith(b"ARROW1") else pa.ipc.open_stream
         table = opening(io.BytesIO(data)).read_all()
     elif "wet" in name:
-        records = [r for r in ArchiveIterator(io.BytesIO(data)) if r.rec_type == "conversion"]
-        ids = (r.rec_headers.get_header("WARC-Record-ID") for r in records)
-        return [(i, r.content_stream().read().decode()) for i, r in zip(ids, records, strict=True)]
+        return [
+            (
+                record.rec_headers.get_header("WARC-Record-ID"),
+                record.content_stream().read().decode(),
+            )
+            for record in ArchiveIterator(io.BytesIO(data))
+            if record.rec_type == "conversion"
+        ]
     else:
         lines = unpacked(name, data).split(b"\n")
         return [(row["id"], row["text"]) for row in map(json.loads, filter(bytes.strip, lines))]
@@ -114,7 +118,12 @@ def test_a_parquet_file_keeps_its_schema_and_codecs(tmp_path: Path) -> None:
         metadata={"owner": "corpus"},
     )
     rows = [
-        {"text": f"t{i}", "day": i * 10**15 + 1, "kind": "ab"[i % 2], "tags": [{"k": "x"}] * (i % 3)}
+        {
+            "text": f"t{i}",
+            "day": i * 10**15 + 1,
+            "kind": "ab"[i % 2],
+            "tags": [{"k": "x"}] * (i % 3),
+        }
         for i in range(50)
     ]
     table = pa.Table.from_pylist(rows, schema)
@@ -142,7 +151,10 @@ def test_a_parquet_file_keeps_its_schema_and_codecs(tmp_path: Path) -> None:
 
 def test_rows_behind_a_break_can_be_dropped_and_not_kept(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl.gz"
-    lines = "".join(json.dumps({"id": str(i), "text": random.Random(i).randbytes(400).hex()}) + "\n" for i in range(4000))
+    lines = "".join(
+        json.dumps({"id": str(i), "text": random.Random(i).randbytes(400).hex()}) + "\n"
+        for i in range(4000)
+    )
     path.write_bytes(gzip.compress(lines.encode()))
     (shard,) = shards_of(path, 64_000_000)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
