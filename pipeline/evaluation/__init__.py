@@ -1,0 +1,1 @@
+"""How good answers are: figures, thresholds, gates. Numbers in, numbers out."""
