@@ -79,6 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     keep.add_argument(
         "--by", action="append", default=[], metavar="COLUMN", help="count by the input's column"
     )
+    diff = _verb(verbs, "diff", _diff, "what changed between two snapshots or versions of a task")
+    for side in ("A", "B"):
+        diff.add_argument(side.lower(), metavar=side, help="a number, or fp:TASK:FINGERPRINT")
+    diff.add_argument("--by", choices=("path",), help="flip rates by the input's files")
     bench = _verb(verbs, "bench", _bench, "measure speed against the alternatives, in one run")
     bench.add_argument("--rounds", type=int, metavar="N", help="paired rounds")
     bench.add_argument("--tokens", type=int, metavar="N", help="tokens of each document")
@@ -229,6 +233,20 @@ def _filter(options: argparse.Namespace) -> int:
     filtered = filter_corpus(load_spec(options.spec), request, cache_dir=cache_dir())
     _print(options, filtered_json(filtered), lambda console: show_filtered(filtered, console))
     return EXIT_COMPLETE if filtered.complete else EXIT_INCOMPLETE
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from pipeline.data.comparison import compare
+    from pipeline.data.sides import side
+    from pipeline.data.storage import open_store
+    from pipeline.report.drift import comparison_json, show_comparison
+    from pipeline.spec import load_spec
+
+    spec = load_spec(options.spec)
+    store = open_store(spec.output, spec.storage_options)
+    compared = compare(store, side(store, options.a), side(store, options.b), options.by)
+    _print(options, comparison_json(compared), lambda console: show_comparison(compared, console))
+    return EXIT_COMPLETE
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -5,10 +5,12 @@ Knows a snapshot's JSON, keys and etags. Knows nothing of what the files hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.data.ledger import Committed, File
+from pipeline.data.shards import Shard
 from pipeline.data.snapshots import (
     SnapshotTask,
     current_snapshot,
@@ -18,6 +20,8 @@ from pipeline.data.snapshots import (
 )
 from pipeline.data.storage import Store
 from pipeline.errors import StorageError
+
+UNPUBLISHED = 0  # no snapshot has this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,13 @@ def last_contents(store: Store, spec_name: str) -> Contents:
     return contents(store, number)
 
 
+def contents_of(
+    spec_name: str, tasks: Mapping[str, SnapshotTask], shards: Sequence[Shard], done: Committed
+) -> Contents:
+    """What a snapshot of this work would name, were it published; its number is 0."""
+    return Contents(UNPUBLISHED, spec_name, tasks, tuple(_named(s, tasks, done) for s in shards))
+
+
 def etags_now(store: Store, files: Iterable[NamedFile]) -> dict[str, str]:
     """By key, the etags of what lies where these files do: one LIST for each of their folders."""
     folders = {_folder(file.key) for file in files}
@@ -110,6 +121,20 @@ def change_of(file: NamedFile, etags: Mapping[str, str]) -> str | None:
     if found != file.etag:
         return f"has the etag {found} and was published with {file.etag}: it is another file"
     return None
+
+
+def _named(shard: Shard, tasks: Iterable[str], done: Committed) -> NamedShard:
+    def named(file: File, task: str | None) -> NamedFile:
+        return NamedFile(file.key, file.etag, shard.rows, shard.id, task)
+
+    return NamedShard(
+        sid=shard.id,
+        path=shard.path,
+        start_row=shard.piece.start_row,
+        rows=shard.rows,
+        documents=named(done.documents_file(shard.id), None),
+        labels={task: named(done.label_file(task, shard.id), task) for task in tasks},
+    )
 
 
 def _folder(key: str) -> str:

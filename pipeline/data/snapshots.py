@@ -75,7 +75,7 @@ def current_snapshot(store: Store) -> dict[str, Any] | None:
 
 def last_snapshot(store: Store, spec_name: str) -> int | None:
     """The number of the spec's last snapshot, or None."""
-    last = _last_of(store, _numbers(store), spec_name)
+    last = _last_of(store, snapshot_numbers(store), spec_name)
     return None if last is None else last[1]
 
 
