@@ -28,7 +28,11 @@ EXIT_INCOMPLETE = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code is DESIGN's: 0 complete, 1 failed, 2 spec, 3 again, 4 refused."""
-    options = _parser().parse_args(arguments)
+    return carry_out(_parser().parse_args(arguments))
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """Call `options.verb` with the options; errors are shown, and give the exit code."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
