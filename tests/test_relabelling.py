@@ -11,13 +11,15 @@ from finished import LABELS, Corpus, commit_all, toy_fingerprints
 
 from pipeline.data.contents import Contents
 from pipeline.data.devices import Placement
+from pipeline.data.gold import HowGold
 from pipeline.data.inputs import Cuts
 from pipeline.data.job import Job, survey
-from pipeline.data.labels import open_labels
+from pipeline.data.labels import LabelDataset, open_labels
 from pipeline.data.local_store import LocalStore
 from pipeline.data.run import Labelled, Tally
 from pipeline.data.shards import Shard
 from pipeline.data.weights import ModelFiles
+from pipeline.evaluating import Wishes, evaluate
 from pipeline.evaluation.gates import Decision
 from pipeline.fingerprint import Fingerprint
 from pipeline.relabelling import Limits, Tick, judge
@@ -47,7 +49,7 @@ def labelled(
     content = {
         "name": "job",
         "model": {"path": "none"},
-        "input": {"path": "none"},
+        "input": {"path": "none", "id": "id"},
         "output": str(store.root),
         "tasks": tasks,
     }
@@ -91,6 +93,31 @@ def test_a_gate_that_fails_holds_the_first_one_back(store: LocalStore, corpus: C
     ended = judge(done(store, corpus), refuse, ANYTHING)
     assert ended.held_back == ("gate toxic.f1 >= 0.8 does not hold: it is 0.5000",)
     assert not list(store.list("snapshots/"))
+
+
+@pytest.mark.parametrize("bound, published", [(0.99, True), (1.01, False)])
+def test_gold_judges_the_candidate_before_it_is_published(
+    store: LocalStore, corpus: Corpus, tmp_path: Path, bound: float, published: bool
+) -> None:
+    """The gold is what the candidate answers, so its accuracy is 1."""
+    judge(done(store, corpus), None, Limits())
+    changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
+    candidate = done(store, corpus, changed)
+    answers = LabelDataset(store, candidate.contents, ["topic"]).to_table().to_pylist()
+    lines = [f"{row['doc_id']},{row['topic']['label'] or ''}\n" for row in answers]
+    gold = tmp_path / "gold.csv"
+    gold.write_text("id,topic\n" + "".join(lines))
+    wishes = Wishes(gates=[f"topic.accuracy >= {bound}"], resamples=1)
+
+    def gate(found: Contents) -> tuple[Decision, ...]:
+        return evaluate(
+            candidate.job.spec, str(gold), HowGold(), wishes, cache_dir=tmp_path, candidate=found
+        ).decisions
+
+    ended = judge(candidate, gate, ANYTHING)
+    assert [each.value for each in ended.decisions] == [1.0]
+    assert ended.published == published
+    assert current(store) == (2 if published else 1)
 
 
 def test_answers_that_flip_are_held_back_and_the_old_stay(

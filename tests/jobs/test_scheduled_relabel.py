@@ -12,7 +12,7 @@ import pytest
 from jobs.scheduled_relabel import main
 
 
-def test_ticks_publish_once_and_a_gate_holds_back(
+def test_ticks_label_and_publish_once(
     write_spec: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -22,6 +22,8 @@ def test_ticks_publish_once_and_a_gate_holds_back(
     corpus = tmp_path / "corpus.jsonl"
     rows = [{"id": f"d{i}", "text": f"number {i} says hello"} for i in range(6)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gold = tmp_path / "gold.csv"
+    gold.write_text("id,toxic\nd0,toxic\nd1,clean\n")
     spec = str(write_spec())
 
     def tick(code: int, *options: str) -> dict[str, Any]:
@@ -34,16 +36,10 @@ def test_ticks_publish_once_and_a_gate_holds_back(
     assert (second["snapshot"], second["run"]["documents_labelled"]) == (1, 0)
     assert second["diff"]["tasks"]["toxic"]["flip_rate"] == 0
     assert not [f for f in (tmp_path / "out" / "attempts").rglob("*") if "lease" in f.parts]
-    corpus.write_text(corpus.read_text() + '{"id": "d6", "text": "one more"}\n')
-    gold = tmp_path / "gold.csv"
-    gold.write_text("id,toxic\nd0,toxic\nd1,clean\nd6,clean\n")
-    gate = ("--max-psi", "100", "--gold", str(gold), "--gate", "toxic.accuracy > 1")
-    held = tick(1, *gate)
-    assert held["run"]["documents_labelled"] == 1 and not held["published"]
+    held = tick(1, "--gold", str(gold), "--gate", "toxic.accuracy > 1")
     assert [each["passed"] for each in held["gates"]] == [False]
-    assert len(held["held_back"]) == 1
+    assert len(held["held_back"]) == 1 and not held["published"]
     assert [f.name for f in (tmp_path / "out" / "snapshots").iterdir()] == ["00000001.json"]
-    assert tick(0, "--max-psi", "100")["snapshot"] == 2
 
 
 def test_a_gate_without_gold_is_refused_before_any_work(
