@@ -83,7 +83,7 @@ def refuse_own_input(path_glob: str, to: str, options: Options) -> None:
     """SpecError if the input takes in what is written: the next run would label it again."""
     file_system, source = url_to_fs(path_glob, **options)
     is_local = isinstance(file_system, LocalFileSystem)
-    target = url_to_fs(to)[1] if is_local and "://" not in to else to
+    target = url_to_fs(to)[1] if is_local and re.match(r"(?!\w+://)|file://", to) else to
     place = source if is_local else path_glob
     glob = re.search(r"[*?\[].*", place)
     takes_in_folders = glob is None or "/" in glob[0] or "**" in glob[0]

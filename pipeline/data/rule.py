@@ -52,9 +52,11 @@ class Rule:
     def __init__(self, keep: str, schema: pa.Schema) -> None:
         self.keep = keep
         self._connection = duckdb.connect(":memory:", config=dict(SEALED))
-        expression = self._parsed()
+        try:
+            found = [node for node in _nodes(self._parsed()) if "class" in node]
+        except RecursionError as error:
+            raise self._wrong("is nested too deeply; write it flatter") from error
         names = {name.lower(): name for name in schema.names}
-        found = [node for node in _nodes(expression) if "class" in node]
         self._refuse_kinds(found)
         self._refuse_functions(found)
         used = {node["column_names"][0].lower() for node in found if "column_names" in node}
@@ -99,7 +101,11 @@ class Rule:
         return expression
 
     def _tree(self, statement: str) -> dict[str, Any]:
-        row = self._connection.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()
+        query = "SELECT json_serialize_sql(?)"
+        try:
+            row = self._connection.execute(query, [statement]).fetchone()
+        except duckdb.Error as error:
+            raise self._wrong(_said(error)) from error
         assert row is not None
         tree: dict[str, Any] = json.loads(row[0])
         return tree

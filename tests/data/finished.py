@@ -67,7 +67,7 @@ def label_file(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
     """Seeded answers to one task."""
     documents = documents_of(shard)
     rows, labels = documents.num_rows, LABELS[task]
-    empty = np.array([status == "empty" for status in documents.column("status").to_pylist()])
+    empty = np.array([status != "ok" for status in documents.column("status").to_pylist()])
     source = np.random.default_rng(int(shard.id[:8], 16) + int(fingerprint.id[:8], 16))
     p = source.dirichlet(np.ones(len(labels)), rows).astype(np.float32)
     p[empty] = np.nan

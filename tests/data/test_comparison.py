@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,23 @@ def test_versions_of_a_task_are_compared_by_their_fingerprints(twice: LocalStore
     whole = comparison_json(compare(twice, contents(twice, 1), contents(twice, 2)))
     for figure in ("flips", "before", "after"):
         assert compared["tasks"]["topic"][figure] == whole["tasks"]["topic"][figure]
+
+
+def test_rows_that_newly_fail_are_named(tmp_path: Path) -> None:
+    """The seventh text of each file is emptied (no failure), the eighth has no answer any more."""
+    store = LocalStore(tmp_path / "out")
+    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
+    corpus.write()
+    finish(store, corpus.shards(store), fingerprints())
+    for file in corpus.folder.glob("*.jsonl"):
+        lines = file.read_text().splitlines()
+        lines[6] = json.dumps(json.loads(lines[6]) | {"text": " "})
+        lines[8] = json.dumps(json.loads(lines[8]) | {"text": None})
+        file.write_text("".join(f"{line}\n" for line in lines))
+    finish(store, corpus.shards(store), fingerprints())
+    for change in compare(store, contents(store, 1), contents(store, 2)).tasks:
+        assert change.newly_failing == 3
+        assert change.failing_ids == ("0-8", "1-8", "2-8")
 
 
 @pytest.mark.parametrize("written", ["latest", "fp:toxic", "fp:toxic:xyz", "-1", ""])

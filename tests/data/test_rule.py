@@ -92,6 +92,12 @@ def test_anything_else_is_refused_by_name(keep: str, reason: str) -> None:
     assert problem.value == keep
 
 
+@pytest.mark.parametrize("depth", [2_000, 100_000])
+def test_a_rule_of_any_depth_is_refused_and_ends_nothing(depth: int) -> None:
+    with pytest.raises(SpecError, match=r"filter\.keep: "):
+        Rule("abs(" * depth + "n_chars" + ")" * depth + " > 0", SCHEMA)
+
+
 def test_a_value_that_cannot_be_computed_is_said_of_the_rule() -> None:
     rule = Rule("doc_id::INTEGER > 0", SCHEMA)
     with pytest.raises(SpecError, match=r"filter\.keep: .*Could not convert string 'a'"):
