@@ -30,7 +30,11 @@ EXIT_INCOMPLETE = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code is DESIGN's: 0 complete, 1 failed, 2 spec, 3 again, 4 refused."""
-    options = _parser().parse_args(arguments)
+    return carry_out(_parser().parse_args(arguments))
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """Call `options.verb` with the options; errors are shown, and give the exit code."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
@@ -73,6 +77,19 @@ def _parser() -> argparse.ArgumentParser:
     tidy = _verb(verbs, "gc", _gc, "name what nothing needs any more; --delete removes it")
     tidy.add_argument("--keep", type=int, required=True, metavar="N", help="snapshots of each spec")
     tidy.add_argument("--delete", action="store_true", help="remove it; not while a run is on")
+    keep = _verb(verbs, "filter", _filter, "write the kept documents, and the dropped ones apart")
+    keep.add_argument("--to", required=True, metavar="URL", help="where the filtered corpus goes")
+    keep.add_argument("--dropped", metavar="URL", help="where what is dropped goes; else to --to")
+    keep.add_argument(
+        "--on-error", choices=("fail", "keep", "drop"), help="documents without an answer"
+    )
+    keep.add_argument(
+        "--by", action="append", default=[], metavar="COLUMN", help="count by the input's column"
+    )
+    diff = _verb(verbs, "diff", _diff, "what changed between two snapshots or versions of a task")
+    for side in ("A", "B"):
+        diff.add_argument(side.lower(), metavar=side, help="a number, or fp:TASK:FINGERPRINT")
+    diff.add_argument("--by", choices=("path",), help="flip rates by the input's files")
     bench = _verb(verbs, "bench", _bench, "measure speed against the alternatives, in one run")
     bench.add_argument("--rounds", type=int, metavar="N", help="paired rounds")
     bench.add_argument("--tokens", type=int, metavar="N", help="tokens of each document")
@@ -272,6 +289,31 @@ def _gc(options: argparse.Namespace) -> int:
     spec = load_spec(options.spec)
     tidied = tidy(spec, cache_dir=cache_dir(), keep=options.keep, delete=options.delete)
     _print(options, tidied_json(tidied), lambda console: show_tidied(tidied, console))
+    return EXIT_COMPLETE
+
+
+def _filter(options: argparse.Namespace) -> int:
+    from pipeline.data.filtering import Request, filter_corpus
+    from pipeline.report.filtered import filtered_json, show_filtered
+    from pipeline.spec import load_spec
+
+    request = Request(options.to, options.dropped, options.on_error, tuple(options.by))
+    filtered = filter_corpus(load_spec(options.spec), request, cache_dir=cache_dir())
+    _print(options, filtered_json(filtered), lambda console: show_filtered(filtered, console))
+    return EXIT_COMPLETE if filtered.complete else EXIT_INCOMPLETE
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from pipeline.data.comparison import compare
+    from pipeline.data.sides import side
+    from pipeline.data.storage import open_store
+    from pipeline.report.drift import comparison_json, show_comparison
+    from pipeline.spec import load_spec
+
+    spec = load_spec(options.spec)
+    store = open_store(spec.output, spec.storage_options)
+    compared = compare(store, side(store, options.a), side(store, options.b), options.by)
+    _print(options, comparison_json(compared), lambda console: show_comparison(compared, console))
     return EXIT_COMPLETE
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.answered import Answered, answers_for, fitting_snapshot
+from pipeline.data.contents import Contents
 from pipeline.data.gold import UNLABELLED, Gold, HowGold, read_gold
 from pipeline.data.storage import open_store
 from pipeline.errors import Problem, SpecError
@@ -111,9 +112,18 @@ class Evaluation:
 
 
 def evaluate(
-    spec: JobSpec, source: str, how: HowGold, wishes: Wishes, *, cache_dir: Path
+    spec: JobSpec,
+    source: str,
+    how: HowGold,
+    wishes: Wishes,
+    *,
+    cache_dir: Path,
+    candidate: Contents | None = None,
 ) -> Evaluation:
-    """The spec's answers in its output against the gold at `source`."""
+    """The spec's answers in its output against the gold at `source`.
+
+    Those of the newest fitting snapshot, or of a candidate that is not published yet.
+    """
     _check_wishes(wishes)
     gates = [
         parse_gate(g, {task.name: tuple(task.labels) for task in spec.tasks}) for g in wishes.gates
@@ -121,7 +131,10 @@ def evaluate(
     gold = read_gold(source, spec, how)
     _check_gates(gates, gold)
     store = open_store(spec.output, spec.storage_options)
-    found, newest = fitting_snapshot(spec, store, list(gold.tasks), cache_dir)
+    if candidate is not None:
+        found, newest = candidate, candidate.number
+    else:
+        found, newest = fitting_snapshot(spec, store, list(gold.tasks), cache_dir)
     answered = answers_for(spec, found, newest, gold.by, gold.keys, gold.tasks)
     tasks = tuple(_judged(name, gold, answered, wishes) for name in gold.tasks)
     return Evaluation(

@@ -190,6 +190,8 @@ class FilterSpec(Frozen):
     """Which documents `assay filter` keeps."""
 
     keep: str = Field(min_length=1)
+    on_error: Literal["fail", "keep", "drop"] = "fail"  # what becomes of those without an answer
+    storage_options: StorageOptions | None = None  # of --to and --dropped; else the output's
 
 
 class JobSpec(Frozen):

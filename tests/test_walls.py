@@ -31,6 +31,7 @@ NEVER: dict[str, set[str]] = {
     "pipeline.stopwatch": set(),
     "pipeline.report.findings": set(),
     "pipeline.report.bench_table": set(),
+    "pipeline.relabelling": MODEL_SIDE,
     "pipeline.data": MODEL_SIDE,
     "pipeline.report": MODEL_SIDE,
     "pipeline.inference": DATA_SIDE,

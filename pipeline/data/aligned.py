@@ -46,8 +46,8 @@ def wide_schema(found: Contents, tasks: Sequence[str]) -> pa.Schema:
 def aligned_batches(store: Store, found: Contents, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The snapshot's rows, a batch a shard, with the shards after it being read meanwhile."""
     tasks = [name for name in schema.names if name not in DOCUMENT_SCHEMA.names]
-    read = partial(_read_shard, store, schema=schema, tasks=tasks)
-    _refuse_changed(store, found, tasks)
+    read = partial(read_shard, store, schema=schema, tasks=tasks)
+    refuse_changed(store, found, tasks)
     reading: deque[Future[pa.RecordBatch]] = deque()
     pool = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="labels")
     try:
@@ -74,7 +74,7 @@ def _task_type(labels: Sequence[str]) -> pa.StructType:
     return pa.struct([(name, types[name]) for name in ANSWER_COLUMNS])
 
 
-def _refuse_changed(store: Store, found: Contents, tasks: Collection[str]) -> None:
+def refuse_changed(store: Store, found: Contents, tasks: Collection[str]) -> None:
     """StorageError unless what is read lies there as it was published."""
     files = [file for file in found.files if file.task is None or file.task in tasks]
     etags = etags_now(store, files)
@@ -87,9 +87,10 @@ def _refuse_changed(store: Store, found: Contents, tasks: Collection[str]) -> No
             )
 
 
-def _read_shard(
+def read_shard(
     store: Store, shard: NamedShard, *, schema: pa.Schema, tasks: Sequence[str]
 ) -> pa.RecordBatch:
+    """One shard's rows, in the columns of the schema; `tasks` are those among them."""
     documents = _read_file(store, shard.documents, DOCUMENT_COLUMNS)
     columns: dict[str, pa.Array] = dict(zip(documents.column_names, _plain(documents), strict=True))
     if "path" in schema.names:

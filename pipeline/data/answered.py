@@ -20,9 +20,9 @@ from pipeline.data.contents import Contents, contents
 from pipeline.data.devices import Placement
 from pipeline.data.housekeeping import AUTO_DTYPES
 from pipeline.data.job import describe
-from pipeline.data.labels import open_labels
+from pipeline.data.labels import LabelDataset
 from pipeline.data.snapshots import snapshot_numbers
-from pipeline.data.storage import Store
+from pipeline.data.storage import Store, open_store
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.spec import JobSpec
 
@@ -91,9 +91,8 @@ def answers_for(
 
     The corpus is read through, and only the rows that are wanted are held.
     """
-    dataset = open_labels(
-        spec.output, list(tasks), snapshot=found.number, storage_options=spec.storage_options
-    )
+    store = open_store(spec.output, spec.storage_options)
+    dataset = LabelDataset(store, found, list(tasks))
     wanted = pa.array(keys, pa.string())
     gathered = {
         task.name: _Gathered(

@@ -20,18 +20,19 @@ FILE_MAGIC = b"ARROW1"
 
 
 @dataclass(frozen=True, slots=True)
-class _Batches:
+class Batches:
     """An open object's schema and its record batches, read as they are asked for."""
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
+    is_file: bool  # with a footer; else it is a stream
 
 
 def arrow_pieces(
     path: str, options: Options, *, text_column: str, id_column: str | None, target_bytes: int
 ) -> list[Piece]:
     """Record batches, joined or split. The batches are read: only they know their row counts."""
-    with _opened_batches(path, options) as arrow:
+    with opened_batches(path, options) as arrow:
         check_columns(path, arrow.schema, text_column=text_column, id_column=id_column)
         units = (Unit(batch.num_rows, batch.column(text_column).nbytes) for batch in arrow.batches)
         return list(cut_units(units, target_bytes))
@@ -39,7 +40,7 @@ def arrow_pieces(
 
 def arrow_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows."""
-    with _opened_batches(shard.path, options) as arrow:
+    with opened_batches(shard.path, options) as arrow:
         yield from rows_between(
             arrow.batches,
             shard.piece.start_row,
@@ -50,14 +51,15 @@ def arrow_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
 
 
 @contextmanager
-def _opened_batches(path: str, options: Options) -> Iterator[_Batches]:
+def opened_batches(path: str, options: Options) -> Iterator[Batches]:
+    """The object, open; whether it is a file or a stream is told by how it begins."""
     with opened(path, options) as file:
         is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
         file.seek(0)
         if not is_file:
             with pa.ipc.open_stream(file) as stream:
-                yield _Batches(stream.schema, iter(stream))
+                yield Batches(stream.schema, iter(stream), is_file=False)
             return
         with pa.ipc.open_file(file) as reader:
             batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
-            yield _Batches(reader.schema, batches)
+            yield Batches(reader.schema, batches, is_file=True)

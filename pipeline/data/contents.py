@@ -5,13 +5,23 @@ Knows a snapshot's JSON, keys and etags. Knows nothing of what the files hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.data.snapshots import SnapshotTask, current_snapshot, read_snapshot, snapshot_key
+from pipeline.data.ledger import Committed, File
+from pipeline.data.shards import Shard
+from pipeline.data.snapshots import (
+    SnapshotTask,
+    current_snapshot,
+    last_snapshot,
+    read_snapshot,
+    snapshot_key,
+)
 from pipeline.data.storage import Store
 from pipeline.errors import StorageError
+
+UNPUBLISHED = 0  # no snapshot has this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,8 @@ class Contents:
     spec: str
     tasks: Mapping[str, SnapshotTask]
     shards: tuple[NamedShard, ...]
+    missing_rows: int = 0  # of a partial snapshot: rows of the input that it leaves out,
+    missing_files: int = 0  # and files whose rows could not even be counted
 
     @property
     def rows(self) -> int:
@@ -78,6 +90,23 @@ def contents(store: Store, number: int | None = None) -> Contents:
         ) from error
 
 
+def last_contents(store: Store, spec_name: str) -> Contents:
+    """What the spec's last snapshot names: another spec's may be the current one."""
+    number = last_snapshot(store, spec_name)
+    if number is None:
+        raise StorageError(
+            f"{store.url}: has no snapshot of {spec_name} yet; `assay run` publishes one"
+        )
+    return contents(store, number)
+
+
+def contents_of(
+    spec_name: str, tasks: Mapping[str, SnapshotTask], shards: Sequence[Shard], done: Committed
+) -> Contents:
+    """What a snapshot of this work would name, were it published; its number is 0."""
+    return Contents(UNPUBLISHED, spec_name, tasks, tuple(_named(s, tasks, done) for s in shards))
+
+
 def etags_now(store: Store, files: Iterable[NamedFile]) -> dict[str, str]:
     """By key, the etags of what lies where these files do: one LIST for each of their folders."""
     folders = {_folder(file.key) for file in files}
@@ -92,6 +121,20 @@ def change_of(file: NamedFile, etags: Mapping[str, str]) -> str | None:
     if found != file.etag:
         return f"has the etag {found} and was published with {file.etag}: it is another file"
     return None
+
+
+def _named(shard: Shard, tasks: Iterable[str], done: Committed) -> NamedShard:
+    def named(file: File, task: str | None) -> NamedFile:
+        return NamedFile(file.key, file.etag, shard.rows, shard.id, task)
+
+    return NamedShard(
+        sid=shard.id,
+        path=shard.path,
+        start_row=shard.piece.start_row,
+        rows=shard.rows,
+        documents=named(done.documents_file(shard.id), None),
+        labels={task: named(done.label_file(task, shard.id), task) for task in tasks},
+    )
 
 
 def _folder(key: str) -> str:
@@ -110,7 +153,8 @@ def _parsed(found: Mapping[str, Any]) -> Contents:
         for name, task in found["tasks"].items()
     }
     shards = tuple(_shard(entry, files[entry["sid"]], tasks) for entry in found["shards"])
-    return Contents(int(found["number"]), str(found["spec"]), tasks, shards)
+    missing = (int(found.get(name, 0)) for name in ("missing_rows", "missing_files"))
+    return Contents(int(found["number"]), str(found["spec"]), tasks, shards, *missing)
 
 
 def _shard(entry: Mapping[str, Any], files: list[NamedFile], tasks: Iterable[str]) -> NamedShard:

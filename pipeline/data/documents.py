@@ -81,9 +81,9 @@ def _table(documents: Iterable[_Document]) -> pa.Table:
 
 
 def _document(row: RawRow) -> _Document:
-    text, encoded, problem = _read_text(row)
+    text, encoded, problem = read_text(row)
     content_hash = short_hash(encoded)
-    doc_id = content_hash if row.id is None else _written(row.id)
+    doc_id = content_hash if row.id is None else written(row.id)
     if isinstance(row.id, TooLong) or len(doc_id) > MAX_ID_CHARS:
         doc_id, problem = short_hash(doc_id.encode()), id_too_long()
     if problem is not None:
@@ -92,7 +92,7 @@ def _document(row: RawRow) -> _Document:
     return doc_id, text, content_hash, len(text), status
 
 
-def _read_text(row: RawRow) -> tuple[str, bytes, str | None]:
+def read_text(row: RawRow) -> tuple[str, bytes, str | None]:
     """The row's text, its UTF-8, and what is wrong with it."""
     if row.problem is not None:
         return "", b"", row.problem
@@ -108,7 +108,7 @@ def _read_text(row: RawRow) -> tuple[str, bytes, str | None]:
     return "", b"", "no text" if row.text is None else "text is not a string"
 
 
-def _written(value: object) -> str:
+def written(value: object) -> str:
     """An id as a string; bytes that are no text are shown, so that two ids stay two."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")

@@ -43,7 +43,7 @@ def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     assert shard.piece.start_byte is not None and shard.piece.end_byte is not None, shard
     with decompressed(shard.path, shard.version.format, options) as stream:
         stream.seek(shard.piece.start_byte)
-        lines = _lines(stream, shard.piece.end_byte - shard.piece.start_byte)
+        lines = lines_of(stream, shard.piece.end_byte - shard.piece.start_byte)
         read = partial(
             _row, text_column=shard.version.text_column, id_column=shard.version.id_column
         )
@@ -55,7 +55,7 @@ def _check_keys(path: str, stream: Stream, *, text_column: str, id_column: str |
     keys: set[str] = set()
     wanted = {text_column, id_column} - {None}
     rows = 0
-    for line in islice(_lines(stream), SAMPLE_ROWS):
+    for line in islice(lines_of(stream), SAMPLE_ROWS):
         rows += 1
         value, _ = _parsed(line)
         keys.update(value or ())
@@ -80,7 +80,7 @@ def _line_units(stream: Stream) -> Iterator[Unit]:
         yield Unit(1, position - start, start, position)
 
 
-def _lines(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes | TooLong]:
+def lines_of(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes | TooLong]:
     """The rows in the next `size_bytes` of the stream, or in all of it."""
     line = Gathered()
     for segment, ends in _segments(stream, size_bytes):

@@ -40,16 +40,16 @@ def parquet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
         opened(shard.path, options) as file,
         pq.ParquetFile(file, buffer_size=BLOCK_BYTES) as parquet,
     ):
-        first_row, groups = _overlapping(parquet, shard.piece.start_row, shard.piece.end_row)
+        first_row, groups = overlapping(parquet, shard.piece.start_row, shard.piece.end_row)
         columns = [shard.version.text_column]
         columns += [shard.version.id_column] if shard.version.id_column else []
-        batch_rows = _batch_rows(file, parquet, groups, columns)
+        rows_at_once = batch_rows(file, parquet, groups, columns)
         # — one group at a time: a batch across two would lose the first with a broken second
         batches = (
             batch
             for group in groups
             for batch in parquet.iter_batches(
-                batch_rows, row_groups=[group], columns=columns, use_threads=False
+                rows_at_once, row_groups=[group], columns=columns, use_threads=False
             )
         )
         rows = sum(parquet.metadata.row_group(group).num_rows for group in groups)
@@ -86,7 +86,7 @@ def _leaf(parquet: pq.ParquetFile, column: str) -> int:
     return paths.index(column)
 
 
-def _batch_rows(
+def batch_rows(
     file: Fetched, parquet: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
 ) -> int:
     """So few rows that a batch is bounded even if each row is the longest value there can be."""
@@ -129,7 +129,7 @@ def _integer_field(data: Iterator[int]) -> int | None:
     return None
 
 
-def _overlapping(parquet: pq.ParquetFile, start_row: int, end_row: int) -> tuple[int, list[int]]:
+def overlapping(parquet: pq.ParquetFile, start_row: int, end_row: int) -> tuple[int, list[int]]:
     """The first row of the row groups that hold some of the rows, and these groups."""
     groups: list[int] = []
     first_row = row = 0

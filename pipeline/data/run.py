@@ -16,6 +16,7 @@ from pathlib import Path
 
 import ray
 
+from pipeline.data.contents import Contents, contents_of
 from pipeline.data.devices import Placement, cluster, place, this_machine
 from pipeline.data.failed_rows import failed_rows, is_failure, works_again
 from pipeline.data.faults import reach
@@ -75,6 +76,49 @@ class Outcome:
         return self.missing_shards == 0 and not self.unreadable
 
 
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A spec's work as it now lies in the output; no snapshot shows it unless it is published."""
+
+    job: Job
+    store: Store
+    last: Plan
+    tally: Tally
+    seconds: float
+
+    @property
+    def complete(self) -> bool:
+        return not self.last.works and not self.last.cuts.unreadable
+
+    @property
+    def contents(self) -> Contents:
+        """What a snapshot of it would name."""
+        return contents_of(
+            self.job.spec.name, self.job.snapshot_tasks, self.last.shards, self.last.done
+        )
+
+    def publish(self) -> int:
+        """The number of the snapshot that shows it, made now unless the last one does."""
+        return _publish(self.job, self.store, self.last)
+
+    def publish_part(self) -> int | None:
+        """The same of the shards that are whole; None where there is none."""
+        return _publish_part(self.job, self.store, self.last)
+
+    def outcome(self, snapshot: int | None) -> Outcome:
+        """How the run ended, with the snapshot that was published of it."""
+        return Outcome(
+            output=self.job.spec.output,
+            rows=self.last.rows,
+            shards=len(self.last.shards),
+            missing_shards=len(self.last.works),
+            unreadable=self.last.cuts.unreadable,
+            tally=self.tally,
+            seconds=self.seconds,
+            snapshot=snapshot,
+        )
+
+
 def run(
     spec: JobSpec,
     *,
@@ -90,6 +134,33 @@ def run(
     publishes a snapshot of the shards that are complete, if the run ends before the last of them.
     `announce` is told the plan, and gives what is to be called with each committed shard's rows.
     """
+    done = label(
+        spec,
+        cache_dir=cache_dir,
+        address=address,
+        retry_failed=retry_failed,
+        publish_partial=publish_partial,
+        announce=announce,
+    )
+    number = None
+    if done.complete:
+        number = done.publish()
+    elif publish_partial:
+        number = done.publish_part()
+    reach("published")
+    return done.outcome(number)
+
+
+def label(
+    spec: JobSpec,
+    *,
+    cache_dir: Path,
+    address: str | None = None,
+    retry_failed: bool = False,
+    publish_partial: bool = False,  # if it is broken off
+    announce: Callable[[Plan], Progress],
+) -> Labelled:
+    """Label every missing cell, as `run` does, and publish nothing."""
     started = time.monotonic()
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
@@ -106,37 +177,22 @@ def run(
             logger.warning("left out: %s", reason)
         reach("planned")
         progress = announce(first)
-        labelled = _Labelled(job, store, first)
+        labelling = _Labelling(job, store, first)
         if first.works:
             with _local_ray(placement):
                 check_ahead(job)
                 record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
                 reach("specs recorded")
                 try:
-                    labelled.run(progress)
+                    labelling.run(progress)
                 except BaseException:
                     if publish_partial:
                         _publish_part(job, store, survey(job, store, first.cuts))
                     raise
-    last = labelled.last
-    labelled.check_failed_rows()
+    labelling.check_failed_rows()
     reach("labelled")
-    number = None
-    if not last.works and not last.cuts.unreadable:
-        number = _publish(job, store, last)
-    elif publish_partial:
-        number = _publish_part(job, store, last)
-    reach("published")
-    return Outcome(
-        output=spec.output,
-        rows=last.rows,
-        shards=len(last.shards),
-        missing_shards=len(last.works),
-        unreadable=last.cuts.unreadable,
-        tally=tally_of(labelled.counted),
-        seconds=time.monotonic() - started,
-        snapshot=number,
-    )
+    seconds = time.monotonic() - started
+    return Labelled(job, store, labelling.last, tally_of(labelling.counted), seconds)
 
 
 def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
@@ -145,7 +201,7 @@ def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
     return plan(job, open_store(spec.output, spec.storage_options))
 
 
-class _Labelled:
+class _Labelling:
     """The work of one run, and what has become of it."""
 
     def __init__(self, job: Job, store: Store, first: Plan) -> None:

@@ -73,6 +73,12 @@ def current_snapshot(store: Store) -> dict[str, Any] | None:
     return read_snapshot(store, numbers[0]) if numbers else None
 
 
+def last_snapshot(store: Store, spec_name: str) -> int | None:
+    """The number of the spec's last snapshot, or None."""
+    last = _last_of(store, snapshot_numbers(store), spec_name)
+    return None if last is None else last[1]
+
+
 def read_snapshot(store: Store, number: int) -> dict[str, Any]:
     """One snapshot's content."""
     key = snapshot_key(number)

@@ -101,7 +101,7 @@ def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> Iterator[pa.T
     Rows that a broken file no longer gives say why. StorageError, at the latest in place of the
     last slice, if the object is not the one that was cut: its labels would be another's.
     """
-    return slices_from(_every_row(shard, options))
+    return slices_from(every_row(shard, options))
 
 
 def format_of(path: str) -> str | None:
@@ -128,7 +128,8 @@ def _pieces(
     return jsonl_pieces(path, format, options, **wanted)
 
 
-def _every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
+def every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
+    """The shard's rows as their file has them, one at a time; refuses as `read_documents` does."""
     _check_unchanged(shard, options)
     broken: UnreadableError | None = None
     found = 0

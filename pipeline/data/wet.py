@@ -45,7 +45,7 @@ def wet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     with decompressed(shard.path, shard.version.format, options) as stream:
         stream.seek(shard.piece.start_byte)
         found = 0
-        for _, record in _records(stream):
+        for _, record in records_of(stream):
             if record.rec_type != "conversion":
                 continue
             if found == shard.rows:
@@ -55,14 +55,14 @@ def wet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
 
 
 def _record_units(stream: Stream) -> Iterator[Unit]:
-    for archive, record in _records(stream):
-        text_bytes = sum(len(block) for block in _blocks(record))
+    for archive, record in records_of(stream):
+        text_bytes = sum(len(block) for block in blocks_of(record))
         start = archive.get_record_offset()
         if record.rec_type == "conversion":
             yield Unit(1, text_bytes, start, start + archive.get_record_length())
 
 
-def _records(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
+def records_of(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
     """The records, each left whole behind; OSError where the data is no WARC."""
     forward = _Forward(stream)
     archive = ArchiveIterator(forward, no_record_parse=True)
@@ -87,12 +87,12 @@ def _row(record: ArcWarcRecord, text_column: str, id_column: str | None) -> RawR
 
 def _text(record: ArcWarcRecord) -> bytes | TooLong:
     text = Gathered()
-    for block in _blocks(record):
+    for block in blocks_of(record):
         text.add(block)
     return text.take()
 
 
-def _blocks(record: ArcWarcRecord) -> Iterator[bytes]:
+def blocks_of(record: ArcWarcRecord) -> Iterator[bytes]:
     """The record's content; OSError if it is shorter than its header says."""
     declared = record.rec_headers.get_header("Content-Length")
     position = 0

@@ -67,7 +67,7 @@ def label_file(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
     """Seeded answers to one task."""
     documents = documents_of(shard)
     rows, labels = documents.num_rows, LABELS[task]
-    empty = np.array([status == "empty" for status in documents.column("status").to_pylist()])
+    empty = np.array([status != "ok" for status in documents.column("status").to_pylist()])
     source = np.random.default_rng(int(shard.id[:8], 16) + int(fingerprint.id[:8], 16))
     p = source.dirichlet(np.ones(len(labels)), rows).astype(np.float32)
     p[empty] = np.nan
@@ -90,14 +90,22 @@ def finish(
     name: str = "job",
 ) -> int:
     """Commits what is missing of the shards and publishes; the snapshot's number."""
+    commit_all(store, shards, fingerprints)
+    fp = {task: fingerprint.id for task, fingerprint in fingerprints.items()}
+    tasks = {task: SnapshotTask(of, LABELS[task]) for task, of in fp.items()}
+    done = committed(store, fp, [shard.id for shard in shards])
+    return publish(store, name, tasks, shards, done, created_at="2026-11-01T00:00:00Z")
+
+
+def commit_all(
+    store: Store, shards: Sequence[Shard], fingerprints: Mapping[str, Fingerprint]
+) -> None:
+    """Commits what is missing of the shards."""
     fp = {task: fingerprint.id for task, fingerprint in fingerprints.items()}
     record_specs(store, fp, {task: f.json() for task, f in fingerprints.items()})
     for shard in shards:
         files = [label_file(shard, task, f) for task, f in fingerprints.items()]
         commit_shard(store, shard, documents_of(shard), files)
-    tasks = {task: SnapshotTask(of, LABELS[task]) for task, of in fp.items()}
-    done = committed(store, fp, [shard.id for shard in shards])
-    return publish(store, name, tasks, shards, done, created_at="2026-11-01T00:00:00Z")
 
 
 def read_parquet(store: Store, key: str) -> pa.Table:

@@ -1,0 +1,101 @@
+"""One tick of a nightly job: label what is new; publish it if it is good and has not drifted.
+
+    python -m jobs.scheduled_relabel SPEC --gold gold.csv --gate 'toxic.f1 >= 0.8'
+
+Exit codes are the command's: 0 published (or nothing new), 1 held back or failed, 3 incomplete, or
+another tick is under way. What is held back stays in the ledger, and the old snapshot current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.cli import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, cache_dir, carry_out
+
+if TYPE_CHECKING:
+    from pipeline.data.job import Plan
+    from pipeline.data.run import Progress
+    from pipeline.relabelling import Gate
+    from pipeline.spec import JobSpec
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one tick."""
+    parser = argparse.ArgumentParser(prog="jobs.scheduled_relabel", description="One tick.")
+    parser.add_argument("spec", metavar="SPEC", help="the YAML file that says what to label")
+    parser.add_argument("--gold", metavar="FILE", help="gold labels, as assay eval reads them")
+    parser.add_argument("--gate", action="append", metavar="GATE", help="'toxic.f1 >= 0.8'")
+    parser.add_argument("--max-psi", type=float, metavar="X", help="of any task's label shares")
+    parser.add_argument("--max-flip-rate", type=float, metavar="X", help="of the shared texts")
+    parser.add_argument("--address", metavar="A", help="a running Ray cluster; else one is started")
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    parser.set_defaults(verb=_tick)
+    return carry_out(parser.parse_args(arguments))
+
+
+def _tick(options: argparse.Namespace) -> int:
+    if options.address is None:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
+    from contextlib import ExitStack, redirect_stdout
+
+    from rich.console import Console
+
+    from pipeline.relabelling import Limits, tick
+    from pipeline.report.progress import shown_progress
+    from pipeline.report.summary import announced
+    from pipeline.report.tick import print_tick
+    from pipeline.spec import load_spec
+
+    spec = load_spec(options.spec)
+    told = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    given = {"max_psi": options.max_psi, "max_flip_rate": options.max_flip_rate}
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr))
+
+        def announce(planned: Plan) -> Progress:
+            told.print(announced(planned))
+            return stack.enter_context(shown_progress(told, planned.missing_rows))
+
+        ended = tick(
+            spec,
+            cache_dir=cache_dir(),
+            address=options.address,
+            gate=_gate(spec, options.gold, options.gate or ()),
+            limits=Limits(**{name: x for name, x in given.items() if x is not None}),
+            announce=announce,
+        )
+    print_tick(ended, as_json=options.json)
+    if not ended.outcome.complete:
+        return EXIT_INCOMPLETE
+    return EXIT_COMPLETE if ended.published else EXIT_FAILED
+
+
+def _gate(spec: JobSpec, gold: str | None, gates: Sequence[str]) -> Gate | None:
+    """What judges the candidate; its gold and gates are read before any work."""
+    from pipeline.errors import Problem, SpecError
+
+    if not gates:
+        return None
+    if gold is None:
+        raise SpecError([Problem("--gold", "missing; a gate needs gold labels: --gold FILE")])
+    from pipeline.data.gold import HowGold, read_gold
+    from pipeline.evaluating import Wishes, evaluate
+    from pipeline.evaluation.gates import parse_gate
+
+    for written in gates:
+        parse_gate(written, {task.name: tuple(task.labels) for task in spec.tasks})
+    read_gold(gold, spec)
+    wishes = Wishes(gates=gates)
+    return lambda candidate: (
+        evaluate(
+            spec, gold, HowGold(), wishes, cache_dir=cache_dir(), candidate=candidate
+        ).decisions
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

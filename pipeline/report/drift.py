@@ -1,0 +1,100 @@
+"""What changed between two answerings, for people and as JSON values.
+
+Knows comparisons. Knows nothing of how they came about.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.data.comparison import Comparison, TaskChange
+from pipeline.evaluation.drift import shares
+from pipeline.report.verdict import two_columns
+
+SHOWN_GROUPS = 20
+
+
+def show_comparison(compared: Comparison, console: Console) -> None:
+    """The two sides, then for each task its labels' shares and where answers went."""
+    alone_before, both, alone_after = compared.documents
+    facts = {
+        "before": f"{compared.before}, {compared.rows[0]:,} documents",
+        "after": f"{compared.after}, {compared.rows[1]:,} documents",
+        "texts": f"{both:,} of both, {alone_before:,} gone, {alone_after:,} new",
+    }
+    if compared.only_before:
+        facts["tasks gone"] = ", ".join(compared.only_before)
+    if compared.only_after:
+        facts["tasks new"] = ", ".join(compared.only_after)
+    console.print(two_columns(facts), markup=False)
+    for task in compared.tasks:
+        console.print()
+        console.print(_task_table(task), markup=False)
+        console.print(_told(task), markup=False)
+        for group, counts in list(task.groups.items())[:SHOWN_GROUPS]:
+            told = f"  {group}: {counts.flip_rate:.2%} of {counts.documents:,} flipped"
+            console.print(told, markup=False)
+        if len(task.groups) > SHOWN_GROUPS:
+            console.print(f"  and {len(task.groups) - SHOWN_GROUPS:,} more; --json has them all")
+
+
+def comparison_json(compared: Comparison) -> dict[str, Any]:
+    """The same for other programs."""
+    alone_before, both, alone_after = compared.documents
+    return {
+        "before": compared.before,
+        "after": compared.after,
+        "rows": {"before": compared.rows[0], "after": compared.rows[1]},
+        "texts": {"before_alone": alone_before, "both": both, "after_alone": alone_after},
+        "only_before": list(compared.only_before),
+        "only_after": list(compared.only_after),
+        "tasks": {task.task: _task_json(task) for task in compared.tasks},
+    }
+
+
+def _task_table(task: TaskChange) -> Table:
+    title = task.task if task.fps[0] == task.fps[1] else f"{task.task} {' → '.join(task.fps)}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("label", "before", "after"):
+        table.add_column(name, justify="left" if name == "label" else "right", no_wrap=True)
+    for label in task.labels:
+        table.add_column(f"→ {label}", justify="right", no_wrap=True)
+    before, after = shares(task.before), shares(task.after)
+    for index, label in enumerate(task.labels):
+        went = (f"{count:,}" for count in task.flips[index])
+        table.add_row(label, f"{before[index]:.2%}", f"{after[index]:.2%}", *went)
+    return table
+
+
+def _told(task: TaskChange) -> str:
+    told = (
+        f"PSI {task.psi:.4f} · Jensen-Shannon {task.jensen_shannon:.4f} bits · "
+        f"{task.flip_rate:.2%} of {int(task.flips.sum()):,} shared texts flipped"
+    )
+    if not task.newly_failing:
+        return told
+    shown = ", ".join(task.failing_ids[:5])
+    more = ", ..." if task.newly_failing > 5 else ""
+    return f"{told} · {task.newly_failing:,} newly failing: {shown}{more}"
+
+
+def _task_json(task: TaskChange) -> dict[str, Any]:
+    return {
+        "fps": list(task.fps),
+        "labels": list(task.labels),
+        "before": task.before.tolist(),
+        "after": task.after.tolist(),
+        "psi": task.psi,
+        "jensen_shannon": task.jensen_shannon,
+        "flips": task.flips.tolist(),
+        "flip_rate": task.flip_rate,
+        "newly_failing": task.newly_failing,
+        "failing_ids": list(task.failing_ids),
+        "groups": {
+            group: {"documents": each.documents, "flipped": each.flipped}
+            for group, each in task.groups.items()
+        },
+    }

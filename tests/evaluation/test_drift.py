@@ -1,0 +1,42 @@
+"""Drift against scipy and against sums by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import jensenshannon
+
+from pipeline.evaluation.drift import flip_rate, jensen_shannon, psi, shares
+
+CASES = [([50, 50], [50, 50]), ([90, 10], [60, 40]), ([5, 0, 5], [0, 9, 1]), ([1, 0], [0, 1000])]
+
+
+@pytest.mark.parametrize("before, after", CASES)
+def test_the_divergence_is_scipys_distance_squared(before: list[int], after: list[int]) -> None:
+    found = jensen_shannon(np.array(before), np.array(after))
+    assert found == pytest.approx(jensenshannon(before, after, base=2) ** 2, abs=1e-12)
+
+
+def test_psi_is_the_sum_by_hand() -> None:
+    by_hand = (0.6 - 0.9) * math.log(0.6 / 0.9) + (0.4 - 0.1) * math.log(0.4 / 0.1)
+    assert psi(np.array([90, 10]), np.array([6, 4])) == pytest.approx(by_hand)
+    assert psi(np.array([6, 4]), np.array([90, 10])) == pytest.approx(by_hand)
+
+
+def test_psi_of_a_label_that_one_side_lacks_is_finite() -> None:
+    p, q = np.array([10, 0.5]) / 10.5, np.array([5, 5]) / 10
+    by_hand = ((q - p) * np.log(q / p)).sum()
+    assert psi(np.array([10, 0]), np.array([5, 5])) == pytest.approx(by_hand)
+
+
+def test_the_flip_rate_is_what_lies_off_the_diagonal() -> None:
+    assert flip_rate(np.array([[5, 1], [2, 12]])) == pytest.approx(3 / 20)
+
+
+def test_nothing_counted_is_no_drift() -> None:
+    nothing = np.zeros(2, dtype=np.int64)
+    assert psi(nothing, np.array([1, 2])) == jensen_shannon(nothing, nothing) == 0.0
+    assert flip_rate(np.zeros((2, 2), dtype=np.int64)) == 0.0
+    assert shares(nothing).tolist() == [0, 0]

@@ -1,0 +1,50 @@
+"""Two ticks with a model: the first publishes, the second has nothing to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.scheduled_relabel import main
+
+
+def test_ticks_label_and_publish_once(
+    write_spec: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [{"id": f"d{i}", "text": f"number {i} says hello"} for i in range(6)]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gold = tmp_path / "gold.csv"
+    gold.write_text("id,toxic\nd0,toxic\nd1,clean\n")
+    spec = str(write_spec())
+
+    def tick(code: int, *options: str) -> dict[str, Any]:
+        assert main([spec, "--json", *options]) == code
+        told: dict[str, Any] = json.loads(capfd.readouterr().out)
+        return told
+
+    first, second = tick(0), tick(0)
+    assert (first["snapshot"], first["run"]["documents_labelled"]) == (1, 6)
+    assert (second["snapshot"], second["run"]["documents_labelled"]) == (1, 0)
+    assert second["diff"]["tasks"]["toxic"]["flip_rate"] == 0
+    assert not [f for f in (tmp_path / "out" / "attempts").rglob("*") if "lease" in f.parts]
+    held = tick(1, "--gold", str(gold), "--gate", "toxic.accuracy > 1")
+    assert [each["passed"] for each in held["gates"]] == [False]
+    assert len(held["held_back"]) == 1 and not held["published"]
+    assert [f.name for f in (tmp_path / "out" / "snapshots").iterdir()] == ["00000001.json"]
+
+
+def test_a_gate_without_gold_is_refused_before_any_work(
+    write_spec: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(write_spec()), "--gate", "toxic.f1 > 0.5"]) == 2
+    assert "--gold: missing" in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
