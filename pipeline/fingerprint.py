@@ -10,9 +10,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from pipeline.spec import JobSpec, TaskSpec
+from pipeline.spec import ContextualSpec, JobSpec, TaskSpec
 
 # Raised when the same spec would be answered otherwise by this program, or written otherwise.
 SCHEMA_VERSION = 1
@@ -29,19 +30,37 @@ class Fingerprint:
         """16 hex digits; changes exactly when an answer could change."""
         return hashlib.sha256(self.json()).hexdigest()[:16]
 
+    @property
+    def raw(self) -> Fingerprint:
+        """The same task without calibration: its answers are the same, but for that."""
+        return Fingerprint({k: v for k, v in self.content.items() if k != "calibration"})
+
     def json(self) -> bytes:
         return json.dumps(self.content, sort_keys=True, separators=(",", ":")).encode()
 
 
 def fingerprints(
-    spec: JobSpec, *, weights: Mapping[str, str], dtype: str
+    spec: JobSpec,
+    *,
+    weights: Mapping[str, str],
+    dtype: str,
+    calibrations: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Fingerprint]:
-    """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files."""
-    return {task.name: _fingerprint(spec, task, weights, dtype) for task in spec.tasks}
+    """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files.
+
+    `calibrations` are the hashes of the calibrations that are read from files, by task.
+    """
+    return {
+        task.name: _fingerprint(spec, task, weights, dtype, calibrations) for task in spec.tasks
+    }
 
 
 def _fingerprint(
-    spec: JobSpec, task: TaskSpec, weights: Mapping[str, str], dtype: str
+    spec: JobSpec,
+    task: TaskSpec,
+    weights: Mapping[str, str],
+    dtype: str,
+    calibrations: Mapping[str, str],
 ) -> Fingerprint:
     documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
     asked: dict[str, Any] = {
@@ -63,4 +82,9 @@ def _fingerprint(
     # Only where it is asked for: answers that were given before there was a choice still stand.
     if spec.model.quantize != "none":
         content["quantize"] = spec.model.quantize
+    if isinstance(task.calibration, ContextualSpec):
+        content["calibration"] = task.calibration.model_dump(mode="json")
+    elif task.calibration is not None:
+        method = task.calibration.method
+        content["calibration"] = {"method": method, "hash": calibrations[task.name]}
     return Fingerprint(content)

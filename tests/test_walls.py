@@ -29,6 +29,7 @@ NEVER: dict[str, set[str]] = {
     "pipeline.data": MODEL_SIDE,
     "pipeline.report": MODEL_SIDE,
     "pipeline.inference": DATA_SIDE,
+    "pipeline.evaluation": MODEL_SIDE | DATA_SIDE,
     "pipeline.cli": MODEL_SIDE | {"ray"},
     "pipeline": MODEL_SIDE | {"ray", "pyarrow"},  # errors, spec, prompts, and any other
     "jobs": MODEL_SIDE | {"ray"},
@@ -106,6 +107,7 @@ def test_the_probe_sees_what_a_module_loads() -> None:
         ("pipeline.inference.tree", {"ray", "pyarrow", "fsspec"}),
         ("pipeline.data.graph", {"torch", "transformers"}),
         ("pipeline.data.anything_new", {"torch", "transformers"}),
+        ("pipeline.evaluation.calibration", {"torch", "transformers", "ray", "pyarrow", "fsspec"}),
         ("pipeline.anything_new", {"torch", "transformers", "ray", "pyarrow"}),
         ("jobs.corpus.build", {"torch", "transformers", "ray"}),
     ],

@@ -7,18 +7,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.data.calibrations import (
+    calibration_hash,
+    load_calibrations,
+    same_answers,
+    warn_of_others,
+)
 from pipeline.data.devices import Placement
 from pipeline.data.inputs import Cuts, load_or_cut
-from pipeline.data.ledger import Committed, Work, committed, remaining
+from pipeline.data.ledger import (
+    Committed,
+    Work,
+    committed,
+    committed_others,
+    missing_tasks,
+    remaining,
+)
 from pipeline.data.shards import MAX_SHARD_BYTES, Shard
 from pipeline.data.snapshots import SnapshotTask
 from pipeline.data.source import InputObject, find_objects
 from pipeline.data.storage import Store
 from pipeline.data.weights import ModelFiles, locate
 from pipeline.errors import Problem, SpecError
+from pipeline.evaluation.calibration import Calibration
 from pipeline.fingerprint import Fingerprint, fingerprints
 from pipeline.spec import JobSpec
 
@@ -38,6 +52,8 @@ class Job:
     placement: Placement
     fingerprints: Mapping[str, Fingerprint]  # by task
     cache_dir: str
+    # — read once by the driver; a contextual one is measured by each worker instead
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # by task
 
     @property
     def fp(self) -> dict[str, str]:
@@ -47,7 +63,9 @@ class Job:
     @property
     def snapshot_tasks(self) -> dict[str, SnapshotTask]:
         return {
-            task.name: SnapshotTask(self.fp[task.name], tuple(task.labels))
+            task.name: SnapshotTask(
+                self.fp[task.name], tuple(task.labels), calibrated=task.calibration is not None
+            )
             for task in self.spec.tasks
         }
 
@@ -76,8 +94,16 @@ class Plan:
 def describe(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     """The job of a spec: its model found and named by content, its tasks by fingerprint."""
     files = locate(spec.model, cache_dir)
-    versions = fingerprints(spec, weights=files.hashes, dtype=placement.dtype)
-    return Job(spec, files, placement, versions, str(cache_dir))
+    calibrations = load_calibrations(spec)
+    versions = fingerprints(
+        spec,
+        weights=files.hashes,
+        dtype=placement.dtype,
+        calibrations={task: calibration_hash(file) for task, file in calibrations.items()},
+    )
+    warn_of_others(calibrations, versions)
+    applied = {task: file.calibration for task, file in calibrations.items()}
+    return Job(spec, files, placement, versions, str(cache_dir), applied)
 
 
 def plan(job: Job, store: Store) -> Plan:
@@ -101,7 +127,11 @@ def survey(job: Job, store: Store, cuts: Cuts) -> Plan:
     """What a LIST now finds of these shards."""
     sids = {shard.id for shard in cuts.shards}.union(*cuts.earlier.values())
     done = committed(store, job.fp, sids)
-    return Plan(cuts, done, tuple(remaining(cuts.shards, list(job.fp), done, cuts.earlier)))
+    missing = missing_tasks(cuts.shards, list(job.fp), done)
+    versions = {task: job.fingerprints[task] for task in missing}
+    others = committed_others(store, done, same_answers(store, versions), sids)
+    works = remaining(cuts.shards, list(job.fp), done, cuts.earlier, others)
+    return Plan(cuts, done, tuple(works))
 
 
 def shard_bytes(job: Job) -> int:

@@ -1,0 +1,1 @@
+"""Evaluation: what answers are worth, and how they are put right."""
