@@ -16,7 +16,7 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import AssayError
+from pipeline.errors import AssayError, Problem, SpecError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     check = _verb(verbs, "check", _check, "prove the model, the labels and the storage")
     check.add_argument("--prompts", action="store_true", help="show each task's canonical prompt")
     check.add_argument("--documents", type=int, metavar="N", help="how many to prove exactness on")
+    _eval_verb(verbs)
     _verb(verbs, "verify", _verify, "read a finished output again and prove it whole")
     tidy = _verb(verbs, "gc", _gc, "name what nothing needs any more; --delete removes it")
     tidy.add_argument("--keep", type=int, required=True, metavar="N", help="snapshots of each spec")
@@ -73,6 +74,22 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--rounds", type=int, metavar="N", help="paired rounds")
     bench.add_argument("--tokens", type=int, metavar="N", help="tokens of each document")
     return parser
+
+
+def _eval_verb(verbs: Any) -> None:
+    verb = _verb(verbs, "eval", _eval, "judge the answers by gold labels; exit 1 if a gate fails")
+    add = verb.add_argument
+    add("--gold", required=True, metavar="FILE", help="csv, jsonl, parquet, or another output")
+    add("--id", metavar="COLUMN", help="of gold, by which it is joined; else the spec's id")
+    add("--text", metavar="COLUMN", help="of gold: joined by the text, where there is no id")
+    add("--column", action="append", metavar="TASK=COLUMN", help="the gold of a task")
+    add("--value", action="append", metavar="GOLD=LABEL", help="what the gold calls a label")
+    add("--task", action="append", metavar="TASK", help="judge these tasks alone")
+    add("--precision", type=float, metavar="P", help="give thresholds of this precision")
+    add("--recall", type=float, metavar="R", help="give thresholds of this recall")
+    add("--gate", action="append", metavar="GATE", help="'toxic.f1 >= 0.8': else exit 1")
+    add("--resamples", type=int, metavar="N", help="for the intervals")
+    add("--html", metavar="FILE", help="write a page with plots")
 
 
 def _verb(
@@ -138,6 +155,39 @@ def _check(options: argparse.Namespace) -> int:
         lambda console: show_findings(found, console, prompts=options.prompts),
     )
     return EXIT_COMPLETE if found.exact else EXIT_FAILED
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from pipeline.data.gold import HowGold
+    from pipeline.evaluating import Wishes, evaluate
+    from pipeline.report.evaluation_table import evaluation_json, show_evaluation
+    from pipeline.spec import load_spec
+
+    how = HowGold(
+        id=options.id,
+        text=options.text,
+        columns=dict(_pairs("--column", options.column)),
+        values=_pairs("--value", options.value),
+        tasks=options.task or (),
+    )
+    wishes = Wishes(options.precision, options.recall, options.gate or (), options.resamples)
+    spec = load_spec(options.spec)
+    found = evaluate(spec, options.gold, how, wishes, cache_dir=cache_dir())
+    if options.html:
+        from pipeline.report.evaluation_page import write_page
+
+        write_page(found, Path(options.html))
+    _print(options, evaluation_json(found), lambda console: show_evaluation(found, console))
+    return EXIT_COMPLETE if found.passed else EXIT_FAILED
+
+
+def _pairs(place: str, written: Sequence[str] | None) -> list[tuple[str, str]]:
+    """`left=right`, each; the last sign divides, for a gold value may hold one."""
+    pairs = [each.rpartition("=") for each in written or ()]
+    wrong = [Problem(place, "write LEFT=RIGHT", f"{a}{s}{b}") for a, s, b in pairs if not (a and b)]
+    if wrong:
+        raise SpecError(wrong)
+    return [(left, right) for left, _, right in pairs]
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -106,6 +106,7 @@ def test_the_probe_sees_what_a_module_loads() -> None:
         ("pipeline.spec", {"torch", "transformers", "ray", "pyarrow"}),
         ("pipeline.inference.tree", {"ray", "pyarrow", "fsspec"}),
         ("pipeline.data.graph", {"torch", "transformers"}),
+        ("pipeline.evaluation.metrics", {"torch", "transformers", "ray", "pyarrow", "fsspec"}),
         ("pipeline.data.anything_new", {"torch", "transformers"}),
         ("pipeline.evaluation.calibration", {"torch", "transformers", "ray", "pyarrow", "fsspec"}),
         ("pipeline.anything_new", {"torch", "transformers", "ray", "pyarrow"}),

@@ -70,6 +70,11 @@ class LabelDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no typ
         """The snapshot's number."""
         return self._found.number
 
+    @property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """Each task's labels, in order."""
+        return {task: self._found.tasks[task].labels for task in self._tasks}
+
     def scanner(self, columns: Any = None, filter: Any = None, **options: Any) -> ds.Scanner:
         """A scan, once, of these columns of the rows that pass; opens no file it has no use for."""
         schema = pa.schema([self._schema.field(name) for name in self._read(columns, filter)])

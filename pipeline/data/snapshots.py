@@ -63,7 +63,7 @@ def publish(
     view = _view(spec_name, tasks, shards, done, missing_files)
     stamp = canonical_json(created_at)
     for _ in range(MAX_LOST_RACES):
-        numbers = _numbers(store)
+        numbers = snapshot_numbers(store)
         last = _last_of(store, numbers, spec_name)
         if last is not None and _shows(*last, view):
             return last[1]
@@ -75,7 +75,7 @@ def publish(
 
 def current_snapshot(store: Store) -> dict[str, Any] | None:
     """The snapshot with the highest number, or None."""
-    numbers = _numbers(store)
+    numbers = snapshot_numbers(store)
     return read_snapshot(store, numbers[0]) if numbers else None
 
 
@@ -94,7 +94,7 @@ def snapshot_key(number: int) -> str:
     return f"{FOLDER}{number:08d}.json"
 
 
-def _numbers(store: Store) -> list[int]:
+def snapshot_numbers(store: Store) -> list[int]:
     """Of all snapshots, the current one first."""
     numbers = (_number(stored.key) for stored in store.list(FOLDER))
     return sorted((number for number in numbers if number is not None), reverse=True)

@@ -1,1 +1,1 @@
-"""Evaluation: what answers are worth, and how they are put right."""
+"""How good answers are: figures, thresholds, gates. Numbers in, numbers out."""

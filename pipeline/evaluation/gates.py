@@ -1,0 +1,94 @@
+"""Gates: what figures must reach, `toxic.f1 >= 0.8`, read and decided.
+
+Knows the names of figures, of tasks and of their labels. Knows nothing of how figures are computed
+beyond their names.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import Problem, SpecError
+from pipeline.evaluation.scores import HEADLINES, Scores
+
+PLACE = "--gate"
+RAW, CALIBRATED = "raw", "calibrated"
+OF_A_LABEL = ("precision", "recall", "f1", "auroc", "ap")
+_COMPARED: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_GATE = re.compile(
+    r"\s*(?P<task>[a-z][a-z0-9_]*)\.(?:(?P<version>raw|calibrated)\.)?(?P<metric>[a-z0-9]+)"
+    r"(?:\.(?P<label>.+?))?\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>\d+(?:\.\d*)?|\.\d+)\s*",
+    re.DOTALL,
+)
+_FORM = "write TASK.METRIC >= NUMBER, as in 'toxic.f1 >= 0.8' or 'toxic.recall.toxic >= 0.9'"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A bound for one figure."""
+
+    written: str
+    task: str
+    version: str  # RAW | CALIBRATED
+    metric: str
+    label: str | None  # None: of the whole task
+    sign: str
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A gate, what the figure is, and whether that is enough; an undefined figure never is."""
+
+    gate: str
+    value: float | None
+    passed: bool
+
+
+def parse_gate(written: str, labels: Mapping[str, Sequence[str]]) -> Gate:
+    """The gate; `labels` are those of every task. SpecError names what is wrong with it."""
+    found = _GATE.fullmatch(written)
+    if found is None:
+        raise _wrong(_FORM, written)
+    task, metric, label = found["task"], found["metric"], found["label"]
+    if task not in labels:
+        raise _wrong(f"no such task; the spec has {', '.join(labels)}", written)
+    if metric not in HEADLINES and metric not in OF_A_LABEL:
+        known = ", ".join((*HEADLINES, *(f"{name}.LABEL" for name in OF_A_LABEL)))
+        raise _wrong(f"no such metric; there are {known}", written)
+    if label is None and metric not in HEADLINES:
+        raise _wrong(f"of which label? write {task}.{metric}.{labels[task][0]}", written)
+    if label is not None and metric not in OF_A_LABEL:
+        raise _wrong(f"{metric} is of the whole task; write {task}.{metric}", written)
+    if label is not None and label not in labels[task]:
+        raise _wrong(f"no such label; {task} has {', '.join(labels[task])}", written)
+    version = found["version"] or RAW
+    return Gate(written.strip(), task, version, metric, label, found["sign"], float(found["bound"]))
+
+
+def decide(gate: Gate, scores: Scores) -> Decision:
+    """Whether the figure passes."""
+    value = _value(gate, scores)
+    return Decision(
+        gate.written, value, value is not None and _COMPARED[gate.sign](value, gate.bound)
+    )
+
+
+def _value(gate: Gate, scores: Scores) -> float | None:
+    if gate.label is None:
+        return scores.headlines[gate.metric].value
+    of_label = next(each for each in scores.labels if each.label == gate.label)
+    value: float | None = getattr(of_label, gate.metric)
+    return value
+
+
+def _wrong(fix: str, written: str) -> SpecError:
+    return SpecError([Problem(PLACE, fix, written)])

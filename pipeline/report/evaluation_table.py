@@ -1,0 +1,219 @@
+"""An evaluation, for people in a terminal and as JSON values.
+
+Knows figures. Knows nothing of how they came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.evaluating import Evaluation, RowCounts, TaskEvaluation, Version
+from pipeline.evaluation.reliability import BINS
+from pipeline.evaluation.scores import HEADLINES, Figure
+from pipeline.report.printable import printable, shortened
+from pipeline.report.verdict import two_columns
+
+SHOWN_SUSPECTS = 10
+_ID_CHARS = 40
+NAMES = {
+    "accuracy": "accuracy",
+    "f1": "macro F1",
+    "auroc": "AUROC",
+    "ap": "average precision",
+    "brier": "Brier",
+    "ece": "calibration error",
+}
+
+
+def show_evaluation(found: Evaluation, console: Console) -> None:
+    """What was compared with what, then each task's tables, then the gates."""
+    console.print(two_columns(dict(whereabouts(found))), markup=False)
+    for task in found.tasks:
+        console.print()
+        for table in _task_tables(task):
+            console.print(table, markup=False)
+    for decision in found.decisions:
+        verdict = "passed" if decision.passed else "FAILED"
+        console.print(f"{verdict}: {decision.gate} (it is {number(decision.value)})", markup=False)
+
+
+def whereabouts(found: Evaluation) -> Iterator[tuple[str, str]]:
+    """What was compared with what: names and values."""
+    gold, place = found.gold, f"{found.output}, snapshot {found.snapshot:08d} of {found.spec}"
+    yield "output", printable(place)
+    if found.newest_snapshot != found.snapshot:
+        yield (
+            "not the newest",
+            f"snapshot {found.newest_snapshot:08d} has other wordings or another model than the "
+            f"spec asks for now",
+        )
+    joined = "id" if gold.by == "doc_id" else "the text's hash"
+    yield "gold", printable(f"{gold.source}, {gold.rows:,} documents, joined by {joined}")
+    yield "in the corpus", f"{found.in_corpus:,} of them; the corpus has {found.corpus_rows:,} rows"
+    if gold.repeated:
+        yield "repeated", f"{gold.repeated:,} gold rows stand there again: each counts once"
+    if gold.contradictory:
+        yield (
+            "left out",
+            f"{gold.contradictory:,} gold rows that give one document different labels",
+        )
+    if found.repeated_in_corpus:
+        rows = f"{found.repeated_in_corpus:,} corpus rows have the key of another"
+        yield "ambiguous", f"{rows}: the first is judged"
+    if found.without_gold:
+        yield "without gold", ", ".join(found.without_gold)
+
+
+def row_counts(rows: RowCounts) -> str:
+    """How many rows were judged, and where the others went."""
+    parts = [f"{rows.evaluated:,} of {rows.gold:,} gold documents judged"]
+    if rows.unlabelled:
+        parts.append(f"{rows.unlabelled:,} without a gold label")
+    if rows.not_in_corpus:
+        parts.append(f"{rows.not_in_corpus:,} not in the corpus")
+    answers = (f"{n:,} without an answer ({printable(s)})" for s, n in rows.unanswered.items())
+    return ", ".join([*parts, *answers])
+
+
+def interval(figure: Figure) -> str:
+    if figure.value is None or figure.low is None:
+        return number(figure.value)
+    return f"{number(figure.value)} [{number(figure.low)}, {number(figure.high)}]"
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"  # noqa: RUF001
+
+
+def _task_tables(task: TaskEvaluation) -> Iterator[Table | str]:
+    yield f"{task.task}: {row_counts(task.rows)}"
+    if not task.versions:
+        return
+    yield headline_table(task)
+    for name, version in task.versions.items():
+        which = f" ({name})" if len(task.versions) > 1 else ""
+        yield _label_table(version, which)
+        if version.cuts:
+            yield _cut_table(version, which)
+    raw = next(iter(task.versions.values()))
+    yield _confusion_table(task.labels, raw.scores.confusion)
+    if task.suspects:
+        yield _suspect_table(task)
+
+
+def headline_table(task: TaskEvaluation) -> Table:
+    scores = {name: version.scores for name, version in task.versions.items()}
+    resamples = next(iter(scores.values())).resamples
+    table = _titled(f"{task.task}, with 95 % intervals of {resamples:,} resamples")
+    table.add_column("")
+    for name in scores:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in HEADLINES:
+        shown = f"{NAMES[name]} ({BINS} bins of equal mass)" if name == "ece" else NAMES[name]
+        table.add_row(shown, *(interval(each.headlines[name]) for each in scores.values()))
+    return table
+
+
+def _label_table(version: Version, which: str) -> Table:
+    table = _titled(f"by label{which}")
+    names = ("label", "precision", "recall", "F1", "AUROC", "AP", "gold", "predicted")
+    for name in names:
+        table.add_column(name, justify="left" if name == "label" else "right")
+    for each in version.scores.labels:
+        figures = (each.precision, each.recall, each.f1, each.auroc, each.ap)
+        counts = f"{each.support:,}", f"{each.predicted:,}"
+        table.add_row(printable(each.label), *map(number, figures), *counts)
+    return table
+
+
+def _cut_table(version: Version, which: str) -> Table:
+    table = _titled(f"thresholds{which}: the label where its p is at least so much")
+    for name in ("wanted", "label", "threshold", "precision", "recall", "documents"):
+        table.add_column(name, justify="left" if name in ("wanted", "label") else "right")
+    for cut in version.cuts:
+        wanted = f"{cut.wish} {cut.wanted:g}"
+        if cut.found is None:
+            table.add_row(wanted, printable(cut.label), "no threshold gives it", "", "", "")
+            continue
+        at = cut.found
+        figures = f"{at.threshold:.6g}", number(at.precision), number(at.recall)
+        table.add_row(wanted, printable(cut.label), *figures, f"{at.flagged:,}")
+    return table
+
+
+def _confusion_table(labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...]) -> Table:
+    table = _titled("gold, against what was answered (raw)")
+    table.add_column("gold")
+    for label in labels:
+        table.add_column(printable(label), justify="right")
+    for label, row in zip(labels, counts, strict=True):
+        table.add_row(printable(label), *(f"{count:,}" for count in row))
+    return table
+
+
+def _suspect_table(task: TaskEvaluation) -> Table:
+    shown = task.suspects[:SHOWN_SUSPECTS]
+    more = len(task.suspects) - len(shown)
+    rest = f"; {more:,} more in --json" if more else ""
+    table = _titled(f"gold that is perhaps wrong, the surest first{rest}")
+    for name in ("document", "gold says", "answer says", "p of gold", "p of answer"):
+        table.add_column(name, justify="right" if name.startswith("p ") else "left")
+    for each in shown:
+        table.add_row(
+            shortened(each.doc_id, _ID_CHARS),
+            printable(each.given),
+            printable(each.likely),
+            number(each.p_given),
+            number(each.p_likely),
+        )
+    return table
+
+
+def _titled(title: str) -> Table:
+    return Table(title=title, title_justify="left")
+
+
+def evaluation_json(found: Evaluation) -> dict[str, Any]:
+    """The same for other programs, with every suspected row."""
+    gold = found.gold
+    return {
+        "spec": found.spec,
+        "output": found.output,
+        "snapshot": found.snapshot,
+        "newest_snapshot": found.newest_snapshot,
+        "corpus_rows": found.corpus_rows,
+        "gold": {
+            "source": gold.source,
+            "joined_by": gold.by,
+            "documents": gold.rows,
+            "in_corpus": found.in_corpus,
+            "repeated": gold.repeated,
+            "contradictory": gold.contradictory,
+            "repeated_in_corpus": found.repeated_in_corpus,
+        },
+        "tasks": {task.task: _task_json(task) for task in found.tasks},
+        "without_gold": list(found.without_gold),
+        "gates": [asdict(decision) for decision in found.decisions],
+        "passed": found.passed,
+    }
+
+
+def _task_json(task: TaskEvaluation) -> dict[str, Any]:
+    return {
+        "labels": list(task.labels),
+        "rows": asdict(task.rows),
+        "versions": {
+            name: {
+                **asdict(version.scores),
+                "ece_bins": f"{BINS}, equal mass",
+                "thresholds": [asdict(cut) for cut in version.cuts],
+            }
+            for name, version in task.versions.items()
+        },
+        "mislabelled": [asdict(suspect) for suspect in task.suspects],
+    }
