@@ -70,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     tidy = _verb(verbs, "gc", _gc, "name what nothing needs any more; --delete removes it")
     tidy.add_argument("--keep", type=int, required=True, metavar="N", help="snapshots of each spec")
     tidy.add_argument("--delete", action="store_true", help="remove it; not while a run is on")
+    fitted = _verb(verbs, "calibrate", _calibrate, "make a task's calibration file of its answers")
+    fitted.add_argument("--task", required=True, metavar="T", help="the task's name")
+    fitted.add_argument("--method", required=True, choices=["batch", "temperature", "isotonic"])
+    fitted.add_argument("--to", required=True, metavar="PATH", help="the file, at any fsspec path")
+    fitted.add_argument("--gold", metavar="FILE", help="right labels: csv, jsonl or parquet")
+    fitted.add_argument("--snapshot", type=int, metavar="N", help="of these answers; else the last")
     bench = _verb(verbs, "bench", _bench, "measure speed against the alternatives, in one run")
     bench.add_argument("--rounds", type=int, metavar="N", help="paired rounds")
     bench.add_argument("--tokens", type=int, metavar="N", help="tokens of each document")
@@ -208,6 +214,17 @@ def _gc(options: argparse.Namespace) -> int:
     spec = load_spec(options.spec)
     tidied = tidy(spec, cache_dir=cache_dir(), keep=options.keep, delete=options.delete)
     _print(options, tidied_json(tidied), lambda console: show_tidied(tidied, console))
+    return EXIT_COMPLETE
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from pipeline.calibrating import Wanted, calibrate
+    from pipeline.report.calibration_told import calibrated_json, show_calibrated
+    from pipeline.spec import load_spec
+
+    wanted = Wanted(options.task, options.method, options.gold, options.snapshot)
+    made = calibrate(load_spec(options.spec), wanted, options.to, cache_dir=cache_dir())
+    _print(options, calibrated_json(made), lambda console: show_calibrated(made, console))
     return EXIT_COMPLETE
 
 

@@ -24,6 +24,7 @@ NEVER: dict[str, set[str]] = {
     "pipeline.bench": set(),
     "pipeline.samples": set(),
     "pipeline.stopwatch": set(),
+    "pipeline.calibrating": MODEL_SIDE | {"ray"},
     "pipeline.report.findings": set(),
     "pipeline.report.bench_table": set(),
     "pipeline.data": MODEL_SIDE,

@@ -120,13 +120,18 @@ def same_answers(store: Store, versions: Mapping[str, Fingerprint]) -> dict[str,
     return {task: list(_same_answers(store, task, of)) for task, of in versions.items()}
 
 
+def raw_version(store: Store, task: str, fp: str) -> str:
+    """The fingerprint of the same answers without calibration, by the words written down."""
+    return Fingerprint(_words(store, spec_key(task, fp))).raw.id
+
+
 def _same_answers(store: Store, task: str, version: Fingerprint) -> Iterator[str]:
     own, raw = version.id, version.raw.id
     for stored in store.list(spec_key(task, "").removesuffix(".json")):
         fp = stored.key.rpartition("/")[2].removesuffix(".json")
         if fp == own or stored.key != spec_key(task, fp):
             continue
-        if Fingerprint(_words(store, stored.key)).raw.id == raw:
+        if raw_version(store, task, fp) == raw:
             yield fp
 
 
