@@ -24,12 +24,8 @@ TOXIC: dict[str, Any] = {
     "question": "Rude?",
     "labels": {"clean": ["No"], "toxic": ["Yes", "yes"]},
 }
-TOPIC: dict[str, Any] = {
-    "name": "topic",
-    "question": "About what?",
-    "labels": ["art", "law", "war"],
-}
-LABELS = {"toxic": ["toxic", "clean"], "topic": ["art", "law", "war"]}
+TOPIC: dict[str, Any] = {"name": "topic", "question": "About what?", "labels": ["art", "law"]}
+LABELS = ["clean", "toxic"]
 DOCUMENTS = 20
 
 
