@@ -96,8 +96,11 @@ def answers_for(
     )
     wanted = pa.array(keys, pa.string())
     gathered = {
-        name: _Gathered(len(keys), labels, versions(dataset.schema.field(name).type))
-        for name, labels in dataset.labels.items()
+        task.name: _Gathered(
+            len(keys), tuple(task.labels), versions(dataset.schema.field(task.name).type)
+        )
+        for task in spec.tasks
+        if task.name in dataset.labels
     }
     doc_ids: list[str | None] = [None] * len(keys)
     repeated = 0

@@ -1,0 +1,164 @@
+"""An evaluation as one page that needs nothing else: no script, no font, no request.
+
+Knows HTML and that whatever is shown may be hostile. Knows nothing of how figures came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from pipeline.errors import StorageError
+from pipeline.evaluating import Evaluation, TaskEvaluation, Version
+from pipeline.evaluation.reliability import BINS
+from pipeline.evaluation.scores import HEADLINES
+from pipeline.report.evaluation_plots import plots
+from pipeline.report.evaluation_table import NAMES, interval, number, row_counts, whereabouts
+from pipeline.report.printable import printable, shortened
+
+SHOWN_SUSPECTS = 100
+_TEXT_CHARS = 400
+# Nothing may be fetched and no script may run, whatever a label or a text holds.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_CSS = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 2em auto;
+       padding: 0 1em; }
+h2 { border-top: 2px solid #ccc; padding-top: 1em; margin-top: 2em; }
+table { border-collapse: collapse; margin: .5em 0 1.5em; }
+th, td { padding: .25em .8em; border-bottom: 1px solid #ddd; text-align: left;
+         vertical-align: top; overflow-wrap: anywhere; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+figure { margin: 1em 0 2em; overflow-x: auto; }
+figure svg { max-width: 100%; height: auto; }
+.failed { color: #a00; font-weight: bold; }
+"""
+
+
+def write_page(found: Evaluation, path: Path) -> None:
+    """The page as a file; what lay there is replaced."""
+    try:
+        path.write_text(page(found), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"--html: {path}: cannot be written: {error}") from error
+
+
+def page(found: Evaluation) -> str:
+    """The page as a text."""
+    title = f"{found.spec}: answers against gold"
+    return "".join(
+        [
+            "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>",
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+            f"<title>{_safe(title)}</title><style>{_CSS}</style></head><body>",
+            f"<h1>{_safe(title)}</h1>",
+            _table((), whereabouts(found)),
+            _gates(found),
+            *(part for task in found.tasks for part in _task(task)),
+            "</body></html>\n",
+        ]
+    )
+
+
+def _gates(found: Evaluation) -> str:
+    rows = [
+        (decision.gate, number(decision.value), "passed" if decision.passed else "FAILED")
+        for decision in found.decisions
+    ]
+    return _table(("gate", "it is", ""), rows) if rows else ""
+
+
+def _task(task: TaskEvaluation) -> Iterator[str]:
+    yield f"<h2>{_safe(task.task)}</h2><p>{_safe(row_counts(task.rows))}</p>"
+    if not task.versions:
+        return
+    yield _headlines(task)
+    for title, svg in plots(task):
+        yield f"<figure><figcaption>{_safe(title)}</figcaption>{svg}</figure>"
+    for name, version in task.versions.items():
+        which = f" ({name})" if len(task.versions) > 1 else ""
+        yield f"<h3>By label{which}</h3>{_labels(version)}"
+        if version.cuts:
+            yield f"<h3>Thresholds{which}</h3>{_cuts(version)}"
+    if task.suspects:
+        yield _suspects(task)
+
+
+def _headlines(task: TaskEvaluation) -> str:
+    scores = [version.scores for version in task.versions.values()]
+    rows = [(NAMES[n], *(interval(each.headlines[n]) for each in scores)) for n in HEADLINES]
+    note = (
+        f"In brackets: 95 % intervals of {scores[0].resamples:,} bootstrap resamples. Macro F1 is "
+        f"the mean over the labels that occur; AUROC and average precision are of the first of two "
+        f"labels, of more the mean of each against the rest; the calibration error is of the "
+        f"answer's p, in {BINS} bins of equal mass."
+    )
+    return _table(("", *task.versions), rows, numbers_from=1) + f"<p>{_safe(note)}</p>"
+
+
+def _labels(version: Version) -> str:
+    rows = [
+        (
+            each.label,
+            *map(number, (each.precision, each.recall, each.f1, each.auroc, each.ap)),
+            f"{each.support:,}",
+            f"{each.predicted:,}",
+        )
+        for each in version.scores.labels
+    ]
+    names = ("label", "precision", "recall", "F1", "AUROC", "AP", "gold", "predicted")
+    return _table(names, rows, numbers_from=1)
+
+
+def _cuts(version: Version) -> str:
+    rows = []
+    for cut in version.cuts:
+        at, wanted = cut.found, f"{cut.wish} {cut.wanted:g}"
+        if at is None:
+            rows.append((wanted, cut.label, "none gives it", "", "", ""))
+            continue
+        figures = f"{at.threshold:.6g}", number(at.precision), number(at.recall), f"{at.flagged:,}"
+        rows.append((wanted, cut.label, *figures))
+    names = ("wanted", "label", "p at least", "precision", "recall", "documents")
+    return _table(names, rows, numbers_from=2)
+
+
+def _suspects(task: TaskEvaluation) -> str:
+    shown = task.suspects[:SHOWN_SUSPECTS]
+    texts = any(each.text is not None for each in shown)
+    rows = []
+    for each in shown:
+        row = (each.doc_id, each.given, each.likely, number(each.p_given), number(each.p_likely))
+        rows.append((*row, shortened(each.text or "", _TEXT_CHARS)) if texts else row)
+    names = ("document", "gold says", "answer says", "p of gold", "p of answer")
+    more = len(task.suspects) - len(shown)
+    left = f"<p>{more:,} more are in the JSON form.</p>" if more else ""
+    return (
+        "<h3>Gold that is perhaps wrong, the surest first</h3>"
+        + _table((*names, "text") if texts else names, rows)
+        + left
+    )
+
+
+def _table(
+    names: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int | None = None
+) -> str:
+    """A table; every cell is escaped here, and nowhere else."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        kinds = (
+            " class='n'" if numbers_from is not None and index >= numbers_from else ""
+            for index in range(len(cells))
+        )
+        shown = (
+            f"<{tag}{kind}>{_safe(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
+        )
+        return f"<tr>{''.join(shown)}</tr>"
+
+    head = f"<thead>{line(names, 'th')}</thead>" if names else ""
+    return f"<table>{head}<tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>"
+
+
+def _safe(text: str) -> str:
+    return escape(printable(text), quote=True)

@@ -1,0 +1,209 @@
+"""The plots of an evaluation, each an SVG text for a page.
+
+Knows figures and matplotlib. Knows nothing of pages. Labels are drawn as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from pipeline.evaluating import TaskEvaluation
+from pipeline.evaluation.metrics import Floats
+from pipeline.evaluation.thresholds import OperatingPoints, operating_points
+from pipeline.report.printable import shortened
+
+LABEL_CHARS = 18
+# More lines or panels than these are not told apart: those with the most gold rows are drawn.
+MAX_LINES = 10
+MAX_PANELS = 12
+_LINE_STYLES = ("-", "--")  # raw, calibrated
+_POINTS = 400  # of a curve: more are not seen
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text
+    "text.parse_math": False,  # a label may hold dollar signs
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+}
+
+Draw = Callable[[Figure], None]
+
+
+def svg(draw: Draw, *, width: float, height: float, salt: str) -> str:
+    """What `draw` draws, in inches; `salt` keeps ids of one page's plots apart."""
+    with _style(salt):
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+        figure = Figure(figsize=(width, height), layout=layout)
+        draw(figure)
+        written = io.StringIO()
+        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+    text = written.getvalue()
+    return text[text.index("<svg") :]
+
+
+@contextmanager
+def _style(salt: str) -> Iterator[None]:
+    style: Any = {**_STYLE, "svg.hashsalt": salt}
+    with rc_context(style), warnings.catch_warnings():
+        # — matplotlib measures with its own font; the page is drawn with the reader's, which may
+        #   have the sign
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
+        yield
+
+
+def plots(task: TaskEvaluation) -> Iterator[tuple[str, str]]:
+    """Titles and SVGs of one task."""
+    shown = drawn_labels(task)
+    name = task.task
+    yield (
+        "Reliability, precision and recall, ROC",
+        svg(lambda f: _curves(f, task, shown[:MAX_LINES]), width=13, height=4.6, salt=f"{name} c"),
+    )
+    side = min(12.0, 2.8 + 0.55 * len(task.labels))
+    yield (
+        "Gold against answers: the darker, the more of the gold label's documents",
+        svg(lambda f: _confusion(f, task), width=side + 0.6, height=side, salt=f"{name} m"),
+    )
+    panels = shown[:MAX_PANELS]
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
+    yield (
+        "Probabilities by gold label",
+        svg(
+            lambda f: _histograms(f, task, panels, down, across),
+            width=max(5.5, 4.3 * across),
+            height=3.2 * down + 0.4,
+            salt=f"{name} h",
+        ),
+    )
+
+
+def drawn_labels(task: TaskEvaluation) -> list[int]:
+    """The first of two labels, whose mirror is the other; else all, the most frequent first."""
+    if len(task.labels) == 2:
+        return [0]
+    support = np.bincount(task.truth, minlength=len(task.labels))
+    return [int(label) for label in np.argsort(-support, kind="stable") if support[label]]
+
+
+def _curves(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> None:
+    reliability, precision, roc = figure.subplots(1, 3)
+    _reliability(reliability, task)
+    _square(precision, "recall", "precision")
+    _square(roc, "false positive rate", "true positive rate")
+    roc.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle=":")
+    for number, (version, judged) in enumerate(task.versions.items()):
+        for label in shown:
+            points = operating_points(task.truth == label, judged.p[:, label])
+            if not 0 < points.positives < points.rows:
+                continue
+            name = _name(task.labels[label])
+            if len(task.versions) > 1:
+                name = f"{name}, {version}"
+            color = f"C{shown.index(label) if len(shown) > 1 else number}"
+            look = {"color": color, "linestyle": _LINE_STYLES[number], "label": name}
+            kept = _thinned(points)
+            found, right = points.recall[kept], points.precision[kept]
+            # — precision stays as it is while recall rises to the next threshold's: a step
+            precision.step(np.r_[0, found], np.r_[right[0], right], where="pre", **look)
+            roc.plot(np.r_[0, points.false_positive_rate[kept]], np.r_[0, found], **look)
+    for axes in (precision, roc):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
+
+
+def _reliability(axes: Axes, task: TaskEvaluation) -> None:
+    _square(axes, "confidence: p of the answer", "share of right answers")
+    axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle=":", label="as sure as right")
+    for style, (version, judged) in zip(_LINE_STYLES, task.versions.items(), strict=False):
+        bins = judged.scores.reliability
+        axes.plot(
+            [each.confidence for each in bins],
+            [each.accuracy for each in bins],
+            marker="o",
+            markersize=4,
+            linestyle=style,
+            label=f"{version}, {len(bins)} bins of about equal mass",
+        )
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17))
+
+
+def _confusion(figure: Figure, task: TaskEvaluation) -> None:
+    counts = np.array(next(iter(task.versions.values())).scores.confusion)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    axes = figure.subplots()
+    # — cells that are drawn, not an image: the page allows none
+    axes.pcolormesh(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.invert_yaxis()
+    axes.set_aspect("equal")
+    axes.grid(False)
+    names = [_name(label) for label in task.labels]
+    middles = np.arange(len(names)) + 0.5
+    axes.set_xticks(middles, names, rotation=40, ha="right", rotation_mode="anchor")
+    axes.set_yticks(middles, names)
+    axes.set_xlabel("answer (raw)")
+    axes.set_ylabel("gold")
+    for (row, column), count in np.ndenumerate(counts):
+        dark = shares[row, column] > 0.5
+        color = "white" if dark else "0.2"
+        axes.text(column + 0.5, row + 0.5, f"{count:,}", ha="center", va="center", color=color)
+
+
+def _histograms(
+    figure: Figure, task: TaskEvaluation, shown: Sequence[int], down: int, across: int
+) -> None:
+    version, judged = list(task.versions.items())[-1]
+    which = f" ({version})" if len(task.versions) > 1 else ""
+    every = figure.subplots(down, across, squeeze=False).ravel()
+    for axes in every[len(shown) :]:
+        axes.set_axis_off()
+    for axes, label in zip(every, shown, strict=False):
+        name = _name(task.labels[label])
+        other = _name(task.labels[1]) if len(task.labels) == 2 else "another"
+        is_it = task.truth == label
+        _histogram(axes, judged.p[is_it, label], f"gold: {name}", "C3")
+        _histogram(axes, judged.p[~is_it, label], f"gold: {other}", "C0")
+        axes.set_xlim(0, 1)
+        axes.set_xlabel(f"p of {name}{which}")
+        axes.set_ylabel("share of documents")
+        axes.legend(loc="upper center")
+
+
+def _histogram(axes: Axes, p: Floats, name: str, color: str) -> None:
+    # — shares, not counts: beside all others, a rare label would not be seen
+    weights = np.full(len(p), 1 / max(1, len(p)))
+    edges = np.linspace(0, 1, 31).tolist()
+    axes.hist(p, edges, weights=weights, alpha=0.55, color=color, label=f"{name}, {len(p):,}")
+
+
+def _square(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_aspect("equal")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def _thinned(points: OperatingPoints) -> list[int]:
+    """So many of the points, evenly, the last one too."""
+    count = len(points.hits)
+    return sorted({int(index) for index in np.linspace(0, count - 1, min(count, _POINTS))})
+
+
+def _name(label: str) -> str:
+    return shortened(label, LABEL_CHARS)
