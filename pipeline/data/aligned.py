@@ -15,7 +15,8 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.data.calibrated import CALIBRATED, calibrated_type
+from pipeline.data.answer_columns import CALIBRATED
+from pipeline.data.calibrated import calibrated_type
 from pipeline.data.commit import DOCUMENT_COLUMNS
 from pipeline.data.contents import Contents, NamedFile, NamedShard, change_of, etags_now
 from pipeline.data.earlier import ANSWER_COLUMNS

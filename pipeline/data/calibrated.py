@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from pipeline.data.answer_columns import CALIBRATED, RAW, probabilities
 from pipeline.data.commit import label_table
 from pipeline.evaluation.calibration import Calibration
 
-CALIBRATED = "calibrated"
 CALIBRATED_COLUMNS = ("label", "p", "margin")
 
 
@@ -24,7 +22,8 @@ def calibrated_type(p: pa.StructType) -> pa.StructType:
 
 def with_calibrated(table: pa.Table, calibration: Calibration) -> pa.Table:
     """The label rows with the column beside them, null where there is no answer."""
-    raw = raw_probabilities(table)  # [docs, labels]
+    rows = table.select(["p"]).combine_chunks().to_struct_array().combine_chunks()
+    raw = probabilities(rows, RAW, calibration.labels)  # [docs, labels]
     answered = ~np.isnan(raw).any(axis=1)  # [docs]
     p = np.full(raw.shape, np.nan, np.float32)
     p[answered] = calibration.apply(raw[answered])
@@ -46,10 +45,3 @@ def with_calibrated(table: pa.Table, calibration: Calibration) -> pa.Table:
         mask=pa.array(~answered),
     )
     return table.append_column(CALIBRATED, column)
-
-
-def raw_probabilities(table: pa.Table) -> NDArray[np.float64]:
-    """[docs, labels] in the file's order; NaN where there is no answer."""
-    p = table.column("p").combine_chunks()
-    columns = [pc.cast(column, pa.float64()) for column in p.flatten()]
-    return np.stack([column.to_numpy(zero_copy_only=False) for column in columns], axis=1)

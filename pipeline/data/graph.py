@@ -216,7 +216,8 @@ def _calibration(block: pa.Table, task: str, job: Job) -> Calibration | None:
     measured = f"calibration:{task}"
     if measured in block.column_names:
         return calibration_from_json(json.loads(block.column(measured)[0].as_py()))
-    return job.calibrations.get(task)
+    file = job.calibrations.get(task)
+    return None if file is None else file.calibration
 
 
 def _label_counts(table: pa.Table) -> dict[str, int]:

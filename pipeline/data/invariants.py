@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.data.calibrated import CALIBRATED, CALIBRATED_COLUMNS, calibrated_type
+from pipeline.data.answer_columns import CALIBRATED
+from pipeline.data.calibrated import CALIBRATED_COLUMNS, calibrated_type
 from pipeline.data.commit import P_SUM_TOLERANCE
 from pipeline.data.documents import EMPTY, OK, QUARANTINED, TRUNCATED
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.data.calibrations import (
+    CalibrationFile,
     calibration_hash,
     load_calibrations,
     same_answers,
@@ -32,7 +33,6 @@ from pipeline.data.source import InputObject, find_objects
 from pipeline.data.storage import Store
 from pipeline.data.weights import ModelFiles, locate
 from pipeline.errors import Problem, SpecError
-from pipeline.evaluation.calibration import Calibration
 from pipeline.fingerprint import Fingerprint, fingerprints
 from pipeline.spec import JobSpec
 
@@ -53,7 +53,7 @@ class Job:
     fingerprints: Mapping[str, Fingerprint]  # by task
     cache_dir: str
     # — read once by the driver; a contextual one is measured by each worker instead
-    calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # by task
+    calibrations: Mapping[str, CalibrationFile] = field(default_factory=dict)  # by task
 
     @property
     def fp(self) -> dict[str, str]:
@@ -101,13 +101,12 @@ def describe(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
         dtype=placement.dtype,
         calibrations={task: calibration_hash(file) for task, file in calibrations.items()},
     )
-    warn_of_others(calibrations, versions)
-    applied = {task: file.calibration for task, file in calibrations.items()}
-    return Job(spec, files, placement, versions, str(cache_dir), applied)
+    return Job(spec, files, placement, versions, str(cache_dir), calibrations)
 
 
 def plan(job: Job, store: Store) -> Plan:
     """The job's shards and what is missing of them; an input that is new is cut here."""
+    warn_of_others(job.calibrations, job.fingerprints)
     wanted = job.spec.input
     objects = find_objects(wanted.path, Path(job.cache_dir), wanted.storage_options)
     refuse_own_output(objects, store.url)

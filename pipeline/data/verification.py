@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.data.calibrated import CALIBRATED
+from pipeline.data.answer_columns import CALIBRATED
 from pipeline.data.commit import DOCUMENT_COLUMNS, METADATA_PREFIX
 from pipeline.data.contents import Contents, NamedFile, NamedShard, change_of, contents, etags_now
 from pipeline.data.earlier import ANSWER_COLUMNS

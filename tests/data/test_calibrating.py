@@ -46,7 +46,7 @@ class Output:
 
     def spec(self) -> Path:
         return self.write_spec(
-            input={"path": str(self.folder / "in.jsonl"), "id": "id", "shard_bytes": 300},
+            input={"path": str(self.folder / "in.jsonl"), "id": "id", "shard_bytes": 900},
             tasks=self.tasks,
         )
 
