@@ -32,6 +32,8 @@ NEVER: dict[str, set[str]] = {
     "pipeline.data": MODEL_SIDE,
     "pipeline.report": MODEL_SIDE,
     "pipeline.inference": DATA_SIDE,
+    # scikit-learn imports pyarrow where it is installed.
+    "pipeline.evaluation.calibration_fitting": MODEL_SIDE | {"ray", "fsspec"},
     "pipeline.evaluation": MODEL_SIDE | DATA_SIDE,
     "pipeline.cli": MODEL_SIDE | {"ray"},
     "pipeline": MODEL_SIDE | {"ray", "pyarrow"},  # errors, spec, prompts, and any other
