@@ -90,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     for side in ("A", "B"):
         diff.add_argument(side.lower(), metavar=side, help="a number, or fp:TASK:FINGERPRINT")
     diff.add_argument("--by", choices=("path",), help="flip rates by the input's files")
+    fitted = _verb(verbs, "calibrate", _calibrate, "make a task's calibration file of its answers")
+    fitted.add_argument("--task", required=True, metavar="T", help="the task's name")
+    fitted.add_argument("--method", required=True, choices=["batch", "temperature", "isotonic"])
+    fitted.add_argument("--to", required=True, metavar="PATH", help="the file, at any fsspec path")
+    fitted.add_argument("--gold", metavar="FILE", help="right labels: csv, jsonl or parquet")
+    fitted.add_argument("--snapshot", type=int, metavar="N", help="of these answers; else the last")
     bench = _verb(verbs, "bench", _bench, "measure speed against the alternatives, in one run")
     bench.add_argument("--rounds", type=int, metavar="N", help="paired rounds")
     bench.add_argument("--tokens", type=int, metavar="N", help="tokens of each document")
@@ -314,6 +320,17 @@ def _diff(options: argparse.Namespace) -> int:
     store = open_store(spec.output, spec.storage_options)
     compared = compare(store, side(store, options.a), side(store, options.b), options.by)
     _print(options, comparison_json(compared), lambda console: show_comparison(compared, console))
+    return EXIT_COMPLETE
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from pipeline.calibrating import Wanted, calibrate
+    from pipeline.report.calibration_told import calibrated_json, show_calibrated
+    from pipeline.spec import load_spec
+
+    wanted = Wanted(options.task, options.method, options.gold, options.snapshot)
+    made = calibrate(load_spec(options.spec), wanted, options.to, cache_dir=cache_dir())
+    _print(options, calibrated_json(made), lambda console: show_calibrated(made, console))
     return EXIT_COMPLETE
 
 

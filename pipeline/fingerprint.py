@@ -10,9 +10,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from pipeline.spec import ExitSpec, JobSpec, TaskSpec
+from pipeline.spec import ContextualSpec, ExitSpec, JobSpec, TaskSpec
 
 # Raised when the same spec would be answered otherwise by this program, or written otherwise.
 SCHEMA_VERSION = 1
@@ -29,6 +30,11 @@ class Fingerprint:
         """16 hex digits; changes exactly when an answer could change."""
         return hashlib.sha256(self.json()).hexdigest()[:16]
 
+    @property
+    def raw(self) -> Fingerprint:
+        """The same task without calibration: its answers are the same, but for that."""
+        return Fingerprint({k: v for k, v in self.content.items() if k != "calibration"})
+
     def json(self) -> bytes:
         return json.dumps(self.content, sort_keys=True, separators=(",", ":")).encode()
 
@@ -38,14 +44,16 @@ def fingerprints(
     *,
     weights: Mapping[str, str],
     dtype: str,
-    readouts: Mapping[str, str] | None = None,
+    readouts: Mapping[str, str] = MappingProxyType({}),
+    calibrations: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Fingerprint]:
     """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files.
 
-    `readouts` are the hashes of the tasks' readout files, by task.
+    `readouts` and `calibrations` are the hashes of the files that tasks name, by task.
     """
     return {
-        task.name: _fingerprint(spec, task, weights, dtype, readouts or {}) for task in spec.tasks
+        task.name: _fingerprint(spec, task, weights, dtype, readouts, calibrations)
+        for task in spec.tasks
     }
 
 
@@ -55,6 +63,7 @@ def _fingerprint(
     weights: Mapping[str, str],
     dtype: str,
     readouts: Mapping[str, str],
+    calibrations: Mapping[str, str],
 ) -> Fingerprint:
     documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
     asked: dict[str, Any] = {
@@ -80,6 +89,11 @@ def _fingerprint(
         content["quantize"] = spec.model.quantize
     if spec.exit is not None:
         content["exit"] = _exit(spec.exit, readouts)
+    if isinstance(task.calibration, ContextualSpec):
+        content["calibration"] = task.calibration.model_dump(mode="json")
+    elif task.calibration is not None:
+        method = task.calibration.method
+        content["calibration"] = {"method": method, "hash": calibrations[task.name]}
     return Fingerprint(content)
 
 

@@ -126,6 +126,20 @@ Surfaces = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(stri
 Labels = Annotated[dict[str, Surfaces], BeforeValidator(_as_surfaces), Field(min_length=2)]
 
 
+class ContextualSpec(Frozen):
+    """Calibration by what the model answers about documents without content."""
+
+    method: Literal["contextual"]
+    documents: tuple[str, ...] = Field(default=("N/A", "[MASK]", ""), min_length=1, strict=False)
+
+
+class FittedSpec(Frozen):
+    """Calibration by a file that `assay calibrate` wrote."""
+
+    method: Literal["batch", "temperature", "isotonic"]
+    file: str = Field(min_length=1)
+
+
 class TaskSpec(Frozen):
     """One closed question, asked of every document, or with a readout and none read off it."""
 
@@ -134,6 +148,7 @@ class TaskSpec(Frozen):
     question: Annotated[str, Field(min_length=1)] | None
     labels: Labels
     chunks: Literal["max", "mean"] = "max"
+    calibration: ContextualSpec | FittedSpec | None = Field(default=None, discriminator="method")
 
     @field_validator("name")
     @classmethod

@@ -95,7 +95,7 @@ def test_the_example_of_the_design_parses_with_its_values() -> None:
                 "question": INSULTS,
                 "labels": {"toxic": ("Yes", "yes"), "clean": ("No", "no")},
                 "chunks": "max",
-                "readout": None,
+                **dict.fromkeys(("readout", "calibration")),
             },
         ),
         "exit": None,

@@ -29,12 +29,15 @@ NEVER: dict[str, set[str]] = {
     "pipeline.fit": set(),
     "pipeline.report.fit_table": set(),
     "pipeline.stopwatch": set(),
+    "pipeline.calibrating": MODEL_SIDE | {"ray"},
     "pipeline.report.findings": set(),
     "pipeline.report.bench_table": set(),
     "pipeline.relabelling": MODEL_SIDE,
     "pipeline.data": MODEL_SIDE,
     "pipeline.report": MODEL_SIDE,
     "pipeline.inference": DATA_SIDE,
+    # scikit-learn imports pyarrow where it is installed.
+    "pipeline.evaluation.calibration_fitting": MODEL_SIDE | {"ray", "fsspec"},
     "pipeline.evaluation": MODEL_SIDE | DATA_SIDE,
     "pipeline.cli": MODEL_SIDE | {"ray"},
     "pipeline": MODEL_SIDE | {"ray", "pyarrow"},  # errors, spec, prompts, and any other
@@ -114,6 +117,7 @@ def test_the_probe_sees_what_a_module_loads() -> None:
         ("pipeline.data.graph", {"torch", "transformers"}),
         ("pipeline.evaluation.metrics", {"torch", "transformers", "ray", "pyarrow", "fsspec"}),
         ("pipeline.data.anything_new", {"torch", "transformers"}),
+        ("pipeline.evaluation.calibration", {"torch", "transformers", "ray", "pyarrow", "fsspec"}),
         ("pipeline.anything_new", {"torch", "transformers", "ray", "pyarrow"}),
         ("jobs.corpus.build", {"torch", "transformers", "ray"}),
     ],

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,9 @@ from pipeline.data.source import read_documents
 from pipeline.data.storage import open_store
 from pipeline.data.weights import fetch, settle
 from pipeline.errors import DocumentError, Problem, SpecError
+from pipeline.evaluation.calibration import Calibration
 from pipeline.inference.answers import Answers
+from pipeline.inference.content_free import content_free_prior
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.fitting import fit_text
 from pipeline.inference.gguf import convert
@@ -42,7 +44,7 @@ from pipeline.inference.model import LoadedModel
 from pipeline.inference.quantisation import require_torchao
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
 from pipeline.inference.trained import Readouts
-from pipeline.spec import Quantize
+from pipeline.spec import ContextualSpec, Quantize
 
 # More tokens do not fill two cores better, and their activations no longer lie in the cache:
 # 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
@@ -113,8 +115,26 @@ def preflight(job: Job) -> None:
     require_torchao(job.spec.model.quantize)
     job_readouts(job)
     folder = local_model(job)
-    prompt = tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks)
+    tokenizer = load_tokenizer(folder)
+    prompt = tokenise_prompt(tokenizer, job.spec.prompt, job.spec.tasks)
     check_room(job, prompt, context_tokens(folder))
+    content_free_ids(job, DocumentTokenizer(tokenizer))
+
+
+def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[list[int]]]:
+    """By task, its content-free documents as the model reads them; SpecError if it cannot."""
+    found: dict[str, list[list[int]]] = {}
+    for index, task in enumerate(job.spec.tasks):
+        if not isinstance(task.calibration, ContextualSpec):
+            continue
+        texts = task.calibration.documents
+        try:
+            ids = [tokenizer.encode(text) for text in texts]
+        except DocumentError as error:
+            place = f"tasks.{index}.calibration.documents"
+            raise SpecError([Problem(place, f"{error}; write others", texts)]) from error
+        found[task.name] = [each[: job.spec.documents.max_tokens] for each in ids]
+    return found
 
 
 def check_room(job: Job, prompt: PromptTokens, context: int) -> None:
@@ -196,27 +216,51 @@ class Tokenise:
 
 
 class LabelDocuments:
-    """Holds a model and answers a shard's missing tasks, one row a document."""
+    """Holds a model and answers a shard's missing tasks, one row a document.
 
-    def __init__(self, job: Job) -> None:
+    The model is loaded at once where `asks`; else when it is needed: not at all, where all answers
+    are there and are but to be calibrated.
+    """
+
+    def __init__(self, job: Job, *, asks: bool) -> None:
         torch.set_num_threads(job.placement.threads)  # Ray gives an actor one
         keep_freed_memory()
-        folder = local_model(job)
         self.job = job
-        model = job_model(job, folder)
-        prompt = tokenise_prompt(load_tokenizer(folder), job.spec.prompt, job.spec.tasks)
-        self._engine = label_engine(job, model, prompt, job_readouts(job))
         self._store = open_store(job.spec.output, job.spec.storage_options)
+        if asks:
+            _ = self._engine, self._measured
+
+    @cached_property
+    def _engine(self) -> LabelEngine:
+        folder = local_model(self.job)
+        model = job_model(self.job, folder)
+        prompt = tokenise_prompt(load_tokenizer(folder), self.job.spec.prompt, self.job.spec.tasks)
+        return label_engine(self.job, model, prompt, job_readouts(self.job))
+
+    @cached_property
+    def _measured(self) -> dict[str, str]:
+        """By task, its contextual calibration as JSON."""
+        tokenizer = DocumentTokenizer(load_tokenizer(local_model(self.job)))
+        labels = {task.name: tuple(task.labels) for task in self.job.spec.tasks}
+        return {
+            name: json.dumps(
+                Calibration(
+                    "contextual", labels[name], content_free_prior(self._engine, documents, name)
+                ).to_json()
+            )
+            for name, documents in content_free_ids(self.job, tokenizer).items()
+        }
 
     def __call__(self, block: pa.Table) -> pa.Table:
         work = work_from_json(block.column("work")[0].as_py())
         pieces = block.column("pieces").to_pylist()
         asked = [task for task in self.job.spec.tasks if task.name in work.tasks]
         answers = Answers(pieces, asked)
+        engine = self._engine if answers.asked_rows else None  # loading it is no part of labelling
         started = time.perf_counter()
-        if answers.asked_rows:  # a shard of which everything is known makes no attempt
+        if engine:  # a shard of which everything is known makes no attempt
             attempts = Attempts(self._store, attempt_name(self.job.fp, work), self.job.run_id)
-            label = partial(self._label, answers, block.column("doc_id"))
+            label = partial(_label, engine, answers, block.column("doc_id"))
             answers.set_aside(attempts.run(len(pieces), label), QUARANTINED)
         seconds = time.perf_counter() - started
         status = answers.status(block.column("label_status").to_pylist())
@@ -230,16 +274,22 @@ class LabelDocuments:
         )
         for task, log_probs in zip(asked, answers.by_task, strict=True):
             table = table.append_column(f"log_probs:{task.name}", _lists(log_probs))
+            if isinstance(task.calibration, ContextualSpec):
+                measured = _constant(self._measured[task.name], len(pieces))
+                table = table.append_column(f"calibration:{task.name}", measured)
         return table
 
-    def _label(self, answers: Answers, doc_ids: pa.ChunkedArray, start: int, end: int) -> None:
-        """Asks the model about the rows from `start` to before `end`."""
-        for doc_id in doc_ids[start:end] if are_planned() else ():
-            reach(f"document {doc_id}")
-        documents = answers.pieces[start:end]
-        flat = [piece for document in documents for piece in document]
-        names = [task.name for task in answers.tasks]
-        answers.take(start, documents, self._engine.label(flat, tasks=names))
+
+def _label(
+    engine: LabelEngine, answers: Answers, doc_ids: pa.ChunkedArray, start: int, end: int
+) -> None:
+    """Asks the model about the rows from `start` to before `end`."""
+    for doc_id in doc_ids[start:end] if are_planned() else ():
+        reach(f"document {doc_id}")
+    documents = answers.pieces[start:end]
+    flat = [piece for document in documents for piece in document]
+    names = [task.name for task in answers.tasks]
+    answers.take(start, documents, engine.label(flat, tasks=names))
 
 
 def _measured(seconds: float, answers: Answers) -> str:

@@ -149,7 +149,7 @@ def _parsed(found: Mapping[str, Any]) -> Contents:
         file = NamedFile(**{name: entry[name] for name in NamedFile.__dataclass_fields__})
         files.setdefault(file.sid, []).append(file)
     tasks = {
-        name: SnapshotTask(task["fp"], tuple(task["labels"]))
+        name: SnapshotTask(task["fp"], tuple(task["labels"]), task.get("calibrated", False))
         for name, task in found["tasks"].items()
     }
     shards = tuple(_shard(entry, files[entry["sid"]], tasks) for entry in found["shards"])

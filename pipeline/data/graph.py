@@ -25,6 +25,7 @@ import ray.data
 from ray.exceptions import RayTaskError
 
 from pipeline.data.attempts import Attempts, attempt_name
+from pipeline.data.calibrated import with_calibrated
 from pipeline.data.commit import LabelFile, commit_shard, label_table
 from pipeline.data.earlier import overlaid
 from pipeline.data.hashes import canonical_json, short_hash
@@ -32,6 +33,7 @@ from pipeline.data.job import Job, work_from_json, work_to_json
 from pipeline.data.ledger import Earlier, Work
 from pipeline.data.storage import open_store
 from pipeline.errors import AssayError, SpecError, StorageError
+from pipeline.evaluation.calibration import Calibration, calibration_from_json
 
 # Ray fuses stages that ask for the same; these three never do.
 TOKENISE_CPUS = 0.5
@@ -106,7 +108,7 @@ def build(works: Sequence[Work], job: Job) -> ray.data.Dataset:
         )
         .map_batches(
             _LabelStage,
-            fn_constructor_args=(job,),
+            fn_constructor_args=(job, any(work.asks for work in works)),
             batch_size=None,
             batch_format="pyarrow",
             compute=pool,
@@ -144,19 +146,19 @@ class _LabelStage:
     spinning. On two cores that cost a fifth of the documents a second.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, asks: bool) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="label")
-        self._worker = self._thread.submit(_label_documents, job).result()
+        self._worker = self._thread.submit(_label_documents, job, asks).result()
 
     def __call__(self, block: pa.Table) -> pa.Table:
         table: pa.Table = self._thread.submit(self._worker, block).result()
         return table
 
 
-def _label_documents(job: Job) -> Callable[[pa.Table], pa.Table]:
+def _label_documents(job: Job, asks: bool) -> Callable[[pa.Table], pa.Table]:
     worker: Callable[[pa.Table], pa.Table] = importlib.import_module(
         "pipeline.data.actor"
-    ).LabelDocuments(job)
+    ).LabelDocuments(job, asks=asks)
     return worker
 
 
@@ -213,7 +215,20 @@ def _label_file(block: pa.Table, task: str, job: Job, retry: int) -> LabelFile:
     known = f"known:{task}"
     if known in block.column_names:
         table = overlaid(table, block.column(known).combine_chunks())
+    calibration = _calibration(block, task, job)
+    if calibration is not None:
+        table = with_calibrated(table, calibration)
+        metadata["calibration"] = canonical_json(calibration.to_json()).decode()
     return LabelFile(task, fingerprint.id, table, metadata, retry)
+
+
+def _calibration(block: pa.Table, task: str, job: Job) -> Calibration | None:
+    """The task's calibration: read by the driver, or measured by the worker."""
+    measured = f"calibration:{task}"
+    if measured in block.column_names:
+        return calibration_from_json(json.loads(block.column(measured)[0].as_py()))
+    file = job.calibrations.get(task)
+    return None if file is None else file.calibration
 
 
 def _label_counts(table: pa.Table) -> dict[str, int]:

@@ -125,7 +125,13 @@ def next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
     return Cells(
         sids=frozenset(shard.id for shard in cuts.shards),
         earlier=frozenset().union(*cuts.earlier.values()),
-        versions=frozenset(version for job in jobs for version in job.fp.items()),
+        # — raw answers, too: the next calibration is made of them, and used on them
+        versions=frozenset(
+            (task, version.id)
+            for job in jobs
+            for task, own in job.fingerprints.items()
+            for version in (own, own.raw)
+        ),
     )
 
 

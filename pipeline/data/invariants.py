@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.data.answer_values import CALIBRATED
+from pipeline.data.calibrated import CALIBRATED_COLUMNS, calibrated_type
 from pipeline.data.commit import P_SUM_TOLERANCE
 from pipeline.data.documents import EMPTY, OK, QUARANTINED, TRUNCATED
 
@@ -35,6 +37,25 @@ def broken_answers(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
     for rule, rows in _rules(table, labels):
         if rows.any():
             yield _counted(rule, rows)
+    if CALIBRATED in table.column_names:
+        yield from _broken_calibrated(table, labels)
+
+
+def _broken_calibrated(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
+    """The same for what was calibrated: it is there where the raw answer is, and as well formed."""
+    answers = table.column(CALIBRATED).combine_chunks()
+    if answers.type != (wanted := calibrated_type(table.schema.field("p").type)):
+        yield f"{CALIBRATED} is {answers.type} where {wanted} was published"
+        return
+    answered = _numpy(table.column("p").is_valid())
+    there = _numpy(answers.is_valid())
+    if (there != answered).any():
+        rule = f"{CALIBRATED} is there without an answer, or not with one"
+        yield _counted(rule, there != answered)
+    inside = pa.table(dict(zip(CALIBRATED_COLUMNS, answers.flatten(), strict=True)))
+    for rule, rows in _probability_rules(inside, labels, answered & there):
+        if rows.any():
+            yield _counted(f"{CALIBRATED}.{rule}", rows)
 
 
 def broken_documents(table: pa.Table) -> Iterator[str]:

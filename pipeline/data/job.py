@@ -11,9 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.data.calibrations import (
+    CalibrationFile,
+    calibration_hash,
+    load_calibrations,
+    same_answers,
+    warn_of_others,
+)
 from pipeline.data.devices import Placement
 from pipeline.data.inputs import Cuts, load_or_cut
-from pipeline.data.ledger import Committed, Work, committed, remaining
+from pipeline.data.ledger import (
+    Committed,
+    Work,
+    committed,
+    committed_others,
+    missing_tasks,
+    remaining,
+)
 from pipeline.data.readouts import ReadoutRef, find_readouts
 from pipeline.data.shards import MAX_SHARD_BYTES, Shard
 from pipeline.data.snapshots import SnapshotTask
@@ -42,6 +56,8 @@ class Job:
     cache_dir: str
     run_id: str
     readouts: Mapping[str, ReadoutRef]  # by task, of those that have one
+    # — read once by the driver; a contextual one is measured by each worker instead
+    calibrations: Mapping[str, CalibrationFile]  # by task
 
     @property
     def fp(self) -> dict[str, str]:
@@ -51,7 +67,9 @@ class Job:
     @property
     def snapshot_tasks(self) -> dict[str, SnapshotTask]:
         return {
-            task.name: SnapshotTask(self.fp[task.name], tuple(task.labels))
+            task.name: SnapshotTask(
+                self.fp[task.name], tuple(task.labels), calibrated=task.calibration is not None
+            )
             for task in self.spec.tasks
         }
 
@@ -82,14 +100,29 @@ def describe(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     files = locate(spec.model, cache_dir)
     dtype = placement.dtype
     readouts = find_readouts(spec, weights=files.hashes, dtype=dtype)
-    hashes = {name: ref.sha256 for name, ref in readouts.items()}
-    versions = fingerprints(spec, weights=files.hashes, dtype=dtype, readouts=hashes)
-    run_id = uuid.uuid4().hex
-    return Job(spec, files, placement, versions, str(cache_dir), run_id, readouts)
+    calibrations = load_calibrations(spec)
+    versions = fingerprints(
+        spec,
+        weights=files.hashes,
+        dtype=dtype,
+        readouts={name: ref.sha256 for name, ref in readouts.items()},
+        calibrations={name: calibration_hash(file) for name, file in calibrations.items()},
+    )
+    return Job(
+        spec,
+        files,
+        placement,
+        versions,
+        str(cache_dir),
+        run_id=uuid.uuid4().hex,
+        readouts=readouts,
+        calibrations=calibrations,
+    )
 
 
 def plan(job: Job, store: Store) -> Plan:
     """The job's shards and what is missing of them; an input that is new is cut here."""
+    warn_of_others(job.calibrations, job.fingerprints)
     wanted = job.spec.input
     objects = find_objects(wanted.path, Path(job.cache_dir), wanted.storage_options)
     refuse_own_output(objects, store.url)
@@ -109,7 +142,11 @@ def survey(job: Job, store: Store, cuts: Cuts) -> Plan:
     """What a LIST now finds of these shards."""
     sids = {shard.id for shard in cuts.shards}.union(*cuts.earlier.values())
     done = committed(store, job.fp, sids)
-    return Plan(cuts, done, tuple(remaining(cuts.shards, list(job.fp), done, cuts.earlier)))
+    missing = missing_tasks(cuts.shards, list(job.fp), done)
+    versions = {task: job.fingerprints[task] for task in missing}
+    others = committed_others(store, done, same_answers(store, versions), sids)
+    works = remaining(cuts.shards, list(job.fp), done, cuts.earlier, others)
+    return Plan(cuts, done, tuple(works))
 
 
 def shard_bytes(job: Job) -> int:

@@ -73,6 +73,12 @@ class Work:
     earlier: tuple[Earlier, ...] = field(default=())  # each has all of the tasks
     retry: int = 0  # 0: the labels are missing; else what number the next try has
 
+    @property
+    def asks(self) -> bool:
+        """Whether a model is sure to be needed, or likely; not where the shard has its answers."""
+        has_answers = any(earlier.sid == self.shard.id for earlier in self.earlier)
+        return bool(self.tasks) and (self.retry > 0 or not has_answers)
+
 
 def label_key(task: str, fp: str, sid: str, retry: int = 0) -> str:
     """Where a shard's labels for one version of a task are."""
@@ -109,22 +115,51 @@ def committed(store: Store, fp: Mapping[str, str], sids: Collection[str]) -> Com
         )
 
 
+def committed_others(
+    store: Store, done: Committed, versions: Mapping[str, Sequence[str]], sids: Collection[str]
+) -> list[Committed]:
+    """What is there for other versions of the tasks: fingerprints, by task."""
+    known = {sid: sid for sid in sids}
+    return [
+        Committed(
+            fp={task: fp},
+            documents=done.documents,
+            labels={task: dict(_labels(store, task, fp, known))},
+            retries={task: dict(_retries(store, task, fp, known))},
+        )
+        for task, fps in versions.items()
+        for fp in fps
+    ]
+
+
 def remaining(
     shards: Sequence[Shard],
     tasks: Collection[str],
     done: Committed,
     earlier: Mapping[str, Collection[str]],
+    others: Sequence[Committed] = (),
 ) -> list[Work]:
     """The shards with something still to make, and what, in their given order.
 
-    `earlier` has, by path, the ids of the shards that another version of the object was cut into.
+    `earlier` has, by path, the ids of the shards that another version of the object was cut into;
+    `others` what is there of other versions of the tasks whose raw answers are the same.
     """
-    answers = _EarlierAnswers(done, earlier)
+    answers = _EarlierAnswers(done, earlier, others)
     return [
-        _missing(shard, tasks, done, answers)
+        work
         for shard in shards
         if not is_whole(shard.id, tasks, done)
+        for work in _missing(shard, tasks, done, answers)
     ]
+
+
+def missing_tasks(
+    shards: Sequence[Shard], tasks: Collection[str], done: Committed
+) -> tuple[str, ...]:
+    """The tasks of which a shard has no labels."""
+    return tuple(
+        task for task in tasks if any(shard.id not in done.labels[task] for shard in shards)
+    )
 
 
 def is_whole(sid: str, tasks: Collection[str], done: Committed) -> bool:
@@ -154,11 +189,14 @@ def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, byt
 
 
 class _EarlierAnswers:
-    """Where answers for a path can be taken over; once made, shared by all of its shards."""
+    """Where answers can be taken over; those for a path, once made, are shared by its shards."""
 
-    def __init__(self, done: Committed, sids: Mapping[str, Collection[str]]) -> None:
+    def __init__(
+        self, done: Committed, sids: Mapping[str, Collection[str]], others: Sequence[Committed]
+    ) -> None:
         self._done = done
         self._sids = sids
+        self._others = others
         self._made: dict[tuple[str, tuple[str, ...]], tuple[Earlier, ...]] = {}
 
     def of(self, path: str, tasks: tuple[str, ...]) -> tuple[Earlier, ...]:
@@ -172,17 +210,37 @@ class _EarlierAnswers:
 
     def _with_all(self, path: str, tasks: tuple[str, ...]) -> Iterator[Earlier]:
         for sid in self._sids[path]:
-            if is_whole(sid, tasks, self._done):
-                yield Earlier(sid, {task: self._done.label_file(task, sid).key for task in tasks})
+            there = self.of_shard(sid, tasks)
+            if there is not None and len(there.labels) == len(tasks):
+                yield there
+
+    def of_shard(self, sid: str, tasks: Sequence[str]) -> Earlier | None:
+        """The shard itself, with those of the tasks whose answers are there; None without any."""
+        if sid not in self._done.documents:
+            return None
+        keys = {
+            task: version.label_file(task, sid).key
+            for version in (*reversed(self._others), self._done)  # the tasks' own stand
+            for task in tasks
+            if sid in version.labels.get(task, ())
+        }
+        return Earlier(sid, keys) if keys else None
 
 
 def _missing(
     shard: Shard, tasks: Collection[str], done: Committed, earlier: _EarlierAnswers
-) -> Work:
+) -> Iterator[Work]:
+    """What the shard lacks; apart from the rest, the tasks whose answers are there already."""
     sid = shard.id
     absent = tuple(task for task in tasks if sid not in done.labels[task])
+    there = earlier.of_shard(sid, absent)
+    if there is not None:
+        known = tuple(task for task in absent if task in there.labels)
+        yield Work(shard, known, documents=False, earlier=(there,))
+        absent = tuple(task for task in absent if task not in there.labels)
     documents = sid not in done.documents
-    return Work(shard, absent, documents=documents, earlier=earlier.of(shard.path, absent))
+    if absent or documents:
+        yield Work(shard, absent, documents=documents, earlier=earlier.of(shard.path, absent))
 
 
 def _has_all(sid: str, tasks: Collection[str], done: Committed) -> bool:

@@ -29,6 +29,12 @@ class SnapshotTask:
 
     fp: str
     labels: tuple[str, ...]
+    calibrated: bool = False  # its label files have the column `calibrated`
+
+    def to_json(self) -> dict[str, object]:
+        """As a snapshot has it; what is not so is not said, as before there was a choice."""
+        entry = asdict(self)
+        return entry if self.calibrated else {k: v for k, v in entry.items() if k != "calibrated"}
 
 
 def complete(shards: Sequence[Shard], tasks: Collection[str], done: Committed) -> bool:
@@ -155,7 +161,7 @@ def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
     }
     yield b'],%b,"shards":[' % canonical_json(counts)[1:-1]
     yield from _joined(canonical_json(_shard_entry(shard)) for shard in view.shards)
-    named = {name: asdict(task) for name, task in tasks.items()}
+    named = {name: task.to_json() for name, task in tasks.items()}
     yield b"],%b" % canonical_json({"spec": view.spec_name, "tasks": named})[1:]
 
 

@@ -1,0 +1,179 @@
+"""Calibration files: one JSON value a file, at any fsspec path.
+
+Knows what a file says of itself, and whether it is for a task. Knows nothing of how calibrations
+are fitted or applied.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fsspec.core import split_protocol, url_to_fs
+
+from pipeline.data.failures import REMOTE_ERRORS, as_storage_error, options_of
+from pipeline.data.hashes import canonical_json, short_hash
+from pipeline.data.ledger import spec_key
+from pipeline.data.storage import Store
+from pipeline.data.streams import Options
+from pipeline.errors import Problem, SpecError
+from pipeline.evaluation.calibration import Calibration, calibration_from_json
+from pipeline.fingerprint import Fingerprint
+from pipeline.spec import FittedSpec, JobSpec
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFile:
+    """A calibration, and where it comes from."""
+
+    task: str
+    calibration: Calibration
+    fingerprint: str  # of the raw answers that it was made of
+    source: Mapping[str, Any]  # {"snapshot": number}, for a gold set with {"gold": its SHA-256}
+    rows: int
+
+    def json(self) -> bytes:
+        """The file's content: the same bytes for the same values."""
+        content = {
+            "format": FORMAT,
+            "task": self.task,
+            **self.calibration.to_json(),
+            "fingerprint": self.fingerprint,
+            "source": dict(self.source),
+            "rows": self.rows,
+        }
+        return canonical_json(content) + b"\n"
+
+
+def options_for(path: str, spec: JobSpec) -> Options:
+    """What opens a calibration's path: the output's options, where it is the same kind of store."""
+    same = split_protocol(path)[0] == split_protocol(spec.output)[0]
+    return spec.storage_options if same else {}
+
+
+def write_calibration(path: str, file: CalibrationFile, options: Options) -> None:
+    """Puts the file at the path, in place of what was there."""
+    with _told(path, "written"), options_of("storage_options", options):
+        file_system, place = url_to_fs(path, **options)
+        file_system.makedirs(file_system._parent(place), exist_ok=True)
+        file_system.pipe_file(place, file.json())
+
+
+def read_calibration(path: str, options: Options) -> CalibrationFile:
+    """The file at the path; ValueError, KeyError or TypeError if it is none."""
+    content = json.loads(read_bytes(path, options))
+    if content["format"] != FORMAT:
+        raise ValueError(f"its format is {content['format']!r}, and {FORMAT} is read")
+    return CalibrationFile(
+        task=str(content["task"]),
+        calibration=calibration_from_json(content),
+        fingerprint=str(content["fingerprint"]),
+        source=dict(content["source"]),
+        rows=int(content["rows"]),
+    )
+
+
+def read_bytes(path: str, options: Options) -> bytes:
+    """The content of the file at the path; StorageError where there is none."""
+    with _told(path, "read"), options_of("storage_options", options):
+        file_system, place = url_to_fs(path, **options)
+        data: bytes = file_system.cat_file(place)
+    return data
+
+
+def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
+    """The calibration files of the spec's tasks; SpecError for those that are not for theirs."""
+    found: dict[str, CalibrationFile] = {}
+    problems: list[Problem] = []
+    for index, task in enumerate(spec.tasks):
+        if not isinstance(task.calibration, FittedSpec):
+            continue
+        path = task.calibration.file
+        try:
+            file = read_calibration(path, options_for(path, spec))
+            _check(file, task.calibration.method, tuple(task.labels))
+            found[task.name] = file
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"missing {error}" if isinstance(error, KeyError) else str(error)
+            fix = f"cannot calibrate task {task.name!r}: {what}; `assay calibrate` makes another"
+            problems.append(Problem(f"tasks.{index}.calibration.file", fix, path))
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def calibration_hash(file: CalibrationFile) -> str:
+    """Changes exactly when the calibration does, wherever it was made."""
+    return short_hash(canonical_json(file.calibration.to_json()))
+
+
+def same_answers(store: Store, versions: Mapping[str, Fingerprint]) -> dict[str, list[str]]:
+    """By task, the other fingerprints in the output whose raw answers are this version's."""
+    return {task: list(_same_answers(store, task, of)) for task, of in versions.items()}
+
+
+def raw_version(store: Store, task: str, fp: str) -> str:
+    """The fingerprint of the same answers without calibration, by the words written down."""
+    return Fingerprint(_words(store, spec_key(task, fp))).raw.id
+
+
+def _same_answers(store: Store, task: str, version: Fingerprint) -> Iterator[str]:
+    own, raw = version.id, version.raw.id
+    for stored in store.list(spec_key(task, "").removesuffix(".json")):
+        fp = stored.key.rpartition("/")[2].removesuffix(".json")
+        if fp == own or stored.key != spec_key(task, fp):
+            continue
+        if raw_version(store, task, fp) == raw:
+            yield fp
+
+
+def _words(store: Store, key: str) -> dict[str, Any]:
+    """What a fingerprint stands for; one that was changed stands for nothing."""
+    try:
+        words = json.loads(store.read(key))
+    except ValueError:
+        words = None
+    return words if isinstance(words, dict) else {}
+
+
+def warn_of_others(
+    files: Mapping[str, CalibrationFile], fingerprints: Mapping[str, Fingerprint]
+) -> None:
+    """Tells of calibrations that were made of other answers than they are used on."""
+    for task, file in files.items():
+        raw = fingerprints[task].raw.id
+        if file.fingerprint != raw:
+            logger.warning(
+                "task %s: its calibration was made of answers under fingerprint %s, which are %s "
+                "now; `assay calibrate` makes one of these",
+                task,
+                file.fingerprint,
+                raw,
+            )
+
+
+@contextmanager
+def _told(path: str, done: str) -> Iterator[None]:
+    """Whatever keeps the path from being read or written, as one line."""
+    try:
+        yield
+    except REMOTE_ERRORS as error:
+        raise as_storage_error(error, path, done) from error
+
+
+def _check(file: CalibrationFile, method: str, labels: tuple[str, ...]) -> None:
+    if file.calibration.method != method:
+        raise ValueError(f"it is of method {file.calibration.method!r}, not {method!r}")
+    if file.calibration.labels != labels:
+        raise ValueError(
+            f"it is for the labels {list(file.calibration.labels)}, in this order, and the task "
+            f"has {list(labels)}"
+        )
