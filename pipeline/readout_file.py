@@ -174,6 +174,15 @@ def _files_that_differ(wanted: Mapping[str, str], fitted: object) -> str:
     return ", ".join(n for n in sorted({*wanted, *other}) if wanted.get(n) != other.get(n))
 
 
+def pointless_layers(spec: JobSpec, readouts: Mapping[str, Readout]) -> Iterator[Problem]:
+    """Layers at which no document can leave early: all tasks have been read by then."""
+    deepest = max((readout.card.layer for readout in readouts.values()), default=0)
+    layers = spec.exit.layers if spec.exit else ()
+    if readouts and layers and layers[-1] >= deepest:
+        fix = f"the readouts are read at layer {deepest} at the latest; name layers before that"
+        yield Problem("exit.layers", fix, list(layers))
+
+
 def missing_layers(spec: JobSpec, task: TaskSpec, readout: Readout) -> Iterator[Problem]:
     """Layers at which `exit` reads a task whose readout holds none."""
     if spec.exit is None:

@@ -23,6 +23,7 @@ from pipeline.readout_file import (
     differences,
     missing_layers,
     parse_readout,
+    pointless_layers,
 )
 from pipeline.spec import JobSpec
 
@@ -41,6 +42,7 @@ def find_readouts(
     """The readouts that the tasks name, by task; SpecError for those that fit other answers."""
     problems: list[Problem] = []
     found: dict[str, ReadoutRef] = {}
+    readouts: dict[str, Readout] = {}
     for place, task in enumerate(spec.tasks):
         if task.readout is None:
             continue
@@ -51,9 +53,11 @@ def find_readouts(
         except ReadoutError as error:
             problems.append(Problem(f"{where}.readout", str(error), task.readout))
             continue
+        readouts[task.name] = readout
         problems += differences(spec, task, where, readout.card, weights=weights, dtype=dtype)
         problems += missing_layers(spec, task, readout)
         found[task.name] = ReadoutRef(task.readout, content_id(data))
+    problems += pointless_layers(spec, readouts)
     if problems:
         raise SpecError(problems)
     return found

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.inference.depth_proof import proved_at
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.packing import pack
 from pipeline.inference.reading import TokensRead, counting_tokens
 from pipeline.inference.readout import FirstTokens, first_token_log_probs
 from pipeline.inference.schedules import Schedule, read_opening
 from pipeline.inference.tokens import PromptTokens, Question
-from pipeline.inference.trained import Readouts, TrainedAnswers, check_maps, default_layer
+from pipeline.inference.trained import Readouts, TrainedAnswers, check_maps, layers_read
 from pipeline.spec import ExitSpec
 
 DocumentIds = Sequence[int]
@@ -64,7 +65,6 @@ class LabelEngine:
         readouts: Readouts | None = None,
         exit_at: ExitSpec | None = None,
     ) -> None:
-        self.model = model
         self.prompt = prompt
         self.max_batch_tokens = max_batch_tokens  # halved for good when memory runs out
         self._readouts: Readouts = readouts or {}
@@ -73,9 +73,9 @@ class LabelEngine:
         if readouts:
             hidden = model.network.config.get_text_config().hidden_size
             check_maps(readouts, layers=model.layers, hidden=hidden)
-            deepest = max(
-                default_layer(q, readouts, exit_at, model.layers) for q in prompt.questions
-            )
+            layers = layers_read(prompt.questions, readouts, exit_at, model.layers)
+            model, deepest = proved_at(model, layers), layers[-1]
+        self.model = model
         self._schedule = read_opening(model, prompt.opening, layers=deepest)
 
     def label(

@@ -34,7 +34,7 @@ _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _USABLE = "use a decoder with full or sliding-window attention, or recurrent layers"
 # Relative errors that rounding makes; a mask that is wrong makes one near 1.
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 _LONGEST_PROVED_WINDOW = 1_024
 _BROKEN = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 
@@ -101,7 +101,7 @@ def prepare(network: PreTrainedModel) -> LoadedModel:
             refusal = ModelError(f"{_family(config)} does not run under the tree: {reason!r}")
             refusal.__cause__ = reason
             continue
-        if error <= _TOLERANCE[network.dtype]:
+        if error <= TOLERANCE[network.dtype]:
             return model
         refusal = ModelError(
             f"{_family(config)} answers otherwise under the tree: its states or logits differ by "
@@ -150,10 +150,10 @@ def tree_error(model: LoadedModel) -> float:
     with plain_attention(model.network, "eager"):
         alone = [_alone(model, [*opening, *document, *question]) for question in questions]
     expected, logits = (torch.stack(found) for found in zip(*alone, strict=True))
-    return max(_relative(states, expected), _relative(model.unembed(states), logits))
+    return max(relative(states, expected), relative(model.unembed(states), logits))
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def relative(found: Tensor, expected: Tensor) -> float:
     """Over all rows: half precision sends a token to another expert now and then."""
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 

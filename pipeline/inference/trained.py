@@ -32,6 +32,14 @@ def default_layer(question: Question, readouts: Readouts, way: ExitSpec | None, 
     return readout.card.layer if way is None or way.layer is None else way.layer
 
 
+def layers_read(
+    questions: Sequence[Question], readouts: Readouts, way: ExitSpec | None, layers: int
+) -> list[int]:
+    """After which layers states are read, rising."""
+    default = {default_layer(question, readouts, way, layers) for question in questions}
+    return sorted(default.union(way.layers if way else ()))
+
+
 def check_maps(readouts: Readouts, *, layers: int, hidden: int) -> None:
     """ModelError unless every map reads states of a model of this many layers and this width."""
     for name, readout in readouts.items():
@@ -91,7 +99,7 @@ class TrainedAnswers:
             for i, question in enumerate(questions)
             if question.name not in readouts
         }
-        depths = [self._depth(layer) for layer in sorted({*self._default, *self._sure})]
+        depths = [self._depth(at) for at in layers_read(questions, readouts, way, layers)]
         self._maps = {
             (depth.layer, place): StackedMaps(maps, device)
             for depth in depths

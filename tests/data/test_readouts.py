@@ -96,9 +96,18 @@ def test_a_readout_fitted_for_something_else_is_refused_by_what_differs(
 def test_exit_at_a_layer_that_the_file_does_not_hold_is_refused(fitted: Make) -> None:
     task = fitted().tasks[0].model_dump(mode="json")
     spec = fitted(tasks=[task], exit={"layers": [1, 3, 5], "confidence": 0.9})
-    (line,) = found(spec)
+    line, _ = found(spec)
     assert line.startswith("exit: the readout ")
     assert "holds the layers [1, 2], not [3, 5]; choose among them" in line
+
+
+def test_exit_where_every_task_has_been_read_is_refused(fitted: Make) -> None:
+    task = fitted().tasks[0].model_dump(mode="json")
+    (line,) = found(fitted(tasks=[task], exit={"layers": [1, 2], "confidence": 0.9}))
+    assert line == (
+        "exit.layers: the readouts are read at layer 2 at the latest; name layers before that "
+        "(got [1, 2])"
+    )
 
 
 def damaged(path: Path, how: str) -> None:

@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from pipeline.errors import ModelError
+from pipeline.inference import descent
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.loading import prepare
 from pipeline.inference.model import LoadedModel, plain_attention
+from pipeline.inference.stages import Stages
 from pipeline.inference.tokens import PromptTokens, Question
 from pipeline.inference.varlen import attend_run_by_run
 from pipeline.readout_file import Card, CardDocuments, CardModel, LinearMap, Readout
@@ -40,6 +42,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "lfm2": {"num_hidden_layers": LAYERS, "layer_types": ["conv", "full_attention"] * 2},
 }
+PART = Stages.part
 CLOSING = (280, 281, 282)  # of the empty question
 MakeNetwork = Callable[..., Any]
 SEEN: dict[Any, list[np.ndarray]] = {}  # one prompt's states answer many tasks and tests
@@ -264,12 +267,13 @@ def test_exit_at_a_layer_reads_it_and_runs_nothing_deeper(
 ) -> None:
     model = ways_to_run(deep_model("llama"))[way]
     prompt, readouts = document_tasks(3, pooling=pooling)
+    engine = LabelEngine(
+        model, prompt, max_batch_tokens=99, readouts=readouts, exit_at=ExitSpec(layer=layer)
+    )
     with rows_through(model) as rows:
-        engine = LabelEngine(
-            model, prompt, max_batch_tokens=99, readouts=readouts, exit_at=ExitSpec(layer=layer)
-        )
         labelled = engine.label(documents())
     assert [count > 0 for count in rows] == [at < layer for at in range(LAYERS)]
+    assert sorted(engine._schedule._prefix.layers) == list(range(layer)), "of the opening, too"
     for asked, answers in zip(prompt.questions, labelled.log_probs, strict=True):
         fitted = readouts[asked.name]
         expected = [oracle(model, prompt, d, asked, fitted, layer) for d in documents()]
@@ -348,6 +352,34 @@ def test_documents_that_are_settled_go_through_no_deeper_layer(
     lengths = {depth: sum(n + 3 for n, at in read if at >= depth) for depth in (1, 2)}
     ends = sum(at == LAYERS for at in left)  # the last layer is run at these rows only
     assert rows == [lengths[1], lengths[2], lengths[2], ends]
+
+
+def one_layer_less(stages: Stages, start: int, stop: int) -> nn.Module:
+    return PART(stages, start, max(start + 1, stop - 1))
+
+
+def test_a_decoder_that_cannot_be_cut_there_is_run_whole(
+    deep_model: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stages, "part", one_layer_less)
+    model = deep_model("llama")
+    prompt, readouts = document_tasks(2, layer=3)
+    engine = LabelEngine(model, prompt, max_batch_tokens=99, readouts=readouts)
+    assert engine.model.stages is None
+    asked = prompt.questions[0]
+    expected = [oracle(model, prompt, d, asked, readouts["t0"], 3) for d in documents()]
+    answers = engine.label(documents()).log_probs[0]
+    np.testing.assert_allclose(answers, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_states_that_are_wrong_either_way_are_refused(
+    deep_model: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stages, "part", one_layer_less)
+    monkeypatch.setattr(descent, "states_at", lambda *_args, **_called: {3: torch.zeros(1, 99, 48)})
+    prompt, readouts = document_tasks(2, layer=3)
+    with pytest.raises(ModelError, match="'llama' has other states between its layers"):
+        LabelEngine(deep_model("llama"), prompt, max_batch_tokens=99, readouts=readouts)
 
 
 def test_a_map_of_another_model_is_refused(deep_model: Callable[[str], LoadedModel]) -> None:
