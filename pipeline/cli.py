@@ -183,19 +183,28 @@ def _eval(options: argparse.Namespace) -> int:
     how = HowGold(
         id=options.id,
         text=options.text,
-        columns=dict(_pairs("--column", options.column)),
+        columns=_mapping("--column", options.column),
         values=_pairs("--value", options.value),
         tasks=options.task or (),
     )
     wishes = Wishes(options.precision, options.recall, options.gate or (), options.resamples)
     spec = load_spec(options.spec)
     found = evaluate(spec, options.gold, how, wishes, cache_dir=cache_dir())
+    _print(options, evaluation_json(found), lambda console: show_evaluation(found, console))
     if options.html:
         from pipeline.report.evaluation_page import write_page
 
         write_page(found, Path(options.html))
-    _print(options, evaluation_json(found), lambda console: show_evaluation(found, console))
     return EXIT_COMPLETE if found.passed else EXIT_FAILED
+
+
+def _mapping(place: str, written: Sequence[str] | None) -> dict[str, str]:
+    """`left=right`, each with another left."""
+    pairs = _pairs(place, written)
+    mapped = dict(pairs)
+    if len(mapped) < len(pairs):
+        raise SpecError([Problem(place, "one of them is named twice; name each once", written)])
+    return mapped
 
 
 def _pairs(place: str, written: Sequence[str] | None) -> list[tuple[str, str]]:

@@ -22,6 +22,8 @@ NEVER: dict[str, set[str]] = {
     "pipeline.data.actor": set(),
     "pipeline.check": set(),
     "pipeline.bench": set(),
+    # This one puts data and figures together.
+    "pipeline.evaluating": MODEL_SIDE | {"ray"},
     "pipeline.samples": set(),
     "pipeline.stopwatch": set(),
     "pipeline.report.findings": set(),

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.data.answer_columns import probabilities, statuses, versions
+from pipeline.data.answer_values import probabilities, statuses, versions
 from pipeline.data.contents import Contents, contents
 from pipeline.data.devices import Placement
 from pipeline.data.housekeeping import AUTO_DTYPES
@@ -95,8 +95,11 @@ def answers_for(
     dataset = LabelDataset(store, found, list(tasks))
     wanted = pa.array(keys, pa.string())
     gathered = {
-        name: _Gathered(len(keys), labels, versions(dataset.schema.field(name).type))
-        for name, labels in dataset.labels.items()
+        task.name: _Gathered(
+            len(keys), tuple(task.labels), versions(dataset.schema.field(task.name).type)
+        )
+        for task in spec.tasks
+        if task.name in dataset.labels
     }
     doc_ids: list[str | None] = [None] * len(keys)
     repeated = 0

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.data.answer_columns import probabilities, versions
+from pipeline.data.answer_values import probabilities, versions
 from pipeline.data.gold import (
     UNLABELLED,
     By,
@@ -40,7 +40,7 @@ def read_teacher(source: str, spec: JobSpec, how: HowGold) -> Gold:
     teacher = _opened(source, spec)
     by: By = "doc_id" if how.id else "content_hash"
     columns = task_columns(spec, how, tuple(teacher.labels), source)
-    table = teacher.to_table(columns=[by, *(column for _, column in columns)])
+    table = teacher.to_table(columns=[by, *dict.fromkeys(column for _, column in columns)])
     tasks = {
         task.name: _taught(table.column(column), teacher.labels[column], task, how)
         for task, column in columns

@@ -26,6 +26,7 @@ LABEL_CHARS = 18
 # More lines or panels than these are not told apart: those with the most gold rows are drawn.
 MAX_LINES = 10
 MAX_PANELS = 12
+MAX_NAMED = 24  # labels; the cells of more are too small for numbers
 _LINE_STYLES = ("-", "--")  # raw, calibrated
 _POINTS = 400  # of a curve: more are not seen
 _STYLE = {
@@ -158,7 +159,9 @@ def _confusion(figure: Figure, task: TaskEvaluation) -> None:
     axes.set_yticks(middles, names)
     axes.set_xlabel("answer (raw)")
     axes.set_ylabel("gold")
-    for (row, column), count in np.ndenumerate(counts):
+    many = len(names) > MAX_NAMED
+    axes.tick_params(labelsize=6 if many else 11)
+    for (row, column), count in () if many else np.ndenumerate(counts):
         dark = shares[row, column] > 0.5
         color = "white" if dark else "0.2"
         axes.text(column + 0.5, row + 0.5, f"{count:,}", ha="center", va="center", color=color)
@@ -181,7 +184,7 @@ def _histograms(
         axes.set_xlim(0, 1)
         axes.set_xlabel(f"p of {name}{which}")
         axes.set_ylabel("share of documents")
-        axes.legend(loc="upper center")
+        axes.legend(loc="best")
 
 
 def _histogram(axes: Axes, p: Floats, name: str, color: str) -> None:

@@ -20,6 +20,7 @@ from pipeline.report.verdict import two_columns
 
 SHOWN_SUSPECTS = 10
 _ID_CHARS = 40
+WIDE_LABELS = 12  # more make a square that fits no terminal
 NAMES = {
     "accuracy": "accuracy",
     "f1": "macro F1",
@@ -39,7 +40,8 @@ def show_evaluation(found: Evaluation, console: Console) -> None:
             console.print(table, markup=False)
     for decision in found.decisions:
         verdict = "passed" if decision.passed else "FAILED"
-        console.print(f"{verdict}: {decision.gate} (it is {number(decision.value)})", markup=False)
+        line = f"{verdict}: {printable(decision.gate)} (it is {number(decision.value)})"
+        console.print(line, markup=False)
 
 
 def whereabouts(found: Evaluation) -> Iterator[tuple[str, str]]:
@@ -147,12 +149,30 @@ def _cut_table(version: Version, which: str) -> Table:
 
 
 def _confusion_table(labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...]) -> Table:
+    if len(labels) > WIDE_LABELS:
+        return _confused_table(labels, counts)
     table = _titled("gold, against what was answered (raw)")
     table.add_column("gold")
     for label in labels:
         table.add_column(printable(label), justify="right")
     for label, row in zip(labels, counts, strict=True):
         table.add_row(printable(label), *(f"{count:,}" for count in row))
+    return table
+
+
+def _confused_table(labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...]) -> Table:
+    """Of many labels the most frequent confusions: a square of them fits no terminal."""
+    pairs = [
+        (count, gold, answer)
+        for gold, row in zip(labels, counts, strict=True)
+        for answer, count in zip(labels, row, strict=True)
+        if count and gold != answer
+    ]
+    table = _titled("the most frequent confusions (raw); --html shows all")
+    for name in ("gold", "answer", "documents"):
+        table.add_column(name, justify="right" if name == "documents" else "left")
+    for count, gold, answer in sorted(pairs, key=lambda pair: -pair[0])[:WIDE_LABELS]:
+        table.add_row(printable(gold), printable(answer), f"{count:,}")
     return table
 
 

@@ -1,0 +1,175 @@
+"""What people see of an evaluation: nothing hostile steers the page or the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pipeline.data.gold import Gold, GoldTask
+from pipeline.errors import StorageError
+from pipeline.evaluating import Cut, Evaluation, RowCounts, Suspect, TaskEvaluation, Version
+from pipeline.evaluation.gates import Decision
+from pipeline.evaluation.scores import score
+from pipeline.evaluation.thresholds import Threshold
+from pipeline.report.evaluation_page import page, write_page
+from pipeline.report.evaluation_table import evaluation_json, show_evaluation
+from pipeline.report.printable import printable, shortened
+
+HOSTILE = "<script>alert('$x$')</script>\x1b[31m\u202e[red]\n\x00&\"日本"
+SIGN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202e]")
+
+
+def evaluation(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) -> Evaluation:
+    source = np.random.default_rng(0)
+    truth = source.integers(0, len(labels), 50)
+    judged = {}
+    for version in versions:
+        p = source.dirichlet(np.ones(len(labels)), 50)
+        cuts = (
+            Cut(labels[0], "recall", 0.9, Threshold(0.25, 0.5, 0.9, 3)),
+            Cut(labels[1], "precision", 0.9, None),
+        )
+        judged[version] = Version(score(truth, p, labels, resamples=5), cuts, p)
+    suspect = Suspect(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40)
+    task = TaskEvaluation(
+        "toxic", labels, RowCounts(57, 1, 2, {"error:<b>": 4}, 50), truth, judged, (suspect,)
+    )
+    gold = Gold(HOSTILE, "doc_id", ("a",), {"toxic": GoldTask(labels, truth)}, None, 1, 2)
+    decisions = (Decision(f"toxic.f1.{HOSTILE} >= 0.8", None, False),)
+    return Evaluation("job", "/out", 3, 4, 60, gold, 55, 2, (task,), ("topic",), decisions)
+
+
+class Seen(HTMLParser):
+    """Which elements and attributes a browser would find, and the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {f"{name}={value}" for name, value in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@cache
+def page_of(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) -> str:
+    return page(evaluation(labels, versions))
+
+
+@pytest.mark.parametrize(
+    ("labels", "versions"),
+    [((HOSTILE, "clean"), ("raw", "calibrated")), (("a", HOSTILE, "$y", "b"), ("raw",))],
+)
+def test_a_page_runs_and_fetches_nothing_whatever_it_shows(
+    labels: tuple[str, ...], versions: tuple[str, ...]
+) -> None:
+    written = page_of(labels, versions)
+    seen = Seen()
+    seen.feed(written)
+    assert {"table", "svg", "style"} <= seen.tags
+    assert seen.tags.isdisjoint({"script", "img", "image", "link", "iframe", "object", "b"})
+    assert not [name for name in seen.attributes if re.match(r"on\w+=|src=|\w*:?href=(?!#)", name)]
+    assert any("default-src 'none'" in name for name in seen.attributes)
+    assert SIGN.search(written) is None
+    assert "<script>alert('$x$')</script>\\x1b[31m\\u202e[red]" in seen.text
+    for svg in re.findall(r"<svg.*?</svg>", written, re.DOTALL):
+        ElementTree.fromstring(svg)
+
+
+def test_a_page_says_what_the_plots_show_and_all_figures() -> None:
+    written = page_of((HOSTILE, "clean"), ("raw", "calibrated"))
+    for words in (
+        "confidence: p of the answer",
+        "share of right answers",
+        "recall",
+        "false positive rate",
+        "share of documents",
+        "answer (raw)",
+        "macro F1",
+        "15 bins of equal mass",
+        "not the newest",
+        "4 without an answer (error:&lt;b&gt;)",
+        "2 not in the corpus",
+        "FAILED",
+    ):
+        assert words in written, words
+
+
+def test_ids_of_a_pages_plots_do_not_meet() -> None:
+    written = page_of(("a", HOSTILE, "$y", "b"))
+    svgs = re.findall(r"<svg.*?</svg>", written, re.DOTALL)
+    assert len(svgs) == 3
+    paths = [set(re.findall(r'id="([mp][0-9a-f]{10})"', svg)) for svg in svgs]
+    assert all(paths) and not (paths[0] & paths[1] | paths[0] & paths[2] | paths[1] & paths[2])
+
+
+def test_a_terminal_is_not_steered() -> None:
+    stream = io.StringIO()
+    show_evaluation(evaluation((HOSTILE, "clean")), Console(file=stream, width=300))
+    shown = stream.getvalue()
+    assert SIGN.search(shown) is None and "\\x1b[31m\\u202e[red]" in shown
+    assert "[/" not in shown and "no threshold gives it" in shown
+    assert "50 of 57 gold documents judged" in shown
+
+
+def test_of_many_labels_the_terminal_shows_what_is_confused_most() -> None:
+    whole = evaluation(tuple(f"label {n}" for n in range(13)))
+    stream = io.StringIO()
+    show_evaluation(whole, Console(file=stream, width=200))
+    counts = np.array(whole.tasks[0].versions["raw"].scores.confusion)
+    np.fill_diagonal(counts, 0)
+    gold, answer = np.unravel_index(counts.argmax(), counts.shape)
+    _, _, table = stream.getvalue().partition("the most frequent confusions")
+    first = [cell.strip() for cell in re.findall(r"│([^│\n]+)", table)[:3]]
+    assert first == [f"label {gold}", f"label {answer}", str(counts.max())]
+
+
+def test_a_task_without_a_judged_row_is_said_to_have_none() -> None:
+    whole = evaluation(("a", "b"))
+    empty = TaskEvaluation(
+        "toxic", ("a", "b"), RowCounts(3, 0, 3, {}, 0), np.array([], np.int64), {}, ()
+    )
+    parts = {name: getattr(whole, name) for name in Evaluation.__dataclass_fields__}
+    nothing = Evaluation(**{**parts, "tasks": (empty,)})
+    assert "0 of 3 gold documents judged, 3 not in the corpus" in page(nothing)
+    assert evaluation_json(nothing)["tasks"]["toxic"]["versions"] == {}
+
+
+def test_the_json_form_has_numbers_or_null() -> None:
+    value = evaluation_json(evaluation(("a", "b"), ("raw", "calibrated")))
+    assert json.loads(json.dumps(value, allow_nan=False)) == value | {
+        "tasks": json.loads(json.dumps(value["tasks"])),
+    }
+
+
+def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    whole = evaluation(("a", "b"))
+    parts = {name: getattr(whole, name) for name in Evaluation.__dataclass_fields__}
+    with pytest.raises(StorageError, match="--html: "):
+        write_page(Evaluation(**{**parts, "tasks": ()}), tmp_path / "no" / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("plain é日", "plain é日"), ("a\nb\tc", "a b c"), ("\x1b\u202e\ud800", "\\x1b\\u202e\\ud800")],
+)
+def test_what_does_not_print_is_written_out(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_a_long_text_is_cut_with_a_mark() -> None:
+    assert shortened("abcdef", 6) == "abcdef" and shortened("abcdefg", 6) == "abcde…"
