@@ -14,7 +14,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.cli import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, cache_dir, carry_out
+from pipeline.cli import (
+    EXIT_COMPLETE,
+    EXIT_FAILED,
+    EXIT_INCOMPLETE,
+    cache_dir,
+    carry_out,
+    mapping_of,
+    pairs_of,
+)
 
 if TYPE_CHECKING:
     from pipeline.data.job import Plan
@@ -29,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("spec", metavar="SPEC", help="the YAML file that says what to label")
     parser.add_argument("--gold", metavar="FILE", help="gold labels, as assay eval reads them")
     parser.add_argument("--gate", action="append", metavar="GATE", help="'toxic.f1 >= 0.8'")
+    parser.add_argument("--id", metavar="COLUMN", help="of gold; else the spec's id")
+    parser.add_argument("--text", metavar="COLUMN", help="of gold: joined by the text")
+    parser.add_argument("--column", action="append", metavar="TASK=COLUMN", help="gold of a task")
+    parser.add_argument("--value", action="append", metavar="GOLD=LABEL", help="a label's name")
     parser.add_argument("--max-psi", type=float, metavar="X", help="of any task's label shares")
     parser.add_argument("--max-flip-rate", type=float, metavar="X", help="of the shared texts")
     parser.add_argument("--address", metavar="A", help="a running Ray cluster; else one is started")
@@ -64,7 +76,7 @@ def _tick(options: argparse.Namespace) -> int:
             spec,
             cache_dir=cache_dir(),
             address=options.address,
-            gate=_gate(spec, options.gold, options.gate or ()),
+            gate=_gate(spec, options),
             limits=Limits(**{name: x for name, x in given.items() if x is not None}),
             announce=announce,
         )
@@ -74,26 +86,25 @@ def _tick(options: argparse.Namespace) -> int:
     return EXIT_COMPLETE if ended.published else EXIT_FAILED
 
 
-def _gate(spec: JobSpec, gold: str | None, gates: Sequence[str]) -> Gate | None:
-    """What judges the candidate; its gold and gates are read before any work."""
-    from pipeline.errors import Problem, SpecError
-
-    if not gates:
+def _gate(spec: JobSpec, options: argparse.Namespace) -> Gate | None:
+    """What judges the candidate; gold and gates are read, and refused, before any work."""
+    if not options.gate:
         return None
-    if gold is None:
-        raise SpecError([Problem("--gold", "missing; a gate needs gold labels: --gold FILE")])
     from pipeline.data.gold import HowGold, read_gold
-    from pipeline.evaluating import Wishes, evaluate
+    from pipeline.errors import Problem, SpecError
+    from pipeline.evaluating import Wishes, check_gates, evaluate
     from pipeline.evaluation.gates import parse_gate
 
-    for written in gates:
-        parse_gate(written, {task.name: tuple(task.labels) for task in spec.tasks})
-    read_gold(gold, spec)
-    wishes = Wishes(gates=gates)
+    gold: str | None = options.gold
+    if gold is None:
+        raise SpecError([Problem("--gold", "missing; a gate needs gold labels: --gold FILE")])
+    labels = {task.name: tuple(task.labels) for task in spec.tasks}
+    columns = mapping_of("--column", options.column)
+    how = HowGold(options.id, options.text, columns, pairs_of("--value", options.value))
+    check_gates([parse_gate(gate, labels) for gate in options.gate], read_gold(gold, spec, how))
+    wishes = Wishes(gates=options.gate)
     return lambda candidate: (
-        evaluate(
-            spec, gold, HowGold(), wishes, cache_dir=cache_dir(), candidate=candidate
-        ).decisions
+        evaluate(spec, gold, how, wishes, cache_dir=cache_dir(), candidate=candidate).decisions
     )
 
 

@@ -253,22 +253,22 @@ def _how_gold(options: argparse.Namespace) -> HowGold:
     return HowGold(
         id=options.id,
         text=options.text,
-        columns=_mapping("--column", options.column),
-        values=_pairs("--value", options.value),
+        columns=mapping_of("--column", options.column),
+        values=pairs_of("--value", options.value),
         tasks=options.task or (),
     )
 
 
-def _mapping(place: str, written: Sequence[str] | None) -> dict[str, str]:
+def mapping_of(place: str, written: Sequence[str] | None) -> dict[str, str]:
     """`left=right`, each with another left."""
-    pairs = _pairs(place, written)
+    pairs = pairs_of(place, written)
     mapped = dict(pairs)
     if len(mapped) < len(pairs):
         raise SpecError([Problem(place, "one of them is named twice; name each once", written)])
     return mapped
 
 
-def _pairs(place: str, written: Sequence[str] | None) -> list[tuple[str, str]]:
+def pairs_of(place: str, written: Sequence[str] | None) -> list[tuple[str, str]]:
     """`left=right`, each; the last sign divides, for a gold value may hold one."""
     pairs = [each.rpartition("=") for each in written or ()]
     wrong = [Problem(place, "write LEFT=RIGHT", f"{a}{s}{b}") for a, s, b in pairs if not (a and b)]

@@ -129,7 +129,7 @@ def evaluate(
         parse_gate(g, {task.name: tuple(task.labels) for task in spec.tasks}) for g in wishes.gates
     ]
     gold = read_gold(source, spec, how)
-    _check_gates(gates, gold)
+    check_gates(gates, gold)
     store = open_store(spec.output, spec.storage_options)
     if candidate is not None:
         found, newest = candidate, candidate.number
@@ -165,7 +165,8 @@ def _check_wishes(wishes: Wishes) -> None:
         raise SpecError(problems)
 
 
-def _check_gates(gates: Sequence[Gate], gold: Gold) -> None:
+def check_gates(gates: Sequence[Gate], gold: Gold) -> None:
+    """SpecError where a gate is of a task that the gold says nothing of."""
     fix = f"{gold.source} has no labels for this task"
     problems = [Problem(PLACE, fix, g.written) for g in gates if g.task not in gold.tasks]
     if problems:

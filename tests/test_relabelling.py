@@ -55,7 +55,7 @@ def labelled(
     }
     spec = parse_spec(json.dumps(content))
     placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
-    job = Job(spec, files, placement, fingerprints, "")
+    job = Job(spec, files, placement, fingerprints, cache_dir="", run_id="toy")
     return Labelled(job, store, survey(job, store, Cuts(shards, {})), Tally(), 0.0)
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from pipeline.data.comparison import Comparison, TaskChange
 from pipeline.evaluation.drift import shares
+from pipeline.report.printable import printable
 from pipeline.report.verdict import two_columns
 
 SHOWN_GROUPS = 20
@@ -35,7 +36,7 @@ def show_comparison(compared: Comparison, console: Console) -> None:
         console.print(_task_table(task), markup=False)
         console.print(_told(task), markup=False)
         for group, counts in list(task.groups.items())[:SHOWN_GROUPS]:
-            told = f"  {group}: {counts.flip_rate:.2%} of {counts.documents:,} flipped"
+            told = f"  {printable(group)}: {counts.flip_rate:.2%} of {counts.documents:,} flipped"
             console.print(told, markup=False)
         if len(task.groups) > SHOWN_GROUPS:
             console.print(f"  and {len(task.groups) - SHOWN_GROUPS:,} more; --json has them all")
@@ -61,11 +62,11 @@ def _task_table(task: TaskChange) -> Table:
     for name in ("label", "before", "after"):
         table.add_column(name, justify="left" if name == "label" else "right", no_wrap=True)
     for label in task.labels:
-        table.add_column(f"→ {label}", justify="right", no_wrap=True)
+        table.add_column(f"→ {printable(label)}", justify="right", no_wrap=True)
     before, after = shares(task.before), shares(task.after)
     for index, label in enumerate(task.labels):
         went = (f"{count:,}" for count in task.flips[index])
-        table.add_row(label, f"{before[index]:.2%}", f"{after[index]:.2%}", *went)
+        table.add_row(printable(label), f"{before[index]:.2%}", f"{after[index]:.2%}", *went)
     return table
 
 
@@ -76,7 +77,7 @@ def _told(task: TaskChange) -> str:
     )
     if not task.newly_failing:
         return told
-    shown = ", ".join(task.failing_ids[:5])
+    shown = ", ".join(map(printable, task.failing_ids[:5]))
     more = ", ..." if task.newly_failing > 5 else ""
     return f"{told} · {task.newly_failing:,} newly failing: {shown}{more}"
 

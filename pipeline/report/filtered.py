@@ -14,6 +14,7 @@ from rich.table import Table
 
 from pipeline.data.filter_counts import Parted
 from pipeline.data.filtering import Filtered
+from pipeline.report.printable import printable
 from pipeline.report.verdict import two_columns
 
 SHOWN_GROUPS = 20
@@ -29,7 +30,7 @@ def show_filtered(filtered: Filtered, console: Console) -> None:
         table.add_row(*row)
     for column, values in filtered.counts.groups.items():
         for value, parted in _largest(values):
-            for row in _rows(f"{column} = {value}", parted):
+            for row in _rows(printable(f"{column} = {value}"), parted):
                 table.add_row(*row)
         if len(values) > SHOWN_GROUPS:
             table.add_row(f"{column}: {len(values) - SHOWN_GROUPS:,} more; --json has them all")
@@ -62,7 +63,8 @@ def _largest(values: Mapping[str, Parted]) -> list[tuple[str, Parted]]:
 
 def _facts(filtered: Filtered) -> dict[str, str]:
     rows = {
-        f"  {reason}": f"{count:,}" for reason, count in sorted(filtered.counts.reasons.items())
+        f"  {printable(reason)}": f"{count:,}"
+        for reason, count in sorted(filtered.counts.reasons.items())
     }
     rows["kept at"] = filtered.kept_at
     rows["dropped at"] = filtered.dropped_at

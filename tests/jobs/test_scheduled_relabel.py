@@ -42,9 +42,25 @@ def test_ticks_label_and_publish_once(
     assert [f.name for f in (tmp_path / "out" / "snapshots").iterdir()] == ["00000001.json"]
 
 
-def test_a_gate_without_gold_is_refused_before_any_work(
-    write_spec: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (["--gate", "toxic.f1 > 0.5"], "--gold: missing"),
+        (["--gold", "gold.csv", "--gate", "toxic.much > 0.5"], "--gate: no such metric"),
+        (["--gold", "gold.csv", "--gate", "topic.f1 > 0.5"], "no labels for this task"),
+        (["--gold", "gold.csv", "--gate", "toxic.f1 > 0.5", "--column", "x"], "--column"),
+    ],
+)
+def test_a_gate_that_cannot_be_is_refused_before_any_work(
+    options: list[str],
+    reason: str,
+    write_spec: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([str(write_spec()), "--gate", "toxic.f1 > 0.5"]) == 2
-    assert "--gold: missing" in capfd.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gold.csv").write_text("id,toxic\nd0,toxic\n")
+    assert main([str(write_spec()), *options]) == 2
+    assert reason in capfd.readouterr().err
     assert not (tmp_path / "out").exists()
