@@ -1,0 +1,9 @@
+"""`python -m pipeline` is the command `assay`, where only the package's files are there."""
+
+from __future__ import annotations
+
+import sys
+
+from pipeline.cli import main
+
+sys.exit(main())
