@@ -97,9 +97,10 @@ def local_cluster(folder: Path, **environment: str) -> Iterator[LocalCluster]:
         children = family.children(recursive=True) if family.is_running() else []
         started.terminate()
         try:
-            started.wait(timeout=30)
+            started.wait(timeout=60)
         except subprocess.TimeoutExpired:
             started.kill()
+            started.wait()
         gone, alive = psutil.wait_procs(children, timeout=20)
         for process in alive:
             process.kill()
