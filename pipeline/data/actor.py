@@ -194,7 +194,7 @@ class LabelDocuments:
         answers = Answers(pieces, asked)
         started = time.perf_counter()
         if answers.asked_rows:  # a shard of which everything is known makes no attempt
-            attempts = Attempts(self._store, attempt_name(self.job.fp, work))
+            attempts = Attempts(self._store, attempt_name(self.job.fp, work), self.job.run_id)
             label = partial(self._label, answers, block.column("doc_id"))
             answers.set_aside(attempts.run(len(pieces), label), QUARANTINED)
         seconds = time.perf_counter() - started

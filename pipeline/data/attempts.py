@@ -23,6 +23,8 @@ FAN_OUT = 16
 # Workers also die of what is no document's fault, a machine that is taken away; once in a while.
 DEATHS_OF_A_SHARD = 2
 DEATHS_OF_A_ROW = 2
+# Nor is a document known to have ended another run: whoever killed the driver killed its workers.
+OTHER_RUNS_DEATHS = 2  # of other runs count as one
 
 Rows = tuple[int, int]  # from, to before
 
@@ -39,6 +41,7 @@ class Attempts:
 
     store: Store
     name: str  # of the work: the same in every run, another for other tasks
+    run_id: str
 
     def run(self, rows: int, label: Callable[[int, int], None]) -> list[int]:
         """Calls `label(start, end)` until every row was in one call; gives the rows set aside.
@@ -60,7 +63,7 @@ class Attempts:
 
     def _attempt(self, part: Rows, label: Callable[[int, int], None]) -> None:
         start, end = part
-        key = f"{self._folder}{start}-{end}-{uuid.uuid4().hex}"
+        key = f"{self._folder}{start}-{end}-{self.run_id}-{uuid.uuid4().hex}"
         self.store.create(key, b"")
         try:
             label(start, end)
@@ -68,8 +71,12 @@ class Attempts:
             self.store.delete([key])
 
     def _deaths(self) -> Counter[Rows]:
-        names = (stored.key.rpartition("/")[2] for stored in self.store.list(self._folder))
-        return Counter((int(start), int(end)) for start, end, _ in (n.split("-") for n in names))
+        own: Counter[Rows] = Counter()
+        others: Counter[Rows] = Counter()
+        for stored in self.store.list(self._folder):
+            start, end, run_id, _ = stored.key.rpartition("/")[2].split("-")
+            (own if run_id == self.run_id else others)[int(start), int(end)] += 1
+        return own + Counter({part: n // OTHER_RUNS_DEATHS for part, n in others.items()})
 
     @property
     def _folder(self) -> str:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from ray.exceptions import RayTaskError
 from pipeline.data.attempts import Attempts, attempt_name
 from pipeline.data.commit import LabelFile, commit_shard, label_table
 from pipeline.data.earlier import overlaid
-from pipeline.data.hashes import canonical_json
+from pipeline.data.hashes import canonical_json, short_hash
 from pipeline.data.job import Job, work_from_json, work_to_json
 from pipeline.data.ledger import Earlier, Work
 from pipeline.data.storage import open_store
@@ -56,11 +57,19 @@ class ShardCounts:
 
 
 def check_ahead(job: Job) -> None:
-    """Runs `actor.preflight` on a worker; raises what it raises."""
+    """Runs `actor.preflight` on a worker; raises what it raises.
+
+    What it found good is remembered: a worker takes seconds to import what it needs.
+    """
+    passed = Path(job.cache_dir) / "checked" / short_hash(canonical_json([job.fp, _versions()]))
+    if passed.exists():
+        return
     try:
         ray.get(ray.remote(num_cpus=1)(_preflight).remote(job))
     except RayTaskError as error:
         raise _cause(error) from error
+    passed.parent.mkdir(parents=True, exist_ok=True)
+    passed.touch()
 
 
 def label_works(works: Sequence[Work], job: Job) -> Iterator[ShardCounts]:
@@ -165,7 +174,7 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
     store = open_store(job.spec.output, job.spec.storage_options)
     created = commit_shard(store, work.shard, block, files)
     if work.tasks:
-        Attempts(store, attempt_name(job.fp, work)).forget()
+        Attempts(store, attempt_name(job.fp, work), job.run_id).forget()
     counts = {
         "sid": work.shard.id,
         "rows": block.num_rows,
@@ -197,7 +206,7 @@ def _label_file(block: pa.Table, task: str, job: Job, retry: int) -> LabelFile:
         "fp": fingerprint.id,
         "spec": fingerprint.json().decode(),
         "model": canonical_json(dict(job.files.hashes)).decode(),
-        "versions": canonical_json(_versions(job)).decode(),
+        "versions": canonical_json(_versions(*_quantiser(job))).decode(),
     }
     known = f"known:{task}"
     if known in block.column_names:
@@ -210,9 +219,12 @@ def _label_counts(table: pa.Table) -> dict[str, int]:
     return {label: count for label, count in counted.items() if label is not None}
 
 
-def _versions(job: Job) -> dict[str, str]:
-    quantised = ("torchao",) if job.spec.model.quantize != "none" else ()
-    return {name: version(name) for name in ("assay", "torch", "transformers", *quantised)}
+def _versions(*others: str) -> dict[str, str]:
+    return {name: version(name) for name in ("assay", "torch", "transformers", *others)}
+
+
+def _quantiser(job: Job) -> tuple[str, ...]:
+    return ("torchao",) if job.spec.model.quantize != "none" else ()
 
 
 def _cause(error: RayTaskError) -> BaseException:

@@ -6,6 +6,7 @@ Knows the spec, the ledger and this machine. Opens no document. Knows nothing of
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ class Job:
     placement: Placement
     fingerprints: Mapping[str, Fingerprint]  # by task
     cache_dir: str
+    run_id: str
 
     @property
     def fp(self) -> dict[str, str]:
@@ -77,7 +79,7 @@ def describe(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     """The job of a spec: its model found and named by content, its tasks by fingerprint."""
     files = locate(spec.model, cache_dir)
     versions = fingerprints(spec, weights=files.hashes, dtype=placement.dtype)
-    return Job(spec, files, placement, versions, str(cache_dir))
+    return Job(spec, files, placement, versions, str(cache_dir), run_id=uuid.uuid4().hex)
 
 
 def plan(job: Job, store: Store) -> Plan:

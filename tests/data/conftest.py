@@ -149,15 +149,21 @@ def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from start_fake_gcs(tmp_path_factory.mktemp("gcs"))
 
 
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What runs of the same spec remember between each other."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(name="shell_on")
 def open_shell(
-    write_spec: Callable[..., Path], tmp_path: Path, request: pytest.FixtureRequest
+    write_spec: Callable[..., Path], shared_cache: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Shell]]:
     """Opens a shell on a server by its fixture's name."""
     with ExitStack() as stack:
 
         def open_on(name: str, **faulty: Any) -> Shell:
             server: Server = request.getfixturevalue(name)
-            return stack.enter_context(shell_on(server, write_spec, tmp_path / "cache", **faulty))
+            return stack.enter_context(shell_on(server, write_spec, shared_cache, **faulty))
 
         yield open_on

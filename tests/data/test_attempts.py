@@ -50,7 +50,7 @@ def run_until_done(
 
         Dying.dead = False
         try:
-            return Attempts(store, "fp/sid").run(rows, label), labelled, deaths
+            return Attempts(store, "fp/sid", "run").run(rows, label), labelled, deaths
         except DeathError:
             deaths += 1
             assert deaths < 200
@@ -72,12 +72,12 @@ def test_deadly_rows_alone_are_set_aside_and_every_other_is_labelled_once(
 
 def test_one_death_splits_nothing_and_what_ended_leaves_no_marker() -> None:
     store = MemoryStore()
-    store.create("attempts/fp/sid/0-40-dead", b"")
+    store.create("attempts/fp/sid/0-40-run-dead", b"")
     calls: list[tuple[int, int]] = []
-    attempts = Attempts(store, "fp/sid")
+    attempts = Attempts(store, "fp/sid", "run")
     assert attempts.run(40, lambda start, end: calls.append((start, end))) == []
     assert calls == [(0, 40)]
-    assert [stored.key for stored in store.list("attempts/")] == ["attempts/fp/sid/0-40-dead"]
+    assert [stored.key for stored in store.list("attempts/")] == ["attempts/fp/sid/0-40-run-dead"]
     attempts.forget()
     assert list(store.list("attempts/")) == []
 
@@ -89,18 +89,32 @@ def test_an_error_is_no_death() -> None:
         raise ValueError("told")
 
     with pytest.raises(ValueError, match="told"):
-        Attempts(store, "fp/sid").run(5, fail)
+        Attempts(store, "fp/sid", "run").run(5, fail)
     assert list(store.list("attempts/")) == []
 
 
 def test_what_was_deadly_goes_first() -> None:
     store = MemoryStore()
-    for marker in ("0-32-a", "0-32-b", "30-32-c"):
+    for marker in ("0-32-run-a", "0-32-run-b", "30-32-run-c"):
         store.create(f"attempts/fp/sid/{marker}", b"")
     calls: list[tuple[int, int]] = []
-    Attempts(store, "fp/sid").run(32, lambda start, end: calls.append((start, end)))
+    Attempts(store, "fp/sid", "run").run(32, lambda start, end: calls.append((start, end)))
     assert sorted(calls[:2]) == [(30, 31), (31, 32)]
     assert sorted(row for start, end in calls for row in range(start, end)) == list(range(32))
+
+
+@pytest.mark.parametrize(("killed_runs", "aside"), [(3, []), (4, [7])])
+def test_a_killed_driver_takes_workers_along_that_no_row_has_killed(
+    killed_runs: int, aside: list[int]
+) -> None:
+    store = MemoryStore()
+    for run in range(killed_runs):
+        for rows in ("0-16", "7-8"):
+            store.create(f"attempts/fp/sid/{rows}-{run}-a", b"")
+    labelled: list[int] = []
+    attempts = Attempts(store, "fp/sid", "run")
+    assert attempts.run(16, lambda start, end: labelled.extend(range(start, end))) == aside
+    assert sorted([*labelled, *aside]) == list(range(16))
 
 
 def test_other_tasks_or_rows_are_another_attempt() -> None:
