@@ -233,6 +233,24 @@ def load_spec(path: str | Path) -> JobSpec:
     return parse_spec(text, place=str(path))
 
 
+# Where there is neither input nor output, a spec in Python need not name them.
+_UNUSED: Mapping[str, Any] = {
+    "name": "labeller",
+    "input": {"path": "unused"},
+    "output": "unused",
+}
+
+
+def as_spec(spec: str | Path | Mapping[str, Any] | JobSpec) -> JobSpec:
+    """A spec from its file, from a dictionary of its keys, or as it is.
+
+    A dictionary may leave out the name, the input and the output, for those who use neither.
+    """
+    if isinstance(spec, JobSpec):
+        return spec
+    return spec_of({**_UNUSED, **spec}) if isinstance(spec, Mapping) else load_spec(spec)
+
+
 def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
     """The spec in a YAML text; `place` names the text in errors."""
     try:
@@ -242,8 +260,13 @@ def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
         raise SpecError([Problem(place, f"is not plain YAML: {reason}", place)]) from error
     if not isinstance(content, dict):
         raise SpecError([Problem(place, "write a mapping of keys to values", content)])
+    return spec_of(content)
+
+
+def spec_of(content: Mapping[str, Any]) -> JobSpec:
+    """The spec that a YAML file of this content would be."""
     try:
-        return JobSpec.model_validate(content)
+        return JobSpec.model_validate(dict(content))
     except ValidationError as error:
         raise SpecError(_problems(error)) from error
 

@@ -22,6 +22,8 @@ NEVER: dict[str, set[str]] = {
     "pipeline.data.actor": set(),
     "pipeline.check": set(),
     "pipeline.bench": set(),
+    "pipeline.labeller": {"ray"},
+    "pipeline.ray_datasets": MODEL_SIDE,
     "pipeline.samples": set(),
     "pipeline.stopwatch": set(),
     "pipeline.report.findings": set(),
