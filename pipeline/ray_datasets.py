@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import ray
 import ray.data
 
 from pipeline.cli import cache_dir as default_cache_dir
+from pipeline.data.autoscaling import node_resources
 from pipeline.data.devices import Placement, cluster, place
 from pipeline.errors import Problem, SpecError
 from pipeline.spec import JobSpec, as_spec
@@ -35,9 +35,7 @@ def label_dataset(
     The text is in the column that `input.text` names, `text` where the spec does not say.
     """
     asked = as_spec(spec)
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    machine = cluster([node["Resources"] for node in nodes if node["Alive"]])
-    placement = place(asked.model, machine)
+    placement = place(asked.model, cluster(node_resources()))
     on_gpu = placement.device == "cuda"
     device = {"num_gpus": 1} if on_gpu else {"num_cpus": max(1, placement.threads - 1)}
     return ds.map_batches(

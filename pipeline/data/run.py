@@ -16,6 +16,7 @@ from pathlib import Path
 
 import ray
 
+from pipeline.data.autoscaling import node_resources
 from pipeline.data.devices import Placement, cluster, place, this_machine
 from pipeline.data.failed_rows import failed_rows, is_failure, works_again
 from pipeline.data.faults import reach
@@ -257,7 +258,7 @@ def _ray_if_remote(address: str | None) -> Iterator[list[dict[str, float]]]:
     except (ConnectionError, ValueError) as error:
         raise RefusedError(f"--address: no Ray cluster answers there: {error}") from error
     try:
-        yield [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        yield node_resources()
     finally:
         ray.shutdown()
 
