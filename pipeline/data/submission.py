@@ -34,6 +34,9 @@ for _name in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_
 # What ends a job from outside: another try goes on where it stopped.
 _CUT_SHORT = {"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"}
 
+# Another was quicker, and is followed; or a node that could take the job is still starting.
+_TRANSIENT = re.compile("already exists|try again later")
+
 Show = Callable[[str], None]  # called with pieces of the job's log, as they come
 
 
@@ -101,11 +104,12 @@ def submit(
                     metadata={"assay_spec": spec.name, "assay_options": options},
                 )
             except RuntimeError as error:
-                if "already exists" not in str(error):
+                if not _TRANSIENT.search(str(error)):
                     raise RefusedError(f"the cluster took no job: {_line(error)}") from error
-                continue  # another was quicker: it is followed
+                time.sleep(_PAUSE_S)
+                continue
             return found
-    raise UnavailableError("the cluster's list of jobs does not settle; run the same command again")
+    raise UnavailableError("the cluster takes no job yet; run the same command again")
 
 
 def choose(jobs: Sequence[JobDetails], base: str) -> Submitted:

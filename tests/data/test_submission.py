@@ -18,8 +18,9 @@ from local_cluster import REPOSITORY, LocalCluster, local_cluster
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pipeline.data import submission
-from pipeline.data.submission import Submitted, choose, ended, follow
-from pipeline.errors import UnavailableError
+from pipeline.data.submission import Submitted, choose, ended, follow, submit
+from pipeline.errors import RefusedError, UnavailableError
+from pipeline.spec import load_spec
 
 DOCUMENTS = 600
 
@@ -105,6 +106,82 @@ def test_a_cluster_that_answers_no_more_is_incomplete(monkeypatch: pytest.Monkey
     with pytest.raises(UnavailableError, match="may go on without us") as raised:
         follow(Flaky(breaks=1_000), "a", lambda piece: None)  # type: ignore[arg-type]
     assert raised.value.exit_code == 3
+
+
+class Jobs:
+    """A cluster's list of jobs; the first tries to add one fail as they are told to."""
+
+    def __init__(self, *failures: str) -> None:
+        self.failures = list(failures)
+        self.jobs: list[JobDetails] = []
+        self.asked: list[dict[str, Any]] = []
+
+    def list_jobs(self) -> list[JobDetails]:
+        return list(self.jobs)
+
+    def get_job_info(self, id: str) -> JobDetails:
+        return next(found for found in self.jobs if found.submission_id == id)
+
+    def submit_job(self, **asked: Any) -> None:
+        self.asked.append(asked)
+        if self.failures:
+            failure = self.failures.pop(0)
+            if "already exists" in failure:
+                self._add(asked)
+            raise RuntimeError(failure)
+        self._add(asked)
+
+    def _add(self, asked: dict[str, Any]) -> None:
+        self.jobs.append(job(asked["submission_id"], "RUNNING", metadata=asked["metadata"]))
+
+
+@pytest.fixture
+def submitted(
+    write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Submitted]:
+    monkeypatch.setattr(submission, "_PAUSE_S", 0)
+    spec = load_spec(write_spec())
+
+    def submitted(jobs: Jobs, *flags: str) -> Submitted:
+        return submit(jobs, spec, "http://127.0.0.1:1", flags)  # type: ignore[arg-type]
+
+    return submitted
+
+
+def test_the_same_spec_is_one_job_and_its_folder_holds_what_it_runs(
+    submitted: Callable[..., Submitted],
+) -> None:
+    jobs = Jobs()
+    first, second = submitted(jobs), submitted(jobs, "--json")
+    assert first.new and second == Submitted(first.id, new=False) and len(jobs.asked) == 1
+    assert jobs.asked[0]["entrypoint"] == "python -m pipeline run spec.yaml --address auto"
+    assert set(jobs.asked[0]["runtime_env"]) == {"working_dir", "pip"}
+
+
+def test_one_who_was_quicker_is_followed(submitted: Callable[..., Submitted]) -> None:
+    jobs = Jobs("Job with submission_id x already exists.")
+    assert submitted(jobs).new is False and len(jobs.asked) == 1
+
+
+def test_a_cluster_that_is_still_starting_is_waited_for(
+    submitted: Callable[..., Submitted],
+) -> None:
+    jobs = Jobs(*["No available agent to submit job, please try again later."] * 2)
+    assert submitted(jobs).new is True and len(jobs.asked) == 3
+
+
+def test_another_failure_is_refused_in_one_line(submitted: Callable[..., Submitted]) -> None:
+    with pytest.raises(RefusedError, match=r"the cluster took no job: status 500: no$"):
+        submitted(Jobs("status 500: no\nTraceback ..."))
+
+
+def test_a_job_under_way_with_other_options_is_not_taken_for_this_one(
+    submitted: Callable[..., Submitted],
+) -> None:
+    jobs = Jobs()
+    submitted(jobs)
+    with pytest.raises(RefusedError, match="under way with 'no options' instead of"):
+        submitted(jobs, "--retry-failed")
 
 
 # — from here on, a real cluster
