@@ -13,7 +13,6 @@ import argparse
 import json
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -97,7 +96,7 @@ def cluster_of(nodes: int, seconds: float) -> Iterator[str]:
             made.wait_for_nodes()
             yield made.address
         finally:
-            made.shutdown()
+            made.shutdown()  # type: ignore[no-untyped-call]
             os.environ["PYTHONPATH"] = before
 
 
@@ -126,4 +125,4 @@ sys.meta_path.insert(0, Finder())
 """
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
