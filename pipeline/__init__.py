@@ -1,19 +1,49 @@
-"""The library behind `assay`: see README for the file map."""
+"""The library behind `assay`: see README for the file map, and `__all__` for what is public.
+
+>>> from pipeline import Labeller
+>>> Labeller("spec.yaml").label(["What a day!", "Get lost."])
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.data.labels import open_labels
+    from pipeline.data.run import dry_run, run
+    from pipeline.errors import AssayError, RefusedError, SpecError
+    from pipeline.labeller import Labeller
+    from pipeline.ray_datasets import label_dataset
+    from pipeline.spec import JobSpec, load_spec, parse_spec
 
-__all__ = ["open_labels"]
+__all__ = [
+    "AssayError",
+    "JobSpec",
+    "Labeller",
+    "RefusedError",
+    "SpecError",
+    "dry_run",
+    "label_dataset",
+    "load_spec",
+    "open_labels",
+    "parse_spec",
+    "run",
+]
+
+_HOMES = {
+    "pipeline.data.labels": ("open_labels",),
+    "pipeline.data.run": ("dry_run", "run"),
+    "pipeline.errors": ("AssayError", "RefusedError", "SpecError"),
+    "pipeline.labeller": ("Labeller",),
+    "pipeline.ray_datasets": ("label_dataset",),
+    "pipeline.spec": ("JobSpec", "load_spec", "parse_spec"),
+}
 
 
 def __getattr__(name: str) -> object:
     """What `__all__` names, imported when it is asked for: `assay --help` needs no Arrow."""
-    if name in __all__:
-        from pipeline.data.labels import open_labels
-
-        return open_labels
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

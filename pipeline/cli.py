@@ -62,7 +62,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="assay", description="Label a corpus, not a request.")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     run = _verb(verbs, "run", _run, "bring the output up to date; run again = only what is missing")
-    run.add_argument("--address", metavar="A", help="a running Ray cluster; else one is started")
+    run.add_argument(
+        "--address",
+        metavar="A",
+        help="a running Ray cluster, or http://HEAD:8265 to submit to it; else one is started",
+    )
+    run.add_argument(
+        "--insecure-cluster",
+        action="store_true",
+        help="submit even where anyone who reaches the cluster can run programs on it",
+    )
+    run.add_argument(
+        "--installed",
+        action="store_true",
+        help="submit without pinned versions: the cluster has assay's dependencies",
+    )
     run.add_argument("--dry-run", action="store_true", help="say what would be computed")
     run.add_argument("--retry-failed", action="store_true", help="try failed rows again, too")
     run.add_argument(
@@ -145,7 +159,10 @@ def _verb(
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.address is None:
+    if options.address and options.address.startswith(("http://", "https://")):
+        if not options.dry_run:
+            return _submit(options)
+    elif options.address is None:
         # What a Ray of our own does unasked, only without announcing it. Read when ray is imported.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     from pipeline.data.run import dry_run, run
@@ -183,6 +200,51 @@ def _run(options: argparse.Namespace) -> int:
         )
     _print(options, summary_json(outcome), lambda console: show_summary(outcome, console))
     return EXIT_COMPLETE if outcome.complete else EXIT_INCOMPLETE
+
+
+def _submit(options: argparse.Namespace) -> int:
+    """The same command on a cluster, followed from here."""
+    from pipeline.data.cluster_access import asks_for_token
+    from pipeline.report.job_log import JobLog
+    from pipeline.spec import load_spec
+
+    spec = load_spec(options.spec)
+    # Ray's client would go where these say, whatever the command says.
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+        os.environ.pop(name, None)
+    if asks_for_token(options.address, insecure=options.insecure_cluster):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
+    from pipeline.data.submission import connect, follow, submit
+
+    names = ("json", "retry_failed", "publish_partial")
+    flags = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+    client = connect(options.address)
+    job = submit(client, spec, options.address, flags, installed=options.installed)
+    told = "submitted" if job.new else "is under way there already; following it"
+    print(f"assay: {job.id} {told}", file=sys.stderr)
+    log = JobLog(sys.stdout, sys.stderr, results=options.json)
+    try:
+        ended = follow(client, job.id, log.show)
+    except KeyboardInterrupt:
+        return _stopped_following(client, job.id, options.address)
+    finally:
+        log.close()
+    if ended.exit_code:
+        print(f"assay: {job.id} {ended.status}: {ended.message}", file=sys.stderr)
+    return ended.exit_code
+
+
+def _stopped_following(client: Any, id: str, address: str) -> int:
+    from pipeline.data.submission import stop
+    from pipeline.report.job_log import wants_stop
+
+    if wants_stop(id, sys.stderr, sys.stdin):
+        stop(client, id)
+        print(f"assay: {id} is being stopped; run the same command to go on", file=sys.stderr)
+    else:
+        told = f"the same command follows it again, `ray job stop {id} --address {address}` ends it"
+        print(f"assay: {id} goes on; {told}", file=sys.stderr)
+    return EXIT_INCOMPLETE
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import Problem, SpecError
-from pipeline.storage_options import StorageOptions
+from pipeline.storage_options import Location, StorageOptions, masked
 
 Quantize = Literal["none", "int8", "fp8"]
 
@@ -43,7 +43,7 @@ class Frozen(BaseModel):
 class ModelSpec(Frozen):
     """The model that answers."""
 
-    path: str = Field(min_length=1)
+    path: Location = Field(min_length=1)
     storage_options: StorageOptions = {}
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -62,7 +62,7 @@ class ModelSpec(Frozen):
 class InputSpec(Frozen):
     """The documents: which files, and which columns of them."""
 
-    path: str = Field(min_length=1)
+    path: Location = Field(min_length=1)
     storage_options: StorageOptions = {}
     text: str = Field(default="text", min_length=1)
     id: str | None = Field(default=None, min_length=1)
@@ -215,7 +215,7 @@ class JobSpec(Frozen):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
     model: ModelSpec
     input: InputSpec
-    output: str = Field(min_length=1)
+    output: Location = Field(min_length=1)
     storage_options: StorageOptions = {}  # of the output
     prompt: PromptSpec = PromptSpec()
     documents: DocumentsSpec = DocumentsSpec()
@@ -251,7 +251,8 @@ class _SpecLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise yaml.YAMLError(f"write the value out: anchors are not read{event.start_mark}")
+            line = event.start_mark.line + 1
+            raise yaml.YAMLError(f"write the value out: anchors are not read, line {line}")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -287,19 +288,49 @@ def load_spec(path: str | Path) -> JobSpec:
     return parse_spec(text, place=str(path))
 
 
+# Where there is neither input nor output, a spec in Python need not name them.
+_UNUSED: Mapping[str, Any] = {
+    "name": "labeller",
+    "input": {"path": "unused"},
+    "output": "unused",
+}
+
+
+def as_spec(spec: str | Path | Mapping[str, Any] | JobSpec) -> JobSpec:
+    """A spec from its file, from a dictionary of its keys, or as it is.
+
+    A dictionary may leave out the name, the input and the output, for those who use neither.
+    """
+    if isinstance(spec, JobSpec):
+        return spec
+    return spec_of({**_UNUSED, **spec}) if isinstance(spec, Mapping) else load_spec(spec)
+
+
 def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
     """The spec in a YAML text; `place` names the text in errors."""
     try:
         content = yaml.load(text, Loader=_SpecLoader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number that is none, `0x_`
-        reason = " ".join(str(error).split())
-        raise SpecError([Problem(place, f"is not plain YAML: {reason}", place)]) from error
+        raise SpecError([Problem(place, f"is not plain YAML: {_reason(error)}", place)]) from None
     if not isinstance(content, dict):
         raise SpecError([Problem(place, "write a mapping of keys to values", content)])
+    return spec_of(content)
+
+
+def spec_of(content: Mapping[str, Any]) -> JobSpec:
+    """The spec that a YAML file of this content would be."""
     try:
-        return JobSpec.model_validate(content)
+        return JobSpec.model_validate(dict(content))
     except ValidationError as error:
         raise SpecError(_problems(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Why YAML cannot be read, and in which line; not the line itself, which may hold a secret."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+    return f"{' '.join(part for part in (error.context, error.problem) if part)}{line}"
 
 
 def _problems(error: ValidationError) -> list[Problem]:
@@ -315,9 +346,14 @@ def _problems(error: ValidationError) -> list[Problem]:
 
 def _value(detail: ErrorDetails) -> object:
     """What stands at the place; a key that is missing has no value to show."""
-    if "storage_options" in detail["loc"] and isinstance(detail["input"], dict):
-        return sorted(detail["input"])  # the names alone: a value may be a secret
-    return None if detail["type"] == "missing" else detail["input"]
+    if "storage_options" in detail["loc"]:  # the names alone: a value may be a secret
+        given = detail["input"]
+        return sorted(given) if isinstance(given, dict) else type(given).__name__
+    # — with its key: a misspelt place of a secret is still one
+    key = str(detail["loc"][-1]) if detail["loc"] else ""
+    shown = masked({key: detail["input"]})
+    assert isinstance(shown, dict)
+    return None if detail["type"] == "missing" else shown[key]
 
 
 def _fix(message: str) -> str:

@@ -1,6 +1,7 @@
-"""How a spec says by which options a path is opened: as fsspec takes them, and without secrets.
+"""How a spec names a path and the options that open it: as fsspec takes them, without secrets.
 
-Knows the names of options that are secrets. Knows nothing of file systems or stores.
+Knows the names of options that are secrets and where a URL may hold one. Knows nothing of file
+systems or stores.
 """
 
 from __future__ import annotations
@@ -14,6 +15,13 @@ from pydantic import AfterValidator, BeforeValidator
 # What names a secret in the options of s3fs, gcsfs, adlfs, the hub and their clients.
 _SECRET = re.compile(r"secret|password|token|credential|connection_string|account_key|sas|^key$")
 _WAYS_TO_LOG_IN = ("anon", "google_default", "cloud", "cache")  # gcsfs calls them `token`
+# A password before the host, and what signs a URL that opens without one.
+_USER = re.compile(r"(?<=://)[^/@:?#]*:[^/@]*(?=@)")
+_SIGNED = re.compile(
+    r"[?&](x-(amz|goog)-(signature|security-token|credential)|signature|sig|awsaccesskeyid|"
+    r"(\w*_)?(token|secret|password|key))=",
+    re.IGNORECASE,
+)
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -36,6 +44,38 @@ def _without_secrets(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
+def _without_credentials(path: str) -> str:
+    if _USER.search(path) or _SIGNED.search(path):
+        raise ValueError(
+            "this URL holds a password or a signature, which label files and logs would repeat; "
+            "name it without, and set what its file system reads: a profile or the environment"
+        )
+    return path
+
+
+def masked(value: object) -> object:
+    """A value as an error may show it: what may be a secret is not in it."""
+    if isinstance(value, Mapping):
+        return {
+            key: "***" if _may_hold_secret(str(key), inner) else masked(inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [masked(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    shown = _USER.sub("***", value)
+    return shown.partition("?")[0] + "?***" if _SIGNED.search(shown) else shown
+
+
+def _may_hold_secret(key: str, value: object) -> bool:
+    """Whether the key names a secret and the value may be one; tokens are counted by numbers."""
+    name = key.lower().replace("tokens", "")
+    return bool(_SECRET.search(name)) and not isinstance(value, int | float | None)
+
+
+# A path or URL of documents, of a model or of labels.
+Location = Annotated[str, AfterValidator(_without_credentials)]
 # Options of the fsspec file system that opens the path they stand beside: endpoint_url, profile,
 # anon, ... The user's fsspec and AWS settings hold where an option does not say otherwise.
 StorageOptions = Annotated[

@@ -24,6 +24,8 @@ NEVER: dict[str, set[str]] = {
     "pipeline.bench": set(),
     # This one puts data and figures together.
     "pipeline.evaluating": MODEL_SIDE | {"ray"},
+    "pipeline.labeller": {"ray"},
+    "pipeline.ray_datasets": MODEL_SIDE,
     "pipeline.samples": set(),
     "pipeline.gold_states": set(),
     "pipeline.fit": set(),

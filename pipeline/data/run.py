@@ -16,6 +16,7 @@ from pathlib import Path
 
 import ray
 
+from pipeline.data.autoscaling import node_resources
 from pipeline.data.contents import Contents, contents_of
 from pipeline.data.devices import Placement, cluster, place, this_machine
 from pipeline.data.failed_rows import failed_rows, is_failure, works_again
@@ -34,6 +35,11 @@ logger = logging.getLogger(__name__)
 EXTRA_ROUNDS = 2
 
 Progress = Callable[[int], None]  # called with the rows of each shard as it is committed
+
+
+def quietly(_planned: Plan) -> Progress:
+    """Tells nobody how a run goes."""
+    return lambda _rows: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,7 @@ def run(
     address: str | None = None,
     retry_failed: bool = False,
     publish_partial: bool = False,
-    announce: Callable[[Plan], Progress],
+    announce: Callable[[Plan], Progress] = quietly,
 ) -> Outcome:
     """Label every missing cell and publish a snapshot; doing it again changes nothing.
 
@@ -308,7 +314,7 @@ def _ray_if_remote(address: str | None) -> Iterator[list[dict[str, float]]]:
     except (ConnectionError, ValueError) as error:
         raise RefusedError(f"--address: no Ray cluster answers there: {error}") from error
     try:
-        yield [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        yield node_resources()
     finally:
         ray.shutdown()
 

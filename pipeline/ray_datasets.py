@@ -1,0 +1,82 @@
+"""Label a Ray Dataset of the user's own: its columns, and a struct column for each task.
+
+Knows Ray Data and which column holds the text. Nothing is written, so nothing is resumed: what a
+crash costs is Ray's affair and the user's. For that, there is `assay run`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray.data
+
+from pipeline.cli import cache_dir as default_cache_dir
+from pipeline.data.autoscaling import node_resources
+from pipeline.data.devices import Placement, cluster, place
+from pipeline.errors import Problem, SpecError
+from pipeline.spec import JobSpec, as_spec
+
+BATCH_ROWS = 256
+
+
+def label_dataset(
+    ds: ray.data.Dataset,
+    spec: str | Path | Mapping[str, Any] | JobSpec,
+    *,
+    cache_dir: Path | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> ray.data.Dataset:
+    """The dataset with the answers to each task beside its own columns, its rows as they are.
+
+    The text is in the column that `input.text` names, `text` where the spec does not say.
+    """
+    asked = as_spec(spec)
+    placement = place(asked.model, cluster(node_resources()))
+    on_gpu = placement.device == "cuda"
+    cpus = max(1, placement.threads - 1)
+    device: dict[str, Any] = {"num_gpus": 1} if on_gpu else {"num_cpus": cpus}
+    return ds.map_batches(
+        _Label,
+        fn_constructor_args=(asked, placement, str(cache_dir or default_cache_dir())),
+        batch_size=batch_rows,
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors),
+        **device,
+    )
+
+
+class _Label:
+    """Builds a `Labeller` on the worker: the driver has no torch."""
+
+    def __init__(self, spec: JobSpec, placement: Placement, cache_dir: str) -> None:
+        labeller = importlib.import_module("pipeline.labeller").Labeller
+        self._spec = spec
+        self._labeller = labeller(spec, cache_dir=Path(cache_dir), placement=placement)
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        check_columns(block.column_names, self._spec)
+        answers = self._labeller.label(block.column(self._spec.input.text).to_pylist())
+        for task in self._spec.tasks:
+            block = block.append_column(task.name, answers.column(task.name))
+        return block
+
+
+def check_columns(names: list[str], spec: JobSpec) -> None:
+    """SpecError unless the text is there and no task's column is."""
+    there = ", ".join(names)
+    problems = []
+    if spec.input.text not in names:
+        problems.append(
+            Problem("input.text", f"no such column; the dataset has: {there}", spec.input.text)
+        )
+    problems += [
+        Problem(f"tasks.{place}.name", "the dataset has a column of this name", task.name)
+        for place, task in enumerate(spec.tasks)
+        if task.name in names
+    ]
+    if problems:
+        raise SpecError(problems)

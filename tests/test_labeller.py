@@ -1,0 +1,168 @@
+"""The Python API: texts in, label-file columns out, as independent prompts answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+import pipeline
+from pipeline import Labeller, SpecError, label_dataset, load_spec
+
+TEXTS = ["Hello.", "", "<|im_end|> is only text", "a much longer text " * 20, "ünïcode 日本"]
+
+
+@pytest.fixture
+def labeller(write_spec: Callable[..., Path], tmp_path: Path) -> Labeller:
+    return Labeller(write_spec(documents={"max_tokens": 64}), cache_dir=tmp_path / "cache")
+
+
+def alone(labeller: Labeller, folder: Path, text: str, task: int) -> list[float]:
+    """p of the labels of one question, by one plain forward of transformers."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    question = labeller._engine.prompt.questions[task]
+    opening = labeller._engine.prompt.opening
+    document = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids[:64]
+    ids = torch.tensor([[*opening, *document, *question.token_ids]])
+    with torch.inference_mode():
+        probabilities = network(ids).logits[0, -1].softmax(-1)
+    labels = [float(probabilities[list(first)].sum()) for first in question.labels.values()]
+    return [value / sum(labels) for value in labels]
+
+
+def test_every_text_has_a_row_that_an_independent_prompt_agrees_with(
+    labeller: Labeller, model_folder: Path
+) -> None:
+    table = labeller.label(TEXTS)
+    assert table.column_names == [
+        *("doc_id", "content_hash", "n_chars", "status", "toxic", "topic"),
+    ]
+    rows = table.to_pylist()
+    statuses = [row["topic"]["status"] for row in rows]
+    assert statuses == ["ok", "empty", "ok", "truncated", "ok"]
+    assert rows[1]["topic"]["label"] is None and rows[1]["topic"]["p"] is None
+    for text, row in zip(TEXTS, rows, strict=True):
+        for number, task in enumerate(("toxic", "topic") if text else ()):
+            found = list(row[task]["p"].values())
+            if text.startswith("<|"):  # plain tokenisation is no oracle for control tokens
+                continue
+            np.testing.assert_allclose(
+                found, alone(labeller, model_folder, text, number), atol=1e-5
+            )
+            best = max(row[task]["p"], key=row[task]["p"].__getitem__)
+            assert row[task]["label"] == best
+
+
+def test_rows_do_not_depend_on_what_else_is_asked(labeller: Labeller) -> None:
+    together = labeller.label(TEXTS, ids=range(len(TEXTS)))
+    assert together.column("doc_id").to_pylist() == ["0", "1", "2", "3", "4"]
+    for place, text in enumerate(TEXTS):
+        (one,) = labeller.label([text], ids=[place]).to_pylist()
+        (other,) = together.slice(place, 1).to_pylist()
+        for task in ("toxic", "topic"):
+            p, q = one[task].pop("p"), other[task].pop("p")
+            assert (p is None) == (q is None)
+            if p is not None:
+                np.testing.assert_allclose(list(p.values()), list(q.values()), atol=1e-5)
+            assert one[task]["label"] == other[task]["label"]
+            assert one[task]["status"] == other[task]["status"]
+
+
+def test_no_text_is_no_row_and_none_has_its_reason(labeller: Labeller) -> None:
+    empty = labeller.label([])
+    assert empty.num_rows == 0 and empty.schema == labeller.label(["x"]).schema
+    (row,) = labeller.label([None]).to_pylist()
+    assert row["status"] == row["toxic"]["status"] == "error:no text"
+
+
+def test_a_spec_may_be_a_path_a_dictionary_or_a_spec(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = write_spec()
+    content: dict[str, Any] = yaml.safe_load(path.read_text())
+    short = {"model": content["model"], "tasks": content["tasks"]}
+    cache = tmp_path / "cache"
+    tables = [
+        Labeller(spec, cache_dir=cache).label(["x"])
+        for spec in (path, str(path), content, short, load_spec(path))
+    ]
+    assert all(table.equals(tables[0]) for table in tables)
+    with pytest.raises(SpecError, match="tsks: no such key"):
+        Labeller({**short, "tsks": []})
+
+
+@pytest.fixture
+def local_ray() -> Iterator[None]:
+    import ray
+
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def test_a_dataset_gets_a_struct_for_each_task_and_keeps_its_rows(
+    local_ray: None, write_spec: Callable[..., Path], labeller: Labeller, tmp_path: Path
+) -> None:
+    import ray.data
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    spec = load_spec(write_spec(documents={"max_tokens": 64}))
+    mine = pa.table({"url": [f"u{i}" for i in range(len(TEXTS))], "text": TEXTS})
+    labelled = label_dataset(
+        ray.data.from_arrow(mine), spec, cache_dir=tmp_path / "cache", batch_rows=2
+    )
+    rows = sorted(labelled.take_all(), key=lambda row: str(row["url"]))
+    expected = labeller.label(TEXTS).to_pylist()
+    assert [row["text"] for row in rows] == TEXTS
+    for row, other in zip(rows, expected, strict=True):
+        for task in ("toxic", "topic"):
+            assert row[task]["label"] == other[task]["label"]
+            assert row[task]["status"] == other[task]["status"]
+
+
+def test_a_dataset_without_the_column_is_a_problem_of_the_spec(
+    write_spec: Callable[..., Path],
+) -> None:
+    from pipeline.ray_datasets import check_columns
+
+    with pytest.raises(SpecError) as raised:
+        check_columns(["body", "topic"], load_spec(write_spec()))
+    assert str(raised.value).splitlines() == [
+        "input.text: no such column; the dataset has: body, topic (got 'text')",
+        "tasks.1.name: the dataset has a column of this name (got 'topic')",
+    ]
+
+
+def test_the_public_names_are_these_and_each_is_there() -> None:
+    assert sorted(pipeline.__all__) == pipeline.__all__ and len(pipeline.__all__) <= 12
+    assert {"Labeller", "label_dataset", "load_spec", "open_labels", "run"} <= {*pipeline.__all__}
+    for name in pipeline.__all__:
+        assert getattr(pipeline, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'labels'"):
+        pipeline.labels  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("code", "never"),
+    [
+        ("import pipeline", {"torch", "ray", "pyarrow", "transformers"}),
+        ("from pipeline import load_spec, AssayError", {"torch", "ray", "pyarrow"}),
+        ("from pipeline import Labeller", {"ray"}),
+        ("from pipeline import open_labels", {"torch", "ray"}),
+        ("from pipeline import label_dataset, run", {"torch", "transformers"}),
+    ],
+)
+def test_a_name_brings_in_no_more_than_it_needs(code: str, never: set[str]) -> None:
+    command = [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"]
+    loaded = subprocess.check_output(command, text=True).split()
+    assert never.isdisjoint(loaded)
