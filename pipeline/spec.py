@@ -30,6 +30,8 @@ from pipeline.storage_options import StorageOptions
 Quantize = Literal["none", "int8", "fp8"]
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
+# More labels than this have no column each; `top_k` of them are kept.
+MOST_COLUMNS = 1_000
 # What `open_labels` has of every document, in columns beside the tasks'.
 DOCUMENT_COLUMNS = ("doc_id", "path", "row", "content_hash", "n_chars", "status")
 
@@ -129,11 +131,19 @@ Labels = Annotated[dict[str, Surfaces], BeforeValidator(_as_surfaces), Field(min
 class TaskSpec(Frozen):
     """One closed question, asked of every document."""
 
+    # — a default is no exception to the rules: without `top_k`, labels can be too many
+    model_config = ConfigDict(validate_default=True)
+
     name: str = Field(pattern=TASK_NAME)
     question: str = Field(min_length=1)
     labels: Labels
     chunks: Literal["max", "mean"] = "max"
     readout: None = None
+    scoring: Literal["auto", "first_token", "full"] = "auto"
+    length_penalty: float = Field(default=0, ge=0, allow_inf_nan=False, strict=False)
+    beam: PositiveInt | None = None  # null: every label exactly
+    top_k: PositiveInt | None = None
+    separator: str | None = Field(default=None, min_length=1)
 
     @field_validator("name")
     @classmethod
@@ -159,6 +169,32 @@ class TaskSpec(Frozen):
                     raise ValueError(f"{surface!r} stands twice; write each surface form once")
                 owner[surface] = label
         return labels
+
+    @field_validator("length_penalty", "beam")
+    @classmethod
+    def _is_of_whole_labels(cls, wanted: float | None, other: ValidationInfo) -> float | None:
+        if wanted and other.data.get("scoring") == "first_token":
+            raise ValueError("a first token has neither length nor beams; write scoring: full")
+        return wanted
+
+    @field_validator("top_k")
+    @classmethod
+    def _fits_a_struct(cls, top_k: int | None, other: ValidationInfo) -> int | None:
+        labels = len(other.data.get("labels", ()))
+        if top_k is None and labels > MOST_COLUMNS:
+            raise ValueError(
+                f"{labels:,} labels are too many for a column each; say how many of the likeliest "
+                f"are kept: top_k: 10"
+            )
+        return top_k
+
+    @field_validator("separator")
+    @classmethod
+    def _occurs(cls, separator: str | None, other: ValidationInfo) -> str | None:
+        labels = other.data.get("labels", ())
+        if separator and labels and not any(separator in label for label in labels):
+            raise ValueError("no label has it; write what stands between the levels of a label")
+        return separator
 
 
 class FilterSpec(Frozen):

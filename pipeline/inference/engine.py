@@ -5,7 +5,7 @@ Knows token ids and label log-probabilities. Knows nothing of text, files or Ray
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.inference.beam import search
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.packing import pack
 from pipeline.inference.reading import TokensRead, counting_tokens
-from pipeline.inference.readout import FirstTokens, first_token_log_probs
-from pipeline.inference.schedules import Schedule, read_opening
+from pipeline.inference.readout import FirstTokens
+from pipeline.inference.schedules import KeptText, Schedule, read_opening
 from pipeline.inference.tokens import PromptTokens, Question
+from pipeline.inference.whole_labels import WholeLabels, label_log_probs
 
 DocumentIds = Sequence[int]
 
@@ -30,7 +32,8 @@ class Usage:
 
     prefix_tokens_computed: int = 0  # of documents; the instruction is read once a process
     question_tokens_computed: int = 0
-    tokens_saved: int = 0  # what one prompt per question would have read more
+    # what one prompt a question would have read more, or one for each surface form of whole labels
+    tokens_saved: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -120,15 +123,45 @@ class LabelEngine:
 
     def _label_batch(self, documents: Sequence[DocumentIds], asked: _Asked) -> list[Tensor]:
         """One [docs, labels] a question, of whole documents."""
-        states = asked.laid_out.states(documents)  # [questions, docs, hidden]
-        return first_token_log_probs(states, asked.first_tokens, self.model.unembed)
+        if any(question.searched for question in asked.questions):
+            found = zip(*(self._search(document, asked) for document in documents), strict=True)
+            return [torch.cat(of_question) for of_question in found]
+        states = asked.laid_out.states(documents)  # [sequences, docs, hidden]
+        return label_log_probs(states, asked.at_once, self.model.unembed)
+
+    def _search(self, document: DocumentIds, asked: _Asked) -> list[Tensor]:
+        """One [1, labels] a question; the document is kept, so that it is read once for all."""
+        text = self._schedule.keep(document, asked.read_below)
+        at_once: Iterator[Tensor] = iter(())
+        if asked.at_once:
+            states = text.states(asked.sequences).unsqueeze(1)  # [sequences, 1, hidden]
+            at_once = iter(label_log_probs(states, asked.at_once, self.model.unembed))
+        return [
+            self._search_labels(text, question) if question.searched else next(at_once)
+            for question in asked.questions
+        ]
+
+    def _search_labels(self, text: KeptText, question: Question) -> Tensor:  # [1, labels]
+        assert question.trie is not None, question.name
+        *opening, last = question.token_ids
+        asking = text.extended(opening) if opening else text
+        found = search(
+            question.trie,
+            lambda paths: asking.states([(last, *path) for path in paths]),
+            self.model.unembed,
+            beam=question.beam,
+            max_tokens=self.max_batch_tokens,
+        )
+        return torch.from_numpy(found).unsqueeze(0)
 
     def _usage(self, documents: Sequence[DocumentIds], asked: _Asked) -> Usage:
         read = sum(len(document) for document in documents)
         opening = len(self.prompt.opening) * len(documents)
-        alone = len(asked.first_tokens) * (read + opening) + len(documents) * asked.tokens_alone
+        alone = len(asked.alone) * (read + opening) + len(documents) * sum(asked.alone)
         prefix = read + len(documents) * asked.laid_out.opening_tokens
         questions = len(documents) * asked.laid_out.question_tokens
+        if asked.read_below.tokens:
+            questions = asked.read_below.tokens - prefix
         return Usage(prefix, questions, tokens_saved=alone - prefix - questions)
 
 
@@ -138,10 +171,19 @@ class _Asked:
     def __init__(
         self, questions: Sequence[Question], schedule: Schedule, device: torch.device
     ) -> None:
-        self.laid_out = schedule.ask([question.token_ids for question in questions])
+        self.questions = questions
+        self.sequences = [s for q in questions if not q.searched for s in q.sequences]
+        self.laid_out = schedule.ask(self.sequences)
+        self.at_once = [_readout(q, device) for q in questions if not q.searched]
+        self.read_below = TokensRead()  # of kept documents, and below them
         self.out_of_memory: set[int] = set()  # documents, by their place
-        self.tokens_alone = sum(len(question.token_ids) for question in questions)
-        self.first_tokens = [FirstTokens.of(list(q.labels.values()), device) for q in questions]
+        self.alone = [tokens for question in questions for tokens in question.alone]
+
+
+def _readout(question: Question, device: torch.device) -> FirstTokens | WholeLabels:
+    if question.trie is None:
+        return FirstTokens.of(list(question.labels.values()), device)
+    return WholeLabels.of(question.trie, device)
 
 
 def _prove_reuse(usage: Usage, read: TokensRead) -> None:

@@ -23,17 +23,23 @@ Plans = Mapping[int | None, AttentionPlan]  # by the layer's window
 
 
 @torch.inference_mode()
-def prefill(model: LoadedModel, token_ids: Sequence[int]) -> PrefixKV | None:
-    """The keys and values of a span that every later forward reads; None for an empty span."""
+def prefill(
+    model: LoadedModel, token_ids: Sequence[int], *, prefix: PrefixKV | None = None
+) -> PrefixKV | None:
+    """The keys and values of a span that every later forward reads; None for an empty span.
+
+    Below a kept prefix, of both together: the prefix's are copied once.
+    """
     if not token_ids:
-        return None
+        return prefix
     keep: dict[int, LayerKV] = {}
-    tree = Tree.of([len(token_ids)], prefix_tokens=0)
+    tree = Tree.of([len(token_ids)], prefix_tokens=prefix.tokens if prefix else 0)
     plans = _everywhere(model, tree)
-    attention = TreeAttention(plans, keep=keep, compiled=_compiled(model, plans))
+    attention = TreeAttention(plans, prefix, keep=keep, compiled=_compiled(model, plans))
     ids, positions = moved([np.array(token_ids), tree.positions], model.device)
     _run(model.decoder, attention, positions, input_ids=ids)
-    return PrefixKV(keep, tokens=len(token_ids))
+    own = PrefixKV(keep, tokens=len(token_ids))
+    return prefix.followed_by(own) if prefix else own
 
 
 @torch.inference_mode()
@@ -47,7 +53,7 @@ def end_states(
 ) -> Tensor:  # [docs, ends, hidden]
     """The last layer's normalised states at rows `ends` of every document's branches.
 
-    `token_ids` are the packed batch's. `ends` rise, and each is the last row of a span.
+    `token_ids` are the packed batch's. `ends` rise.
     """
     assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
     ids, positions, rows = moved(
@@ -64,7 +70,8 @@ def end_states(
         kept = TreeAttention({}, keep=keep, only_keep=True)
         _run(model.stages.last, kept, positions, inputs_embeds=states)
     # Of all rows but the ends, only the last layer's keys and values are needed.
-    plans = {window: plan_ends(tree, ends, window=window) for window in model.windows}
+    cut = tree.cut_behind(ends)
+    plans = {window: plan_ends(cut, ends, window=window) for window in model.windows}
     given = PrefixKV(keep, tokens=tree.tokens)
     attention = TreeAttention(plans, prefix, given=given, compiled=_compiled(model, plans))
     states = _run(model.stages.last, attention, positions[rows], inputs_embeds=states[rows])

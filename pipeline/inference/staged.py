@@ -11,7 +11,7 @@ Knows token ids and the caches of transformers. Knows nothing of labels, text or
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from pipeline.inference.attention import (
 )
 from pipeline.inference.layers import LayerKV
 from pipeline.inference.model import LoadedModel
+from pipeline.inference.reading import TokensRead
 from pipeline.inference.transfer import moved
 
 # A span of one token would take the families' path for generation, which computes something else
@@ -138,6 +139,10 @@ class StagedSchedule:
         """The questions, padded to one batch below any document."""
         return StagedQuestions(self._model, self._above, self._left, questions)
 
+    def keep(self, document: Sequence[int], laid_out: TokensRead) -> StagedText:
+        """A document that is read once, for whatever will be asked below it."""
+        return StagedText(self._model, self._above, self._left, laid_out).extended(document)
+
 
 class StagedQuestions:
     """Questions as one padded batch."""
@@ -150,10 +155,7 @@ class StagedQuestions:
         questions: Sequence[Sequence[int]],
     ) -> None:
         self._model, self._above, self._left = model, above, left
-        width = max(_LEAST_TOKENS, *(len(question) for question in questions))
-        # Padding comes last, where neither attention nor a state carries it back to a question.
-        padded = [[*question, *[0] * (width - len(question))] for question in questions]
-        self._token_ids = torch.tensor(padded, device=model.device)  # [questions, tokens]
+        self._token_ids = padded(questions, model.device)  # [questions, tokens]
         self._last = torch.tensor([len(q) - 1 for q in questions], device=model.device)
 
     @property
@@ -173,3 +175,41 @@ class StagedQuestions:
         _, level = read(self._model, self._above, token_ids[None])
         states, _ = read(self._model, (*self._above, level), self._token_ids)
         return states[torch.arange(len(self._last), device=states.device), self._last]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedText:
+    """A text as levels; a last token that is too short for one goes before whatever is asked."""
+
+    model: LoadedModel
+    above: tuple[Level, ...]
+    left: tuple[int, ...]
+    laid_out: TokensRead  # grows by what is read here
+
+    def extended(self, token_ids: Sequence[int]) -> StagedText:
+        """The text with these behind it."""
+        together = (*self.left, *token_ids)
+        if self.above and len(together) < _LEAST_TOKENS:
+            return replace(self, left=together)
+        self.laid_out.tokens += len(together)
+        _, level = read(self.model, self.above, torch.tensor([together], device=self.model.device))
+        return replace(self, above=(*self.above, level), left=())
+
+    def states(self, sequences: Sequence[Sequence[int]]) -> Tensor:  # [sequences, hidden]
+        """The states at the sequences' last tokens, in one padded batch."""
+        below = [(*self.left, *sequence) for sequence in sequences]
+        token_ids = padded(below, self.model.device)
+        self.laid_out.tokens += token_ids.numel()
+        states, _ = read(self.model, self.above, token_ids)
+        last = torch.tensor([len(sequence) - 1 for sequence in below], device=states.device)
+        return states[torch.arange(len(below), device=states.device), last]
+
+
+def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """[sequences, tokens] int64, wide enough to be read below a level.
+
+    Padding comes last, where neither attention nor a state carries it back to a sequence.
+    """
+    width = max([_LEAST_TOKENS, *(len(sequence) for sequence in sequences)])
+    rows = [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences]
+    return torch.tensor(rows, device=device)
