@@ -7,7 +7,7 @@ Ray or of how findings are shown.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +18,22 @@ from pipeline.data.actor import check_room, job_model, local_model, memory_plan
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import Job, describe, plan
 from pipeline.data.storage import check_create_only, open_store
-from pipeline.inference.baselines import Answers, per_question
+from pipeline.inference.baselines import per_question
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.memory import MemoryPlan
 from pipeline.inference.model import LoadedModel
-from pipeline.inference.tokens import PromptTokens, tokenise_prompt
+from pipeline.inference.tokens import PromptTokens, Question, tokenise_prompt
 from pipeline.samples import Sample, take_samples
 from pipeline.spec import JobSpec
 
 DEFAULT_DOCUMENTS = 4
 # A probability's difference that float32 sums in another order can make, and bfloat16's 8 bits.
 _TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
+# Each label of several tokens is a forward of its own; of more than this, the likeliest are one.
+_ALL_LABELS = 64
+_LIKELIEST = 8
 
 LogProbs = Sequence[Iterable[NDArray[np.float32]]]  # by question, by document: [labels]
 
@@ -43,6 +47,11 @@ class Prompt:
     text: str
     token_ids: tuple[int, ...]
     labels: dict[str, list[int]]  # first tokens
+    surfaces: dict[str, list[list[int]]] | None  # all tokens, where whole labels are scored
+
+    @property
+    def scoring(self) -> str:
+        return "first_token" if self.surfaces is None else "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +138,7 @@ def prove(
     model = job_model(job, folder)
     memory = memory_plan(model, prompt)
     answers = _by_tree(model, prompt, documents)
-    alone = per_question(model, prompt, documents)
-    apart = change(answers, _by_question(alone, len(prompt.questions)))
+    apart = change(*_compared(model, prompt, documents, answers))
     exactness = Exactness(
         apart.max_abs_dp, apart.argmax_flips, apart.answers, _TOLERANCE[job.placement.dtype]
     )
@@ -149,12 +157,28 @@ def _by_tree(
     return engine.label(documents).log_probs
 
 
-def _by_question(answers: Answers, questions: int) -> LogProbs:
-    """By document, by question -> by question, by document."""
-    return [
-        [of_document[question].numpy(force=True) for of_document in answers]
-        for question in range(questions)
-    ]
+def _compared(
+    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds], answers: LogProbs
+) -> tuple[LogProbs, LogProbs]:
+    """The tree's answers and those of independent prompts; of many labels, of the likeliest."""
+    found: tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]] = ([], [])
+    for document, *by_question in zip(documents, *answers, strict=True):
+        pairs = list(zip(prompt.questions, by_question, strict=True))
+        kept = [_compared_labels(question, answer) for question, answer in pairs]
+        asked = [q.only(places) for q, places in zip(prompt.questions, kept, strict=True)]
+        (alone,) = per_question(model, replace(prompt, questions=tuple(asked)), [document])
+        found[0].extend(a[places] for a, places in zip(by_question, kept, strict=True))
+        found[1].extend(log_probs.numpy(force=True) for log_probs in alone)
+    return [found[0]], [found[1]]
+
+
+def _compared_labels(question: Question, log_probs: NDArray[np.float32]) -> list[int]:
+    """The places of all labels; of whole ones those that were reached, the likeliest of many."""
+    if question.trie is None:
+        return list(range(len(log_probs)))
+    most = len(log_probs) if len(log_probs) <= _ALL_LABELS else _LIKELIEST
+    likeliest = np.argsort(-log_probs, kind="stable")[:most]
+    return sorted(place for place in likeliest.tolist() if log_probs[place] > -np.inf)
 
 
 def change(answers: LogProbs, others: LogProbs) -> Change:
@@ -213,5 +237,13 @@ def _prompts(
             token_ids = (*prompt.opening, *sample.token_ids, *question.token_ids)
             labels = {label: list(first) for label, first in question.labels.items()}
             text = str(tokenizer.decode(list(token_ids)))
-            found.append(Prompt(sample.doc_id, question.name, text, token_ids, labels))
+            surfaces = _surfaces(question)
+            found.append(Prompt(sample.doc_id, question.name, text, token_ids, labels, surfaces))
     return tuple(found)
+
+
+def _surfaces(question: Question) -> dict[str, list[list[int]]] | None:
+    if question.trie is None:
+        return None
+    forms = zip(question.labels, question.trie.forms, strict=True)
+    return {label: [list(path) for path in paths] for label, paths in forms}

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -39,6 +40,7 @@ from pipeline.inference.loading import context_tokens, load_model, load_tokenize
 from pipeline.inference.memory import MemoryPlan, plan_memory
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.quantisation import require_torchao
+from pipeline.inference.task_answers import TaskAnswers
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
 from pipeline.spec import Quantize
 
@@ -207,18 +209,20 @@ class LabelDocuments:
             .append_column("n_chunks", pa.array([len(document) for document in pieces], pa.int16()))
             .append_column("measured", _constant(_measured(seconds, answers), len(pieces)))
         )
-        for task, log_probs in zip(asked, answers.by_task, strict=True):
-            table = table.append_column(f"log_probs:{task.name}", _lists(log_probs))
+        for of_task in answers.by_task:
+            for name, column in _columns(of_task):
+                table = table.append_column(f"{name}:{of_task.task.name}", column)
         return table
 
     def _label(self, answers: Answers, doc_ids: pa.ChunkedArray, start: int, end: int) -> None:
         """Asks the model about the rows from `start` to before `end`."""
         for doc_id in doc_ids[start:end] if are_planned() else ():
             reach(f"document {doc_id}")
-        documents = answers.pieces[start:end]
-        flat = [piece for document in documents for piece in document]
         names = [task.name for task in answers.tasks]
-        answers.take(start, documents, self._engine.label(flat, tasks=names))
+        for first, last in answers.runs(start, end):
+            documents = answers.pieces[first:last]
+            flat = [piece for document in documents for piece in document]
+            answers.take(first, documents, self._engine.label(flat, tasks=names))
 
 
 def _measured(seconds: float, answers: Answers) -> str:
@@ -227,10 +231,20 @@ def _measured(seconds: float, answers: Answers) -> str:
     return json.dumps({**asked, **asdict(answers.usage)})
 
 
-def _lists(values: NDArray[np.float32]) -> pa.Array:
-    """[docs, labels] as one fixed-size list a document."""
-    _, labels = values.shape
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), pa.float32()), labels)
+def _columns(of_task: TaskAnswers) -> Iterator[tuple[str, pa.Array]]:
+    """A task's answers as `answers_table` reads them."""
+    yield "log_probs", _lists(of_task.log_probs)
+    yield "log_mass", pa.array(of_task.log_mass)
+    if of_task.labels is not None:
+        yield "places", _lists(of_task.labels)
+    if of_task.levels is not None:
+        yield "levels", _lists(of_task.levels)
+
+
+def _lists(values: NDArray[Any]) -> pa.Array:
+    """[docs, width] as one fixed-size list a document."""
+    _, width = values.shape
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), width)
 
 
 def _constant(value: str, rows: int) -> pa.Array:

@@ -15,9 +15,9 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.data.answer_columns import answers_type
 from pipeline.data.commit import DOCUMENT_COLUMNS
 from pipeline.data.contents import Contents, NamedFile, NamedShard, change_of, etags_now
-from pipeline.data.earlier import ANSWER_COLUMNS
 from pipeline.data.storage import Store
 from pipeline.errors import StorageError
 
@@ -38,9 +38,9 @@ READ_AHEAD = 4
 
 def wide_schema(found: Contents, tasks: Sequence[str]) -> pa.Schema:
     """The documents' columns, then a struct for each task."""
-    return pa.schema(
-        [*DOCUMENT_SCHEMA, *(pa.field(t, _task_type(found.tasks[t].labels)) for t in tasks)]
-    )
+    named = ((task, found.tasks[task]) for task in tasks)
+    fields = (pa.field(task, answers_type(t.columns, t.labels)) for task, t in named)
+    return pa.schema([*DOCUMENT_SCHEMA, *fields])
 
 
 def aligned_batches(store: Store, found: Contents, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -59,19 +59,6 @@ def aligned_batches(store: Store, found: Contents, schema: pa.Schema) -> Iterato
             yield reading.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _task_type(labels: Sequence[str]) -> pa.StructType:
-    types = {
-        "label": pa.string(),
-        "p": pa.struct([(label, pa.float32()) for label in labels]),
-        "mass": pa.float32(),
-        "margin": pa.float32(),
-        "n_tokens": pa.int32(),
-        "n_chunks": pa.int16(),
-        "status": pa.string(),
-    }
-    return pa.struct([(name, types[name]) for name in ANSWER_COLUMNS])
 
 
 def _refuse_changed(store: Store, found: Contents, tasks: Collection[str]) -> None:
@@ -106,7 +93,7 @@ def _answers(
     store: Store, file: NamedFile, doc_ids: pa.Array, wanted: pa.StructType
 ) -> pa.StructArray:
     """A label file's rows as structs; StorageError unless they are these documents', in order."""
-    table = _read_file(store, file, ("doc_id", *ANSWER_COLUMNS))
+    table = _read_file(store, file, ("doc_id", *(field.name for field in wanted)))
     ids, *answers = _plain(table)
     if not ids.equals(doc_ids):
         raise StorageError(

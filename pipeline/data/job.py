@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.data.answer_columns import answer_columns
 from pipeline.data.devices import Placement
 from pipeline.data.inputs import Cuts, load_or_cut
 from pipeline.data.ledger import Committed, Work, committed, remaining
@@ -47,7 +48,7 @@ class Job:
     @property
     def snapshot_tasks(self) -> dict[str, SnapshotTask]:
         return {
-            task.name: SnapshotTask(self.fp[task.name], tuple(task.labels))
+            task.name: SnapshotTask(self.fp[task.name], tuple(task.labels), answer_columns(task))
             for task in self.spec.tasks
         }
 

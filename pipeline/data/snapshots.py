@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.data.answer_columns import ANSWER_COLUMNS
 from pipeline.data.hashes import canonical_json
 from pipeline.data.ledger import Committed, File, is_whole
 from pipeline.data.shards import Shard
@@ -25,10 +26,16 @@ MAX_LOST_RACES = 100
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTask:
-    """Which version of a task a snapshot holds, and its labels in order."""
+    """Which version of a task a snapshot holds, its labels in order, and its files' columns."""
 
     fp: str
     labels: tuple[str, ...]
+    columns: tuple[str, ...] = ANSWER_COLUMNS
+
+    def to_json(self) -> dict[str, object]:
+        """Columns only where they are others: a snapshot that stands is still what it shows."""
+        entry = asdict(self)
+        return {k: v for k, v in entry.items() if k != "columns" or v != ANSWER_COLUMNS}
 
 
 def complete(shards: Sequence[Shard], tasks: Collection[str], done: Committed) -> bool:
@@ -149,7 +156,7 @@ def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
     }
     yield b'],%b,"shards":[' % canonical_json(counts)[1:-1]
     yield from _joined(canonical_json(_shard_entry(shard)) for shard in view.shards)
-    named = {name: asdict(task) for name, task in tasks.items()}
+    named = {name: task.to_json() for name, task in tasks.items()}
     yield b"],%b" % canonical_json({"spec": view.spec_name, "tasks": named})[1:]
 
 

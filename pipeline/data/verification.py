@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 
 from pipeline.data.commit import DOCUMENT_COLUMNS, METADATA_PREFIX
 from pipeline.data.contents import Contents, NamedFile, NamedShard, change_of, contents, etags_now
-from pipeline.data.earlier import ANSWER_COLUMNS
 from pipeline.data.invariants import broken_answers, broken_documents, differing
 from pipeline.data.ledger import documents_key, label_key, spec_key
 from pipeline.data.shards import ObjectVersion, Shard
@@ -185,7 +184,7 @@ def _checked(
         damages.append(Damage(file.key, change))
         if file.key not in etags:
             return None
-    columns = DOCUMENT_COLUMNS if task is None else ("doc_id", *ANSWER_COLUMNS)
+    columns = DOCUMENT_COLUMNS if task is None else ("doc_id", *task.columns)
     table = _table(store, file.key, columns)
     if isinstance(table, Damage):
         damages.append(table)

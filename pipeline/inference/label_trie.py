@@ -68,6 +68,14 @@ class LabelTrie:
         """Tokens from the root to the deepest node at which a state is needed."""
         return max(self.depths) - 1
 
+    @property
+    def forms(self) -> list[list[Path]]:
+        """By label, its surface forms."""
+        found: list[list[Path]] = [[] for _ in range(self.labels)]
+        for end, label in self.ends:
+            found[label].append(self.path(end))
+        return found
+
     def children(self, node: int) -> range:
         return range(self.first_children[node], self.first_children[node + 1])
 

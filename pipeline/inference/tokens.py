@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import TemplateError
@@ -59,6 +59,15 @@ class Question:
         return self.trie is not None and (
             self.beam is not None or len(self.trie.inner) > MOST_AT_ONCE
         )
+
+    def only(self, kept: Sequence[int]) -> Question:
+        """The question with these of its labels, by their numbers."""
+        labels = dict(each for i, each in enumerate(self.labels.items()) if i in kept)
+        if self.trie is None:
+            return replace(self, labels=labels)
+        forms = [paths for i, paths in enumerate(self.trie.forms) if i in kept]
+        trie = LabelTrie.of(forms, length_penalty=self.trie.length_penalty)
+        return replace(self, labels=labels, trie=trie)
 
     @property
     def alone(self) -> list[int]:
