@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pipeline.inference.engine import LabelEngine
 from pipeline.inference.label_trie import LabelTrie
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, Question, tokenise_prompt
+from pipeline.inference.varlen import attend_run_by_run
 from pipeline.inference.whole_labels import WholeLabels
 from pipeline.spec import PromptSpec, TaskSpec
 
@@ -112,6 +114,20 @@ def test_first_tokens_are_read_alike_beside_whole_labels_and_alone(
         for first in art.labels.values()
     ]
     np.testing.assert_allclose(beside[0], expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("cut", [True, False])
+def test_whole_labels_compiled_for_a_fused_kernel_equal_independent_prompts(
+    family: str, cut: bool, tiny_model: TinyModel, byte_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = replace(tiny_model(family), kernel=attend_run_by_run)
+    tasks = [task("country", COUNTRIES), task("mood", ["very good", "very bad", "very"])]
+    prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), tasks)
+    searched = replace(prompt.questions[0], name="searched", beam=99)
+    prompt = replace(prompt, questions=prompt.questions if cut else (*prompt.questions, searched))
+    model = model if cut else replace(model, stages=None)
+    assert_as_independent(model, prompt, [[7] * 20, [8, 9]])
 
 
 @pytest.mark.parametrize("scoring", ["auto", "full"])
