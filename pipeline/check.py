@@ -6,8 +6,9 @@ Ray or of how findings are shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +30,17 @@ from pipeline.inference.engine import DocumentIds
 from pipeline.inference.independent import answers_alone
 from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.memory import MemoryPlan
-from pipeline.inference.tokens import PromptTokens, tokenise_prompt
+from pipeline.inference.tokens import PromptTokens, Question, tokenise_prompt
 from pipeline.samples import Sample, take_samples
 from pipeline.spec import JobSpec
 
 DEFAULT_DOCUMENTS = 4
 # A probability's difference that float32 sums in another order can make, and bfloat16's 8 bits.
 _TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
+# Each label of several tokens is a forward of its own; of more than this, the likeliest are one.
+_ALL_LABELS = 64
+_LIKELIEST = 8
 
 LogProbs = Sequence[Iterable[NDArray[np.float32]]]  # by question, by document: [labels]
 
@@ -49,6 +54,11 @@ class Prompt:
     text: str
     token_ids: tuple[int, ...]
     labels: dict[str, list[int]]  # first tokens
+    surfaces: dict[str, list[list[int]]] | None  # all tokens, where whole labels are scored
+
+    @property
+    def scoring(self) -> str:
+        return "first_token" if self.surfaces is None else "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +160,8 @@ def prove(
     model, readouts = job_model(job, folder), job_readouts(job)
     memory = memory_plan(model, prompt)
     answers = label_engine(job, model, prompt, readouts).label(documents).log_probs
-    apart = change(answers, answers_alone(model, prompt, documents, readouts, job.spec.exit))
+    alone = partial(answers_alone, model, readouts=readouts, way=job.spec.exit)
+    apart = change(*_compared(prompt, documents, answers, alone))
     exactness = Exactness(
         apart.max_abs_dp, apart.argmax_flips, apart.answers, _TOLERANCE[job.placement.dtype]
     )
@@ -175,6 +186,32 @@ def _readout_facts(job: Job) -> dict[str, ReadoutFacts]:
         )
         for task, readout in job_readouts(job).items()
     }
+
+
+def _compared(
+    prompt: PromptTokens,
+    documents: Sequence[DocumentIds],
+    answers: LogProbs,
+    alone: Callable[[PromptTokens, DocumentIds], list[NDArray[np.float32]]],
+) -> tuple[LogProbs, LogProbs]:
+    """The tree's answers and those of independent prompts; of many labels, of the likeliest."""
+    found: tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]] = ([], [])
+    for document, *by_question in zip(documents, *answers, strict=True):
+        pairs = list(zip(prompt.questions, by_question, strict=True))
+        kept = [_compared_labels(question, answer) for question, answer in pairs]
+        asked = [q.only(places) for q, places in zip(prompt.questions, kept, strict=True)]
+        found[0].extend(a[places] for a, places in zip(by_question, kept, strict=True))
+        found[1].extend(alone(replace(prompt, questions=tuple(asked)), document))
+    return [found[0]], [found[1]]
+
+
+def _compared_labels(question: Question, log_probs: NDArray[np.float32]) -> list[int]:
+    """The places of all labels; of whole ones those that were reached, the likeliest of many."""
+    if question.trie is None:
+        return list(range(len(log_probs)))
+    most = len(log_probs) if len(log_probs) <= _ALL_LABELS else _LIKELIEST
+    likeliest = np.argsort(-log_probs, kind="stable")[:most]
+    return sorted(place for place in likeliest.tolist() if log_probs[place] > -np.inf)
 
 
 def change(answers: LogProbs, others: LogProbs) -> Change:
@@ -234,5 +271,13 @@ def _prompts(
             token_ids = (*prompt.opening, *sample.token_ids, *question.token_ids)
             labels = {label: list(first) for label, first in question.labels.items()}
             text = str(tokenizer.decode(list(token_ids)))
-            found.append(Prompt(sample.doc_id, question.name, text, token_ids, labels))
+            surfaces = _surfaces(question)
+            found.append(Prompt(sample.doc_id, question.name, text, token_ids, labels, surfaces))
     return tuple(found)
+
+
+def _surfaces(question: Question) -> dict[str, list[list[int]]] | None:
+    if question.trie is None:
+        return None
+    forms = zip(question.labels, question.trie.forms, strict=True)
+    return {label: [list(path) for path in paths] for label, paths in forms}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -69,7 +69,10 @@ def _fingerprint(
     asked: dict[str, Any] = {
         "question": task.question,
         "labels": [[label, list(surfaces)] for label, surfaces in task.labels.items()],
-        "scoring": "first_token",
+        # — `auto` follows from the labels and the tokenizer, which are named; where it finds no
+        #   labels that begin alike, it is this
+        "scoring": "full" if task.scoring == "full" else "first_token",
+        **_not_at_default(task, ("length_penalty", "beam", "top_k", "separator")),
     }
     if spec.documents.too_long == "chunk":
         documents["overlap_tokens"] = spec.documents.overlap_tokens
@@ -106,3 +109,9 @@ def _exit(way: ExitSpec, readouts: Mapping[str, str]) -> dict[str, Any]:
         return {"layer": way.layer}
     others = sorted(readouts.values())
     return {"layers": list(way.layers), "confidence": way.confidence, "readouts": others}
+
+
+def _not_at_default(task: TaskSpec, keys: Sequence[str]) -> dict[str, Any]:
+    """Only what is asked for: answers that were given before there was a choice still stand."""
+    content = task.model_dump(mode="json", include=set(keys), exclude_defaults=True)
+    return {key: content[key] for key in keys if key in content}

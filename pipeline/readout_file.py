@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 from safetensors import SafetensorError
 
 from pipeline.errors import Problem
-from pipeline.spec import JobSpec, TaskSpec
+from pipeline.spec import ContextualSpec, JobSpec, TaskSpec
 
 _HEADER_LENGTH_BYTES = 8
 
@@ -167,6 +167,16 @@ def differences(
                 f"{shown}; fit it again, or change the spec back"
             )
             yield Problem(f"{place}.readout", fix, None if isinstance(wanted, dict) else wanted)
+
+
+def unmeasurable(task: TaskSpec, place: str, card: Card) -> Iterator[Problem]:
+    """A calibration by documents without content, of which such a readout reads nothing."""
+    if isinstance(task.calibration, ContextualSpec) and card.pooling == "mean":
+        fix = (
+            f"the readout {task.readout} takes the mean over a document's own tokens, of which an "
+            f"empty one has none; calibrate by a file of `assay calibrate`"
+        )
+        yield Problem(f"{place}.calibration", fix, task.calibration.method)
 
 
 def _files_that_differ(wanted: Mapping[str, str], fitted: object) -> str:

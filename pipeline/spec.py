@@ -30,6 +30,8 @@ from pipeline.storage_options import Location, StorageOptions, masked
 Quantize = Literal["none", "int8", "fp8"]
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
+# More labels than this have no column each; `top_k` of them are kept.
+MOST_COLUMNS = 1_000
 # What `open_labels` has of every document, in columns beside the tasks'.
 DOCUMENT_COLUMNS = ("doc_id", "path", "row", "content_hash", "n_chars", "status")
 
@@ -143,11 +145,19 @@ class FittedSpec(Frozen):
 class TaskSpec(Frozen):
     """One closed question, asked of every document, or with a readout and none read off it."""
 
+    # — a default is no exception to the rules: without `top_k`, labels can be too many
+    model_config = ConfigDict(validate_default=True)
+
     name: str = Field(pattern=TASK_NAME)
     readout: Annotated[str, Field(min_length=1)] | None = None
     question: Annotated[str, Field(min_length=1)] | None
     labels: Labels
     chunks: Literal["max", "mean"] = "max"
+    scoring: Literal["auto", "first_token", "full"] = "auto"
+    length_penalty: float = Field(default=0, ge=0, allow_inf_nan=False, strict=False)
+    beam: PositiveInt | None = None  # null: every label exactly
+    top_k: PositiveInt | None = None
+    separator: str | None = Field(default=None, min_length=1)
     calibration: ContextualSpec | FittedSpec | None = Field(default=None, discriminator="method")
 
     @field_validator("name")
@@ -181,6 +191,60 @@ class TaskSpec(Frozen):
                     raise ValueError(f"{surface!r} stands twice; write each surface form once")
                 owner[surface] = label
         return labels
+
+    @field_validator("scoring", "length_penalty", "beam")
+    @classmethod
+    def _is_of_the_models_own_words(
+        cls, wanted: str | float | None, other: ValidationInfo
+    ) -> str | float | None:
+        if wanted and wanted != "auto" and other.data.get("readout") is not None:
+            raise ValueError(
+                "a trained readout reads no label's tokens; leave this out, or the readout"
+            )
+        return wanted
+
+    @field_validator("length_penalty", "beam")
+    @classmethod
+    def _is_of_whole_labels(cls, wanted: float | None, other: ValidationInfo) -> float | None:
+        if wanted and other.data.get("scoring") == "first_token":
+            raise ValueError("a first token has neither length nor beams; write scoring: full")
+        return wanted
+
+    @field_validator("top_k")
+    @classmethod
+    def _fits_a_struct(cls, top_k: int | None, other: ValidationInfo) -> int | None:
+        labels = len(other.data.get("labels", ()))
+        if top_k is None and labels > MOST_COLUMNS:
+            raise ValueError(
+                f"{labels:,} labels are too many for a column each; say how many of the likeliest "
+                f"are kept: top_k: 10"
+            )
+        return top_k
+
+    @field_validator("separator")
+    @classmethod
+    def _occurs(cls, separator: str | None, other: ValidationInfo) -> str | None:
+        labels = other.data.get("labels", ())
+        if separator and labels and not any(separator in label for label in labels):
+            raise ValueError("no label has it; write what stands between the levels of a label")
+        return separator
+
+    @field_validator("calibration")
+    @classmethod
+    def _knows_every_label(
+        cls, calibration: ContextualSpec | FittedSpec | None, other: ValidationInfo
+    ) -> ContextualSpec | FittedSpec | None:
+        if calibration is not None and other.data.get("top_k") is not None:
+            raise ValueError(
+                "a calibration changes the probabilities of all labels, and top_k keeps but the "
+                "likeliest; leave out either"
+            )
+        if isinstance(calibration, ContextualSpec) and other.data.get("beam") is not None:
+            raise ValueError(
+                "what documents without content say of a label is measured, and a beam does not "
+                "reach every label; leave out beam, or calibrate by a file"
+            )
+        return calibration
 
 
 class ExitSpec(Frozen):
@@ -226,12 +290,23 @@ class JobSpec(Frozen):
 
     @field_validator("exit")
     @classmethod
-    def _every_task_is_trained(cls, way: ExitSpec | None, other: ValidationInfo) -> ExitSpec | None:
+    def _suits_every_task(cls, way: ExitSpec | None, other: ValidationInfo) -> ExitSpec | None:
         plain = [task.name for task in other.data.get("tasks", ()) if task.readout is None]
         if way is not None and plain:
             raise ValueError(
                 f"tasks {plain} have no readout, and only a readout reads a layer before the last; "
                 f"give them one, or take exit out"
+            )
+        measured = [
+            task.name
+            for task in other.data.get("tasks", ())
+            if isinstance(task.calibration, ContextualSpec)
+        ]
+        if way is not None and way.layers and measured:
+            raise ValueError(
+                f"tasks {measured} are calibrated by documents without content, and how deep one "
+                f"of those is read would hang on the other tasks; calibrate by a file, or write "
+                f"{{layer: N}}"
             )
         return way
 

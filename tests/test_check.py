@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-import pipeline.check
 from pipeline.check import change, check
 from pipeline.cli import main
 from pipeline.errors import ModelError
-from pipeline.inference import calls, layers, loading
+from pipeline.inference import calls, independent, layers, loading
 from pipeline.inference.attention import Attended
 from pipeline.inference.calls import Call
 from pipeline.inference.engine import LabelEngine
@@ -129,14 +128,14 @@ def test_a_check_compares_the_mass_as_well_as_the_shares(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    correct, seen = pipeline.check.per_question, []
+    correct, seen = independent.per_question, []
 
     def per_question(*args: Any) -> list[list[torch.Tensor]]:
         answers = correct(*args)
         seen.extend(log_probs for of_document in answers for log_probs in of_document)
         return [[distort(log_probs) for log_probs in of_document] for of_document in answers]
 
-    monkeypatch.setattr(pipeline.check, "per_question", per_question)
+    monkeypatch.setattr(independent, "per_question", per_question)
     found = check(load_spec(write_spec()), cache_dir=tmp_path / "cache", documents=None)
     shares = [(a.softmax(0) - distort(a).softmax(0)).abs().max() for a in seen]
     out_of_all = [(a.exp() - distort(a).exp()).abs().max() for a in seen]

@@ -40,10 +40,10 @@ filter:
   keep: "toxic.p.toxic < 0.5"        # SQL over the task columns, used by `assay filter`
 """
 
-AUTO = {"dtype": "auto", "device": "auto"}
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
 AUTO, SHARDS = {"dtype": "auto", "device": "auto"}, {"shard_bytes": "auto"}
 PARQUET = "s3://corpus/2026-11/**/*.parquet"
+NONE = dict.fromkeys(("readout", "beam", "top_k", "separator", "calibration"))
 INSULTS = "Does this text contain insults, threats, slurs or sexual content? Answer yes or no."
 
 HEAD = """
@@ -95,11 +95,11 @@ def test_the_example_of_the_design_parses_with_its_values() -> None:
                 "question": INSULTS,
                 "labels": {"toxic": ("Yes", "yes"), "clean": ("No", "no")},
                 "chunks": "max",
-                **dict.fromkeys(("readout", "calibration")),
+                **NONE | {"scoring": "auto", "length_penalty": 0},
             },
         ),
         "exit": None,
-        "filter": {"keep": "toxic.p.toxic < 0.5"},
+        "filter": {"keep": "toxic.p.toxic < 0.5", "on_error": "fail", "storage_options": None},
         "max_error_rate": None,
     }
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -42,6 +43,7 @@ from pipeline.inference.loading import context_tokens, load_model, load_tokenize
 from pipeline.inference.memory import MemoryPlan, plan_memory
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.quantisation import require_torchao
+from pipeline.inference.task_answers import TaskAnswers
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
 from pipeline.inference.trained import Readouts
 from pipeline.spec import ContextualSpec, Quantize
@@ -135,6 +137,17 @@ def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[l
             raise SpecError([Problem(place, f"{error}; write others", texts)]) from error
         found[task.name] = [each[: job.spec.documents.max_tokens] for each in ids]
     return found
+
+
+def contextual_calibrations(
+    job: Job, engine: LabelEngine, tokenizer: DocumentTokenizer
+) -> dict[str, Calibration]:
+    """By task, what the model's answers about documents without content make of its others."""
+    labels = {task.name: tuple(task.labels) for task in job.spec.tasks}
+    return {
+        name: Calibration("contextual", labels[name], content_free_prior(engine, documents, name))
+        for name, documents in content_free_ids(job, tokenizer).items()
+    }
 
 
 def check_room(job: Job, prompt: PromptTokens, context: int) -> None:
@@ -241,15 +254,8 @@ class LabelDocuments:
     def _measured(self) -> dict[str, str]:
         """By task, its contextual calibration as JSON."""
         tokenizer = DocumentTokenizer(load_tokenizer(local_model(self.job)))
-        labels = {task.name: tuple(task.labels) for task in self.job.spec.tasks}
-        return {
-            name: json.dumps(
-                Calibration(
-                    "contextual", labels[name], content_free_prior(self._engine, documents, name)
-                ).to_json()
-            )
-            for name, documents in content_free_ids(self.job, tokenizer).items()
-        }
+        found = contextual_calibrations(self.job, self._engine, tokenizer)
+        return {name: json.dumps(calibration.to_json()) for name, calibration in found.items()}
 
     def __call__(self, block: pa.Table) -> pa.Table:
         work = work_from_json(block.column("work")[0].as_py())
@@ -264,16 +270,11 @@ class LabelDocuments:
             answers.set_aside(attempts.run(len(pieces), label), QUARANTINED)
         seconds = time.perf_counter() - started
         status = answers.status(block.column("label_status").to_pylist())
-        n_tokens = [sum(len(piece) for piece in document) for document in pieces]
-        table = (
-            block.drop_columns(["pieces", "label_status"])
-            .append_column("label_status", pa.array(status, pa.string()))
-            .append_column("n_tokens", pa.array(n_tokens, pa.int32()))
-            .append_column("n_chunks", pa.array([len(document) for document in pieces], pa.int16()))
-            .append_column("measured", _constant(_measured(seconds, answers), len(pieces)))
+        documents = labelled_rows(block.drop_columns(["pieces", "label_status"]), pieces, status)
+        table = with_answers(documents, answers).append_column(
+            "measured", _constant(_measured(seconds, answers), len(pieces))
         )
-        for task, log_probs in zip(asked, answers.by_task, strict=True):
-            table = table.append_column(f"log_probs:{task.name}", _lists(log_probs))
+        for task in asked:
             if isinstance(task.calibration, ContextualSpec):
                 measured = _constant(self._measured[task.name], len(pieces))
                 table = table.append_column(f"calibration:{task.name}", measured)
@@ -286,10 +287,7 @@ def _label(
     """Asks the model about the rows from `start` to before `end`."""
     for doc_id in doc_ids[start:end] if are_planned() else ():
         reach(f"document {doc_id}")
-    documents = answers.pieces[start:end]
-    flat = [piece for document in documents for piece in document]
-    names = [task.name for task in answers.tasks]
-    answers.take(start, documents, engine.label(flat, tasks=names))
+    answers.ask(engine, start, end)
 
 
 def _measured(seconds: float, answers: Answers) -> str:
@@ -298,10 +296,40 @@ def _measured(seconds: float, answers: Answers) -> str:
     return json.dumps({**asked, **asdict(answers.usage)})
 
 
-def _lists(values: NDArray[np.float32]) -> pa.Array:
-    """[docs, labels] as one fixed-size list a document."""
-    _, labels = values.shape
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), pa.float32()), labels)
+def labelled_rows(
+    documents: pa.Table, pieces: Sequence[Sequence[Sequence[int]]], status: Sequence[str]
+) -> pa.Table:
+    """The documents, with what was read of each and what became of it beside them."""
+    n_tokens = [sum(len(piece) for piece in document) for document in pieces]
+    n_chunks = [len(document) for document in pieces]
+    return (
+        documents.append_column("label_status", pa.array(status, pa.string()))
+        .append_column("n_tokens", pa.array(n_tokens, pa.int32()))
+        .append_column("n_chunks", pa.array(n_chunks, pa.int16()))
+    )
+
+
+def with_answers(documents: pa.Table, answers: Answers) -> pa.Table:
+    """The documents, with the columns that `answers_table` reads beside them."""
+    for of_task in answers.by_task:
+        for name, column in _columns(of_task):
+            documents = documents.append_column(f"{name}:{of_task.task.name}", column)
+    return documents
+
+
+def _columns(of_task: TaskAnswers) -> Iterator[tuple[str, pa.Array]]:
+    yield "log_probs", _lists(of_task.log_probs)
+    yield "log_mass", pa.array(of_task.log_mass)
+    if of_task.labels is not None:
+        yield "places", _lists(of_task.labels)
+    if of_task.levels is not None:
+        yield "levels", _lists(of_task.levels)
+
+
+def _lists(values: NDArray[Any]) -> pa.Array:
+    """[docs, width] as one fixed-size list a document."""
+    _, width = values.shape
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), width)
 
 
 def _constant(value: str, rows: int) -> pa.Array:

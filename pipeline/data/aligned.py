@@ -15,12 +15,9 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.data.answer_values import CALIBRATED
-from pipeline.data.calibrated import calibrated_type
+from pipeline.data.answer_columns import answers_type
 from pipeline.data.commit import DOCUMENT_COLUMNS
 from pipeline.data.contents import Contents, NamedFile, NamedShard, change_of, etags_now
-from pipeline.data.earlier import ANSWER_COLUMNS
-from pipeline.data.snapshots import SnapshotTask
 from pipeline.data.storage import Store
 from pipeline.errors import StorageError
 
@@ -41,7 +38,9 @@ READ_AHEAD = 4
 
 def wide_schema(found: Contents, tasks: Sequence[str]) -> pa.Schema:
     """The documents' columns, then a struct for each task."""
-    return pa.schema([*DOCUMENT_SCHEMA, *(pa.field(t, _task_type(found.tasks[t])) for t in tasks)])
+    named = ((task, found.tasks[task]) for task in tasks)
+    fields = (pa.field(task, answers_type(t.columns, t.labels)) for task, t in named)
+    return pa.schema([*DOCUMENT_SCHEMA, *fields])
 
 
 def aligned_batches(store: Store, found: Contents, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -60,22 +59,6 @@ def aligned_batches(store: Store, found: Contents, schema: pa.Schema) -> Iterato
             yield reading.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _task_type(task: SnapshotTask) -> pa.StructType:
-    p = pa.struct([(label, pa.float32()) for label in task.labels])
-    types = {
-        "label": pa.string(),
-        "p": p,
-        "mass": pa.float32(),
-        "margin": pa.float32(),
-        "n_tokens": pa.int32(),
-        "n_chunks": pa.int16(),
-        "status": pa.string(),
-    }
-    answers = [(name, types[name]) for name in ANSWER_COLUMNS]
-    calibrated = [(CALIBRATED, calibrated_type(p))] if task.calibrated else []
-    return pa.struct([*answers, *calibrated])
 
 
 def refuse_changed(store: Store, found: Contents, tasks: Collection[str]) -> None:
@@ -111,8 +94,7 @@ def _answers(
     store: Store, file: NamedFile, doc_ids: pa.Array, wanted: pa.StructType
 ) -> pa.StructArray:
     """A label file's rows as structs; StorageError unless they are these documents', in order."""
-    columns = [field.name for field in wanted]
-    table = _read_file(store, file, ("doc_id", *columns))
+    table = _read_file(store, file, ("doc_id", *(field.name for field in wanted)))
     ids, *answers = _plain(table)
     if not ids.equals(doc_ids):
         raise StorageError(

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-RAW, CALIBRATED = "raw", "calibrated"
+from pipeline.data.answer_columns import CALIBRATED
+
+RAW = "raw"  # beside `CALIBRATED`, the name of a column
 
 
 def versions(task_type: pa.StructType) -> tuple[str, ...]:

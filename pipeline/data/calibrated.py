@@ -8,16 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from pipeline.data.answer_values import CALIBRATED, RAW, probabilities
+from pipeline.data.answer_columns import CALIBRATED, CALIBRATED_COLUMNS, calibrated_type
+from pipeline.data.answer_values import RAW, probabilities
 from pipeline.data.commit import label_table
 from pipeline.evaluation.calibration import Calibration
-
-CALIBRATED_COLUMNS = ("label", "p", "margin")
-
-
-def calibrated_type(p: pa.StructType) -> pa.StructType:
-    """The column's type beside raw probabilities of the type `p`."""
-    return pa.struct(list(zip(CALIBRATED_COLUMNS, (pa.string(), p, pa.float32()), strict=True)))
 
 
 def with_calibrated(table: pa.Table, calibration: Calibration) -> pa.Table:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.data.answer_columns import ANSWER_COLUMNS
 from pipeline.data.ledger import Committed, File
 from pipeline.data.shards import Shard
 from pipeline.data.snapshots import (
@@ -149,7 +150,9 @@ def _parsed(found: Mapping[str, Any]) -> Contents:
         file = NamedFile(**{name: entry[name] for name in NamedFile.__dataclass_fields__})
         files.setdefault(file.sid, []).append(file)
     tasks = {
-        name: SnapshotTask(task["fp"], tuple(task["labels"]), task.get("calibrated", False))
+        name: SnapshotTask(
+            task["fp"], tuple(task["labels"]), tuple(task.get("columns", ANSWER_COLUMNS))
+        )
         for name, task in found["tasks"].items()
     }
     shards = tuple(_shard(entry, files[entry["sid"]], tasks) for entry in found["shards"])

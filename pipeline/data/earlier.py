@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pipeline.data.answer_columns import CALIBRATED
 from pipeline.data.documents import OK, QUARANTINED, TRUNCATED
 from pipeline.data.ledger import Earlier, Work, documents_key
 from pipeline.data.storage import Store
@@ -21,8 +22,6 @@ from pipeline.errors import StorageError
 
 # The shards of one object come one after another, and all look into the same earlier shards.
 KEPT_SHARDS = 256
-# What a row of answers is, as it travels beside the documents.
-ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
 
 
 class EarlierAnswers:
@@ -67,7 +66,10 @@ class EarlierAnswers:
         return table.column("content_hash").combine_chunks()
 
     def _answers(self, earlier: Earlier, task: str) -> pa.Table:
-        answers = self._read(earlier.labels[task], ANSWER_COLUMNS)
+        whole = self._read(earlier.labels[task], None)
+        # — what is calibrated is so anew: the same answers may have been without, or otherwise
+        left_out = {"doc_id", CALIBRATED}.intersection(whole.column_names)
+        answers = whole.drop_columns(sorted(left_out))
         if answers.num_rows != len(self._hashes(earlier.sid)):
             raise StorageError(
                 f"{self._store.url}/{earlier.labels[task]}: has {answers.num_rows} rows and its "
@@ -75,10 +77,11 @@ class EarlierAnswers:
             )
         return answers
 
-    def _read(self, key: str, columns: Sequence[str]) -> pa.Table:
+    def _read(self, key: str, columns: list[str] | None) -> pa.Table:
+        """These columns, or all of them: what a row of answers has differs from task to task."""
         try:
             return pq.read_table(
-                pa.BufferReader(self._store.read(key)), columns=list(columns), use_threads=False
+                pa.BufferReader(self._store.read(key)), columns=columns, use_threads=False
             )
         except pa.ArrowException as error:
             raise StorageError(f"{self._store.url}/{key}: cannot be read: {error}") from error
@@ -92,7 +95,8 @@ def overlaid(computed: pa.Table, known: pa.StructArray) -> pa.Table:
         pa.table(
             {
                 name: known.field(name).cast(_plain(computed.schema.field(name).type))
-                for name in ANSWER_COLUMNS
+                for name in computed.column_names
+                if name != "doc_id"
             }
         )
         .append_column("doc_id", computed.column("doc_id"))
@@ -120,9 +124,8 @@ def _usable(answers: Sequence[pa.Table], *, again: bool) -> NDArray[np.bool_]:
 
 def _structs(answers: pa.Table, indices: pa.Array) -> pa.StructArray:
     """The answers' rows at the indices, null where an index is; dictionaries as plain strings."""
-    columns = [answers.column(name) for name in ANSWER_COLUMNS]
-    plain = [c.cast(_plain(c.type)).combine_chunks() for c in columns]
-    whole = pa.StructArray.from_arrays(plain, names=list(ANSWER_COLUMNS))
+    plain = [c.cast(_plain(c.type)).combine_chunks() for c in answers.columns]
+    whole = pa.StructArray.from_arrays(plain, names=answers.column_names)
     return whole.take(indices)
 
 

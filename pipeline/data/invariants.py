@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.data.answer_values import CALIBRATED
-from pipeline.data.calibrated import CALIBRATED_COLUMNS, calibrated_type
+from pipeline.data.answer_columns import CALIBRATED, CALIBRATED_COLUMNS, calibrated_type
 from pipeline.data.commit import P_SUM_TOLERANCE
 from pipeline.data.documents import EMPTY, OK, QUARANTINED, TRUNCATED
+from pipeline.data.ranked_invariants import level_rules, ranked_rules
 
 ANSWERED = (OK, TRUNCATED)
 UNANSWERED = (EMPTY, QUARANTINED)
@@ -29,12 +29,16 @@ Rows = NDArray[np.bool_]  # [docs]: those that break a rule
 
 def broken_answers(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
     """A label file's rows that cannot be a model's answers, a line for each rule."""
-    kind = table.schema.field("p").type
-    names = [kind.field(index).name for index in range(kind.num_fields)]
+    ranked = "p" not in table.column_names
+    names = list(labels) if ranked else [field.name for field in table.schema.field("p").type]
     if names != list(labels):
         yield f"p has the labels {names} where {list(labels)} were published"
         return
-    for rule, rows in _rules(table, labels):
+    answered = _answered(table)
+    rules = [*_rules(table, "top" if ranked else "p", answered)]
+    rules += ranked_rules(table, labels) if ranked else _probability_rules(table, labels, answered)
+    rules += level_rules(table) if "levels" in table.column_names else ()
+    for rule, rows in rules:
         if rows.any():
             yield _counted(rule, rows)
     if CALIBRATED in table.column_names:
@@ -79,18 +83,16 @@ def differing(found: pa.Array | pa.ChunkedArray, wanted: pa.Array | pa.ChunkedAr
     return _counted("differs", ~_numpy(same))
 
 
-def _rules(table: pa.Table, labels: Sequence[str]) -> Iterator[tuple[str, Rows]]:
+def _rules(table: pa.Table, probabilities: str, answered: Rows) -> Iterator[tuple[str, Rows]]:
     status = _strings(table, "status")
     yield "status is unknown", ~_is_one_of(status, (*ANSWERED, *UNANSWERED))
-    answered = _numpy(pc.is_in(status, value_set=pa.array(ANSWERED)))
-    for column in ("label", "p", "margin"):
+    for column in ("label", probabilities, "margin"):
         there = _numpy(table.column(column).is_valid())
         yield f"{column} is there without an answer, or not with one", there != answered
     mass = _floats(table.column("mass"))
     yield "mass is there without an answer", ~np.isnan(mass) & ~answered
     # — null where the answer is a trained readout's; what is there is a probability
     yield "mass is not above 0 and at most 1", ~np.isnan(mass) & ~((mass > 0) & (mass <= 1))
-    yield from _probability_rules(table, labels, answered)
 
 
 def _probability_rules(
@@ -111,6 +113,10 @@ def _probability_rules(
     margin = _floats(table.column("margin"))
     off = ~(np.abs(margin - (first - second)) <= MARGIN_TOLERANCE)  # also where it is NaN
     yield "margin is not the first probability minus the second", whole & off
+
+
+def _answered(table: pa.Table) -> Rows:
+    return _numpy(pc.is_in(_strings(table, "status"), value_set=pa.array(ANSWERED)))
 
 
 def _counted(rule: str, rows: Rows) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.data.answer_columns import answer_columns
 from pipeline.data.calibrations import (
     CalibrationFile,
     calibration_hash,
@@ -67,9 +68,7 @@ class Job:
     @property
     def snapshot_tasks(self) -> dict[str, SnapshotTask]:
         return {
-            task.name: SnapshotTask(
-                self.fp[task.name], tuple(task.labels), calibrated=task.calibration is not None
-            )
+            task.name: SnapshotTask(self.fp[task.name], tuple(task.labels), answer_columns(task))
             for task in self.spec.tasks
         }
 

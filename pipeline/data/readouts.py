@@ -24,6 +24,7 @@ from pipeline.readout_file import (
     missing_layers,
     parse_readout,
     pointless_layers,
+    unmeasurable,
 )
 from pipeline.spec import JobSpec
 
@@ -56,6 +57,7 @@ def find_readouts(
         readouts[task.name] = readout
         problems += differences(spec, task, where, readout.card, weights=weights, dtype=dtype)
         problems += missing_layers(spec, task, readout)
+        problems += unmeasurable(task, where, readout.card)
         found[task.name] = ReadoutRef(task.readout, content_id(data))
     problems += pointless_layers(spec, readouts)
     if problems:

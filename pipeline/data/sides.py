@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.data.answer_columns import columns_with
 from pipeline.data.commit import METADATA_PREFIX
 from pipeline.data.contents import Contents, contents, contents_of
 from pipeline.data.ledger import committed, spec_key
@@ -46,10 +49,17 @@ def version_contents(store: Store, task: str, fp: str) -> Contents:
     done = committed(store, {task: fp}, sids)
     there = sorted(sid for sid in sids if sid in done.documents and sid in done.labels[task])
     shards = sorted((_shard(store, done.documents_file(s).key) for s in there), key=_place)
-    labels = tuple(
-        label for label, _ in json.loads(store.read(spec_key(task, fp)))["task"]["labels"]
+    version = _version(json.loads(store.read(spec_key(task, fp))), fp)
+    return contents_of(f"fp:{task}:{fp}", {task: version}, shards, done)
+
+
+def _version(words: Mapping[str, Any], fp: str) -> SnapshotTask:
+    """What a fingerprint's words say of the task's files."""
+    asked = words["task"]
+    columns = columns_with(
+        ranked="top_k" in asked, levels="separator" in asked, calibrated="calibration" in words
     )
-    return contents_of(f"fp:{task}:{fp}", {task: SnapshotTask(fp, labels)}, shards, done)
+    return SnapshotTask(fp, tuple(label for label, _ in asked["labels"]), columns)
 
 
 def _shard(store: Store, key: str) -> Shard:

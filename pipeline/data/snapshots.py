@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.data.answer_columns import ANSWER_COLUMNS
 from pipeline.data.hashes import canonical_json
 from pipeline.data.ledger import Committed, File, is_whole
 from pipeline.data.shards import Shard
@@ -25,16 +26,16 @@ MAX_LOST_RACES = 100
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTask:
-    """Which version of a task a snapshot holds, and its labels in order."""
+    """Which version of a task a snapshot holds, its labels in order, and its files' columns."""
 
     fp: str
     labels: tuple[str, ...]
-    calibrated: bool = False  # its label files have the column `calibrated`
+    columns: tuple[str, ...] = ANSWER_COLUMNS
 
     def to_json(self) -> dict[str, object]:
-        """As a snapshot has it; what is not so is not said, as before there was a choice."""
+        """Columns only where they are others: a snapshot that stands is still what it shows."""
         entry = asdict(self)
-        return entry if self.calibrated else {k: v for k, v in entry.items() if k != "calibrated"}
+        return {k: v for k, v in entry.items() if k != "columns" or v != ANSWER_COLUMNS}
 
 
 def complete(shards: Sequence[Shard], tasks: Collection[str], done: Committed) -> bool:

@@ -17,10 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.data.answer_values import CALIBRATED
 from pipeline.data.commit import DOCUMENT_COLUMNS, METADATA_PREFIX
 from pipeline.data.contents import Contents, NamedFile, NamedShard, change_of, contents, etags_now
-from pipeline.data.earlier import ANSWER_COLUMNS
 from pipeline.data.invariants import broken_answers, broken_documents, differing
 from pipeline.data.ledger import documents_key, label_key, spec_key
 from pipeline.data.shards import ObjectVersion, Shard
@@ -186,7 +184,7 @@ def _checked(
         damages.append(Damage(file.key, change))
         if file.key not in etags:
             return None
-    columns = DOCUMENT_COLUMNS if task is None else _answer_columns(task)
+    columns = DOCUMENT_COLUMNS if task is None else ("doc_id", *task.columns)
     table = _table(store, file.key, columns)
     if isinstance(table, Damage):
         damages.append(table)
@@ -197,11 +195,6 @@ def _checked(
     broken = broken_documents(table) if task is None else broken_answers(table, task.labels)
     damages += [Damage(file.key, what) for what in (*_misplaced(file, task, shard, table), *broken)]
     return table
-
-
-def _answer_columns(task: SnapshotTask) -> Sequence[str]:
-    calibrated = (CALIBRATED,) if task.calibrated else ()
-    return ("doc_id", *ANSWER_COLUMNS, *calibrated)
 
 
 def _misplaced(

@@ -1,7 +1,8 @@
 """What people do without a tree: the methods `assay bench` compares it with.
 
 Each answers the same questions on the same canonical prompts, written as well as transformers
-allows. Knows the model as transformers runs it. Knows nothing of trees.
+allows. Whole labels are answered by `per_question` alone, the others
+read first tokens. Knows the model as transformers runs it. Knows nothing of trees.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from pipeline.inference.engine import DocumentIds
+from pipeline.inference.label_trie import LabelTrie
 from pipeline.inference.model import LoadedModel, plain_attention
 from pipeline.inference.readout import FirstTokens, first_token_log_probs
 from pipeline.inference.tokens import PromptTokens, Question
@@ -97,15 +99,41 @@ def _tensor(model: LoadedModel, values: Sequence[object]) -> Tensor:
 def per_question(
     model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
 ) -> Answers:
-    """One full forward for every document and question."""
+    """One full forward for every document and question; of whole labels, for each surface form."""
     with plain_attention(model.network, "sdpa"):
         return [
             [
-                _read(model, _last_state(model, prompt, document, question), [question])[0]
+                _each_surface(model, prompt, document, question, question.trie)
+                if question.trie
+                else _read(model, _last_state(model, prompt, document, question), [question])[0]
                 for question in prompt.questions
             ]
             for document in documents
         ]
+
+
+def _each_surface(
+    model: LoadedModel,
+    prompt: PromptTokens,
+    document: DocumentIds,
+    question: Question,
+    trie: LabelTrie,
+) -> Tensor:  # [labels] fp32
+    before = [*prompt.opening, *document, *question.token_ids]
+    found = []
+    for paths in trie.forms:
+        sums = []
+        for path in paths:
+            output = model.decoder(input_ids=_tensor(model, [[*before, *path]]), use_cache=False)
+            states = output.last_hidden_state[0, len(before) - 1 : -1]  # [tokens, hidden]
+            log_probs = model.unembed(states).float().log_softmax(-1)  # [tokens, vocab]
+            sums.append(log_probs[range(len(path)), list(path)].sum() / _divisor(trie, path))
+        found.append(torch.stack(sums).logsumexp(0))
+    return torch.stack(found)
+
+
+def _divisor(trie: LabelTrie, path: Sequence[int]) -> float:
+    return float(len(path) ** trie.length_penalty)
 
 
 @torch.inference_mode()

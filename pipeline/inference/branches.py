@@ -5,8 +5,10 @@ Knows token ids. Knows nothing of documents, text or models.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pipeline.inference.tree import Node
 
@@ -27,28 +29,37 @@ class Branches:
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]]) -> Branches:
-        """Of sequences of one token at least; equal ones share all their rows."""
+        """Of sequences of one token at least; one that begins another ends within its rows."""
+        wanted = [tuple(sequence) for sequence in sequences]
+        longest = _longest(wanted)
         token_ids: list[int] = []
-        ends = [0] * len(sequences)
-        waiting = [(i, tuple(sequence)) for i, sequence in enumerate(sequences)]
-        nodes = _grow(waiting, token_ids, ends)
+        rows: list[list[int]] = [[] for _ in longest]
+        nodes = _grow(list(enumerate(longest)), token_ids, rows)
+        # — the least that is not below a sequence begins with it, if any does
+        ends = (rows[bisect_left(longest, s)][len(s) - 1] for s in wanted)
         return cls(tuple(token_ids), nodes, tuple(ends))
 
 
 _Waiting = list[tuple[int, tuple[int, ...]]]  # a sequence's place, and what is left of it
 
 
-def _grow(waiting: _Waiting, token_ids: list[int], ends: list[int]) -> tuple[Node, ...]:
-    """Lay the sequences out behind `token_ids`, and note where they end."""
+def _longest(sequences: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Those that begin no other, rising."""
+    rising = sorted(set(sequences))
+    return [s for s, after in pairwise([*rising, ()]) if after[: len(s)] != s]
+
+
+def _grow(waiting: _Waiting, token_ids: list[int], rows: Sequence[list[int]]) -> tuple[Node, ...]:
+    """Lay the sequences out behind `token_ids`, and note the rows of each."""
     nodes = []
     for group in _sharing(waiting, known=0):
         opening = _opening(group)
+        laid_out = range(len(token_ids), len(token_ids) + len(opening))
         token_ids += opening
-        ends_here = [place for place, rest in group if len(rest) == len(opening)]
-        for place in ends_here:
-            ends[place] = len(token_ids) - 1
-        below = [(p, rest[len(opening) :]) for p, rest in group if p not in ends_here]
-        nodes.append(Node(len(opening), _grow(below, token_ids, ends)))
+        for place, _ in group:
+            rows[place] += laid_out
+        below = [(p, rest[len(opening) :]) for p, rest in group if len(rest) > len(opening)]
+        nodes.append(Node(len(opening), _grow(below, token_ids, rows)))
     return tuple(nodes)
 
 
@@ -58,14 +69,12 @@ def _sharing(waiting: _Waiting, *, known: int) -> list[_Waiting]:
     for place, rest in waiting:
         by_next.setdefault(rest[known : known + 1], []).append((place, rest))
     groups: list[_Waiting] = []
-    for following, group in by_next.items():
+    for group in by_next.values():
         shared = len(_opening(group))
         if len(group) == 1 or shared * (len(group) - 1) >= LEAST_SAVED:
             groups.append(group)
-        elif following:
-            groups += _sharing(group, known=shared)
         else:
-            groups += [[alone] for alone in group]
+            groups += _sharing(group, known=shared)
     return groups
 
 

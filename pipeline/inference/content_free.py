@@ -20,13 +20,15 @@ def content_free_prior(engine: LabelEngine, documents: Sequence[DocumentIds], ta
     """The mean of the answers about these documents, each among the labels (Zhao et al. 2021).
 
     A document may be empty, which the engine does not take: the question but for its last token
-    goes with the document, so that the same tokens are read and no span is empty.
+    goes with the document, so that the same tokens are read and no span is empty. So it is no
+    measure for a readout of the document's own tokens, nor where other tasks decide how deep it is
+    read.
     """
     (question,) = [each for each in engine.prompt.questions if each.name == task]
     *before, last = question.token_ids
     prompt = PromptTokens(engine.prompt.opening, (replace(question, token_ids=(last,)),))
-    measuring = LabelEngine(engine.model, prompt, max_batch_tokens=engine.max_batch_tokens)
-    (log_probs,) = measuring.label([[*document, *before] for document in documents]).log_probs
+    read = [[*document, *before] for document in documents]
+    (log_probs,) = engine.with_prompt(prompt).label(read).log_probs
     wide = log_probs.astype(np.float64)  # [docs, labels]
     p = np.exp(wide - np.logaddexp.reduce(wide, axis=1, keepdims=True))
     if not np.isfinite(p).all():

@@ -6,7 +6,7 @@ Knows token ids and label log-probabilities. Knows nothing of text, files or Ray
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 
 import numpy as np
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.inference.asking import LaidOut, lay_out
 from pipeline.inference.depth_proof import proved_at
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.packing import pack
 from pipeline.inference.reading import TokensRead, counting_tokens
-from pipeline.inference.readout import FirstTokens, first_token_log_probs
-from pipeline.inference.schedules import Schedule, read_opening
+from pipeline.inference.schedules import read_opening
 from pipeline.inference.tokens import PromptTokens, Question
-from pipeline.inference.trained import Readouts, TrainedAnswers, check_maps, layers_read
+from pipeline.inference.trained import Readouts, check_maps, layers_read
 from pipeline.spec import ExitSpec
 
 DocumentIds = Sequence[int]
@@ -34,7 +34,8 @@ class Usage:
 
     prefix_tokens_computed: int = 0  # of documents; the instruction is read once a process
     question_tokens_computed: int = 0
-    tokens_saved: int = 0  # what one prompt per question would have read more
+    # what one prompt a question would have read more, or one for each surface form of whole labels
+    tokens_saved: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -108,25 +109,32 @@ class LabelEngine:
                     documents, [[waiting[i] for i in batch] for batch in batches], asked, answers
                 )
                 rounds += 1
-        usage = self._usage(documents, asked)
+        usage = self._usage(documents, asked.laid_out)
         if rounds == 1:  # a batch that ran out of memory was read twice
             _prove_reuse(usage, read)
         given = tuple(compress(answers, wanted) if wanted else answers)
         return Labelled(given, usage, frozenset(asked.out_of_memory))
 
+    def with_prompt(self, prompt: PromptTokens) -> LabelEngine:
+        """The same model and readouts, asked other questions or below another opening."""
+        return LabelEngine(
+            self.model,
+            prompt,
+            max_batch_tokens=self.max_batch_tokens,
+            readouts={q.name: r for q in prompt.questions if (r := self._readouts.get(q.name))},
+            exit_at=self._exit_at,
+        )
+
     def _ask(self, questions: Sequence[Question]) -> _Asked:
-        if not any(question.name in self._readouts for question in questions):
-            return _Asked(questions, _FirstTokenAnswers(questions, self._schedule, self.model))
-        trained = TrainedAnswers(
-            self._schedule,
+        laid_out = lay_out(
             questions,
+            self._schedule,
+            self.model,
             self._readouts,
             self._exit_at,
-            layers=self.model.layers,
-            device=self.model.device,
-            unembed=self.model.unembed,
+            max_tokens=lambda: self.max_batch_tokens,
         )
-        return _Asked(questions, trained)
+        return _Asked(laid_out)
 
     def _label_batches(
         self,
@@ -150,7 +158,7 @@ class LabelEngine:
                 if len(batch) > 1:
                     self.max_batch_tokens //= 2
                 elif not found:  # nothing else is held, and nothing smaller can be tried
-                    asked.out_of_memory |= {*batch}
+                    asked.out_of_memory.update(batch)
                 break
         for batch, by_question in zip(batches, found, strict=False):
             for answer, log_probs in zip(answers, by_question, strict=True):
@@ -158,44 +166,20 @@ class LabelEngine:
         left = (i for batch in batches[len(found) :] for i in batch)
         return [i for i in left if i not in asked.out_of_memory]
 
-    def _usage(self, documents: Sequence[DocumentIds], asked: _Asked) -> Usage:
+    def _usage(self, documents: Sequence[DocumentIds], laid_out: LaidOut) -> Usage:
         read = sum(len(document) for document in documents)
         opening = len(self.prompt.opening) * len(documents)
-        alone = asked.questions * (read + opening) + len(documents) * asked.tokens_alone
-        prefix = read + len(documents) * asked.laid_out.opening_tokens
-        questions = len(documents) * asked.laid_out.question_tokens
+        alone = len(laid_out.alone) * (read + opening) + len(documents) * sum(laid_out.alone)
+        prefix, questions = laid_out.tokens_read(documents)
         return Usage(prefix, questions, tokens_saved=alone - prefix - questions)
 
 
+@dataclass(frozen=True, slots=True)
 class _Asked:
     """The questions of one call, laid out once for all its batches."""
 
-    def __init__(
-        self, questions: Sequence[Question], laid_out: _FirstTokenAnswers | TrainedAnswers
-    ) -> None:
-        self.laid_out = laid_out
-        self.out_of_memory: set[int] = set()  # documents, by their place
-        self.questions = len(questions)
-        self.tokens_alone = laid_out.tokens_alone
-
-
-class _FirstTokenAnswers:
-    """Questions that the model's own words answer."""
-
-    def __init__(
-        self, questions: Sequence[Question], schedule: Schedule, model: LoadedModel
-    ) -> None:
-        self._asked = schedule.ask([question.token_ids for question in questions])
-        self._labels = [FirstTokens.of(list(q.labels.values()), model.device) for q in questions]
-        self._unembed = model.unembed
-        self.tokens_alone = sum(len(question.token_ids) for question in questions)
-        self.opening_tokens = self._asked.opening_tokens
-        self.question_tokens = self._asked.question_tokens
-
-    def answers(self, documents: Sequence[DocumentIds]) -> list[Tensor]:
-        """One [docs, labels] fp32 a question."""
-        states = self._asked.states(documents)  # [questions, docs, hidden]
-        return first_token_log_probs(states, self._labels, self._unembed)
+    laid_out: LaidOut
+    out_of_memory: set[int] = field(default_factory=set)  # documents, by their place
 
 
 def _prove_reuse(usage: Usage, read: TokensRead) -> None:

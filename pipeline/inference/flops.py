@@ -20,7 +20,9 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
 
     The last layer counts at the answers only, even where the model's has to be run whole.
     """
-    branches = Branches.of([question.token_ids for question in prompt.questions])
+    # — of a search only the question: what is followed depends on the document
+    asked = [[q.token_ids] if q.searched else q.sequences for q in prompt.questions]
+    branches = Branches.of([sequence for of_question in asked for sequence in of_question])
     tree = Tree.of([document_tokens], branches.nodes, prefix_tokens=len(prompt.opening))
     positions = tree.positions
     ends = positions[document_tokens + np.array(branches.ends, dtype=np.int64)]

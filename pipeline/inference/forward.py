@@ -26,18 +26,23 @@ Plans = Mapping[int | None, AttentionPlan]  # by the layer's window
 
 @torch.inference_mode()
 def prefill(
-    model: LoadedModel, token_ids: Sequence[int], *, layers: int | None = None
+    model: LoadedModel,
+    token_ids: Sequence[int],
+    *,
+    prefix: PrefixKV | None = None,
+    layers: int | None = None,
 ) -> PrefixKV | None:
     """The keys and values of a span that every later forward reads; None for an empty span.
 
-    Of all layers, or of the first `layers` where no later forward goes deeper.
+    Below a kept prefix, of both together: the prefix's are copied once. Of all layers, or of the
+    first `layers` where no later forward goes deeper.
     """
     if not token_ids:
-        return None
+        return prefix
     keep: dict[int, LayerKV] = {}
-    tree = Tree.of([len(token_ids)], prefix_tokens=0)
+    tree = Tree.of([len(token_ids)], prefix_tokens=prefix.tokens if prefix else 0)
     plans = everywhere(model, tree)
-    attention = TreeAttention(plans, keep=keep, compiled=compiled(model, plans))
+    attention = TreeAttention(plans, prefix, keep=keep, compiled=compiled(model, plans))
     ids, positions = moved([np.array(token_ids), tree.positions], model.device)
     if layers is None:
         run(model.decoder, attention, positions, input_ids=ids)
@@ -45,7 +50,8 @@ def prefill(
         states_at(model.decoder, [layers], **packed(attention, positions, input_ids=ids))
     else:
         run(model.stages.part(0, layers), attention, positions, input_ids=ids)
-    return PrefixKV(keep, tokens=len(token_ids))
+    own = PrefixKV(keep, tokens=len(token_ids))
+    return prefix.followed_by(own) if prefix else own
 
 
 @torch.inference_mode()
@@ -59,7 +65,7 @@ def end_states(
 ) -> Tensor:  # [docs, ends, hidden]
     """The last layer's normalised states at rows `ends` of every document's branches.
 
-    `token_ids` are the packed batch's. `ends` rise, and each is the last row of a span.
+    `token_ids` are the packed batch's. `ends` rise.
     """
     assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
     ids, positions, rows = moved(
@@ -89,7 +95,8 @@ def at_ends(
     with suppress(KeptError):
         kept = TreeAttention({}, keep=keep, only_keep=True)
         run(layer, kept, positions, inputs_embeds=states)
-    plans = {window: plan_ends(tree, ends, window=window) for window in model.windows}
+    cut = tree.cut_behind(ends)
+    plans = {window: plan_ends(cut, ends, window=window) for window in model.windows}
     given = PrefixKV(keep, tokens=tree.tokens)
     attention = TreeAttention(plans, prefix, given=given, compiled=compiled(model, plans))
     states = run(layer, attention, positions[rows], inputs_embeds=states[rows])

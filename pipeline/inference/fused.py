@@ -6,6 +6,7 @@ Knows token ids and the packed tree. Knows nothing of labels, text or batching.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from pipeline.inference.descent import FusedDepths
 from pipeline.inference.forward import end_states, prefill
 from pipeline.inference.layers import PrefixKV
 from pipeline.inference.model import LoadedModel
+from pipeline.inference.reading import TokensRead
 from pipeline.inference.tree import Tree
 
 
@@ -35,6 +37,10 @@ class FusedSchedule:
     def look(self, depths: Sequence[Depth]) -> FusedDepths:
         """The places of states at several layers, laid out below any document."""
         return FusedDepths(self._model, self._prefix, depths)
+
+    def keep(self, document: Sequence[int], laid_out: TokensRead) -> FusedText:
+        """A document that is read once, for whatever will be asked below it."""
+        return FusedText(self._model, self._prefix, (), laid_out).extended(document)
 
 
 class FusedQuestions:
@@ -69,3 +75,25 @@ class FusedQuestions:
             self._model, token_ids, tree, prefix=self._prefix, ends=self._ends
         )  # [docs, ends, hidden]
         return states[:, self._end_of_question].transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedText:
+    """A text whose keys and values are kept, but for its last token, which every forward reads."""
+
+    model: LoadedModel
+    prefix: PrefixKV | None
+    left: tuple[int, ...]
+    laid_out: TokensRead  # grows by what is read here
+
+    def extended(self, token_ids: Sequence[int]) -> FusedText:
+        """The text with these behind it."""
+        *read, last = (*self.left, *token_ids)
+        self.laid_out.tokens += len(read)
+        return replace(self, prefix=prefill(self.model, read, prefix=self.prefix), left=(last,))
+
+    def states(self, sequences: Sequence[Sequence[int]]) -> Tensor:  # [sequences, hidden]
+        """The states at the sequences' last tokens, in one forward."""
+        asked = FusedQuestions(self.model, self.prefix, sequences)
+        self.laid_out.tokens += len(self.left) + asked.question_tokens
+        return asked.states([self.left])[:, 0]

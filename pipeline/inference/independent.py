@@ -28,31 +28,29 @@ LogProbs = NDArray[np.float32]  # [labels]
 def answers_alone(
     model: LoadedModel,
     prompt: PromptTokens,
-    documents: Sequence[DocumentIds],
+    document: DocumentIds,
+    *,
     readouts: Readouts,
     way: ExitSpec | None,
-) -> list[list[LogProbs]]:
-    """Label log-probabilities by question, by document."""
-    trained = [q for q in prompt.questions if q.name in readouts]
-    plain = replace(prompt, questions=tuple(q for q in prompt.questions if q.name not in readouts))
-    found: dict[str, list[LogProbs]] = {question.name: [] for question in prompt.questions}
-    for of_document in per_question(model, plain, documents):
-        for question, log_probs in zip(plain.questions, of_document, strict=True):
-            found[question.name].append(log_probs.numpy(force=True))
-    for document in documents if trained else ():
-        read: dict[tuple[int, ...], list[Tensor]] = {}  # tasks of one prompt read the same states
-        states = {}
-        for question in trained:
-            averaged = readouts[question.name].card.pooling == "mean"
-            below = () if averaged else question.token_ids
-            if below not in read:
-                read[below] = _hidden_states(model, [*prompt.opening, *document, *below])
-            first = len(prompt.opening) if averaged else -1
-            states[question.name] = [_mean(of_layer[first:]) for of_layer in read[below]]
-        layers = _layers(states, readouts, way)
-        for name, by_layer in states.items():
-            found[name].append(_log_probs(by_layer, readouts[name], layers[name]))
-    return list(found.values())
+) -> list[LogProbs]:
+    """Label log-probabilities of one document by question."""
+    trained = [question for question in prompt.questions if question.name in readouts]
+    plain = [question for question in prompt.questions if question.name not in readouts]
+    (answered,) = per_question(model, replace(prompt, questions=tuple(plain)), [document])
+    found = {q.name: a.numpy(force=True) for q, a in zip(plain, answered, strict=True)}
+    read: dict[tuple[int, ...], list[Tensor]] = {}  # tasks of one prompt read the same states
+    states = {}
+    for question in trained:
+        averaged = readouts[question.name].card.pooling == "mean"
+        below = () if averaged else question.token_ids
+        if below not in read:
+            read[below] = _hidden_states(model, [*prompt.opening, *document, *below])
+        first = len(prompt.opening) if averaged else -1
+        states[question.name] = [_mean(of_layer[first:]) for of_layer in read[below]]
+    layers = _layers(states, readouts, way)
+    for name, by_layer in states.items():
+        found[name] = _log_probs(by_layer, readouts[name], layers[name])
+    return [found[question.name] for question in prompt.questions]
 
 
 def _layers(

@@ -46,6 +46,15 @@ class PrefixKV:
     def size_bytes(self) -> int:
         return sum(kv.k.nbytes + kv.v.nbytes for kv in self.layers.values())
 
+    def followed_by(self, other: PrefixKV) -> PrefixKV:
+        """Both spans as one."""
+        pairs = ((layer, kv, other.layers[layer]) for layer, kv in self.layers.items())
+        joined = {
+            layer: LayerKV(torch.cat([kv.k, below.k]), torch.cat([kv.v, below.v]))
+            for layer, kv, below in pairs
+        }
+        return PrefixKV(joined, self.tokens + other.tokens)
+
 
 class CompiledPlan(Protocol):
     """A plan made ready for the device."""

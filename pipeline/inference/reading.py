@@ -1,13 +1,15 @@
 """Count the tokens that a model really reads, where they enter it.
 
-Knows the model's embedding. Knows nothing of prompts, trees or what should be read.
+Knows the model's embedding, and what is laid out below documents. Knows nothing of prompts, of
+trees or of how anything is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -17,6 +19,25 @@ class TokensRead:
     """Grows while `counting_tokens` is entered."""
 
     tokens: int = 0
+
+
+class AtOnce(Protocol):
+    """What goes through the model together with a document."""
+
+    @property
+    def opening_tokens(self) -> int:
+        """Tokens of the opening that every document reads again."""
+
+    @property
+    def question_tokens(self) -> int:
+        """Tokens that go through the model below every document."""
+
+
+def read_at_once(laid_out: AtOnce, documents: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """The tokens of the documents, with what they read of the opening, and those below them."""
+    read = sum(len(document) for document in documents)
+    count = len(documents)
+    return read + count * laid_out.opening_tokens, count * laid_out.question_tokens
 
 
 @contextmanager

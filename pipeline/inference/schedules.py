@@ -13,6 +13,7 @@ from torch import Tensor
 from pipeline.inference.depths import Depth, Looked
 from pipeline.inference.fused import FusedSchedule
 from pipeline.inference.model import LoadedModel
+from pipeline.inference.reading import TokensRead
 from pipeline.inference.staged import StagedSchedule
 
 
@@ -31,12 +32,24 @@ class Asked(Protocol):
         """The last layer's normalised states at the questions' last tokens."""
 
 
+class KeptText(Protocol):
+    """A text that was read once, below which more may be read and anything asked."""
+
+    def extended(self, token_ids: Sequence[int]) -> KeptText:
+        """The text with one token or more behind it."""
+
+    def states(self, sequences: Sequence[Sequence[int]]) -> Tensor:  # [sequences, hidden]
+        """The last layer's normalised states at the last tokens of sequences below the text."""
+
+
 class Schedule(Protocol):
     """A model that has read its opening."""
 
     def ask(self, questions: Sequence[Sequence[int]]) -> Asked: ...
 
     def look(self, depths: Sequence[Depth]) -> Looked: ...
+
+    def keep(self, document: Sequence[int], laid_out: TokensRead) -> KeptText: ...
 
 
 def read_opening(

@@ -11,7 +11,7 @@ Knows token ids and the caches of transformers. Knows nothing of labels, text or
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from pipeline.inference.attention import (
 from pipeline.inference.depths import Depth, Place, Take, sequences_of
 from pipeline.inference.layers import LayerKV
 from pipeline.inference.model import LoadedModel
+from pipeline.inference.reading import TokensRead
 from pipeline.inference.taps import states_at
 from pipeline.inference.transfer import moved
 
@@ -161,6 +162,10 @@ class StagedSchedule:
         """The places of states at several layers, below any document."""
         return StagedDepths(self._model, self._above, self._left, depths)
 
+    def keep(self, document: Sequence[int], laid_out: TokensRead) -> StagedText:
+        """A document that is read once, for whatever will be asked below it."""
+        return StagedText(self._model, self._above, self._left, laid_out).extended(document)
+
 
 class StagedQuestions:
     """Questions as one padded batch."""
@@ -247,6 +252,34 @@ class StagedDepths:
                 for i, sequence in enumerate(self._sequences):
                     found[layer, sequence] = states[i, len(sequence) - 1]
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class StagedText:
+    """A text as levels; a last token that is too short for one goes before whatever is asked."""
+
+    model: LoadedModel
+    above: tuple[Level, ...]
+    left: tuple[int, ...]
+    laid_out: TokensRead  # grows by what is read here
+
+    def extended(self, token_ids: Sequence[int]) -> StagedText:
+        """The text with these behind it."""
+        together = (*self.left, *token_ids)
+        if self.above and len(together) < _LEAST_TOKENS:
+            return replace(self, left=together)
+        self.laid_out.tokens += len(together)
+        _, level = read(self.model, self.above, torch.tensor([together], device=self.model.device))
+        return replace(self, above=(*self.above, level), left=())
+
+    def states(self, sequences: Sequence[Sequence[int]]) -> Tensor:  # [sequences, hidden]
+        """The states at the sequences' last tokens, in one padded batch."""
+        below = [(*self.left, *sequence) for sequence in sequences]
+        token_ids = padded_below(below, self.model.device)
+        self.laid_out.tokens += token_ids.numel()
+        states, _ = read(self.model, self.above, token_ids)
+        last = torch.tensor([len(sequence) - 1 for sequence in below], device=states.device)
+        return states[torch.arange(len(below), device=states.device), last]
 
 
 def padded_below(

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.errors import DocumentError, ModelError, Problem, SpecError
+from pipeline.errors import DocumentError, ModelError, SpecError
+from pipeline.inference.label_tokens import (
+    Forms,
+    collisions,
+    encode,
+    first_tokens,
+    label_forms,
+    scores_whole_labels,
+)
+from pipeline.inference.label_trie import LabelTrie
 from pipeline.prompts import Message, PromptText, Render, prompt_text
 from pipeline.spec import PromptSpec, TaskSpec
 
@@ -22,6 +31,9 @@ from pipeline.spec import PromptSpec, TaskSpec
 # by name or through the function that transformers offers, which the macro hides.
 _DATE = "1 January 2025"
 _DATELESS = f"{{%- macro strftime_now(format) -%}}{_DATE}{{%- endmacro -%}}"
+# A trie with more nodes is followed level by level: with all its rows at once, one document
+# would take the memory of many.
+MOST_AT_ONCE = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +43,43 @@ class Question:
     name: str
     token_ids: tuple[int, ...]
     labels: Mapping[str, tuple[int, ...]]
+    trie: LabelTrie | None = None  # where whole labels are scored, and not their first tokens
+    beam: int | None = None  # paths of the trie that are followed at once; None: all
+
+    @property
+    def sequences(self) -> list[tuple[int, ...]]:
+        """What is read below a document to score every label."""
+        if self.trie is None:
+            return [self.token_ids]
+        return [(*self.token_ids, *self.trie.path(node)) for node in self.trie.inner]
+
+    @property
+    def searched(self) -> bool:
+        """Whether its labels are too many to be read at once, or not all are asked for."""
+        return self.trie is not None and (
+            self.beam is not None or len(self.trie.inner) > MOST_AT_ONCE
+        )
+
+    def only(self, kept: Sequence[int]) -> Question:
+        """The question with these of its labels, by their numbers."""
+        labels = dict(each for i, each in enumerate(self.labels.items()) if i in kept)
+        if self.trie is None:
+            return replace(self, labels=labels)
+        forms = [paths for i, paths in enumerate(self.trie.forms) if i in kept]
+        trie = LabelTrie.of(forms, length_penalty=self.trie.length_penalty)
+        return replace(self, labels=labels, trie=trie)
+
+    @property
+    def alone(self) -> list[int]:
+        """The tokens below a document of each prompt that would ask for this without a tree."""
+        if self.trie is None:
+            return [len(self.token_ids)]
+        return [len(self.token_ids) + self.trie.depths[end] - 1 for end, _ in self.trie.ends]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return len(self.token_ids) + (self.trie.deepest if self.trie else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +91,7 @@ class PromptTokens:
 
     def room(self, context_tokens: int) -> int:
         """What a context leaves for a document beside the opening and the longest question."""
-        longest = max(len(question.token_ids) for question in self.questions)
+        longest = max(question.longest for question in self.questions)
         return context_tokens - len(self.opening) - longest
 
 
@@ -161,66 +210,29 @@ def tokenise_prompt(
 ) -> PromptTokens:
     """The spans around a document; SpecError where labels of a task cannot be told apart."""
     text = prompt_text(prompt, tasks, render=chat_template(tokenizer))
-    questions = [_question(tokenizer, task, text) for task in tasks]
-    collisions = [
-        problem
-        for place, (task, question) in enumerate(zip(tasks, questions, strict=True))
-        for problem in _collisions(place, task, question, tokenizer)
+    forms = [label_forms(tokenizer, t, text.closings[t.name], text.answer_prefix) for t in tasks]
+    found = (
+        collisions(place, task, of_task, tokenizer)
+        for place, (task, of_task) in enumerate(zip(tasks, forms, strict=True))
+    )
+    if problems := [problem for of_task in found for problem in of_task]:
+        raise SpecError(problems)
+    questions = [
+        _question(task, encode(tokenizer, text.closings[task.name]), of_task)
+        for task, of_task in zip(tasks, forms, strict=True)
     ]
-    if collisions:
-        raise SpecError(collisions)
     return PromptTokens(
-        opening=(*_beginning(tokenizer, text), *_encode(tokenizer, text.opening)),
+        opening=(*_beginning(tokenizer, text), *encode(tokenizer, text.opening)),
         questions=tuple(questions),
     )
 
 
-def _question(tokenizer: PreTrainedTokenizerBase, task: TaskSpec, text: PromptText) -> Question:
-    closing = text.closings[task.name]
-    token_ids = tuple(_encode(tokenizer, closing))
-    if task.readout is not None:  # its maps know the labels, in the card's order
-        return Question(task.name, token_ids, dict.fromkeys(task.labels, ()))
-    labels = {
-        label: tuple(
-            sorted(
-                {
-                    _first_token(tokenizer, closing, token_ids, text.answer_prefix + surface)
-                    for surface in surfaces
-                }
-            )
-        )
-        for label, surfaces in task.labels.items()
-    }
-    return Question(task.name, token_ids, labels)
-
-
-def _first_token(
-    tokenizer: PreTrainedTokenizerBase, closing: str, token_ids: tuple[int, ...], answer: str
-) -> int:
-    """The token that begins `answer` right behind `closing`, as the tokenizer sees it there."""
-    together = _encode(tokenizer, closing + answer)
-    if tuple(together[: len(token_ids)]) == token_ids and len(together) > len(token_ids):
-        return together[len(token_ids)]
-    return _encode(tokenizer, answer)[0]
-
-
-def _collisions(
-    place: int, task: TaskSpec, question: Question, tokenizer: PreTrainedTokenizerBase
-) -> list[Problem]:
-    owners: dict[int, list[str]] = {}
-    for label, token_ids in question.labels.items():
-        for token_id in token_ids:
-            owners.setdefault(token_id, []).append(label)
-    return [
-        Problem(
-            f"tasks.{place}.labels",
-            f"labels {labels} of {task.name!r} begin with the same token "
-            f"{tokenizer.decode([token_id])!r}; give them surface forms that begin differently",
-            {label: list(task.labels[label]) for label in labels},
-        )
-        for token_id, labels in owners.items()
-        if len(labels) > 1
-    ]
+def _question(task: TaskSpec, token_ids: Sequence[int], forms: Forms) -> Question:
+    first = first_tokens(forms)
+    if not scores_whole_labels(task, forms):
+        return Question(task.name, tuple(token_ids), first)
+    trie = LabelTrie.of(list(forms.values()), length_penalty=task.length_penalty)
+    return Question(task.name, tuple(token_ids), first, trie, task.beam)
 
 
 def _beginning(tokenizer: PreTrainedTokenizerBase, text: PromptText) -> list[int]:
@@ -230,8 +242,3 @@ def _beginning(tokenizer: PreTrainedTokenizerBase, text: PromptText) -> list[int
         return []
     encoded = tokenizer("x")["input_ids"]
     return [beginning] if encoded[:1] == [beginning] else []
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return list(ids)

@@ -15,9 +15,12 @@ from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.inference.depths import Depth, Place
-from pipeline.inference.readout import FirstTokens, Unembed, first_token_log_probs
+from pipeline.inference.model import LoadedModel
+from pipeline.inference.plain_answers import own_words
+from pipeline.inference.reading import read_at_once
 from pipeline.inference.schedules import Schedule
 from pipeline.inference.tokens import Question
+from pipeline.inference.whole_labels import label_log_probs
 from pipeline.readout_file import LinearMap, Readout
 from pipeline.spec import ExitSpec
 
@@ -83,43 +86,39 @@ class TrainedAnswers:
         questions: Sequence[Question],
         readouts: Readouts,
         way: ExitSpec | None,
-        *,
-        layers: int,
-        device: torch.device,
-        unembed: Unembed,
+        model: LoadedModel,
     ) -> None:
         self._questions = questions
-        self._device, self._unembed = device, unembed
-        self._places = [_place(question, readouts) for question in questions]
-        self._default = [default_layer(q, readouts, way, layers) for q in questions]
+        self._device, self._unembed = model.device, model.unembed
+        self._places = [_places(question, readouts) for question in questions]
+        self._default = [default_layer(q, readouts, way, model.layers) for q in questions]
         self._sure = frozenset(way.layers if way else ())
         self._log_confidence = math.log(way.confidence) if way and way.confidence else 0.0
         self._plain = {
-            i: FirstTokens.of(list(question.labels.values()), device)
+            i: own_words(question, model.device)
             for i, question in enumerate(questions)
             if question.name not in readouts
         }
-        depths = [self._depth(at) for at in layers_read(questions, readouts, way, layers)]
+        depths = [self._depth(at) for at in layers_read(questions, readouts, way, model.layers)]
         self._maps = {
-            (depth.layer, place): StackedMaps(maps, device)
+            (depth.layer, place): StackedMaps(maps, model.device)
             for depth in depths
             for place in depth.places
             if (maps := self._maps_at(depth.layer, place, readouts))
         }
         self._looked = schedule.look(depths)
+        self.alone = [n for i, q in enumerate(questions) for n in self._alone(i, q)]
+        self.question_tokens = self._looked.question_tokens
 
-    @property
-    def tokens_alone(self) -> int:
-        """What the questions' own prompts would have below a document."""
-        return sum(len(place or ()) for place in self._places)
+    def tokens_read(self, documents: Sequence[Sequence[int]]) -> tuple[int, int]:
+        """Of documents, and below them."""
+        return read_at_once(self._looked, documents)
 
-    @property
-    def opening_tokens(self) -> int:
-        return self._looked.opening_tokens
-
-    @property
-    def question_tokens(self) -> int:
-        return self._looked.question_tokens
+    def _alone(self, i: int, question: Question) -> list[int]:
+        """The tokens below a document of the question's own prompts."""
+        if i in self._plain:
+            return question.alone
+        return [len(place or ()) for place in self._places[i]]
 
     def _read_at(self, layer: int) -> list[int]:
         """The questions that are read at a layer; all of them where documents may leave."""
@@ -127,14 +126,14 @@ class TrainedAnswers:
         return [i for i in questions if layer in self._sure or self._default[i] == layer]
 
     def _depth(self, layer: int) -> Depth:
-        places = dict.fromkeys(self._places[i] for i in self._read_at(layer))
+        places = dict.fromkeys(place for i in self._read_at(layer) for place in self._places[i])
         return Depth(layer, tuple(places))
 
     def _maps_at(self, layer: int, place: Place, readouts: Readouts) -> dict[int, LinearMap]:
         return {
             i: readouts[self._questions[i].name].maps[layer]
             for i in self._read_at(layer)
-            if self._places[i] == place and i not in self._plain
+            if self._places[i] == (place,) and i not in self._plain
         }
 
     def answers(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -176,9 +175,8 @@ class TrainedAnswers:
                 read.update(maps.log_probs(at_place[place]))
         plain = [i for i in self._plain if self._default[i] == depth.layer]
         if plain:
-            hidden = torch.stack([at_place[self._places[i]] for i in plain])
-            first = [self._plain[i] for i in plain]
-            answered = first_token_log_probs(hidden, first, self._unembed)
+            hidden = torch.stack([at_place[place] for i in plain for place in self._places[i]])
+            answered = label_log_probs(hidden, [self._plain[i] for i in plain], self._unembed)
             read.update(zip(plain, answered, strict=True))
         return read
 
@@ -190,7 +188,8 @@ class TrainedAnswers:
         return settled
 
 
-def _place(question: Question, readouts: Readouts) -> Place:
+def _places(question: Question, readouts: Readouts) -> tuple[Place, ...]:
     readout = readouts.get(question.name)
-    averaged = readout is not None and readout.card.pooling == "mean"
-    return None if averaged else question.token_ids
+    if readout is None:
+        return tuple(question.sequences)
+    return (None if readout.card.pooling == "mean" else question.token_ids,)

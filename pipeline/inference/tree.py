@@ -15,9 +15,10 @@ numbers, lengths and positions. Knows nothing of tokens, tensors or models.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +116,11 @@ class Tree:
         """The tree of these documents alone."""
         return replace(self, documents=tuple(self.documents[d] for d in documents))
 
+    def cut_behind(self, ends: Sequence[int]) -> Tree:
+        """The same rows, with a span's end behind each of these rows of a copy."""
+        spans = (piece for span in self.spans for piece in _cut(span, ends))
+        return replace(self, spans=tuple(spans))
+
     @property
     def depth(self) -> int:
         """Tokens of the longest path through the branches."""
@@ -129,3 +135,11 @@ def _lay_out(nodes: Sequence[Node], *, start: int, position: int) -> Iterator[Sp
         yield Span(start=start, stop=stop, subtree_stop=subtree_stop, position=position)
         yield from below
         start = subtree_stop
+
+
+def _cut(span: Span, ends: Sequence[int]) -> Iterator[Span]:
+    """The span as a chain of spans; `ends` rise."""
+    first, last = bisect_left(ends, span.start), bisect_left(ends, span.stop - 1)
+    stops = [*(end + 1 for end in ends[first:last]), span.stop]
+    for start, stop in pairwise([span.start, *stops]):
+        yield replace(span, start=start, stop=stop, position=span.position + start - span.start)

@@ -14,6 +14,8 @@ from rich.table import Table
 from pipeline.check import Change, Findings, ReadoutFacts
 from pipeline.inference.memory import MemoryPlan
 
+SHOWN_LABELS = 64  # of a task; all of them stand in the JSON
+
 
 def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
     """A table of what was proved; with `prompts`, the first document's prompt for every task."""
@@ -74,8 +76,10 @@ def _readout(facts: ReadoutFacts) -> str:
 
 
 def _tokens(labels: dict[str, list[str]]) -> str:
-    shown = (f"{label} {' '.join(map(repr, tokens))}" for label, tokens in labels.items())
-    return ", ".join(shown)
+    first = list(labels.items())[:SHOWN_LABELS]
+    shown = ", ".join(f"{label} {' '.join(map(repr, tokens))}" for label, tokens in first)
+    left_out = len(labels) - len(first)
+    return f"{shown} and {left_out:,} more" if left_out else shown
 
 
 def findings_json(found: Findings) -> dict[str, Any]:
@@ -100,6 +104,8 @@ def findings_json(found: Findings) -> dict[str, Any]:
                 "text": prompt.text,
                 "token_ids": list(prompt.token_ids),
                 "labels": prompt.labels,
+                "scoring": prompt.scoring,
+                "surfaces": prompt.surfaces,
             }
             for prompt in found.prompts
         ],

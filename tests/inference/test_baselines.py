@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pipeline.inference import reference
 from pipeline.inference.baselines import expand, per_label, per_question
+from pipeline.inference.label_trie import LabelTrie
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, Question
 
@@ -45,3 +47,23 @@ def test_every_method_answers_as_the_reference_does(
             torch.testing.assert_close(
                 answer.double(), torch.tensor(expected).double(), rtol=0, atol=1e-4
             )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
+def test_a_prompt_a_surface_form_answers_with_whole_labels(
+    family: str, tiny_model: TinyModel
+) -> None:
+    model, first = tiny_model(family), some_prompt().questions[0]
+    labels = [[(1, 2), (3,)], [(1, 4, 5)]]
+    whole = replace(first, trie=LabelTrie.of(labels, length_penalty=0.5))
+    (found,) = per_question(model, PromptTokens((1, 2, 3), (first, whole)), [[9] * 20])
+    asked = (model, (1, 2, 3), [9] * 20, first.token_ids)
+    expected = [
+        torch.tensor(
+            [reference.surface_log_prob(*asked, p) / len(p) ** 0.5 for p in paths]
+        ).logsumexp(0)
+        for paths in labels
+    ]
+    torch.testing.assert_close(found[1], torch.stack(expected), rtol=0, atol=1e-4)
+    alone = reference.label_log_prob(*asked, (1,))
+    assert float(found[0][0]) == pytest.approx(alone, abs=1e-4)

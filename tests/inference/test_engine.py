@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline.errors import ModelError
-from pipeline.inference import engine as engine_module
+from pipeline.inference import plain_answers
 from pipeline.inference import fused, reference
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.model import LoadedModel
@@ -213,7 +213,7 @@ def test_answers_are_read_back_after_the_last_batch(
         events.append("laid out")
         return [Answers()]
 
-    monkeypatch.setattr(engine_module, "first_token_log_probs", answer)
+    monkeypatch.setattr(plain_answers, "label_log_probs", answer)
     prompt = PromptTokens((), (Question("q", (1, 2), {"a": (4,), "b": (5,)}),))
     LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1).label([[1], [2], [3]])
     assert events == ["laid out"] * 3 + ["read"] * 3

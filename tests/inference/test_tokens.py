@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -187,8 +188,10 @@ def test_a_letter_that_the_vocabulary_lacks_does_not_set_the_document_aside(text
     assert DocumentTokenizer(pieces_of_words()).encode(text)
 
 
-def task(labels: dict[str, tuple[str, ...]], name: str = "t", question: str = "Q?") -> TaskSpec:
-    return TaskSpec(name=name, question=question, labels=labels)
+def task(
+    labels: dict[str, tuple[str, ...]], name: str = "t", question: str = "Q?", **more: Any
+) -> TaskSpec:
+    return TaskSpec(name=name, question=question, labels=labels, **more)
 
 
 YES_NO = task({"yes": ("Yes", "yes"), "no": ("No",)})
@@ -261,8 +264,12 @@ def test_labels_that_begin_alike_are_refused_by_name(
 ) -> None:
     tasks = [
         YES_NO,
-        task({"sport": ("Sport",), "science": ("Science", "Tech"), "art": ("Art",)}, "topic"),
-        task({"a": ("x1", "y1"), "b": ("x2", "y2")}, "other"),
+        task(
+            {"sport": ("Sport",), "science": ("Science", "Tech"), "art": ("Art",)},
+            "topic",
+            scoring="first_token",
+        ),
+        task({"a": ("x1", "y1"), "b": ("x2", "y2")}, "other", scoring="first_token"),
     ]
     with pytest.raises(SpecError) as caught:
         tokenise_prompt(byte_tokenizer, PromptSpec(), tasks)
@@ -277,7 +284,11 @@ def test_labels_that_begin_alike_are_refused_by_name(
 
 def test_labels_that_only_share_their_space_collide_where_the_space_is_a_token() -> None:
     with pytest.raises(SpecError, match="begin with the same token ' '"):
-        tokenise_prompt(plain_bytes(), PromptSpec(), [YES_NO])
+        tokenise_prompt(
+            plain_bytes(), PromptSpec(), [YES_NO.model_copy(update={"scoring": "first_token"})]
+        )
+    whole = tokenise_prompt(plain_bytes(), PromptSpec(), [YES_NO]).questions[0]
+    assert whole.trie is not None and whole.labels == {"yes": (220,), "no": (220,)}
 
 
 @pytest.mark.parametrize("chat", [True, False])
