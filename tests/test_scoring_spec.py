@@ -49,6 +49,18 @@ def test_without_a_choice_first_tokens_are_scored_where_they_suffice_and_all_lab
         ),
         ({"scoring": "first_token", "length_penalty": 1}, "tasks.0.length_penalty: a first token"),
         ({"separator": ">"}, "tasks.0.separator: no label has it; write what stands between"),
+        *(
+            ({"readout": "r", key: value}, f"tasks.0.{key}: a trained readout reads no label's")
+            for key, value in (("scoring", "full"), ("beam", 8), ("length_penalty", 0.5))
+        ),
+        (
+            {"top_k": 2, "calibration": {"method": "batch", "file": "f"}},
+            "tasks.0.calibration: a calibration changes the probabilities of all labels, and top_k",
+        ),
+        (
+            {"beam": 8, "calibration": {"method": "contextual"}},
+            "tasks.0.calibration: what documents without content say of a label is measured, and a",
+        ),
         (
             {"labels": MANY},
             "tasks.0.top_k: 1,001 labels are too many for a column each; say how many of the "
@@ -57,7 +69,14 @@ def test_without_a_choice_first_tokens_are_scored_where_they_suffice_and_all_lab
     ],
 )
 def test_what_cannot_be_scored_or_kept_is_one_line(more: dict[str, object], line: str) -> None:
-    assert refusal(**more).startswith(line)
+    said = refusal(**more)
+    assert said.startswith(line) and "\n" not in said
+
+
+def test_a_readouts_likeliest_labels_may_be_kept_and_a_beams_answers_calibrated_by_a_file() -> None:
+    assert spec(readout="r", top_k=2, separator="/").tasks[0].top_k == 2
+    by_file = {"method": "batch", "file": "f"}
+    assert spec(beam=8, calibration=by_file).tasks[0].calibration is not None
 
 
 def test_a_thousand_labels_have_columns_and_more_are_kept_by_rank() -> None:

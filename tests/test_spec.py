@@ -233,6 +233,16 @@ def test_labels_are_read_as_they_are_written(
             "exit: layers must rise (got {'layers': [9, 8], 'confidence': 0.9})",
         ),
         (
+            with_task(
+                "name: a, question: null, labels: [x, y], readout: r, "
+                "calibration: {method: contextual}"
+            )
+            + "exit: {layers: [8], confidence: 0.9}\n",
+            "exit: tasks ['a'] are calibrated by documents without content, and how deep one of "
+            "those is read would hang on the other tasks; calibrate by a file, or write {layer: N} "
+            "(got {'layers': [8], 'confidence': 0.9})",
+        ),
+        (
             SMALLEST + "exit: {layer: 8}\n",
             "exit: tasks ['a'] have no readout, and only a readout reads a layer before the last; "
             "give them one, or take exit out (got {'layer': 8})",

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from pipeline.errors import ModelError
-from pipeline.inference import plain_answers
-from pipeline.inference import fused, reference
+from pipeline.inference import fused, plain_answers, reference
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, Question
