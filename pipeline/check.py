@@ -58,6 +58,9 @@ class Prompt:
 
     @property
     def scoring(self) -> str:
+        """What is read of the labels: their tokens, or nothing where a map knows them."""
+        if not any(self.labels.values()):
+            return "readout"
         return "first_token" if self.surfaces is None else "full"
 
 

@@ -101,6 +101,39 @@ def test_a_spec_may_be_a_path_a_dictionary_or_a_spec(
         Labeller({**short, "tsks": []})
 
 
+def test_whole_ranked_and_calibrated_answers_are_columns_as_in_label_files(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    nothing = ["N/A", "[MASK]"]
+    plain = {"name": "tone", "question": "Which?", "labels": ["kind", "harsh"]}
+    shared: dict[str, Any] = {
+        "labels": ["very/good", "very/bad", "dull"],
+        "scoring": "full",
+        "question": "How?",
+    }
+    tasks = [
+        {**plain, "calibration": {"method": "contextual", "documents": nothing}},
+        {"name": "ranked", **shared, "top_k": 2, "separator": "/"},
+        {"name": "whole", **shared, "labels": list(shared["labels"])},  # YAML without an anchor
+    ]
+    labeller = Labeller(write_spec(tasks=tasks), cache_dir=tmp_path / "cache")
+    table = labeller.label([*nothing, TEXTS[0]])
+    wanted = {"tone": "calibrated", "ranked": "levels", "whole": "p"}
+    for name, column in wanted.items():
+        assert table.schema.field(name).type.get_field_index(column) >= 0
+    assert table.schema.field("ranked").type.get_field_index("p") < 0
+    *of_nothing, row = table.to_pylist()
+    prior = np.mean([list(each["tone"]["p"].values()) for each in of_nothing], axis=0)
+    weights = np.array(list(row["tone"]["p"].values())) / prior
+    found = list(row["tone"]["calibrated"]["p"].values())
+    np.testing.assert_allclose(found, weights / weights.sum(), atol=1e-5)
+    by_rank = sorted(row["whole"]["p"].items(), key=lambda each: -each[1])[:2]
+    assert [each["label"] for each in row["ranked"]["top"]] == [label for label, _ in by_rank]
+    np.testing.assert_allclose(
+        [each["p"] for each in row["ranked"]["top"]], [p for _, p in by_rank], atol=1e-6
+    )
+
+
 @pytest.fixture
 def local_ray() -> Iterator[None]:
     import ray

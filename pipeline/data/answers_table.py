@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.data.answer_columns import RANKED, answer_columns
+from pipeline.data.answer_columns import CALIBRATED, RANKED, answer_columns
 from pipeline.data.commit import label_table
 from pipeline.spec import TaskSpec
 
@@ -25,7 +25,7 @@ LEAST = np.finfo(np.float32).smallest_subnormal
 
 
 def answers_table(block: pa.Table, task: TaskSpec) -> pa.Table:
-    """The task's answers about the documents of a block."""
+    """The task's raw answers about the documents of a block."""
     log_probs = _rectangle(block, f"log_probs:{task.name}", np.float32)  # [docs, kept]
     log_mass = np.asarray(block.column(f"log_mass:{task.name}").to_numpy())  # [docs]
     p = np.exp(log_probs - log_mass[:, None])
@@ -47,7 +47,8 @@ def answers_table(block: pa.Table, task: TaskSpec) -> pa.Table:
         of_path = np.exp(levels - log_mass[:, None])
         column = _levels(table.column("label").to_pylist(), of_path, task.separator)
         table = table.append_column("levels", column)
-    return table.select(["doc_id", *answer_columns(task)])
+    raw = [column for column in answer_columns(task) if column != CALIBRATED]
+    return table.select(["doc_id", *raw])
 
 
 def _mass(log_mass: NDArray[np.float32], task: TaskSpec) -> NDArray[np.float32]:  # [docs]

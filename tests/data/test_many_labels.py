@@ -43,7 +43,7 @@ def committed_by_hand(spec: JobSpec, tmp_path: Path) -> dict[str, pa.Table]:
     (work,) = plan(job, store).works
     given = pa.table({"work": [work_to_json(work)], "earlier": [0]})
     (tokenised,) = Tokenise(job, [work.earlier])(given)
-    commit_block(LabelDocuments(job)(tokenised), job)
+    commit_block(LabelDocuments(job, asks=True)(tokenised), job)
     keys = {task: label_key(task, fp, work.shard.id) for task, fp in job.fp.items()}
     return {task: pq.read_table(pa.BufferReader(store.read(key))) for task, key in keys.items()}
 

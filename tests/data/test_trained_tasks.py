@@ -82,7 +82,7 @@ def label_files(spec: JobSpec, cache_dir: Path) -> dict[str, pa.Table]:
     [work] = plan(job, open_store(spec.output, spec.storage_options)).works
     block = pa.table({"work": [work_to_json(work)], "earlier": [0]})
     [tokenised] = Tokenise(job, [work.earlier])(block)
-    commit_block(LabelDocuments(job)(tokenised), job)
+    commit_block(LabelDocuments(job, asks=True)(tokenised), job)
     files = Path(spec.output).glob("labels/*/*/*/*.parquet")
     return {file.parents[2].name: pq.read_table(file) for file in files}
 
