@@ -10,19 +10,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from pipeline.cli import cache_dir as default_cache_dir
-from pipeline.data.actor import check_room, job_model, local_model, memory_plan
-from pipeline.data.commit import DOCUMENT_COLUMNS, label_table
+from pipeline.data.actor import (
+    check_room,
+    contextual_calibrations,
+    job_model,
+    job_readouts,
+    label_engine,
+    local_model,
+    with_answers,
+)
+from pipeline.data.answers_table import answers_table
+from pipeline.data.calibrated import with_calibrated
+from pipeline.data.commit import DOCUMENT_COLUMNS
 from pipeline.data.devices import Placement, place, this_machine
 from pipeline.data.documents import EMPTY, OK, TRUNCATED, RawRow, documents_from
 from pipeline.data.job import describe
 from pipeline.errors import DocumentError
 from pipeline.inference.answers import Answers
-from pipeline.inference.engine import LabelEngine
 from pipeline.inference.fitting import fit_text
 from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.quantisation import require_torchao
@@ -49,9 +56,12 @@ class Labeller:
         prompt = tokenise_prompt(tokenizer, self.spec.prompt, self.spec.tasks)
         check_room(job, prompt, context_tokens(folder))
         model = job_model(job, folder)
-        planned = memory_plan(model, prompt)
         self._encoder = DocumentTokenizer(tokenizer)
-        self._engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
+        self._engine = label_engine(job, model, prompt, job_readouts(job))
+        self._calibrations = {
+            **{task: file.calibration for task, file in job.calibrations.items()},
+            **contextual_calibrations(job, self._engine, self._encoder),
+        }
 
     def label(self, texts: Iterable[str | None], ids: Iterable[object] | None = None) -> pa.Table:
         """A row for each text, in order: what a label file says of it, a struct for each task.
@@ -75,12 +85,20 @@ class Labeller:
         names = [task.name for task in self.spec.tasks]
         flat = [piece for document in pieces for piece in document]
         answers.take(0, pieces, self._engine.label(flat, tasks=names))
-        status = answers.status([said for _, said in fitted])
+        block = with_answers(documents.select(["doc_id"]), answers, [said for _, said in fitted])
         table = documents.select(DOCUMENT_COLUMNS)
-        for task, log_probs in zip(self.spec.tasks, answers.by_task, strict=True):
-            answered = _struct(documents.column("doc_id"), task, log_probs, pieces, status)
-            table = table.append_column(task.name, answered)
+        for task in self.spec.tasks:
+            table = table.append_column(task.name, self._struct(block, task))
         return table
+
+    def _struct(self, block: pa.Table, task: TaskSpec) -> pa.StructArray:
+        """The rows of a label file without their ids, as one column."""
+        table = answers_table(block, task)
+        if task.name in self._calibrations:
+            table = with_calibrated(table, self._calibrations[task.name])
+        answers = table.drop_columns(["doc_id"])
+        columns = [_plain(column.combine_chunks()) for column in answers.columns]
+        return pa.StructArray.from_arrays(columns, names=answers.column_names)
 
     def _fit(self, text: str | None, status: str) -> tuple[Sequence[Sequence[int]], str]:
         """A document's pieces, and its status as far as labelling goes."""
@@ -100,31 +118,6 @@ class Labeller:
         if not fitted.tokens:
             return [], EMPTY
         return fitted.token_ids, TRUNCATED if fitted.truncated else OK
-
-
-def _struct(
-    doc_ids: pa.ChunkedArray,
-    task: TaskSpec,
-    log_probs: NDArray[np.float32],  # [docs, labels]
-    pieces: Sequence[Sequence[Sequence[int]]],
-    status: Sequence[str],
-) -> pa.StructArray:
-    """The rows of a label file without their ids, as one column."""
-    docs, labels = log_probs.shape
-    assert docs == len(pieces) and labels == len(task.labels), (log_probs.shape, task.name)
-    with np.errstate(invalid="ignore"):  # NaN: no answer
-        log_mass = np.logaddexp.reduce(log_probs, axis=1, keepdims=True)  # [docs, 1]
-    table = label_table(
-        doc_ids,
-        p=np.exp(log_probs - log_mass),
-        mass=np.minimum(np.exp(log_mass[:, 0]), 1),
-        n_tokens=np.array([sum(map(len, document)) for document in pieces], np.int32),
-        n_chunks=np.array([len(document) for document in pieces], np.int16),
-        status=status,
-        labels=list(task.labels),
-    ).drop_columns(["doc_id"])
-    columns = [_plain(column.combine_chunks()) for column in table.columns]
-    return pa.StructArray.from_arrays(columns, names=table.column_names)
 
 
 def _plain(values: pa.Array) -> pa.Array:

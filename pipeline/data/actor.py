@@ -137,6 +137,17 @@ def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[l
     return found
 
 
+def contextual_calibrations(
+    job: Job, engine: LabelEngine, tokenizer: DocumentTokenizer
+) -> dict[str, Calibration]:
+    """Measures the calibrations that come of documents without content, by task."""
+    labels = {task.name: tuple(task.labels) for task in job.spec.tasks}
+    return {
+        name: Calibration("contextual", labels[name], content_free_prior(engine, documents, name))
+        for name, documents in content_free_ids(job, tokenizer).items()
+    }
+
+
 def check_room(job: Job, prompt: PromptTokens, context: int) -> None:
     """SpecError unless a longest document and each question fit the model's context together."""
     wanted, room = job.spec.documents.max_tokens, prompt.room(context)
@@ -241,15 +252,8 @@ class LabelDocuments:
     def _measured(self) -> dict[str, str]:
         """By task, its contextual calibration as JSON."""
         tokenizer = DocumentTokenizer(load_tokenizer(local_model(self.job)))
-        labels = {task.name: tuple(task.labels) for task in self.job.spec.tasks}
-        return {
-            name: json.dumps(
-                Calibration(
-                    "contextual", labels[name], content_free_prior(self._engine, documents, name)
-                ).to_json()
-            )
-            for name, documents in content_free_ids(self.job, tokenizer).items()
-        }
+        found = contextual_calibrations(self.job, self._engine, tokenizer)
+        return {task: json.dumps(calibration.to_json()) for task, calibration in found.items()}
 
     def __call__(self, block: pa.Table) -> pa.Table:
         work = work_from_json(block.column("work")[0].as_py())
@@ -263,21 +267,29 @@ class LabelDocuments:
             label = partial(_label, engine, answers, block.column("doc_id"))
             answers.set_aside(attempts.run(len(pieces), label), QUARANTINED)
         seconds = time.perf_counter() - started
-        status = answers.status(block.column("label_status").to_pylist())
-        n_tokens = [sum(len(piece) for piece in document) for document in pieces]
-        table = (
-            block.drop_columns(["pieces", "label_status"])
-            .append_column("label_status", pa.array(status, pa.string()))
-            .append_column("n_tokens", pa.array(n_tokens, pa.int32()))
-            .append_column("n_chunks", pa.array([len(document) for document in pieces], pa.int16()))
-            .append_column("measured", _constant(_measured(seconds, answers), len(pieces)))
-        )
-        for task, log_probs in zip(asked, answers.by_task, strict=True):
-            table = table.append_column(f"log_probs:{task.name}", _lists(log_probs))
+        read = block.column("label_status").to_pylist()
+        table = with_answers(block.drop_columns(["pieces", "label_status"]), answers, read)
+        measured = _constant(_measured(seconds, answers), len(pieces))
+        table = table.append_column("measured", measured)
+        for task in asked:
             if isinstance(task.calibration, ContextualSpec):
                 measured = _constant(self._measured[task.name], len(pieces))
                 table = table.append_column(f"calibration:{task.name}", measured)
         return table
+
+
+def with_answers(rows: pa.Table, answers: Answers, read: Sequence[str]) -> pa.Table:
+    """The rows with what is known of each; `read` is its status as it was read."""
+    status, pieces = answers.status(read), answers.pieces
+    n_tokens = [sum(len(piece) for piece in document) for document in pieces]
+    table = (
+        rows.append_column("label_status", pa.array(status, pa.string()))
+        .append_column("n_tokens", pa.array(n_tokens, pa.int32()))
+        .append_column("n_chunks", pa.array([len(document) for document in pieces], pa.int16()))
+    )
+    for task, log_probs in zip(answers.tasks, answers.by_task, strict=True):
+        table = table.append_column(f"log_probs:{task.name}", _lists(log_probs))
+    return table
 
 
 def _label(

@@ -18,15 +18,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import ray
 import ray.data
 from ray.exceptions import RayTaskError
 
+from pipeline.data.answers_table import answers_table
 from pipeline.data.attempts import Attempts, attempt_name
 from pipeline.data.calibrated import with_calibrated
-from pipeline.data.commit import LabelFile, commit_shard, label_table
+from pipeline.data.commit import LabelFile, commit_shard
 from pipeline.data.earlier import overlaid
 from pipeline.data.hashes import canonical_json, short_hash
 from pipeline.data.job import Job, work_from_json, work_to_json
@@ -189,22 +189,8 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
 
 
 def _label_file(block: pa.Table, task: str, job: Job, retry: int) -> LabelFile:
-    labels, readout = next((t.labels, t.readout) for t in job.spec.tasks if t.name == task)
-    answers = block.column(f"log_probs:{task}").combine_chunks().flatten()
-    log_probs = answers.to_numpy(zero_copy_only=False).reshape(-1, len(labels))  # [docs, labels]
-    with np.errstate(invalid="ignore"):  # a row without an answer is NaN, and stays it
-        log_mass = np.logaddexp.reduce(log_probs, axis=1, keepdims=True)  # [docs, 1]
-    mass = np.minimum(np.exp(log_mass[:, 0]), 1)  # sums of float32 can pass 1 by an ulp
+    table = answers_table(block, next(t for t in job.spec.tasks if t.name == task))
     fingerprint = job.fingerprints[task]
-    table = label_table(
-        block.column("doc_id"),
-        p=np.exp(log_probs - log_mass),
-        mass=np.full_like(mass, np.nan) if readout else mass,  # a readout knows labels alone
-        n_tokens=block.column("n_tokens").to_numpy(),
-        n_chunks=block.column("n_chunks").to_numpy(),
-        status=block.column("label_status").to_pylist(),
-        labels=list(labels),
-    )
     metadata = {
         "task": task,
         "fp": fingerprint.id,
