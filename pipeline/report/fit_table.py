@@ -47,9 +47,10 @@ def _gold(found: Fit) -> Iterator[tuple[str, str]]:
 
 def _layers(task: TaskFit) -> Table:
     several = len(task.layers[0].by_pooling) > 1
-    both = ["AUROC of " + ", ".join(task.layers[0].by_pooling)] if several else []
-    names = ("layer", "depth", "s / doc", "AUROC", "macro F1", "ECE", *both)
-    table = _table(f"{task.task}: {task.kind} readout", names)
+    both = [", ".join(task.layers[0].by_pooling)] if several else []
+    names = ("layer", "depth", "s/doc", "AUROC", "macro F1", "ECE", *both)
+    told = f"; at the right the AUROC of either state: {both[0]}" if several else ""
+    table = _table(f"{task.task}: {task.kind} readout{told}", names)
     for each in task.layers:
         headlines = each.scores.headlines
         table.add_row(
@@ -59,7 +60,7 @@ def _layers(task: TaskFit) -> Table:
             _figure(headlines["auroc"]),
             _figure(headlines["f1"]),
             _number(headlines["ece"].value),
-            *([", ".join(map(_number, each.by_pooling.values()))] if several else []),
+            *([", ".join(map(_short, each.by_pooling.values()))] if several else []),
         )
     return table
 
@@ -78,11 +79,9 @@ def _curve(task: TaskFit, splits: int) -> Table:
 
 def _table(title: str, names: Sequence[str]) -> Table:
     """Narrow enough for a terminal of 80 columns."""
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False
-    )
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in names:
-        table.add_column(name, justify="right", no_wrap=not name.startswith("AUROC of"))
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -108,12 +107,16 @@ def _figure(figure: Figure) -> str:
         return "-"
     if figure.low is None or figure.high is None:
         return _number(figure.value)
-    low, high = (f"{bound:.3f}".removeprefix("0") for bound in (figure.low, figure.high))
+    low, high = (f"{bound:.2f}".removeprefix("0") for bound in (figure.low, figure.high))
     return f"{_number(figure.value)} {low}-{high}"
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _short(value: float | None) -> str:
+    return _number(value).removeprefix("0")
 
 
 def fit_json(found: Fit) -> dict[str, Any]:
