@@ -79,7 +79,8 @@ def _curve(task: TaskFit, splits: int) -> Table:
 
 def _table(title: str, names: Sequence[str]) -> Table:
     """Narrow enough for a terminal of 80 columns."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    narrow = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=title, title_justify="left", **narrow)  # type: ignore[arg-type]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     return table
