@@ -220,24 +220,6 @@ def test_labels_are_read_as_they_are_written(
             "tasks.0.chunks: Input should be 'max' or 'mean' (got 'min')",
         ),
         (
-            with_task("name: a, question: null, labels: [x, y]"),
-            "tasks.0.question: a task without a question needs a readout; write either (got None)",
-        ),
-        (
-            with_task("name: a, question: null, labels: [x, y], readout: r") + "exit: {}\n",
-            "exit: write {layer: N}, or {layers: [N, ...], confidence: P} (got {})",
-        ),
-        (
-            with_task("name: a, question: null, labels: [x, y], readout: r")
-            + "exit: {layers: [9, 8], confidence: 0.9}\n",
-            "exit: layers must rise (got {'layers': [9, 8], 'confidence': 0.9})",
-        ),
-        (
-            SMALLEST + "exit: {layer: 8}\n",
-            "exit: tasks ['a'] have no readout, and only a readout reads a layer before the last; "
-            "give them one, or take exit out (got {'layer': 8})",
-        ),
-        (
             SMALLEST.replace("name: job", "name: a b"),
             "name: String should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$' (got 'a b')",
         ),
