@@ -98,7 +98,7 @@ def test_the_example_of_the_design_parses_with_its_values() -> None:
                 "readout": None,
             },
         ),
-        "filter": {"keep": "toxic.p.toxic < 0.5"},
+        "filter": {"keep": "toxic.p.toxic < 0.5", "on_error": "fail", "storage_options": None},
         "max_error_rate": None,
     }
 
