@@ -99,7 +99,7 @@ def test_the_example_of_the_design_parses_with_its_values() -> None:
             },
         ),
         "exit": None,
-        "filter": {"keep": "toxic.p.toxic < 0.5"},
+        "filter": {"keep": "toxic.p.toxic < 0.5", "on_error": "fail", "storage_options": None},
         "max_error_rate": None,
     }
 
@@ -348,29 +348,6 @@ def test_a_label_that_is_a_number_is_refused_where_it_stands(labels: str) -> Non
     lines = lines_of(with_labels(labels))
     assert all(line.startswith("tasks.0.labels.") for line in lines)
     assert any("Input should be a valid string (got 1" in line for line in lines)
-
-
-def test_a_missing_file_is_one_line_that_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "no.yaml"
-    with pytest.raises(SpecError) as caught:
-        load_spec(path)
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith(f"{path}: cannot be read: ")
-    assert "No such file" in line
-
-
-def test_a_folder_is_not_read_as_a_spec(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="cannot be read"):
-        load_spec(tmp_path)
-
-
-def test_a_file_that_is_not_utf8_is_one_line_that_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "latin.yaml"
-    path.write_bytes("name: é\n".encode("latin-1"))
-    with pytest.raises(SpecError) as caught:
-        load_spec(path)
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith(f"{path}: cannot be read: 'utf-8' codec")
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
