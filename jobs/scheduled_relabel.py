@@ -14,14 +14,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipeline.arguments import mapping_of, pairs_of
 from pipeline.cli import (
     EXIT_COMPLETE,
     EXIT_FAILED,
     EXIT_INCOMPLETE,
     cache_dir,
     carry_out,
-    mapping_of,
-    pairs_of,
 )
 
 if TYPE_CHECKING:

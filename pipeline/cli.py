@@ -16,7 +16,8 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import AssayError, Problem, SpecError
+from pipeline.arguments import mapping_of, numbers_of, pairs_of, parser
+from pipeline.errors import AssayError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,103 +60,20 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="assay", description="Label a corpus, not a request.")
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
-    run = _verb(verbs, "run", _run, "bring the output up to date; run again = only what is missing")
-    run.add_argument(
-        "--address",
-        metavar="A",
-        help="a running Ray cluster, or http://HEAD:8265 to submit to it; else one is started",
+    return parser(
+        {
+            "run": _run,
+            "check": _check,
+            "eval": _eval,
+            "fit": _fit,
+            "calibrate": _calibrate,
+            "filter": _filter,
+            "diff": _diff,
+            "verify": _verify,
+            "gc": _gc,
+            "bench": _bench,
+        }
     )
-    run.add_argument(
-        "--insecure-cluster",
-        action="store_true",
-        help="submit even where anyone who reaches the cluster can run programs on it",
-    )
-    run.add_argument(
-        "--installed",
-        action="store_true",
-        help="submit without pinned versions: the cluster has assay's dependencies",
-    )
-    run.add_argument("--dry-run", action="store_true", help="say what would be computed")
-    run.add_argument("--retry-failed", action="store_true", help="try failed rows again, too")
-    run.add_argument(
-        "--publish-partial", action="store_true", help="a snapshot of what is complete, if not all"
-    )
-    check = _verb(verbs, "check", _check, "prove the model, the labels and the storage")
-    check.add_argument("--prompts", action="store_true", help="show each task's canonical prompt")
-    check.add_argument("--documents", type=int, metavar="N", help="how many to prove exactness on")
-    _eval_verb(verbs)
-    _fit_verb(verbs)
-    _verb(verbs, "verify", _verify, "read a finished output again and prove it whole")
-    tidy = _verb(verbs, "gc", _gc, "name what nothing needs any more; --delete removes it")
-    tidy.add_argument("--keep", type=int, required=True, metavar="N", help="snapshots of each spec")
-    tidy.add_argument("--delete", action="store_true", help="remove it; not while a run is on")
-    keep = _verb(verbs, "filter", _filter, "write the kept documents, and the dropped ones apart")
-    keep.add_argument("--to", required=True, metavar="URL", help="where the filtered corpus goes")
-    keep.add_argument("--dropped", metavar="URL", help="where what is dropped goes; else to --to")
-    keep.add_argument(
-        "--on-error", choices=("fail", "keep", "drop"), help="documents without an answer"
-    )
-    keep.add_argument(
-        "--by", action="append", default=[], metavar="COLUMN", help="count by the input's column"
-    )
-    diff = _verb(verbs, "diff", _diff, "what changed between two snapshots or versions of a task")
-    for side in ("A", "B"):
-        diff.add_argument(side.lower(), metavar=side, help="a number, or fp:TASK:FINGERPRINT")
-    diff.add_argument("--by", choices=("path",), help="flip rates by the input's files")
-    fitted = _verb(verbs, "calibrate", _calibrate, "make a task's calibration file of its answers")
-    fitted.add_argument("--task", required=True, metavar="T", help="the task's name")
-    fitted.add_argument("--method", required=True, choices=["batch", "temperature", "isotonic"])
-    fitted.add_argument("--to", required=True, metavar="PATH", help="the file, at any fsspec path")
-    fitted.add_argument("--gold", metavar="FILE", help="right labels: csv, jsonl or parquet")
-    fitted.add_argument("--snapshot", type=int, metavar="N", help="of these answers; else the last")
-    bench = _verb(verbs, "bench", _bench, "measure speed against the alternatives, in one run")
-    bench.add_argument("--rounds", type=int, metavar="N", help="paired rounds")
-    bench.add_argument("--tokens", type=int, metavar="N", help="tokens of each document")
-    return parser
-
-
-def _eval_verb(verbs: Any) -> None:
-    verb = _verb(verbs, "eval", _eval, "judge the answers by gold labels; exit 1 if a gate fails")
-    _gold_arguments(verb)
-    add = verb.add_argument
-    add("--precision", type=float, metavar="P", help="give thresholds of this precision")
-    add("--recall", type=float, metavar="R", help="give thresholds of this recall")
-    add("--gate", action="append", metavar="GATE", help="'toxic.f1 >= 0.8': else exit 1")
-    add("--resamples", type=int, metavar="N", help="for the intervals")
-    add("--html", metavar="FILE", help="write a page with plots")
-
-
-def _fit_verb(verbs: Any) -> None:
-    verb = _verb(verbs, "fit", _fit, "fit trained readouts to gold labels")
-    _gold_arguments(verb)
-    add = verb.add_argument
-    add("--layers", metavar="N,N|all", help="which to fit; else a few, spread over the decoder")
-    add("--document", action="store_true", help="read documents themselves, ask no question")
-    add("--to", metavar="PLACE", help="FILE.safetensors, or a folder; else where the spec says")
-    add("--folds", type=int, metavar="N", help="of cross-validation")
-    add("--rows", metavar="N,N", help="also a learning curve: figures after so many rows")
-
-
-def _gold_arguments(verb: argparse.ArgumentParser) -> None:
-    add = verb.add_argument
-    add("--gold", required=True, metavar="FILE", help="csv, jsonl, parquet, or another output")
-    add("--id", metavar="COLUMN", help="of gold, by which it is joined; else the spec's id")
-    add("--text", metavar="COLUMN", help="of gold: joined by the text, where there is no id")
-    add("--column", action="append", metavar="TASK=COLUMN", help="the gold of a task")
-    add("--value", action="append", metavar="GOLD=LABEL", help="what the gold calls a label")
-    add("--task", action="append", metavar="TASK", help="these tasks alone")
-
-
-def _verb(
-    verbs: Any, name: str, function: Callable[[argparse.Namespace], int], purpose: str
-) -> argparse.ArgumentParser:
-    verb: argparse.ArgumentParser = verbs.add_parser(name, help=purpose, description=purpose)
-    verb.add_argument("spec", metavar="SPEC", help="the YAML file that says what to label")
-    verb.add_argument("--json", action="store_true", help="print one JSON value")
-    verb.set_defaults(verb=function)
-    return verb
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -288,7 +206,7 @@ def _fit(options: argparse.Namespace) -> int:
         document=options.document,
         to=options.to,
         folds=options.folds,
-        rows=_numbers("--rows", options.rows),
+        rows=numbers_of("--rows", options.rows),
     )
     spec, how = load_spec(options.spec), _how_gold(options)
     with ExitStack() as stack:
@@ -302,13 +220,6 @@ def _fit(options: argparse.Namespace) -> int:
     return EXIT_COMPLETE
 
 
-def _numbers(place: str, written: str | None) -> tuple[int, ...]:
-    parts = [part.strip() for part in written.split(",")] if written else []
-    if wrong := [part for part in parts if not part.isdecimal()]:
-        raise SpecError([Problem(place, "write whole numbers, as in 20,50,100", wrong[0])])
-    return tuple(int(part) for part in parts)
-
-
 def _how_gold(options: argparse.Namespace) -> HowGold:
     from pipeline.data.gold import HowGold
 
@@ -319,24 +230,6 @@ def _how_gold(options: argparse.Namespace) -> HowGold:
         values=pairs_of("--value", options.value),
         tasks=options.task or (),
     )
-
-
-def mapping_of(place: str, written: Sequence[str] | None) -> dict[str, str]:
-    """`left=right`, each with another left."""
-    pairs = pairs_of(place, written)
-    mapped = dict(pairs)
-    if len(mapped) < len(pairs):
-        raise SpecError([Problem(place, "one of them is named twice; name each once", written)])
-    return mapped
-
-
-def pairs_of(place: str, written: Sequence[str] | None) -> list[tuple[str, str]]:
-    """`left=right`, each; the last sign divides, for a gold value may hold one."""
-    pairs = [each.rpartition("=") for each in written or ()]
-    wrong = [Problem(place, "write LEFT=RIGHT", f"{a}{s}{b}") for a, s, b in pairs if not (a and b)]
-    if wrong:
-        raise SpecError(wrong)
-    return [(left, right) for left, _, right in pairs]
 
 
 def _verify(options: argparse.Namespace) -> int:

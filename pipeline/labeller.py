@@ -19,7 +19,6 @@ from pipeline.data.actor import (
     job_model,
     job_readouts,
     label_engine,
-    labelled_rows,
     local_model,
     with_answers,
 )
@@ -30,7 +29,6 @@ from pipeline.data.devices import Placement, place, this_machine
 from pipeline.data.documents import EMPTY, OK, TRUNCATED, RawRow, documents_from
 from pipeline.data.job import describe
 from pipeline.errors import DocumentError
-from pipeline.evaluation.calibration import Calibration
 from pipeline.inference.answers import Answers
 from pipeline.inference.fitting import fit_text
 from pipeline.inference.loading import context_tokens, load_tokenizer
@@ -57,10 +55,11 @@ class Labeller:
         tokenizer = load_tokenizer(folder)
         prompt = tokenise_prompt(tokenizer, self.spec.prompt, self.spec.tasks)
         check_room(job, prompt, context_tokens(folder))
+        model = job_model(job, folder)
         self._encoder = DocumentTokenizer(tokenizer)
-        self._engine = label_engine(job, job_model(job, folder), prompt, job_readouts(job))
+        self._engine = label_engine(job, model, prompt, job_readouts(job))
         self._calibrations = {
-            **{name: file.calibration for name, file in job.calibrations.items()},
+            **{task: file.calibration for task, file in job.calibrations.items()},
             **contextual_calibrations(job, self._engine, self._encoder),
         }
 
@@ -84,13 +83,20 @@ class Labeller:
         pieces = [document for document, _ in fitted]
         answers = Answers(pieces, self.spec.tasks)
         answers.ask(self._engine, 0, len(pieces))
-        status = answers.status([said for _, said in fitted])
-        block = with_answers(labelled_rows(documents.select(["doc_id"]), pieces, status), answers)
+        block = with_answers(documents.select(["doc_id"]), answers, [said for _, said in fitted])
         table = documents.select(DOCUMENT_COLUMNS)
         for task in self.spec.tasks:
-            calibration = self._calibrations.get(task.name)
-            table = table.append_column(task.name, _struct(block, task, calibration))
+            table = table.append_column(task.name, self._struct(block, task))
         return table
+
+    def _struct(self, block: pa.Table, task: TaskSpec) -> pa.StructArray:
+        """The rows of a label file without their ids, as one column."""
+        table = answers_table(block, task)
+        if task.name in self._calibrations:
+            table = with_calibrated(table, self._calibrations[task.name])
+        answers = table.drop_columns(["doc_id"])
+        columns = [_plain(column.combine_chunks()) for column in answers.columns]
+        return pa.StructArray.from_arrays(columns, names=answers.column_names)
 
     def _fit(self, text: str | None, status: str) -> tuple[Sequence[Sequence[int]], str]:
         """A document's pieces, and its status as far as labelling goes."""
@@ -110,15 +116,6 @@ class Labeller:
         if not fitted.tokens:
             return [], EMPTY
         return fitted.token_ids, TRUNCATED if fitted.truncated else OK
-
-
-def _struct(block: pa.Table, task: TaskSpec, calibration: Calibration | None) -> pa.StructArray:
-    """The rows of a label file without their ids, as one column."""
-    table = answers_table(block, task)
-    if calibration is not None:
-        table = with_calibrated(table, calibration)
-    columns = [_plain(column.combine_chunks()) for column in table.drop_columns(["doc_id"]).columns]
-    return pa.StructArray.from_arrays(columns, names=table.column_names[1:])
 
 
 def _plain(values: pa.Array) -> pa.Array:

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import Problem, SpecError
+from pipeline.plain_yaml import PlainLoader, reason
 from pipeline.storage_options import Location, StorageOptions, masked
 
 Quantize = Literal["none", "int8", "fp8"]
@@ -320,40 +321,6 @@ class JobSpec(Frozen):
         return tasks
 
 
-class _SpecLoader(yaml.SafeLoader):
-    """YAML without its surprises: `yes` is a string, a key stands once, no anchors."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            line = event.start_mark.line + 1
-            raise yaml.YAMLError(f"write the value out: anchors are not read, line {line}")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.YAMLError(f"a key is one word, line {key_node.start_mark.line + 1}")
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                mark = key_node.start_mark
-                raise yaml.YAMLError(f"{key!r} stands twice, line {mark.line + 1}; keep one")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-# YAML 1.1 reads yes, no, on, off as booleans and 2026-11-01 as a date: labels, here.
-_SpecLoader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern)
-        for tag, pattern in resolvers
-        if tag in ("tag:yaml.org,2002:null", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-    ]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 def load_spec(path: str | Path) -> JobSpec:
     """The spec in a YAML file; SpecError with one line a problem."""
     try:
@@ -384,9 +351,9 @@ def as_spec(spec: str | Path | Mapping[str, Any] | JobSpec) -> JobSpec:
 def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
     """The spec in a YAML text; `place` names the text in errors."""
     try:
-        content = yaml.load(text, Loader=_SpecLoader)
+        content = yaml.load(text, Loader=PlainLoader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number that is none, `0x_`
-        raise SpecError([Problem(place, f"is not plain YAML: {_reason(error)}", place)]) from None
+        raise SpecError([Problem(place, f"is not plain YAML: {reason(error)}", place)]) from None
     if not isinstance(content, dict):
         raise SpecError([Problem(place, "write a mapping of keys to values", content)])
     return spec_of(content)
@@ -398,14 +365,6 @@ def spec_of(content: Mapping[str, Any]) -> JobSpec:
         return JobSpec.model_validate(dict(content))
     except ValidationError as error:
         raise SpecError(_problems(error)) from error
-
-
-def _reason(error: Exception) -> str:
-    """Why YAML cannot be read, and in which line; not the line itself, which may hold a secret."""
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return " ".join(str(error).split())
-    line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-    return f"{' '.join(part for part in (error.context, error.problem) if part)}{line}"
 
 
 def _problems(error: ValidationError) -> list[Problem]:

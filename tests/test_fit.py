@@ -139,6 +139,7 @@ def test_a_question_may_be_left_out_and_people_read_tables(
     assert main([*command, "--task", "asked", "--document", "--to", str(place_)]) == 0
     shown = capsys.readouterr().out
     assert "asked: document readout" in shown and "1 documents: empty" in shown
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 200  # nothing is cut off
     card = parse_readout(place_.read_bytes()).card
     assert (card.kind, card.question) == ("document", None)
 

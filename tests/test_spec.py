@@ -220,34 +220,6 @@ def test_labels_are_read_as_they_are_written(
             "tasks.0.chunks: Input should be 'max' or 'mean' (got 'min')",
         ),
         (
-            with_task("name: a, question: null, labels: [x, y]"),
-            "tasks.0.question: a task without a question needs a readout; write either (got None)",
-        ),
-        (
-            with_task("name: a, question: null, labels: [x, y], readout: r") + "exit: {}\n",
-            "exit: write {layer: N}, or {layers: [N, ...], confidence: P} (got {})",
-        ),
-        (
-            with_task("name: a, question: null, labels: [x, y], readout: r")
-            + "exit: {layers: [9, 8], confidence: 0.9}\n",
-            "exit: layers must rise (got {'layers': [9, 8], 'confidence': 0.9})",
-        ),
-        (
-            with_task(
-                "name: a, question: null, labels: [x, y], readout: r, "
-                "calibration: {method: contextual}"
-            )
-            + "exit: {layers: [8], confidence: 0.9}\n",
-            "exit: tasks ['a'] are calibrated by documents without content, and how deep one of "
-            "those is read would hang on the other tasks; calibrate by a file, or write {layer: N} "
-            "(got {'layers': [8], 'confidence': 0.9})",
-        ),
-        (
-            SMALLEST + "exit: {layer: 8}\n",
-            "exit: tasks ['a'] have no readout, and only a readout reads a layer before the last; "
-            "give them one, or take exit out (got {'layer': 8})",
-        ),
-        (
             SMALLEST.replace("name: job", "name: a b"),
             "name: String should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$' (got 'a b')",
         ),
@@ -376,29 +348,6 @@ def test_a_label_that_is_a_number_is_refused_where_it_stands(labels: str) -> Non
     lines = lines_of(with_labels(labels))
     assert all(line.startswith("tasks.0.labels.") for line in lines)
     assert any("Input should be a valid string (got 1" in line for line in lines)
-
-
-def test_a_missing_file_is_one_line_that_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "no.yaml"
-    with pytest.raises(SpecError) as caught:
-        load_spec(path)
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith(f"{path}: cannot be read: ")
-    assert "No such file" in line
-
-
-def test_a_folder_is_not_read_as_a_spec(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="cannot be read"):
-        load_spec(tmp_path)
-
-
-def test_a_file_that_is_not_utf8_is_one_line_that_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "latin.yaml"
-    path.write_bytes("name: é\n".encode("latin-1"))
-    with pytest.raises(SpecError) as caught:
-        load_spec(path)
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith(f"{path}: cannot be read: 'utf-8' codec")
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])

@@ -142,7 +142,7 @@ def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[l
 def contextual_calibrations(
     job: Job, engine: LabelEngine, tokenizer: DocumentTokenizer
 ) -> dict[str, Calibration]:
-    """By task, what the model's answers about documents without content make of its others."""
+    """Measures the calibrations that come of documents without content, by task."""
     labels = {task.name: tuple(task.labels) for task in job.spec.tasks}
     return {
         name: Calibration("contextual", labels[name], content_free_prior(engine, documents, name))
@@ -255,7 +255,7 @@ class LabelDocuments:
         """By task, its contextual calibration as JSON."""
         tokenizer = DocumentTokenizer(load_tokenizer(local_model(self.job)))
         found = contextual_calibrations(self.job, self._engine, tokenizer)
-        return {name: json.dumps(calibration.to_json()) for name, calibration in found.items()}
+        return {task: json.dumps(calibration.to_json()) for task, calibration in found.items()}
 
     def __call__(self, block: pa.Table) -> pa.Table:
         work = work_from_json(block.column("work")[0].as_py())
@@ -269,16 +269,30 @@ class LabelDocuments:
             label = partial(_label, engine, answers, block.column("doc_id"))
             answers.set_aside(attempts.run(len(pieces), label), QUARANTINED)
         seconds = time.perf_counter() - started
-        status = answers.status(block.column("label_status").to_pylist())
-        documents = labelled_rows(block.drop_columns(["pieces", "label_status"]), pieces, status)
-        table = with_answers(documents, answers).append_column(
-            "measured", _constant(_measured(seconds, answers), len(pieces))
-        )
+        read = block.column("label_status").to_pylist()
+        table = with_answers(block.drop_columns(["pieces", "label_status"]), answers, read)
+        measured = _constant(_measured(seconds, answers), len(pieces))
+        table = table.append_column("measured", measured)
         for task in asked:
             if isinstance(task.calibration, ContextualSpec):
                 measured = _constant(self._measured[task.name], len(pieces))
                 table = table.append_column(f"calibration:{task.name}", measured)
         return table
+
+
+def with_answers(rows: pa.Table, answers: Answers, read: Sequence[str]) -> pa.Table:
+    """The rows with what is known of each; `read` is its status as it was read."""
+    status, pieces = answers.status(read), answers.pieces
+    n_tokens = [sum(len(piece) for piece in document) for document in pieces]
+    table = (
+        rows.append_column("label_status", pa.array(status, pa.string()))
+        .append_column("n_tokens", pa.array(n_tokens, pa.int32()))
+        .append_column("n_chunks", pa.array([len(document) for document in pieces], pa.int16()))
+    )
+    for of_task in answers.by_task:
+        for name, column in _columns(of_task):
+            table = table.append_column(f"{name}:{of_task.task.name}", column)
+    return table
 
 
 def _label(
@@ -296,28 +310,8 @@ def _measured(seconds: float, answers: Answers) -> str:
     return json.dumps({**asked, **asdict(answers.usage)})
 
 
-def labelled_rows(
-    documents: pa.Table, pieces: Sequence[Sequence[Sequence[int]]], status: Sequence[str]
-) -> pa.Table:
-    """The documents, with what was read of each and what became of it beside them."""
-    n_tokens = [sum(len(piece) for piece in document) for document in pieces]
-    n_chunks = [len(document) for document in pieces]
-    return (
-        documents.append_column("label_status", pa.array(status, pa.string()))
-        .append_column("n_tokens", pa.array(n_tokens, pa.int32()))
-        .append_column("n_chunks", pa.array(n_chunks, pa.int16()))
-    )
-
-
-def with_answers(documents: pa.Table, answers: Answers) -> pa.Table:
-    """The documents, with the columns that `answers_table` reads beside them."""
-    for of_task in answers.by_task:
-        for name, column in _columns(of_task):
-            documents = documents.append_column(f"{name}:{of_task.task.name}", column)
-    return documents
-
-
 def _columns(of_task: TaskAnswers) -> Iterator[tuple[str, pa.Array]]:
+    """A task's answers as `answers_table` reads them."""
     yield "log_probs", _lists(of_task.log_probs)
     yield "log_mass", pa.array(of_task.log_mass)
     if of_task.labels is not None:

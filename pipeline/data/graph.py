@@ -36,8 +36,8 @@ from pipeline.errors import AssayError, SpecError, StorageError
 from pipeline.evaluation.calibration import Calibration, calibration_from_json
 
 # Ray fuses stages that ask for the same; these three never do.
-TOKENISE_CPUS = 0.5
-COMMIT_CPUS = 0.25
+TOKENISE_CPUS = 0.25
+COMMIT_CPUS = 0.125
 # Plans beyond this run in windows: Ray keeps an entry for every block of a running graph.
 WINDOW_SHARDS = 10_000
 
@@ -92,6 +92,10 @@ def build(works: Sequence[Work], job: Job) -> ray.data.Dataset:
     on_gpu = placement.device == "cuda"
     device = {"num_gpus": 1} if on_gpu else {"num_cpus": label_cpus(placement.threads)}
     pool = ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors)
+    # — where there is work for all, all are asked for at once: a pool grows one by one
+    labelling = ray.data.ActorPoolStrategy(
+        min_size=1, max_size=placement.actors, initial_size=min(placement.actors, len(works))
+    )
     # Each work names its earlier shards by their place; they travel once to each worker.
     earlier = list({id(work.earlier): work.earlier for work in works}.values())
     place_of = {id(each): place for place, each in enumerate(earlier)}
@@ -111,7 +115,7 @@ def build(works: Sequence[Work], job: Job) -> ray.data.Dataset:
             fn_constructor_args=(job, any(work.asks for work in works)),
             batch_size=None,
             batch_format="pyarrow",
-            compute=pool,
+            compute=labelling,
             **device,
         )
         .map_batches(
@@ -124,8 +128,11 @@ def build(works: Sequence[Work], job: Job) -> ray.data.Dataset:
 
 
 def label_cpus(threads: int) -> float:
-    """The CPUs that a labelling actor asks for: a node's, but for what the other stages need."""
-    return max(threads - 1, 1 - TOKENISE_CPUS - COMMIT_CPUS)
+    """The CPUs that a labelling actor asks for: a node's, but for what the other stages need.
+
+    More than half of a node's, so that no two come to lie on one while another has none.
+    """
+    return threads - TOKENISE_CPUS - COMMIT_CPUS
 
 
 class _TokeniseStage:

@@ -5,9 +5,10 @@ Knows figures. Knows nothing of how they came about.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +19,7 @@ from pipeline.fitted_card import figures
 from pipeline.report.printable import printable
 from pipeline.report.verdict import two_columns
 
-_NAMES = {"auroc": "AUROC", "f1": "macro F1", "accuracy": "accuracy", "ece": "calibration error"}
+_NAMES = {"auroc": "AUROC", "f1": "macro F1", "accuracy": "accuracy", "ece": "ECE"}
 
 
 def show_fit(found: Fit, console: Console) -> None:
@@ -45,19 +46,21 @@ def _gold(found: Fit) -> Iterator[tuple[str, str]]:
 
 
 def _layers(task: TaskFit) -> Table:
-    table = Table(title=f"{task.task}: {task.kind} readout", title_justify="left")
-    poolings = list(task.layers[0].by_pooling) if task.kind == "document" else []
-    for name in ("layer", "of the decoder", "s / document", *_NAMES.values()):
-        table.add_column(name, justify="right", no_wrap=True)
-    for pooling in poolings:
-        table.add_column(f"AUROC of {pooling}", justify="right", no_wrap=True)
+    several = len(task.layers[0].by_pooling) > 1
+    both = [", ".join(task.layers[0].by_pooling)] if several else []
+    names = ("layer", "depth", "s/doc", "AUROC", "macro F1", "ECE", *both)
+    told = f"; at the right the AUROC of either state: {both[0]}" if several else ""
+    table = _table(f"{task.task}: {task.kind} readout{told}", names)
     for each in task.layers:
+        headlines = each.scores.headlines
         table.add_row(
             f"{'→ ' if each.layer == task.layer else ''}{each.layer}",
             f"{each.share:.0%}",
             f"{each.seconds:.3f}",
-            *(_figure(each.scores.headlines[name]) for name in _NAMES),
-            *(_number(each.by_pooling[pooling]) for pooling in poolings),
+            _figure(headlines["auroc"]),
+            _figure(headlines["f1"]),
+            _number(headlines["ece"].value),
+            *([", ".join(map(_short, each.by_pooling.values()))] if several else []),
         )
     return table
 
@@ -67,12 +70,19 @@ def _curve(task: TaskFit, splits: int) -> Table:
         f"{task.task}: layer {task.layer} after so many gold rows, {splits} random splits, "
         f"{task.curve_held_out} held out"
     )
-    table = Table(title=title, title_justify="left")
-    for name in ("rows", *(_NAMES[name] for name in FIGURES)):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table(title, ("rows", *(_NAMES[name] for name in FIGURES)))
     for learned in task.curve:
         shown = (_figure(learned.figures[name]) for name in FIGURES)
         table.add_row(f"{learned.rows:,}", *shown)
+    return table
+
+
+def _table(title: str, names: Sequence[str]) -> Table:
+    """Narrow enough for a terminal of 80 columns."""
+    narrow = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=title, title_justify="left", **narrow)  # type: ignore[arg-type]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -98,11 +108,16 @@ def _figure(figure: Figure) -> str:
         return "-"
     if figure.low is None or figure.high is None:
         return _number(figure.value)
-    return f"{figure.value:.3f} ({figure.low:.3f}-{figure.high:.3f})"
+    low, high = (f"{bound:.2f}".removeprefix("0") for bound in (figure.low, figure.high))
+    return f"{_number(figure.value)} {low}-{high}"
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _short(value: float | None) -> str:
+    return _number(value).removeprefix("0")
 
 
 def fit_json(found: Fit) -> dict[str, Any]:

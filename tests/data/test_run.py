@@ -268,7 +268,16 @@ def test_a_cut_document_says_so_and_ray_fuses_no_stage(again: Callable[..., JobS
     ("changes", "line"),
     [
         (
-            {"tasks": [{"name": "t", "question": "Q?", "labels": ["same", "similar"]}]},
+            {
+                "tasks": [
+                    {
+                        "name": "t",
+                        "question": "Q?",
+                        "labels": ["same", "similar"],
+                        "scoring": "first_token",
+                    }
+                ]
+            },
             "tasks.0.labels: labels ['same', 'similar'] of 't' begin with the same token 's'",
         ),
         (
