@@ -36,9 +36,8 @@ def label_dataset(
     """
     asked = as_spec(spec)
     placement = place(asked.model, cluster(node_resources()))
-    on_gpu = placement.device == "cuda"
     cpus = max(1, placement.threads - 1)
-    device: dict[str, Any] = {"num_gpus": 1} if on_gpu else {"num_cpus": cpus}
+    device: dict[str, Any] = {"num_gpus": placement.gpus} if placement.gpus else {"num_cpus": cpus}
     return ds.map_batches(
         _Label,
         fn_constructor_args=(asked, placement, str(cache_dir or default_cache_dir())),

@@ -22,11 +22,11 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from pipeline.errors import Problem, SpecError
 from pipeline.plain_yaml import PlainLoader, reason
-from pipeline.storage_options import Location, StorageOptions, masked
+from pipeline.spec_problems import problems_of
+from pipeline.storage_options import Location, StorageOptions
 
 Quantize = Literal["none", "int8", "fp8"]
 
@@ -51,14 +51,24 @@ class ModelSpec(Frozen):
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpus: PositiveInt = 1  # of one worker: its layers are spread over so many
     quantize: Quantize = "none"
+
+    @field_validator("gpus")
+    @classmethod
+    def _are_used(cls, gpus: int, other: ValidationInfo) -> int:
+        if gpus > 1 and other.data.get("device") == "cpu":
+            raise ValueError("device: cpu uses no GPU; write device: cuda, or gpus: 1")
+        return gpus
 
     @field_validator("quantize")
     @classmethod
-    def _stays_finite(cls, quantize: str, other: ValidationInfo) -> str:
+    def _runs(cls, quantize: str, other: ValidationInfo) -> str:
         # torchao multiplies by the integers and then scales: products of 460,000 in SmolLM2-135M.
         if quantize == "int8" and other.data.get("dtype") == "float16":
             raise ValueError("sums of int8 weights overflow float16; write another dtype, or fp8")
+        if quantize != "none" and other.data.get("gpus", 1) > 1:
+            raise ValueError("8-bit weights are not spread over GPUs; write none, or gpus: 1")
         return quantize
 
 
@@ -364,35 +374,4 @@ def spec_of(content: Mapping[str, Any]) -> JobSpec:
     try:
         return JobSpec.model_validate(dict(content))
     except ValidationError as error:
-        raise SpecError(_problems(error)) from error
-
-
-def _problems(error: ValidationError) -> list[Problem]:
-    details = error.errors()
-    places = [".".join(str(part) for part in detail["loc"]) for detail in details]
-    return [
-        Problem(place or "spec", _fix(detail["msg"]), _value(detail))
-        for place, detail in zip(places, details, strict=True)
-        # A wrong element also makes its list "too short": say the cause, not the echo.
-        if not (detail["type"] == "too_short" and any(p.startswith(f"{place}.") for p in places))
-    ]
-
-
-def _value(detail: ErrorDetails) -> object:
-    """What stands at the place; a key that is missing has no value to show."""
-    if "storage_options" in detail["loc"]:  # the names alone: a value may be a secret
-        given = detail["input"]
-        return sorted(given) if isinstance(given, dict) else type(given).__name__
-    # — with its key: a misspelt place of a secret is still one
-    key = str(detail["loc"][-1]) if detail["loc"] else ""
-    shown = masked({key: detail["input"]})
-    assert isinstance(shown, dict)
-    return None if detail["type"] == "missing" else shown[key]
-
-
-def _fix(message: str) -> str:
-    known = {
-        "Extra inputs are not permitted": "no such key; remove it or correct its spelling",
-        "Field required": "missing; add it",
-    }
-    return known.get(message, message.removeprefix("Value error, "))
+        raise SpecError(problems_of(error)) from error

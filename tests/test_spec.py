@@ -78,7 +78,14 @@ def lines_of(text: str) -> list[str]:
 def test_the_example_of_the_design_parses_with_its_values() -> None:
     assert parse_spec(DESIGN_EXAMPLE).model_dump() == {
         "name": "toxicity",
-        "model": {"path": QWEN, "storage_options": {}, "revision": None, "quantize": "none"} | AUTO,
+        "model": {
+            "path": QWEN,
+            "storage_options": {},
+            "revision": None,
+            "gpus": 1,
+            "quantize": "none",
+        }
+        | AUTO,
         "input": {"path": PARQUET, "storage_options": {}, "text": "text", "id": "id"} | SHARDS,
         "output": "s3://labels/corpus",
         "storage_options": {},

@@ -90,6 +90,7 @@ def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> Lo
         dtype=job.placement.dtype,
         device=job.placement.device,
         quantize=job.spec.model.quantize if quantize is None else quantize,
+        gpus=job.spec.model.gpus,
     )
 
 

@@ -22,7 +22,7 @@ _CPU_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16"})
 class Machine:
     """What there is to run on: one machine, or the nodes of a cluster."""
 
-    gpus: int  # in all
+    gpus: tuple[int, ...]  # of each node that has any
     cpus: int  # of one node, the smallest
     nodes: int = 1
     cpu_flags: frozenset[str] = frozenset()
@@ -36,13 +36,14 @@ class Placement:
     dtype: str  # a torch dtype's name
     actors: int
     threads: int
+    gpus: int = 0  # of one actor
 
 
 def this_machine() -> Machine:
     """The processors and GPUs that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return Machine(
-        gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        gpus=tuple(filter(None, [len(list(Path("/dev").glob("nvidia[0-9]*")))])),
         cpus=len(affinity(0)) if affinity else os.cpu_count() or 1,
         cpu_flags=_cpu_flags(Path("/proc/cpuinfo")),
     )
@@ -52,7 +53,7 @@ def cluster(nodes: Sequence[Mapping[str, float]]) -> Machine:
     """What a Ray cluster's nodes have; their processors are taken to be like this machine's."""
     with_cpus = [int(node["CPU"]) for node in nodes if node.get("CPU")]
     return Machine(
-        gpus=int(sum(node.get("GPU", 0) for node in nodes)),
+        gpus=tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1),
         cpus=min(with_cpus, default=1),
         nodes=max(1, len(with_cpus)),
         cpu_flags=_cpu_flags(Path("/proc/cpuinfo")),
@@ -65,9 +66,22 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
         fix = "there is no GPU here; write device: auto or cpu"
         raise SpecError([Problem("model.device", fix, model.device)])
     if machine.gpus and model.device != "cpu":
-        return Placement("cuda", _dtype(model, native=True), machine.gpus, threads=1)
+        return Placement(
+            "cuda", _dtype(model, native=True), _gpu_actors(model, machine), 1, gpus=model.gpus
+        )
+    if model.gpus > 1:
+        raise SpecError([Problem("model.gpus", "there is no GPU here; write 1", model.gpus)])
     native = bool(_CPU_BFLOAT16 & machine.cpu_flags)
     return Placement("cpu", _dtype(model, native=native), machine.nodes, threads=machine.cpus)
+
+
+def _gpu_actors(model: ModelSpec, machine: Machine) -> int:
+    """How many actors there are GPUs for; one actor's all lie in one node."""
+    actors = sum(gpus // model.gpus for gpus in machine.gpus)
+    if not actors:
+        fix = f"no node has so many GPUs; the largest has {max(machine.gpus)}"
+        raise SpecError([Problem("model.gpus", fix, model.gpus)])
+    return actors
 
 
 def _dtype(model: ModelSpec, *, native: bool) -> str:

@@ -89,8 +89,8 @@ def build(works: Sequence[Work], job: Job) -> ray.data.Dataset:
     """The graph; one block is one shard from end to end."""
     _configure()
     placement = job.placement
-    on_gpu = placement.device == "cuda"
-    device = {"num_gpus": 1} if on_gpu else {"num_cpus": label_cpus(placement.threads)}
+    cpus = label_cpus(placement.threads)
+    device = {"num_gpus": placement.gpus} if placement.gpus else {"num_cpus": cpus}
     pool = ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors)
     # — where there is work for all, all are asked for at once: a pool grows one by one
     labelling = ray.data.ActorPoolStrategy(

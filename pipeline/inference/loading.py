@@ -26,6 +26,7 @@ from pipeline.inference import layers
 from pipeline.inference.model import LoadedModel, plain_attention
 from pipeline.inference.quantisation import quantise
 from pipeline.inference.schedules import read_opening
+from pipeline.inference.spreading import spread
 from pipeline.inference.stages import Stages, cut_last_layer
 from pipeline.inference.varlen import Kernel, flash_kernel
 from pipeline.spec import Quantize
@@ -54,9 +55,12 @@ def context_tokens(folder: Path) -> int:
 
 
 def load_model(
-    folder: Path, *, dtype: str, device: str, quantize: Quantize = "none"
+    folder: Path, *, dtype: str, device: str, quantize: Quantize = "none", gpus: int = 1
 ) -> LoadedModel:
-    """The model in a folder; ModelError names what keeps it from being used."""
+    """The model in a folder; ModelError names what keeps it from being used.
+
+    With `gpus` above one, its layers are spread over so many devices of this process.
+    """
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
             f"{folder}: holds no .safetensors file; pickled weights are not read, convert them"
@@ -70,13 +74,20 @@ def load_model(
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be loaded: {error}") from error
+    if gpus > 1:
+        spread(network, [f"{device}:{i}" for i in range(gpus)])
+        return prepare(network, spread_out=True)
     quantise(network, quantize, device)
     nn.Module.to(network, device)
     return prepare(network)
 
 
-def prepare(network: PreTrainedModel) -> LoadedModel:
-    """The model with tree attention, once short forwards have shown that it answers as before."""
+def prepare(network: PreTrainedModel, *, spread_out: bool = False) -> LoadedModel:
+    """The model with tree attention, once short forwards have shown that it answers as before.
+
+    One that is spread over devices runs whole and call by call: a fused plan lies on one device,
+    and the hooks that move states between devices are bound to the whole decoder.
+    """
     config = network.config.get_text_config()
     refuse_unmodelled(config)
     layers.register()
@@ -94,7 +105,7 @@ def prepare(network: PreTrainedModel) -> LoadedModel:
         stages=None,
         schedule="staged" if recurrent else "fused",
     )
-    for model in _ways(whole):
+    for model in [whole] if spread_out else _ways(whole):
         try:
             error = tree_error(model)
         except _BROKEN as reason:

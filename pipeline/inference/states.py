@@ -169,7 +169,8 @@ def _capturing(
 
     def keep(layer: int, output: Any) -> None:
         states = getattr(output, "last_hidden_state", output)
-        captured[layer].append(pick(states[0] if isinstance(states, tuple) else states))
+        states = states[0] if isinstance(states, tuple) else states
+        captured[layer].append(pick(states.to(model.device)))
         if stop and layer == layers[-1]:
             raise _ReachedError
 

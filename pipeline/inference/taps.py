@@ -21,8 +21,12 @@ class LeftError(Exception):
 def states_at(
     decoder: nn.Module, layers: Collection[int], **called: Any
 ) -> dict[int, Tensor]:  # by layer: [copies, tokens, hidden]
-    """After so many layers each, as `hidden_states` of transformers has them."""
+    """After so many layers each, as `hidden_states` of transformers has them.
+
+    They come to where the positions are, from whichever device their layer is on.
+    """
     blocks: Any = decoder.layers
+    home = called["position_ids"].device
     deepest = max(layers)
     assert 0 < min(layers) <= deepest <= len(blocks), f"layers {layers} of {len(blocks)}"
     found: dict[int, Tensor] = {}
@@ -33,7 +37,7 @@ def states_at(
             hooks.callback(handle.remove)
         output = decoder(**called)
         found[len(blocks)] = output.last_hidden_state
-    return found
+    return {layer: states.to(home) for layer, states in found.items()}
 
 
 def _tap(
