@@ -16,11 +16,8 @@ from pipeline.data.answer_values import RAW, probabilities
 from pipeline.data.answered import answers_for
 from pipeline.data.calibrations import CalibrationFile, options_for, raw_version, write_calibration
 from pipeline.data.contents import Contents, contents
-from pipeline.data.devices import Placement
-from pipeline.data.gold import UNLABELLED, HowGold, read_gold
-from pipeline.data.hashes import canonical_json, short_hash
-from pipeline.data.housekeeping import AUTO_DTYPES
-from pipeline.data.job import describe
+from pipeline.data.gold import UNLABELLED, HowGold, gold_hash, read_gold
+from pipeline.data.job import described_anywhere
 from pipeline.data.labels import open_labels
 from pipeline.data.snapshots import snapshot_numbers
 from pipeline.data.storage import Store, open_store
@@ -104,9 +101,7 @@ def _raw_versions(spec: JobSpec, task: str, cache_dir: Path) -> set[str]:
     """The task's fingerprints without calibration: its file need not be there yet."""
     raw = tuple(each.model_copy(update={"calibration": None}) for each in spec.tasks)
     bare = spec.model_copy(update={"tasks": raw})
-    dtypes = AUTO_DTYPES if spec.model.dtype == "auto" else (spec.model.dtype,)
-    jobs = (describe(bare, Placement("cpu", dtype, 1, 1), cache_dir) for dtype in dtypes)
-    return {job.fp[task] for job in jobs}
+    return {job.fp[task] for job in described_anywhere(bare, cache_dir)}
 
 
 def _batch(spec: JobSpec, task: TaskSpec, found: Contents) -> tuple[Calibration, int]:
@@ -140,8 +135,7 @@ def _gold_rows(
     if not usable.any():
         fix = f"none of its {gold.rows:,} rows is labelled and has an answer in the output"
         raise SpecError([Problem("--gold", fix, source)])
-    said = {"by": gold.by, "keys": list(gold.keys), "truth": truth.tolist()}
-    return p[usable], truth[usable], short_hash(canonical_json(said))
+    return p[usable], truth[usable], gold_hash(gold, task.name)
 
 
 def _fitted(task: TaskSpec, method: str, p: Probabilities, right: NDArray[np.int64]) -> Calibration:

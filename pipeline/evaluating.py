@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.answered import Answered, answers_for, fitting_snapshot
+from pipeline.data.calibrations import load_calibrations
 from pipeline.data.contents import Contents
-from pipeline.data.gold import UNLABELLED, Gold, HowGold, read_gold
+from pipeline.data.gold import UNLABELLED, Gold, HowGold, gold_hash, read_gold
 from pipeline.data.storage import open_store
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.gates import PLACE, Decision, Gate, decide, parse_gate
@@ -88,6 +89,7 @@ class TaskEvaluation:
     truth: NDArray[np.int64]  # [evaluated]
     versions: Mapping[str, Version]  # raw, and calibrated where there is such; none without rows
     suspects: tuple[Suspect, ...]
+    calibrated_on_gold: bool  # the calibration was fitted to these very rows: its figures flatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,11 @@ def evaluate(
     else:
         found, newest = fitting_snapshot(spec, store, list(gold.tasks), cache_dir)
     answered = answers_for(spec, found, newest, gold.by, gold.keys, gold.tasks)
-    tasks = tuple(_judged(name, gold, answered, wishes) for name in gold.tasks)
+    sources = {name: file.source.get("gold") for name, file in load_calibrations(spec).items()}
+    tasks = tuple(
+        _judged(name, gold, answered, wishes, own=sources.get(name) == gold_hash(gold, name))
+        for name in gold.tasks
+    )
     return Evaluation(
         spec=spec.name,
         output=store.url,
@@ -173,7 +179,10 @@ def check_gates(gates: Sequence[Gate], gold: Gold) -> None:
         raise SpecError(problems)
 
 
-def _judged(name: str, gold: Gold, answered: Answered, wishes: Wishes) -> TaskEvaluation:
+def _judged(
+    name: str, gold: Gold, answered: Answered, wishes: Wishes, *, own: bool
+) -> TaskEvaluation:
+    """`own`: the task's calibration was fitted to this gold."""
     said, answers = gold.tasks[name], answered.tasks[name]
     there = np.array([doc_id is not None for doc_id in answered.doc_ids])
     has_answer = np.all([~np.isnan(p).any(axis=1) for p in answers.p.values()], axis=0)
@@ -193,8 +202,9 @@ def _judged(name: str, gold: Gold, answered: Answered, wishes: Wishes) -> TaskEv
         for version, p in answers.p.items()
         if len(rows)
     }
-    suspects = _suspects(truth, versions, said.labels, rows, gold, answered) if len(rows) else ()
-    return TaskEvaluation(name, said.labels, counts, truth, versions, suspects)
+    honest = dict(list(versions.items())[:1]) if own else versions
+    suspects = _suspects(truth, honest, said.labels, rows, gold, answered) if len(rows) else ()
+    return TaskEvaluation(name, said.labels, counts, truth, versions, suspects, own)
 
 
 def _version(
@@ -224,7 +234,7 @@ def _suspects(
     gold: Gold,
     answered: Answered,
 ) -> tuple[Suspect, ...]:
-    """By the probabilities that mean most: the calibrated where there are any."""
+    """By the probabilities that mean most, the last: the calibrated where there are any."""
     p = list(versions.values())[-1].p
     return tuple(
         Suspect(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.data.calibrations import options_for
 from pipeline.data.devices import place, this_machine
 from pipeline.data.gold import UNLABELLED, Gold, GoldTask, HowGold, read_gold
 from pipeline.data.job import Job, describe
@@ -115,7 +116,8 @@ def fit_readouts(
 
 def _without_readouts(spec: JobSpec) -> JobSpec:
     """The spec before it has what is made here: the files that it names need not be there yet."""
-    tasks = tuple(task.model_copy(update={"readout": None}) for task in spec.tasks)
+    unmade = {"readout": None, "calibration": None}
+    tasks = tuple(task.model_copy(update=unmade) for task in spec.tasks)
     known = {"tasks": tasks, "exit": None}
     return spec.model_copy(update={k: v for k, v in known.items() if k in JobSpec.model_fields})
 
@@ -218,7 +220,7 @@ def _fit_task(
         job, found, question=question, folds=folds, created_at=_now(), versions=_versions()
     )
     maps = dict(zip(read.layers, fitted.maps, strict=True))
-    write_readout(path, readout_bytes(written, maps), job.spec.storage_options)
+    write_readout(path, readout_bytes(written, maps), options_for(path, job.spec))
     return found
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_mamba_kernels": False,
     },
 }
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """What a verb that is called in this process sets, the next test does not see.
+
+    The command asks Ray for tokens by a variable; an `ray.init` of a later test would, too.
+    """
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def random_network(family: str, **changes: Any) -> Any:

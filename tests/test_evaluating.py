@@ -298,6 +298,31 @@ def test_repeated_gold_counts_once_and_contradictory_gold_not_at_all(bench: Benc
     assert (gold.repeated, gold.contradictory, gold.texts) == (1, 3, None)
 
 
+def test_rows_of_one_document_complete_each_other(bench: Bench) -> None:
+    rows = [
+        {"id": 1, "toxic": "toxic"},
+        {"id": 1, "topic": "art"},
+        {"id": 2, "toxic": None, "topic": "law"},
+        {"id": 2, "toxic": "clean", "topic": "law"},
+        {"id": 3, "toxic": None, "topic": "law"},
+        {"id": 3, "toxic": "clean", "topic": "art"},
+    ]
+    with fsspec.open("memory://gold/parts.jsonl", "wt") as file:
+        file.write("\n".join(map(json.dumps, rows)))
+    spec = load_spec(bench.spec)
+    topic = spec.tasks[0].model_copy(
+        update={"name": "topic", "labels": {"art": ("art",), "law": ("law",)}}
+    )
+    gold = read_gold(
+        "memory://gold/parts.jsonl", spec.model_copy(update={"tasks": (spec.tasks[0], topic)})
+    )
+    assert gold.keys == ("1", "2")
+    named = [gold.tasks["toxic"].labels[place] for place in gold.tasks["toxic"].truth]
+    assert named == ["toxic", "clean"]
+    assert gold.tasks["topic"].truth.tolist() == [0, 1]
+    assert (gold.repeated, gold.contradictory) == (2, 2)
+
+
 def test_gold_of_a_text_that_the_corpus_repeats_is_judged_once(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
+from pipeline import gold_states
 from pipeline.cli import main
 from pipeline.data.devices import place, this_machine
+from pipeline.data.gold import read_gold
 from pipeline.data.job import describe
 from pipeline.data.readout_store import readout_path
 from pipeline.gold_states import chosen_layers
@@ -178,3 +180,45 @@ def test_a_readout_goes_where_it_is_asked_for_and_else_where_the_spec_names_it()
     assert readout_path("a", named=None, to=None, tasks=1) == "readouts/a.safetensors"
     assert readout_path("a", named="b.safetensors", to=None, tasks=2) == "b.safetensors"
     assert readout_path("a", named="b", to="s3://x/y/", tasks=2) == "s3://x/y/a.safetensors"
+
+
+def test_a_document_whose_states_are_no_numbers_is_left_out_and_counted(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    read = gold_states.document_states
+
+    def overflown(*args: Any, **named: Any) -> NDArray[np.float32]:
+        states = read(*args, **named)
+        states[3, 0, 0, 2] = np.nan  # as float16 may give
+        return states
+
+    monkeypatch.setattr(gold_states, "document_states", overflown)
+    gold = write_gold(tmp_path, ["text", "toxic"])
+    command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "1,2"]
+    assert main([*command, "--to", str(tmp_path / "made.safetensors")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["gold"]["left_out"][gold_states.OVERFLOWN] == 1
+    [found] = report["tasks"]
+    assert sum(found["labels"].values()) == len(TEXTS) - 1
+    assert np.isfinite(found["scores"]["auroc"]["value"])
+
+
+def test_texts_that_are_alike_as_far_as_they_are_read_share_a_fold(
+    spec_file: Path, tmp_path: Path
+) -> None:
+    spec = load_spec(spec_file)
+    gold = tmp_path / "long.jsonl"
+    texts = [f"{'the same header ' * 10}{n}" for n in range(6)] + ["short a", "short b"]
+    gold.write_text("".join(json.dumps({"text": t, "toxic": "toxic"}) + "\n" for t in texts))
+    job = describe(
+        spec.model_copy(
+            update={"tasks": tuple(t.model_copy(update={"readout": None}) for t in spec.tasks[1:])}
+        ),
+        place(spec.model, this_machine()),
+        tmp_path / "cache",
+    )
+    said = read_gold(str(gold), spec)
+    found = gold_states.read_gold_states(
+        job, said, {"asked": "Rude?"}, layers="1", start=lambda _: lambda _: None
+    )
+    assert [len(np.unique(found.groups)), len(np.unique(found.groups[:6]))] == [3, 1]

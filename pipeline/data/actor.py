@@ -110,7 +110,7 @@ def label_engine(
 
 def job_readouts(job: Job) -> Readouts:
     """The readouts of the job's tasks, by task."""
-    return load_readouts(job.readouts, job.spec.storage_options)
+    return load_readouts(job.readouts, job.spec)
 
 
 def preflight(job: Job) -> None:

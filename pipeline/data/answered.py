@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.answer_values import probabilities, statuses, versions
 from pipeline.data.contents import Contents, contents
-from pipeline.data.devices import Placement
-from pipeline.data.housekeeping import AUTO_DTYPES
-from pipeline.data.job import describe
+from pipeline.data.job import described_anywhere
 from pipeline.data.labels import LabelDataset
 from pipeline.data.snapshots import snapshot_numbers
 from pipeline.data.storage import Store, open_store
@@ -148,8 +146,7 @@ def _first_times(places: NDArray[Any], doc_ids: Sequence[str | None]) -> NDArray
 
 def _versions(spec: JobSpec, cache_dir: Path) -> dict[str, set[str]]:
     """Each task's fingerprint; two where the spec leaves the machine the choice of numbers."""
-    dtypes = AUTO_DTYPES if spec.model.dtype == "auto" else (spec.model.dtype,)
-    jobs = [describe(spec, Placement("cpu", dtype, 1, 1), cache_dir) for dtype in dtypes]
+    jobs = described_anywhere(spec, cache_dir)
     return {task.name: {job.fp[task.name] for job in jobs} for task in spec.tasks}
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.documents import RawRow, documents_from
 from pipeline.data.gold_rows import FORMATS, GoldRows, gold_format, read_gold_rows
+from pipeline.data.hashes import canonical_json, short_hash
 from pipeline.errors import Problem, SpecError
 from pipeline.spec import JobSpec, TaskSpec
 
@@ -49,8 +50,8 @@ class GoldTask:
 class Gold:
     """Gold rows, each of another document, named by `keys`.
 
-    A row that stands there again with the same labels is kept once (`repeated` counts the others);
-    a document that is given two labels is left out (`contradictory` counts its rows).
+    A document's rows complete each other, and count once (`repeated` counts the others); one that
+    is given two labels for one task is left out (`contradictory` counts its rows).
     """
 
     source: str
@@ -147,18 +148,18 @@ def without_repeats(gold: Gold) -> Gold:
     """Each document once; none of which the rows contradict each other."""
     kept: dict[str, int] = {}
     contradicted: set[str] = set()
+    speaks = {name: np.arange(len(gold.keys)) for name in gold.tasks}  # the row with a task's label
     for row, key in enumerate(gold.keys):
         first = kept.setdefault(key, row)
-        if any(task.truth[first] != task.truth[row] for task in gold.tasks.values()):
-            contradicted.add(key)
+        for name, task in gold.tasks.items():
+            said, new = task.truth[speaks[name][first]], task.truth[row]
+            if said == UNLABELLED:
+                speaks[name][first] = row
+            elif new not in (UNLABELLED, said):
+                contradicted.add(key)
     times = Counter(gold.keys)
     chosen = [row for key, row in kept.items() if key not in contradicted]
-    tasks = {
-        name: GoldTask(
-            task.labels, task.truth[chosen], None if task.soft is None else task.soft[chosen]
-        )
-        for name, task in gold.tasks.items()
-    }
+    tasks = {name: _of_rows(task, speaks[name][chosen]) for name, task in gold.tasks.items()}
     return Gold(
         gold.source,
         gold.by,
@@ -168,6 +169,16 @@ def without_repeats(gold: Gold) -> Gold:
         repeated=sum(n - 1 for key, n in times.items() if key not in contradicted),
         contradictory=sum(times[key] for key in contradicted),
     )
+
+
+def _of_rows(task: GoldTask, rows: NDArray[np.int64]) -> GoldTask:
+    return GoldTask(task.labels, task.truth[rows], None if task.soft is None else task.soft[rows])
+
+
+def gold_hash(gold: Gold, task: str) -> str:
+    """What the gold says for a task, in whatever format it is written."""
+    said = {"by": gold.by, "keys": list(gold.keys), "truth": gold.tasks[task].truth.tolist()}
+    return short_hash(canonical_json(said))
 
 
 def _documents(

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.data.contents import Contents, contents
-from pipeline.data.devices import Placement
 from pipeline.data.inputs import cut_before
-from pipeline.data.job import describe
+from pipeline.data.job import described_anywhere
 from pipeline.data.ledger import label_key, spec_key
 from pipeline.data.snapshots import FOLDER as SNAPSHOTS
 from pipeline.data.snapshots import snapshot_key
@@ -36,8 +35,6 @@ LAYOUT = {
     "specs/": re.compile(rf"specs/{_TASK}/{_FP}\.json"),
     ATTEMPTS: re.compile(rf"{ATTEMPTS}.+"),
 }
-# The numbers that a machine may compute in where the spec leaves it the choice.
-AUTO_DTYPES = ("float32", "bfloat16")
 
 Parts = Mapping[str, str]  # of a key, as the layout names them
 
@@ -120,8 +117,7 @@ def next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
     objects = find_objects(wanted.path, cache_dir, wanted.storage_options)
     cuts = cut_before(store, objects, wanted.text, wanted.id)
     # — the run may be on another machine than this one, and compute in other numbers there
-    dtypes = AUTO_DTYPES if spec.model.dtype == "auto" else (spec.model.dtype,)
-    jobs = [describe(spec, Placement("cpu", dtype, 1, 1), cache_dir) for dtype in dtypes]
+    jobs = described_anywhere(spec, cache_dir)
     return Cells(
         sids=frozenset(shard.id for shard in cuts.shards),
         earlier=frozenset().union(*cuts.earlier.values()),

@@ -44,6 +44,8 @@ _SHARD_SECONDS = 60
 _FLOPS = {"cpu": 100e9, "cuda": 200e12}
 _BYTES_PER_TOKEN = 4
 _MIN_SHARD_BYTES = 32 * 1024
+# The numbers that a machine may compute in where the spec leaves it the choice.
+_AUTO_DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,25 @@ def describe(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
         readouts=readouts,
         calibrations=calibrations,
     )
+
+
+def described_anywhere(spec: JobSpec, cache_dir: Path) -> list[Job]:
+    """The job in each number format that a machine may choose for it.
+
+    A format in which its readouts were not fitted is left out: no run can choose it. SpecError
+    where none is left.
+    """
+    dtypes = _AUTO_DTYPES if spec.model.dtype == "auto" else (spec.model.dtype,)
+    jobs: list[Job] = []
+    refused: list[SpecError] = []
+    for dtype in dtypes:
+        try:
+            jobs.append(describe(spec, Placement("cpu", dtype, 1, 1), cache_dir))
+        except SpecError as error:
+            refused.append(error)
+    if not jobs:
+        raise refused[0]
+    return jobs
 
 
 def plan(job: Job, store: Store) -> Plan:

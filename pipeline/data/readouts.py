@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fsspec.core import url_to_fs
 
+from pipeline.data.calibrations import options_for
 from pipeline.data.failures import explained, options_of
 from pipeline.data.streams import Options
 from pipeline.errors import Problem, SpecError, StorageError
@@ -49,7 +50,7 @@ def find_readouts(
             continue
         where = f"tasks.{place}"
         try:
-            data = _read(task.readout, f"{where}.readout", spec.storage_options)
+            data = _read(task.readout, f"{where}.readout", options_for(task.readout, spec))
             readout = parse_readout(data)
         except ReadoutError as error:
             problems.append(Problem(f"{where}.readout", str(error), task.readout))
@@ -65,13 +66,11 @@ def find_readouts(
     return found
 
 
-def load_readouts(
-    refs: Mapping[str, ReadoutRef], options: Options
-) -> dict[str, Readout]:  # by task
+def load_readouts(refs: Mapping[str, ReadoutRef], spec: JobSpec) -> dict[str, Readout]:  # by task
     """The readouts themselves; StorageError if a file is no longer the one that was found."""
     loaded = {}
     for name, ref in refs.items():
-        data = _read(ref.path, f"readout of {name}", options)
+        data = _read(ref.path, f"readout of {name}", options_for(ref.path, spec))
         if content_id(data) != ref.sha256:
             raise StorageError(
                 f"{ref.path}: the readout of {name!r} is another than when the run began; run "
@@ -82,7 +81,7 @@ def load_readouts(
 
 
 def _read(path: str, place: str, options: Options) -> bytes:
-    """A file's bytes; a URL is opened with the options of the output's store."""
+    """A file's bytes; a URL is opened with the options given."""
     if "://" not in path:
         try:
             return Path(path).expanduser().read_bytes()

@@ -38,7 +38,9 @@ class Prior:
     def apply(self, p: Probabilities) -> Probabilities:
         _docs, labels = p.shape
         assert labels == len(self.prior), (labels, self.prior)
-        return _normalised(p / np.maximum(np.array(self.prior), SMALLEST_P))
+        prior = np.array(self.prior)
+        # — a label that never came is raised no more than the rarest that did
+        return _normalised(p / np.maximum(prior, prior[prior > 0].min()))
 
 
 @dataclass(frozen=True, slots=True)

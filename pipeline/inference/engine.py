@@ -27,6 +27,8 @@ from pipeline.spec import ExitSpec
 
 DocumentIds = Sequence[int]
 
+_LEAST_TOKENS = 64  # of a batch: below it, memory is not what is short
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -134,7 +136,7 @@ class LabelEngine:
             self._exit_at,
             max_tokens=lambda: self.max_batch_tokens,
         )
-        return _Asked(laid_out)
+        return _Asked(laid_out, searches=any(question.searched for question in questions))
 
     def _label_batches(
         self,
@@ -155,7 +157,7 @@ class LabelEngine:
             except (MemoryError, RuntimeError) as error:
                 if not _out_of_memory(error):
                     raise
-                if len(batch) > 1:
+                if len(batch) > 1 or (asked.searches and self.max_batch_tokens > _LEAST_TOKENS):
                     self.max_batch_tokens //= 2
                 elif not found:  # nothing else is held, and nothing smaller can be tried
                     asked.out_of_memory.update(batch)
@@ -179,6 +181,7 @@ class _Asked:
     """The questions of one call, laid out once for all its batches."""
 
     laid_out: LaidOut
+    searches: bool  # below a document, by parts that can be made smaller than the document
     out_of_memory: set[int] = field(default_factory=set)  # documents, by their place
 
 

@@ -16,6 +16,7 @@ from pipeline.spec import TaskSpec
 
 # A tokenizer's own threads share out a batch; the closing is repeated for every text of it.
 _AT_ONCE = 1_024
+_SHOWN = 10  # of problems that one mistake makes
 
 Forms = Mapping[str, Collection[Path]]  # each label's surface forms, as tokens
 _Tokens = TypeVar("_Tokens", int, Path)
@@ -55,6 +56,8 @@ def collisions(
     """Labels that cannot be told apart by what is scored of them."""
     if scores_whole_labels(task, forms):
         shared, alike = _shared(forms), "are the same tokens"
+        if not shared and task.length_penalty == 0 and (inside := _beginnings(forms)):
+            return [_unreachable(place, task, *pair) for pair in inside[:_SHOWN]]
     else:
         first = {label: [(t,) for t in ids] for label, ids in first_tokens(forms).items()}
         shared, alike = _shared(first), "begin with the same token"
@@ -67,6 +70,27 @@ def collisions(
         )
         for path, labels in shared.items()
     ]
+
+
+def _beginnings(forms: Forms) -> list[tuple[str, str]]:
+    """Labels of which a form begins another label's form: the likelier one, always."""
+    owner = {path: label for label, paths in forms.items() for path in paths}
+    pairs = {
+        (owner[path[:length]], label)
+        for path, label in owner.items()
+        for length in range(1, len(path))
+        if owner.get(path[:length], label) != label
+    }
+    return sorted(pairs)
+
+
+def _unreachable(place: int, task: TaskSpec, short: str, long: str) -> Problem:
+    fix = (
+        f"label {short!r} of {task.name!r} begins label {long!r}, so {long!r} could never be the "
+        f"likelier: give {short!r} a surface form that does not, as in {short}: ['just {short}'], "
+        f"or divide by lengths: length_penalty: 1"
+    )
+    return Problem(f"tasks.{place}.labels", fix, {n: list(task.labels[n]) for n in (short, long)})
 
 
 def _shared(tokens: Mapping[str, Iterable[_Tokens]]) -> dict[_Tokens, list[str]]:

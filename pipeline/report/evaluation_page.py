@@ -14,7 +14,15 @@ from pipeline.evaluating import Evaluation, TaskEvaluation, Version
 from pipeline.evaluation.reliability import BINS
 from pipeline.evaluation.scores import HEADLINES
 from pipeline.report.evaluation_plots import plots
-from pipeline.report.evaluation_table import NAMES, interval, number, row_counts, whereabouts
+from pipeline.report.evaluation_table import (
+    NAMES,
+    interval,
+    number,
+    row_counts,
+    threshold,
+    warning,
+    whereabouts,
+)
 from pipeline.report.printable import printable, shortened
 
 SHOWN_SUSPECTS = 100
@@ -70,7 +78,7 @@ def _gates(found: Evaluation) -> str:
 
 
 def _task(task: TaskEvaluation) -> Iterator[str]:
-    yield f"<h2>{_safe(task.task)}</h2><p>{_safe(row_counts(task.rows))}</p>"
+    yield f"<h2>{_safe(task.task)}</h2><p>{_safe(row_counts(task.rows) + warning(task))}</p>"
     if not task.versions:
         return
     yield _headlines(task)
@@ -118,7 +126,12 @@ def _cuts(version: Version) -> str:
         if at is None:
             rows.append((wanted, cut.label, "none gives it", "", "", ""))
             continue
-        figures = f"{at.threshold:.6g}", number(at.precision), number(at.recall), f"{at.flagged:,}"
+        figures = (
+            threshold(at.threshold),
+            number(at.precision),
+            number(at.recall),
+            f"{at.flagged:,}",
+        )
         rows.append((wanted, cut.label, *figures))
     names = ("wanted", "label", "p at least", "precision", "recall", "documents")
     return _table(names, rows, numbers_from=2)

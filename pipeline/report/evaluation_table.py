@@ -82,6 +82,19 @@ def row_counts(rows: RowCounts) -> str:
     return ", ".join([*parts, *answers])
 
 
+def warning(task: TaskEvaluation) -> str:
+    """What must be known to read the task's figures rightly."""
+    if not task.calibrated_on_gold:
+        return ""
+    return "; the calibration was fitted to these very rows, so judge it by others"
+
+
+def threshold(value: float) -> str:
+    """A cut as it may be written into a rule: never above the value itself."""
+    short = f"{value:.6g}"
+    return short if float(short) <= value else repr(value)
+
+
 def interval(figure: Figure) -> str:
     if figure.value is None or figure.low is None:
         return number(figure.value)
@@ -93,7 +106,7 @@ def number(value: float | None) -> str:
 
 
 def _task_tables(task: TaskEvaluation) -> Iterator[Table | str]:
-    yield f"{task.task}: {row_counts(task.rows)}"
+    yield f"{task.task}: {row_counts(task.rows)}{warning(task)}"
     if not task.versions:
         return
     yield headline_table(task)
@@ -143,7 +156,7 @@ def _cut_table(version: Version, which: str) -> Table:
             table.add_row(wanted, printable(cut.label), "no threshold gives it", "", "", "")
             continue
         at = cut.found
-        figures = f"{at.threshold:.6g}", number(at.precision), number(at.recall)
+        figures = threshold(at.threshold), number(at.precision), number(at.recall)
         table.add_row(wanted, printable(cut.label), *figures, f"{at.flagged:,}")
     return table
 
@@ -235,5 +248,6 @@ def _task_json(task: TaskEvaluation) -> dict[str, Any]:
             }
             for name, version in task.versions.items()
         },
+        "calibrated_on_gold": task.calibrated_on_gold,
         "mislabelled": [asdict(suspect) for suspect in task.suspects],
     }

@@ -182,3 +182,24 @@ def measured_prior(output: Output) -> NDArray[np.float64]:
     found = [pq.read_metadata(file).metadata.get(b"assay.calibration") for file in files]
     (written,) = {each for each in found if each and b"contextual" in each}
     return np.array(json.loads(written)["parameters"]["prior"])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in reduce:RuntimeWarning")  # NaN
+def test_figures_about_the_rows_that_a_calibration_was_fitted_to_are_said_to_be(
+    output: Output, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.run()
+    gold = output.folder / "gold.jsonl"
+    file = output.calibrate("fitted", "--method", "temperature", "--gold", str(gold))
+    output.tasks = [{**TOXIC, "calibration": {"method": "temperature", "file": str(file)}}]
+    output.run()
+    other = output.folder / "other.jsonl"
+    other.write_text("".join(gold.read_text().splitlines(keepends=True)[1:]))
+    for path, own in ((gold, True), (other, False)):
+        capsys.readouterr()
+        words = ["eval", str(output.spec()), "--gold", str(path), "--resamples", "10"]
+        assert main([*words, "--json"]) == 0
+        task = json.loads(capsys.readouterr().out)["tasks"]["toxic"]
+        assert task["calibrated_on_gold"] is own and set(task["versions"]) == {"raw", "calibrated"}
+        assert main(words) == 0
+        assert ("fitted to these very rows" in capsys.readouterr().out) is own

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import safetensors.numpy
 from fitted import card_of, write_readout
 
+from pipeline.data import job
+from pipeline.data.job import described_anywhere
 from pipeline.data.readouts import find_readouts, load_readouts
+from pipeline.data.weights import ModelFiles
 from pipeline.errors import SpecError, StorageError
 from pipeline.fingerprint import fingerprints
 from pipeline.spec import JobSpec, parse_spec
@@ -56,8 +60,9 @@ def found(spec: JobSpec, **changes: Any) -> list[str]:
 
 
 def test_a_readout_that_fits_is_found_and_loaded_whole(fitted: Make, tmp_path: Path) -> None:
-    refs = find_readouts(fitted(), weights=WEIGHTS, dtype="float32")
-    readout = load_readouts(refs, {})["a"]
+    spec = fitted()
+    refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
+    readout = load_readouts(refs, spec)["a"]
     tensors = safetensors.numpy.load_file(tmp_path / "a.safetensors")
     assert list(refs) == ["a"]
     assert readout.layers == [1, 2]
@@ -170,13 +175,40 @@ def test_a_file_that_is_not_there_is_a_problem_of_the_spec(fitted: Make, tmp_pat
     assert line.startswith("tasks.0.readout: the readout cannot be read: No such file")
 
 
+def test_only_formats_that_the_readouts_were_fitted_in_are_described(
+    fitted: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ModelFiles("folder", "", None, WEIGHTS, 0)
+    monkeypatch.setattr(job, "locate", lambda *_: files)
+    spec = fitted()  # dtype: auto, and a readout that was fitted in float32
+    assert [each.placement.dtype for each in described_anywhere(spec, tmp_path)] == ["float32"]
+    bare = spec.model_copy(update={"tasks": spec.tasks[1:]})
+    dtypes = [each.placement.dtype for each in described_anywhere(bare, tmp_path)]
+    assert dtypes == ["float32", "bfloat16"]
+    strange = fitted({"model": {"weights": WEIGHTS, "dtype": "float16", "quantize": "none"}})
+    with pytest.raises(SpecError, match="fitted with another"):
+        described_anywhere(strange, tmp_path)
+
+
+def test_a_readout_in_another_kind_of_store_is_not_given_the_outputs_options(
+    fitted: Make, tmp_path: Path
+) -> None:
+    url = f"memory://{tmp_path.name}/a.safetensors"
+    options = {"output": "s3://bucket/out", "storage_options": {"profile": "labels"}}
+    spec = fitted(task={"readout": url}, **options)
+    with fsspec.open(url, "wb") as file:
+        file.write((tmp_path / "a.safetensors").read_bytes())
+    refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
+    assert load_readouts(refs, spec)["a"].layers == [1, 2]
+
+
 def test_a_file_that_changed_since_it_was_found_is_not_used(fitted: Make, tmp_path: Path) -> None:
     spec = fitted()
     refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
     card = card_of(spec, spec.tasks[0], weights=WEIGHTS, dtype="float32")
     write_readout(tmp_path / "a.safetensors", card, hidden=4, layers=[1, 2], seed=1)
     with pytest.raises(StorageError, match="is another than when the run began"):
-        load_readouts(refs, {})
+        load_readouts(refs, spec)
 
 
 def fps(spec: JobSpec, readouts: dict[str, str]) -> dict[str, str]:

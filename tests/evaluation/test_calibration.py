@@ -145,7 +145,14 @@ def test_json_gives_back_the_same_to_the_last_bit(calibration: Calibration) -> N
 
 def test_a_label_that_never_came_does_not_make_numbers_infinite() -> None:
     p = Prior((0.0, 1.0)).apply(np.array([[0.0, 1.0], [0.5, 0.5]]))
-    np.testing.assert_allclose(p, [[0, 1], [1, 0]], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(p, [[0, 1], [0.5, 0.5]], rtol=0, atol=1e-12)
+
+
+def test_a_label_that_never_came_is_raised_no_more_than_the_rarest_that_did() -> None:
+    p = np.array([[0.899, 0.1, 0.001], [0.9, 0.1, 1e-30]])
+    weights = p / [0.9, 0.1, 0.1]
+    found = Prior((0.9, 0.1, 0.0)).apply(p)
+    np.testing.assert_allclose(found, weights / weights.sum(axis=1, keepdims=True), rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_whole_labels_compiled_for_a_fused_kernel_equal_independent_prompts(
     family: str, cut: bool, tiny_model: TinyModel, byte_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = replace(tiny_model(family), kernel=attend_run_by_run)
-    tasks = [task("country", COUNTRIES), task("mood", ["very good", "very bad", "very"])]
+    tasks = [task("country", COUNTRIES), task("mood", ["very good", "very bad", "verily"])]
     prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), tasks)
     searched = replace(prompt.questions[0], name="searched", beam=99)
     prompt = replace(prompt, questions=prompt.questions if cut else (*prompt.questions, searched))
@@ -262,3 +262,16 @@ def test_usage_counts_a_trie_once_and_spares_a_prompt_a_surface_form(
     assert (usage.prefix_tokens_computed, usage.question_tokens_computed) == (50, 4 + 4 + 1)
     alone = (10 + 50 + 4 + 4) + (10 + 50 + 4 + 5)
     assert usage.tokens_saved == alone - 50 - 9
+
+
+@pytest.mark.parametrize("scoring", ["auto", "full"])
+def test_a_label_that_begins_another_is_refused_by_name(
+    scoring: str, byte_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    labels = {"C": ["C"], "C++": ["C++", "Cpp"], "Java": ["Java"]}
+    with pytest.raises(SpecError, match=r"label 'C' of 'lang' begins label 'C\+\+'") as caught:
+        tokenise_prompt(byte_tokenizer, PromptSpec(), [task("lang", labels, scoring=scoring)])
+    assert len(str(caught.value).splitlines()) == 1
+    told = {**labels, "C": ["plain C"]}
+    tokenise_prompt(byte_tokenizer, PromptSpec(), [task("lang", told, scoring=scoring)])
+    tokenise_prompt(byte_tokenizer, PromptSpec(), [task("lang", labels, length_penalty=1.0)])

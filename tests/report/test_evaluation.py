@@ -41,7 +41,7 @@ def evaluation(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) ->
         judged[version] = Version(score(truth, p, labels, resamples=5), cuts, p)
     suspect = Suspect(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40)
     task = TaskEvaluation(
-        "toxic", labels, RowCounts(57, 1, 2, {"error:<b>": 4}, 50), truth, judged, (suspect,)
+        "toxic", labels, RowCounts(57, 1, 2, {"error:<b>": 4}, 50), truth, judged, (suspect,), False
     )
     gold = Gold(HOSTILE, "doc_id", ("a",), {"toxic": GoldTask(labels, truth)}, None, 1, 2)
     decisions = (Decision(f"toxic.f1.{HOSTILE} >= 0.8", None, False),)
@@ -141,7 +141,7 @@ def test_of_many_labels_the_terminal_shows_what_is_confused_most() -> None:
 def test_a_task_without_a_judged_row_is_said_to_have_none() -> None:
     whole = evaluation(("a", "b"))
     empty = TaskEvaluation(
-        "toxic", ("a", "b"), RowCounts(3, 0, 3, {}, 0), np.array([], np.int64), {}, ()
+        "toxic", ("a", "b"), RowCounts(3, 0, 3, {}, 0), np.array([], np.int64), {}, (), False
     )
     parts = {name: getattr(whole, name) for name in Evaluation.__dataclass_fields__}
     nothing = Evaluation(**{**parts, "tasks": (empty,)})
