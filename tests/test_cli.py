@@ -139,6 +139,7 @@ def test_check_names_labels_that_begin_alike(
     write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = [{"name": "t", "question": "Q?", "labels": ["same", "similar"]}]
+    tasks[0]["scoring"] = "first_token"
     assert main(["check", str(write_spec(tasks=tasks))]) == 2
     assert capsys.readouterr().err.startswith("tasks.0.labels: ")
 

@@ -19,6 +19,8 @@ def test_ticks_label_and_publish_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    # — Ray reads it once a process, and other tests of this one had clusters without tokens
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     corpus = tmp_path / "corpus.jsonl"
     rows = [{"id": f"d{i}", "text": f"number {i} says hello"} for i in range(6)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
