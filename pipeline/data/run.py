@@ -26,7 +26,7 @@ from pipeline.data.job import Job, Plan, describe, plan, survey
 from pipeline.data.ledger import is_whole, record_specs, unfinished
 from pipeline.data.snapshots import publish
 from pipeline.data.storage import Store, check_create_only, open_store
-from pipeline.errors import FailedRowsError, RefusedError
+from pipeline.errors import FailedRowsError, RefusedError, SpecError
 from pipeline.spec import JobSpec
 
 logger = logging.getLogger(__name__)
@@ -202,9 +202,32 @@ def label(
 
 
 def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
-    """What `run` would find to do on this machine; only the cut of a new input is written."""
-    job = describe(spec, place(spec.model, this_machine()), cache_dir)
-    return plan(job, open_store(spec.output, spec.storage_options))
+    """What `run` would find to do, on this machine or another; nothing is written.
+
+    Answers differ with the number format alone. Where the spec leaves it to the machine, the plan
+    is that of the machine with the least to do.
+    """
+    store = open_store(spec.output, spec.storage_options)
+    first, *others = _jobs_anywhere(spec, cache_dir)
+    planned = plan(first, store, keep=False)
+    plans = [planned, *(survey(job, store, planned.cuts) for job in others)]
+    return min(plans, key=lambda each: each.missing_rows)
+
+
+def _jobs_anywhere(spec: JobSpec, cache_dir: Path) -> list[Job]:
+    """The job in each number format that a machine may choose and that its readouts allow."""
+    auto = "cuda" if this_machine().gpus else "cpu"
+    device = auto if spec.model.device == "auto" else spec.model.device
+    dtypes = ("float32", "bfloat16") if spec.model.dtype == "auto" else (spec.model.dtype,)
+    jobs, refusals = [], []
+    for dtype in dtypes:
+        try:
+            jobs.append(describe(spec, Placement(device, dtype, actors=1, threads=1), cache_dir))
+        except SpecError as error:
+            refusals.append(error)
+    if not jobs:
+        raise refusals[0]
+    return jobs
 
 
 class _Labelling:
