@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--value", action="append", metavar="GOLD=LABEL", help="a label's name")
     parser.add_argument("--max-psi", type=float, metavar="X", help="of any task's label shares")
     parser.add_argument("--max-flip-rate", type=float, metavar="X", help="of the shared texts")
+    parser.add_argument("--max-failing", type=float, metavar="X", help="of the rows: newly failing")
     parser.add_argument("--address", metavar="A", help="a running Ray cluster; else one is started")
     parser.add_argument("--json", action="store_true", help="print one JSON value")
     parser.set_defaults(verb=_tick)
@@ -63,7 +64,8 @@ def _tick(options: argparse.Namespace) -> int:
 
     spec = load_spec(options.spec)
     told = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-    given = {"max_psi": options.max_psi, "max_flip_rate": options.max_flip_rate}
+    limits = ("max_psi", "max_flip_rate", "max_failing")
+    given = {name: getattr(options, name) for name in limits}
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(sys.stderr))
 

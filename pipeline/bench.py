@@ -111,7 +111,8 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     tokenizer = load_tokenizer(folder)
     prompt = tokenise_prompt(tokenizer, spec.prompt, as_questions(spec.tasks))
     check_room(job, prompt, context_tokens(folder))
-    shards = plan(job, open_store(spec.output, spec.storage_options)).shards
+    store = open_store(spec.output, spec.storage_options)
+    shards = plan(job, store, keep=False).shards
     samples = [sample.token_ids for sample in take_samples(shards, tokenizer, spec, 64)]
     torch.set_num_threads(placement.threads)
     keep_freed_memory()

@@ -127,7 +127,7 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     check_create_only(store)
     placement = place(spec.model, this_machine())
     job = describe(spec, placement, cache_dir)
-    planned = plan(job, store)
+    planned = plan(job, store, keep=False)
     folder = local_model(job)
     tokenizer = load_tokenizer(folder)
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)

@@ -140,7 +140,7 @@ def _texts(job: Job, gold: Gold) -> list[tuple[str, str]]:
     spec = job.spec
 
     def shards() -> Sequence[object]:
-        return plan(job, open_store(spec.output, spec.storage_options)).shards
+        return plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
 
     return gold_texts(gold, shards, spec.input.storage_options)  # type: ignore[arg-type]
 

@@ -24,6 +24,7 @@ from pipeline.spec import JobSpec
 # By custom a PSI below 0.1 is no shift (`evaluation.drift`).
 MAX_PSI = 0.1
 MAX_FLIP_RATE = 0.05
+MAX_FAILING = 0.05
 
 Gate = Callable[[Contents], tuple[Decision, ...]]  # judges what is not published yet
 
@@ -34,6 +35,7 @@ class Limits:
 
     max_psi: float = MAX_PSI
     max_flip_rate: float = MAX_FLIP_RATE
+    max_failing: float = MAX_FAILING  # of all rows: those that had an answer before and fail now
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,12 @@ def _drifted(comparison: Comparison, limits: Limits) -> tuple[str, ...]:
             reasons.append(
                 f"the answers of {change.task} flipped: {change.flip_rate:.2%} of the shared texts "
                 f"is above {limits.max_flip_rate:.2%}"
+            )
+        failing = change.newly_failing / max(1, comparison.rows[1])
+        if failing > limits.max_failing:
+            reasons.append(
+                f"{change.newly_failing:,} rows of {change.task} fail that had an answer: "
+                f"{failing:.2%} of all is above {limits.max_failing:.2%}"
             )
     return tuple(reasons)
 

@@ -113,7 +113,7 @@ def test_a_dry_run_counts_and_labels_nothing(
         "missing_shards": 1,
         "missing_cells": 2,
     }
-    assert not (tmp_path / "out" / "labels").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_check_gives_prompts_that_a_plain_forward_agrees_with(

@@ -55,7 +55,7 @@ def labelled(
     }
     spec = parse_spec(json.dumps(content))
     placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
-    job = Job(spec, files, placement, fingerprints, cache_dir="", run_id="toy")
+    job = Job(spec, files, placement, fingerprints, "", "toy", readouts={}, calibrations={})
     return Labelled(job, store, survey(job, store, Cuts(shards, {})), Tally(), 0.0)
 
 
@@ -134,6 +134,39 @@ def test_answers_that_flip_are_held_back_and_the_old_stay(
     written = json.loads(json.dumps(tick_json(ended)))
     assert written["published"] is False and written["diff"]["tasks"]["topic"]["flip_rate"] > 0.05
     assert judge(candidate, None, ANYTHING).outcome.snapshot == current(store) == 2
+
+
+@pytest.mark.parametrize("failing, published", [(1, True), (2, False)])
+def test_documents_that_newly_fail_hold_a_snapshot_back(
+    store: LocalStore, corpus: Corpus, failing: int, published: bool
+) -> None:
+    """30 rows a file, 90 in all: one of each file is 3.3 %, two are 6.7 %."""
+    judge(done(store, corpus), None, Limits())
+    for file in corpus.folder.glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows[:failing]:
+            row["text"] = None
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = judge(done(store, corpus), None, Limits(max_psi=1e9, max_flip_rate=1))
+    assert ended.published == published and current(store) == (2 if published else 1)
+    if not published:
+        assert ended.held_back == tuple(
+            f"6 rows of {task} fail that had an answer: 6.67% of all is above 5.00%"
+            for task in LABELS
+        )
+
+
+def test_a_model_that_answers_nothing_any_more_is_held_back(
+    store: LocalStore, corpus: Corpus
+) -> None:
+    """No text has two answers, so neither the labels' shares nor the flips tell."""
+    judge(done(store, corpus), None, Limits())
+    for file in corpus.folder.glob("*.jsonl"):
+        rows = [json.loads(line) | {"text": None} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = judge(done(store, corpus), None, Limits())
+    assert current(store) == 1
+    assert [reason.partition(" of ")[0] for reason in ended.held_back] == ["87 rows"] * 2
 
 
 def test_a_corpus_that_drifts_is_held_back(store: LocalStore, corpus: Corpus) -> None:

@@ -50,6 +50,12 @@ def arrow_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
         )
 
 
+def arrow_schema(path: str, options: Options) -> pa.Schema:
+    """The object's columns."""
+    with opened_batches(path, options) as arrow:
+        return arrow.schema
+
+
 @contextmanager
 def opened_batches(path: str, options: Options) -> Iterator[Batches]:
     """The object, open; whether it is a file or a stream is told by how it begins."""

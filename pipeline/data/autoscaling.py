@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 from ray._private.state import state
+from ray.util.client import ray as client
 
 Resources = dict[str, float]
 
@@ -23,7 +24,10 @@ def node_resources() -> list[Resources]:
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     ]
-    config: Any = state.get_cluster_config()  # None where nothing scales
+    # — through Ray's client (ray://) nobody but the head can ask it
+    through_client: bool = client.is_connected()  # type: ignore[no-untyped-call]
+    # — None where nothing scales
+    config: Any = None if through_client else state.get_cluster_config()
     groups = [] if config is None else config.node_group_configs
     promised = [(dict(group.resources), int(group.max_count)) for group in groups]
     return at_largest(alive, promised)

@@ -160,7 +160,8 @@ def _change(
 
 
 def _counts(database: _Database, table: str, task: str, labels: Sequence[str]) -> NDArray[np.int64]:
-    query = f"select {task}.label, count(*) from {table} where {task}.label is not null group by 1"
+    label = _label(task)
+    query = f"select {label}, count(*) from {table} where {label} is not null group by 1"
     found = dict(database.rows(query))
     return np.array([found.get(label, 0) for label in labels], dtype=np.int64)
 
@@ -168,19 +169,29 @@ def _counts(database: _Database, table: str, task: str, labels: Sequence[str]) -
 def _shared(task: str, by: By | None) -> str:
     """Of the texts that both sides answered: group, label before, label after, how many."""
     # — a text that stands in the corpus twice has one answer; min() makes it so in any case
-    one = "select content_hash h, min({task}.label) l, min(path) g from {table} where {task}.label "
-    one += "is not null group by h"
-    a, b = (one.format(task=task, table=table) for table in "ab")
+    one = "select content_hash h, min({label}) l, min(path) g from {table} where {label} "
+    one += "is not null group by content_hash"
+    a, b = (one.format(label=_label(task), table=table) for table in "ab")
     group = "b.g" if by else "''"
     return f"select {group}, a.l, b.l, count(*) from ({a}) a join ({b}) b using (h) group by all"
 
 
 def _failing(task: str) -> str:
     """The ids of rows that fail after and had an answer before; an empty text does not fail."""
+    label, status = _label(task), _field(task, "status")
     return (
-        f"select doc_id from b where {task}.label is null and {task}.status <> 'empty' and doc_id "
-        f"in (select doc_id from a where {task}.label is not null) order by doc_id"
+        f"select doc_id from b where {label} is null and {status} <> 'empty' and doc_id "
+        f"in (select doc_id from a where {label} is not null) order by doc_id"
     )
+
+
+def _label(task: str) -> str:
+    return _field(task, "label")
+
+
+def _field(task: str, name: str) -> str:
+    """Quoted, for a task may be called `order`; a task's name has no quotes of its own."""
+    return f'"{task}"."{name}"'
 
 
 def _name(found: Contents) -> str:

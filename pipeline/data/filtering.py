@@ -108,8 +108,7 @@ def filter_corpus(spec: JobSpec, request: Request, *, cache_dir: Path) -> Filter
         refuse_changed(asked.store, asked.found, list(asked.found.tasks))
         shards, new_files = _input_now(asked, cache_dir)
         options = spec.input.storage_options
-        if left:
-            check_columns_of(shards[left[0].sid], options, request.by)
+        check_columns_of([shards[named.sid] for named in left], options, request.by)
         if asked.parting.on_error == "fail":
             _refuse_failed(asked)
         created = _write(asked, left, shards, there)

@@ -46,14 +46,18 @@ def load_or_cut(
     text_column: str,
     id_column: str | None,
     target_bytes: int,
+    *,
+    keep: bool = True,
 ) -> Cuts:
     """The shards of all objects, in order. What was cut before is read; the rest is cut and kept.
 
     `target_bytes` is for what is cut now: an object keeps the shards that it has. An object that
-    cannot be read is left out, named in `unreadable`, and tried again the next time.
+    cannot be read is left out, named in `unreadable`, and tried again the next time. Without
+    `keep` nothing is written, and the next one cuts anew.
     """
     log = _Log(store)
     log.read_on()
+    take = log.append if keep else log.take_in
     wanted = {found.version(text_column, id_column): found for found in objects}
     new = [found for version, found in wanted.items() if version not in log.cuts]
     cut_one = partial(_cut_or_reason, text=text_column, id=id_column, target_bytes=target_bytes)
@@ -61,7 +65,7 @@ def load_or_cut(
     with ThreadPoolExecutor(CUT_THREADS) as pool:
         for batch in _batches(zip(new, pool.map(cut_one, new), strict=True)):
             unreadable += [shards for _, shards in batch if isinstance(shards, str)]
-            log.append(
+            take(
                 {
                     found.version(text_column, id_column): shards
                     for found, shards in batch
@@ -102,7 +106,7 @@ class _Log:
         numbers = sorted(filter(None, (_number(s.key) for s in self._store.list(FOLDER))))
         for number in numbers:
             if number > self._last:
-                self._take_in(_parsed(self._store, number))
+                self.take_in(_parsed(self._store, number))
                 self._last = number
 
     def append(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
@@ -112,10 +116,10 @@ class _Log:
             if not new:
                 return
             if self._store.create(_key(self._last + 1), _content(new)):
-                self._take_in(new)
+                self.take_in(new)
                 self._last += 1
                 return
-            self._take_in(_parsed(self._store, self._last + 1))
+            self.take_in(_parsed(self._store, self._last + 1))
             self._last += 1
         raise StorageError(f"{self._store.url}/{FOLDER}: {MAX_LOST_RACES} numbers were taken")
 
@@ -129,9 +133,10 @@ class _Log:
                 found.setdefault(version.path, []).extend(shard.id for shard in shards)
         return {path: tuple(sids) for path, sids in found.items()}
 
-    def _take_in(self, cuts: Mapping[ObjectVersion, tuple[Shard, ...]]) -> None:
+    def take_in(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
+        """Holds these in memory; of two cuts of one object the first stands."""
         for version, shards in cuts.items():
-            self.cuts.setdefault(version, shards)
+            self.cuts.setdefault(version, tuple(shards))
 
 
 def _cut_or_reason(

@@ -140,14 +140,18 @@ def described_anywhere(spec: JobSpec, cache_dir: Path) -> list[Job]:
     return jobs
 
 
-def plan(job: Job, store: Store) -> Plan:
-    """The job's shards and what is missing of them; an input that is new is cut here."""
+def plan(job: Job, store: Store, *, keep: bool = True) -> Plan:
+    """The job's shards and what is missing of them; an input that is new is cut here.
+
+    The cut lasts, and is made for the job's own machine: what does not label does not `keep` it.
+    """
     warn_of_others(job.calibrations, job.fingerprints)
     wanted = job.spec.input
     objects = find_objects(wanted.path, Path(job.cache_dir), wanted.storage_options)
     refuse_own_output(objects, store.url)
     target = wanted.shard_bytes if wanted.shard_bytes != "auto" else shard_bytes(job)
-    return survey(job, store, load_or_cut(store, objects, wanted.text, wanted.id, target))
+    cuts = load_or_cut(store, objects, wanted.text, wanted.id, target, keep=keep)
+    return survey(job, store, cuts)
 
 
 def refuse_own_output(objects: Sequence[InputObject], output: str) -> None:

@@ -33,6 +33,12 @@ def parquet_pieces(
         return list(cut_units(_row_groups(parquet, text_column), target_bytes))
 
 
+def parquet_schema(path: str, options: Options) -> pa.Schema:
+    """The object's columns, by its footer."""
+    with opened(path, options) as file, pq.ParquetFile(file) as parquet:
+        return parquet.schema_arrow
+
+
 def parquet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; only the row groups that hold some of them, and two columns, are read."""
     # — buffered: otherwise a row group's whole text column is fetched before its first row is seen

@@ -22,7 +22,7 @@ from pipeline.data.devices import Placement, cluster, place, this_machine
 from pipeline.data.failed_rows import failed_rows, is_failure, works_again
 from pipeline.data.faults import reach
 from pipeline.data.graph import ShardCounts, check_ahead, label_cpus, label_works
-from pipeline.data.job import Job, Plan, describe, plan, survey
+from pipeline.data.job import Job, Plan, describe, described_anywhere, plan, survey
 from pipeline.data.ledger import is_whole, record_specs, unfinished
 from pipeline.data.snapshots import publish
 from pipeline.data.storage import Store, check_create_only, open_store
@@ -202,9 +202,16 @@ def label(
 
 
 def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
-    """What `run` would find to do on this machine; only the cut of a new input is written."""
-    job = describe(spec, place(spec.model, this_machine()), cache_dir)
-    return plan(job, open_store(spec.output, spec.storage_options))
+    """What `run` would find to do, on this machine or another; nothing is written.
+
+    Answers differ with the number format alone. Where the spec leaves it to the machine, the plan
+    is that of the machine with the least to do.
+    """
+    store = open_store(spec.output, spec.storage_options)
+    first, *others = described_anywhere(spec, cache_dir)
+    planned = plan(first, store, keep=False)
+    plans = [planned, *(survey(job, store, planned.cuts) for job in others)]
+    return min(plans, key=lambda each: each.missing_rows)
 
 
 class _Labelling:

@@ -12,6 +12,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from pipeline.spec import JobSpec
 # The head's dashboard restarts now and then; a minute without an answer is something else.
 _TRIES, _PAUSE_S = 12, 5.0
 _POLL_S = 0.5
+# A connection may be lost without a word; a job that says nothing for so long is asked how it is.
+_SILENCE_S = 120.0
 _INCOMPLETE, _FAILED = 3, 1
 # Ray's client tells of each upload, and of the token's file, on standard error.
 for _name in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private"):
@@ -167,14 +170,18 @@ class _Log:
         self._shown = 0
 
     async def tail(self) -> None:
-        """Shows what comes, until the connection ends."""
+        """Shows what comes, until the connection ends or nothing has come for long."""
         seen = 0
-        async for piece in self._client.tail_job_logs(self._id):
-            start = max(0, self._shown - seen)
-            seen += len(piece)
-            if start < len(piece):
-                self._show(piece[start:])
-                self._shown = seen
+        now = asyncio.get_running_loop().time
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SILENCE_S) as silence:
+                async for piece in self._client.tail_job_logs(self._id):
+                    silence.reschedule(now() + _SILENCE_S)
+                    start = max(0, self._shown - seen)
+                    seen += len(piece)
+                    if start < len(piece):
+                        self._show(piece[start:])
+                        self._shown = seen
 
     def show_rest(self, log: str) -> None:
         """Shows what the connection ended too soon for."""

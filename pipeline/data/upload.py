@@ -11,7 +11,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -62,17 +63,18 @@ def _is_relative(path: str, *, model: bool) -> bool:
 
 
 def content_id(content: Mapping[str, Any]) -> str:
-    """16 hex digits of what is asked of which documents, and where the answers go."""
-    left_out = {"storage_options", "filter", "max_error_rate"}
-    asked = {key: value for key, value in content.items() if key not in left_out}
-    for part in ("model", "input"):
-        asked[part] = {k: v for k, v in content[part].items() if k != "storage_options"}
+    """16 hex digits of all that a run depends on: the spec but for its filter, and what it names.
+
+    Files that go along count by their content: fitted again, they ask for another run.
+    """
+    asked = {key: value for key, value in content.items() if key != "filter"}
+    asked["tasks"] = [_with_files(task, _file_hash) for task in content["tasks"]]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fill(folder: Path, content: Mapping[str, Any]) -> None:
     """Writes the working directory of a job: the spec, small files it names, and the program."""
-    tasks = [_with_files(task, folder) for task in content["tasks"]]
+    tasks = [_with_files(task, partial(_copied, folder=folder)) for task in content["tasks"]]
     written = yaml.dump(
         {**content, "tasks": tasks}, Dumper=_PlainDumper, sort_keys=False, allow_unicode=False
     )
@@ -86,14 +88,14 @@ def fill(folder: Path, content: Mapping[str, Any]) -> None:
     )
 
 
-def _with_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The task with the readout and calibration files that it names, copied beside the spec."""
+def _with_files(task: Mapping[str, Any], renamed: Callable[[str], str]) -> dict[str, Any]:
+    """The task with other names for the readout and calibration files that it names."""
     moved = dict(task)
     if task.get("readout"):
-        moved["readout"] = _copied(task["readout"], folder)
+        moved["readout"] = renamed(task["readout"])
     calibration = task.get("calibration") or {}
     if calibration.get("file"):
-        moved["calibration"] = {**calibration, "file": _copied(calibration["file"], folder)}
+        moved["calibration"] = {**calibration, "file": renamed(calibration["file"])}
     return moved
 
 
@@ -106,6 +108,12 @@ def _copied(path: str, folder: Path) -> str:
     name = f"{hashlib.sha256(data).hexdigest()[:16]}-{file.name}"
     (folder / name).write_bytes(data)
     return name
+
+
+def _file_hash(path: str) -> str:
+    """The hash of the file's content; a path that names no file here stands for itself."""
+    file = Path(path).expanduser()
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else path
 
 
 class _PlainDumper(yaml.SafeDumper):

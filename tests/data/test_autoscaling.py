@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ray.core.generated import autoscaler_pb2
+from ray.exceptions import RaySystemError
 
 from pipeline.data import autoscaling
 from pipeline.data.autoscaling import Resources, at_largest, node_resources
@@ -42,3 +43,15 @@ def test_what_ray_says_of_its_autoscaler_is_read(monkeypatch: pytest.MonkeyPatch
     assert node_resources() == [HEAD, GPU, GPU, GPU]
     monkeypatch.setattr(autoscaling.state, "get_cluster_config", lambda: None)
     assert node_resources() == [HEAD]
+
+
+def test_through_rays_client_the_autoscaler_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RaySystemError("Ray has not been started yet")
+
+    monkeypatch.setattr(autoscaling.ray, "nodes", lambda: [{"Resources": GPU, "Alive": True}])
+    monkeypatch.setattr(autoscaling.state, "get_cluster_config", refuse)
+    monkeypatch.setattr("ray.util.client.RayAPIStub.is_connected", lambda self: True)
+    assert node_resources() == [GPU]
+    monkeypatch.undo()
+    assert autoscaling.client.is_connected() is False

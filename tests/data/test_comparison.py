@@ -110,6 +110,32 @@ def test_rows_that_newly_fail_are_named(tmp_path: Path) -> None:
         assert change.failing_ids == ("0-8", "1-8", "2-8")
 
 
+@pytest.mark.parametrize("task", ["order", "group", "table", "null", "h", "a", "b", "x", "path_"])
+def test_a_task_may_be_called_like_a_word_of_sql(
+    tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LABELS, task, ("yes", "no"))
+    store = LocalStore(tmp_path / "out")
+    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
+    corpus.write()
+    for version in "12":
+        finish(store, corpus.shards(store), {task: Fingerprint({"version": version})})
+        file = corpus.folder / "0.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text(
+            "".join(f"{json.dumps(row)}\n" for row in [{**lines[0], "text": 1}, *lines[1:]])
+        )
+    before, after = (
+        {row["content_hash"]: row[task]["label"] for row in rows_of(store, n)} for n in (1, 2)
+    )
+    went = Counter((x, after[text]) for text, x in before.items() if x and after.get(text))
+    (change,) = compare(store, contents(store, 1), contents(store, 2)).tasks
+    assert change.flips.tolist() == [[went[x, y] for y in ("yes", "no")] for x in ("yes", "no")]
+    counted = Counter(row[task]["label"] for row in rows_of(store, 2))
+    assert change.after.tolist() == [counted["yes"], counted["no"]]
+    assert change.flip_rate > 0 and change.failing_ids == ("0-0",)
+
+
 @pytest.mark.parametrize("written", ["latest", "fp:toxic", "fp:toxic:xyz", "-1", ""])
 def test_what_is_no_side_is_refused(twice: LocalStore, written: str) -> None:
     with pytest.raises(SpecError, match=r"fp:TASK:FINGERPRINT"):

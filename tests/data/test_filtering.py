@@ -17,6 +17,7 @@ from finished import Corpus, finish, toy_fingerprints
 from pipeline.data.filtering import Filtered, OnError, Request, filter_corpus
 from pipeline.data.labels import open_labels
 from pipeline.data.local_store import LocalStore
+from pipeline.data.source import read_documents
 from pipeline.errors import FailedRowsError, SpecError, StorageError
 from pipeline.spec import JobSpec, parse_spec
 
@@ -232,6 +233,78 @@ def test_what_is_wrong_is_said_before_anything_is_written(
         filter_corpus(spec_of(folder, **change), request, cache_dir=folder / "cache")
     assert [problem.place for problem in refused.value.problems] == [place]
     assert not state(folder)
+
+
+def add_table(folder: Path, name: str, columns: Mapping[str, Any], damaged: str = "") -> int:
+    """Labels one more file, in which a column's middle page may be broken; its rows."""
+    path, table = folder / "in" / name, pa.table(dict(columns))
+    if path.suffix == ".arrow":
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, path, row_group_size=20, compression="none", use_dictionary=False)
+    if damaged:
+        chunk = pq.ParquetFile(path).metadata.row_group(1).column(table.schema.names.index(damaged))
+        data = bytearray(path.read_bytes())
+        data[chunk.data_page_offset : chunk.data_page_offset + 30] = b"\xff" * 30
+        path.write_bytes(data)
+    store = LocalStore(folder / "out")
+    finish(store, Corpus(folder / "in", folder / "cache").shards(store), toy_fingerprints())
+    return table.num_rows
+
+
+IDS, WORDS = [f"p{i}" for i in range(60)], [f"text number {i} " * 5 for i in range(60)]
+
+
+@pytest.fixture
+def any_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "finished.documents_of",
+        lambda shard: pa.concat_tables(read_documents(shard)).combine_chunks(),
+    )
+
+
+@pytest.mark.usefixtures("any_format")
+@pytest.mark.parametrize("name", ["z.parquet", "z.arrow"])
+@pytest.mark.parametrize(
+    "lang, told",
+    [
+        ({}, r"has no such column; it has: id, text"),
+        ({"lang": [["en"]] * 60}, r"has list<.*> there; name a column of strings or numbers"),
+    ],
+)
+def test_a_later_table_without_the_column_is_named(
+    folder: Path, name: str, lang: dict[str, Any], told: str
+) -> None:
+    add_table(folder, name, {"id": IDS, "text": WORDS, **lang})
+    with pytest.raises(SpecError, match=rf"^--by: .*{name} {told} \(got 'lang'\)"):
+        run(folder, by=("lang",))
+    assert not state(folder)
+
+
+@pytest.mark.usefixtures("any_format")
+@pytest.mark.parametrize(
+    "damaged, by", [("id", ()), ("id", ("lang", "id")), ("text", ("lang",)), ("lang", ("lang",))]
+)
+def test_rows_of_a_damaged_page_are_dropped_and_belong_to_no_group(
+    folder: Path, damaged: str, by: tuple[str, ...]
+) -> None:
+    add_table(
+        folder, "z.parquet", {"id": IDS, "text": WORDS, "lang": ["en", "de"] * 30}, damaged=damaged
+    )
+    # — a row is kept whole or not at all: with a damaged column it can but be dropped
+    keep = "toxic.p.toxic < 0" if damaged == "lang" else KEEP
+    request = Request(str(folder / "to"), on_error="drop", by=by)
+    counts = filter_corpus(spec_of(folder, keep=keep), request, cache_dir=folder / "cache").counts
+    assert counts.all.kept.documents + counts.all.dropped.documents == 150
+    unreadable = sum(n for reason, n in counts.reasons.items() if "cannot be read" in reason)
+    assert unreadable == (0 if damaged == "lang" else 20)
+    if by:
+        groups = counts.groups["lang"]
+        of_value = {v: g.kept.documents + g.dropped.documents for v, g in groups.items()}
+        assert sum(of_value.values()) == 150
+        assert of_value.pop("null", 0) == (0 if damaged == "id" else 20)
+        assert set(of_value) == {"en", "de"}
 
 
 def test_a_rule_that_says_neither_drops_and_says_so(folder: Path) -> None:

@@ -56,6 +56,20 @@ def test_what_was_cut_is_not_opened_again_even_for_another_target(
     assert load_or_cut(store, objects, "text", None, 10**6) == first
 
 
+def test_what_is_not_kept_is_the_same_cut_and_writes_nothing(
+    store: LocalStore, objects: list[InputObject]
+) -> None:
+    first = load_or_cut(store, objects, "text", None, 17, keep=False)
+    assert list(first.shards) == [
+        shard for found in objects for shard in cut(found, "text", None, 17)
+    ]
+    assert not store.root.exists()
+    kept = load_or_cut(store, objects[:1], "text", None, 3000)
+    both = load_or_cut(store, objects, "text", None, 17, keep=False)
+    assert both.shards[: len(kept.shards)] == kept.shards
+    assert [stored.key for stored in store.list("")] == [ENTRY]
+
+
 def test_a_new_object_alone_is_cut(store: LocalStore, objects: list[InputObject]) -> None:
     first = load_or_cut(store, objects[:1], "text", None, 3000).shards
     Path(objects[0].path).unlink()

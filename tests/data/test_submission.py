@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,51 @@ def test_a_cluster_that_answers_no_more_is_incomplete(monkeypatch: pytest.Monkey
     with pytest.raises(UnavailableError, match="may go on without us") as raised:
         follow(Flaky(breaks=1_000), "a", lambda piece: None)  # type: ignore[arg-type]
     assert raised.value.exit_code == 3
+
+
+class Silent(Flaky):
+    """A cluster whose connection falls silent in the middle of a log, while the job goes on."""
+
+    async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
+        yield self.LOG[: 18 - 5 * self.breaks]
+        await asyncio.sleep(20)
+
+    def get_job_info(self, id: str) -> JobDetails:
+        self.breaks -= 1
+        return job(id, "RUNNING" if self.breaks else "SUCCEEDED")
+
+
+def test_a_connection_that_fell_silent_does_not_hide_the_jobs_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(submission, "_SILENCE_S", 0.05)
+    shown: list[str] = []
+
+    def follow_it() -> int:
+        return follow(Silent(breaks=3), "a", shown.append).exit_code  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(follow_it).result(timeout=10) == 0
+    assert "".join(shown) == Flaky.LOG
+
+
+def test_a_job_that_speaks_now_and_then_is_followed_on_one_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pauses are shorter than the silence that is borne, all of them together are not."""
+    monkeypatch.setattr(submission, "_SILENCE_S", 0.5)
+    connections: list[str] = []
+
+    class Slow(Flaky):
+        async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
+            connections.append(id)
+            for letter in self.LOG:
+                await asyncio.sleep(0.05)
+                yield letter
+
+    shown: list[str] = []
+    follow(Slow(breaks=0), "a", shown.append)  # type: ignore[arg-type]
+    assert "".join(shown) == Flaky.LOG and len(connections) == 1
 
 
 class Jobs:

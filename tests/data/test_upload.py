@@ -90,8 +90,34 @@ def test_the_id_changes_with_what_is_asked_and_with_nothing_else(
 
     tasks = [{"name": "toxic", "question": "Rude", "labels": ["Yes", "No"]}]
     ids = [id_of(), id_of(output="/elsewhere"), id_of(tasks=tasks), id_of(name="other")]
-    assert len(set(ids)) == 4
-    assert id_of() == id_of(storage_options={"profile": "me"}) == ids[0]
+    # — the same words, of another place or another model's numbers
+    endpoint = {"endpoint_url": "http://other:9000"}
+    ids += [id_of(storage_options=endpoint), id_of(max_error_rate=0.5)]
+    model, place = (
+        portable(load_spec(write_spec()), same_machine=True)[k] for k in ("model", "input")
+    )
+    ids += [id_of(model={**model, "storage_options": endpoint})]
+    ids += [id_of(input={**place, "storage_options": endpoint})]
+    assert len(set(ids)) == 8
+    assert id_of() == id_of(filter={"keep": "toxic.label = 'clean'"}) == ids[0]
+
+
+def test_a_readout_or_calibration_that_was_fitted_again_is_another_job(tmp_path: Path) -> None:
+    readout, calibration = tmp_path / "toxic.safetensors", tmp_path / "toxic.json"
+    tasks = [
+        {"name": "a", "readout": str(readout)},
+        {"name": "b", "calibration": {"method": "batch", "file": str(calibration)}},
+        {"name": "c", "readout": "/nowhere/x"},
+    ]
+
+    def id_of(weights: bytes, numbers: bytes) -> str:
+        readout.write_bytes(weights)
+        calibration.write_bytes(numbers)
+        return content_id({"tasks": tasks})
+
+    ids = [id_of(b"1", b"1"), id_of(b"2", b"1"), id_of(b"1", b"2")]
+    assert len(set(ids)) == 3 and id_of(b"1", b"1") == ids[0]
+    assert content_id({"tasks": [*tasks[:2], {"name": "c", "readout": "/nowhere/y"}]}) != ids[0]
 
 
 def test_small_files_that_a_task_names_go_along(tmp_path: Path) -> None:
