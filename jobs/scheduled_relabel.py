@@ -68,7 +68,7 @@ def _tick(options: argparse.Namespace) -> int:
         stack.enter_context(redirect_stdout(sys.stderr))
 
         def announce(planned: Plan) -> Progress:
-            told.print(announced(planned))
+            told.print(announced(planned), markup=False)
             return stack.enter_context(shown_progress(told, planned.missing_rows))
 
         ended = tick(
