@@ -46,6 +46,8 @@ def test_ticks_label_and_publish_once(
     "options, reason",
     [
         (["--gate", "toxic.f1 > 0.5"], "--gold: missing"),
+        (["--gold", "gold.csv"], "--gate: missing; --gold judges nothing"),
+        (["--gold", "no/such.csv"], "--gate: missing; --gold judges nothing"),
         (["--gold", "gold.csv", "--gate", "toxic.much > 0.5"], "--gate: no such metric"),
         (["--gold", "gold.csv", "--gate", "topic.f1 > 0.5"], "no labels for this task"),
         (["--gold", "gold.csv", "--gate", "toxic.f1 > 0.5", "--column", "x"], "--column"),
