@@ -70,7 +70,7 @@ def _tick(options: argparse.Namespace) -> int:
         stack.enter_context(redirect_stdout(sys.stderr))
 
         def announce(planned: Plan) -> Progress:
-            told.print(announced(planned))
+            told.print(announced(planned), markup=False)
             return stack.enter_context(shown_progress(told, planned.missing_rows))
 
         ended = tick(
@@ -89,13 +89,15 @@ def _tick(options: argparse.Namespace) -> int:
 
 def _gate(spec: JobSpec, options: argparse.Namespace) -> Gate | None:
     """What judges the candidate; gold and gates are read, and refused, before any work."""
-    if not options.gate:
+    if not options.gate and options.gold is None:
         return None
     from pipeline.data.gold import HowGold, read_gold
     from pipeline.errors import Problem, SpecError
     from pipeline.evaluating import Wishes, check_gates, evaluate
     from pipeline.evaluation.gates import parse_gate
 
+    if not options.gate:
+        raise SpecError([Problem("--gate", "missing; --gold judges nothing without one")])
     gold: str | None = options.gold
     if gold is None:
         raise SpecError([Problem("--gold", "missing; a gate needs gold labels: --gold FILE")])

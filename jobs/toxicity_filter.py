@@ -2,28 +2,28 @@
 
     python -m jobs.toxicity_filter jobs/specs/toxicity_filter.yaml --to out/clean
 
-Run it again after a crash, or when the corpus has grown: only what is missing is done.
+Its words are those of `assay filter`. Run it again after a crash, or when the corpus has grown:
+only what is missing is done.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
+from pipeline.arguments import Verb, parser
 from pipeline.cli import main as assay
+
+_UNCALLED: Mapping[str, Verb] = defaultdict(lambda: lambda _options: 0)  # words are only read here
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The steps in their order; the first that does not end well ends the job, with its code."""
-    parser = argparse.ArgumentParser(prog="jobs.toxicity_filter", description="Label, then filter.")
-    parser.add_argument("spec", metavar="SPEC")
-    parser.add_argument("--to", required=True, metavar="URL", help="where the kept documents go")
-    options, further = parser.parse_known_args(arguments)
-    steps = (
-        ["run", options.spec],
-        ["filter", options.spec, "--to", options.to, *further],
-    )
+    filtering = ["filter", *(sys.argv[1:] if arguments is None else arguments)]
+    # — before hours of labelling: a wrong word ends the job here, and the spec is what filter says
+    spec = parser(_UNCALLED).parse_args(filtering).spec
+    steps = (["run", spec], filtering)
     return next(filter(None, map(assay, steps)), 0)
 
 

@@ -105,7 +105,7 @@ def _run(options: argparse.Namespace) -> int:
 
         def announce(planned: Any) -> Callable[[int], None]:
             console = _console(sys.stderr)
-            console.print(announced(planned))
+            console.print(announced(planned), markup=False)
             return stack.enter_context(shown_progress(console, planned.missing_rows))
 
         outcome = run(
@@ -313,7 +313,8 @@ def cache_dir() -> Path:
 def _console(stream: Any) -> Console:
     from rich.console import Console
 
-    return Console(file=stream, highlight=False, soft_wrap=True)
+    # — labels, names and paths are text: none of it is markup or the name of an emoji
+    return Console(file=stream, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def _print(

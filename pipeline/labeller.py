@@ -68,6 +68,8 @@ class Labeller:
 
         A text that cannot be labelled has its reason in the struct's `status`, and no answer.
         """
+        if isinstance(texts, str | bytes):
+            raise TypeError("label() takes a list of texts; write label([text])")
         whole = list(texts)
         named = [None] * len(whole) if ids is None else list(ids)
         rows = (RawRow(text, id) for text, id in zip(whole, named, strict=True))

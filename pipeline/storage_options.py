@@ -13,7 +13,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator
 
 # What names a secret in the options of s3fs, gcsfs, adlfs, the hub and their clients.
-_SECRET = re.compile(r"secret|password|token|credential|connection_string|account_key|sas|^key$")
+_SECRET = re.compile(
+    r"secret|passw|token|credential|connection_string|(account|access|api)[_-]?key|bearer|cookie|"
+    r"(^|[_-])auth|sas|^key$"
+)
 _WAYS_TO_LOG_IN = ("anon", "google_default", "cloud", "cache")  # gcsfs calls them `token`
 # A password before the host, and what signs a URL that opens without one.
 _USER = re.compile(r"(?<=://)[^/@:?#]*:[^/@]*(?=@)")
@@ -34,13 +37,15 @@ def _as_options(value: object) -> object:
 
 def _without_secrets(options: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, value in options.items():
-        if isinstance(value, Mapping):
-            _without_secrets(value)
-        elif _SECRET.search(str(name).lower()) and value not in _WAYS_TO_LOG_IN:
+        if _SECRET.search(str(name).lower()) and value not in _WAYS_TO_LOG_IN:
             raise ValueError(
                 f"{name!r} is a secret, and a spec is no place for one; name a profile, or set "
                 f"the environment variable that its file system reads"
             )
+        if isinstance(value, Mapping):
+            _without_secrets(value)
+        elif isinstance(value, str):
+            _without_credentials(value)
     return options
 
 

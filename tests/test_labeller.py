@@ -63,6 +63,12 @@ def test_every_text_has_a_row_that_an_independent_prompt_agrees_with(
             assert row[task]["label"] == best
 
 
+@pytest.mark.parametrize("text", ["one", b"one"])
+def test_a_text_alone_is_no_list_of_letters(labeller: Labeller, text: str | bytes) -> None:
+    with pytest.raises(TypeError, match=r"write label\(\[text\]\)"):
+        labeller.label(text)  # type: ignore[arg-type, unused-ignore]
+
+
 def test_rows_do_not_depend_on_what_else_is_asked(labeller: Labeller) -> None:
     together = labeller.label(TEXTS, ids=range(len(TEXTS)))
     assert together.column("doc_id").to_pylist() == ["0", "1", "2", "3", "4"]

@@ -55,6 +55,17 @@ def test_options_are_what_fsspec_takes_at_each_path(
         "{client_kwargs: {aws_secret_access_key: hunter2}}",
         "{connection_string: hunter2}",
         "{sas_token: hunter2}",
+        "{headers: {Authorization: Bearer hunter2}}",
+        "{client_kwargs: {headers: {X-Api-Key: hunter2}}}",
+        "{client_kwargs: {headers: {Proxy-Authorization: Basic hunter2}}}",
+        "{client_kwargs: {cookies: {session: hunter2}}}",
+        "{api_key: hunter2}",
+        "{auth: hunter2}",
+        "{basic_auth: hunter2}",
+        "{bearer: hunter2}",
+        "{passwd: hunter2}",
+        "{access_key: hunter2}",
+        "{token: {type: service_account, private: hunter2}}",
     ],
 )
 def test_a_secret_is_refused_at_each_path_and_not_shown(written: str) -> None:
@@ -64,3 +75,9 @@ def test_a_secret_is_refused_at_each_path_and_not_shown(written: str) -> None:
     places = [line.partition(":")[0] for line in lines]
     assert sorted(places) == ["input.storage_options", "model.storage_options", "storage_options"]
     assert all("is a secret" in line and "hunter2" not in line for line in lines)
+
+
+def test_a_password_in_an_option_s_url_is_refused_and_not_shown() -> None:
+    with pytest.raises(SpecError) as raised:
+        spec_with("{config_kwargs: {proxies: {https: http://me:hunter2@proxy:3128}}}")
+    assert "holds a password" in str(raised.value) and "hunter2" not in str(raised.value)

@@ -61,12 +61,22 @@ def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> 
     """Each path below the folder that a spec's `input.path` names; SpecError if it is no key."""
     places = {path: url_to_fs(path, **options)[1] for path in paths}
     folder = fixed_folder(url_to_fs(path_glob, **options)[1], list(places.values()))
-    relative = {path: place.removeprefix(f"{folder}/") for path, place in places.items()}
-    for path, below in relative.items():
+    if alone := [path for path, place in places.items() if not place.startswith(f"{folder}/")]:
+        raise SpecError([Problem("input.path", f"{alone[0]} does not lie below it", path_glob)])
+    relative = {path: _as_key(place.removeprefix(f"{folder}/")) for path, place in places.items()}
+    for below in relative.values():
         check_key(below)
-        if below == places[path]:
-            raise SpecError([Problem("input.path", f"{path} does not lie below it", path_glob)])
     return relative
+
+
+def _as_key(path: str) -> str:
+    """The path with `%5C` for what no key holds, a backslash; two paths never have one key.
+
+    A path that could be taken for such a key has `%25` for its own `%`; all others stay.
+    """
+    if not re.search(r"\\|%(25)*5C", path):
+        return path
+    return path.replace("%", "%25").replace("\\", "%5C")
 
 
 def fixed_folder(place: str, places: Sequence[str]) -> str:

@@ -44,6 +44,9 @@ EXPRESSIONS = frozenset(
 )
 # Macros may hold anything, so only these are let through.
 MACROS = frozenset({"nullif", "if", "split_part", "list_max", "list_min", "list_sum", "list_avg"})
+# DuckDB says that their values follow from their arguments, but they ask the clock: `age` where it
+# has one argument.
+CLOCKS = frozenset({"age", "current_localtime", "current_localtimestamp"})
 
 
 class Rule:
@@ -125,7 +128,8 @@ class Rule:
                 continue
             name = node["function_name"]
             kinds = self._connection.execute(query, [name]).fetchall()
-            if any(kind != ("scalar", "CONSISTENT") for kind in kinds) or not kinds:
+            pure = kinds and all(kind == ("scalar", "CONSISTENT") for kind in kinds)
+            if not pure or name.lower() in CLOCKS:
                 raise self._wrong(f"{name}() is no function of one document's own columns")
 
     def _wrong(self, fix: str) -> SpecError:

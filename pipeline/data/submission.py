@@ -94,25 +94,27 @@ def submit(
     with tempfile.TemporaryDirectory() as folder:
         fill(Path(folder), content)
         environment = runtime_environment(Path(folder), installed=installed)
-        for _ in range(_TRIES):
-            found = choose(client.list_jobs(), base)
-            if not found.new:
-                _refuse_other_options(client, found.id, options)
-                return found
+        for tried in range(_TRIES):
+            time.sleep(_PAUSE_S if tried else 0)
             try:
+                found = choose(client.list_jobs(), base)
+                if not found.new:
+                    _refuse_other_options(client, found.id, options)
+                    return found
                 client.submit_job(
                     entrypoint=entrypoint,
                     submission_id=found.id,
                     runtime_env=environment,
                     metadata={"assay_spec": spec.name, "assay_options": options},
                 )
+                return found
+            except OSError as error:  # requests' own are such, too
+                last = _line(error)
             except RuntimeError as error:
+                last = _line(error)
                 if not _TRANSIENT.search(str(error)):
-                    raise RefusedError(f"the cluster took no job: {_line(error)}") from error
-                time.sleep(_PAUSE_S)
-                continue
-            return found
-    raise UnavailableError("the cluster takes no job yet; run the same command again")
+                    raise RefusedError(f"the cluster took no job: {last}") from error
+    raise UnavailableError(f"the cluster takes no job yet: {last}; run the same command again")
 
 
 def choose(jobs: Sequence[JobDetails], base: str) -> Submitted:

@@ -7,6 +7,8 @@ of what labels are called or where rows come from.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,36 +22,56 @@ def once(rows: int) -> Floats:
     return np.ones((1, rows))
 
 
-def confusion(
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What precision and recall are made of: rows of each label, [resamples, labels] each."""
+
+    hits: Floats  # both say it
+    predicted: Floats
+    support: Floats  # the gold says it
+
+
+def sums(
     truth: Ints,  # [rows]
     predicted: Ints,  # [rows]
     labels: int,
     counts: Floats,  # [resamples, rows]
-) -> Floats:  # [resamples, labels of the gold, labels that were predicted]
-    resamples, rows = counts.shape
-    cells = np.zeros((rows, labels * labels))
-    cells[np.arange(rows), truth * labels + predicted] = 1
-    return (counts @ cells).reshape(resamples, labels, labels)
+) -> Sums:
+    right = truth == predicted
+    return Sums(
+        hits=_summed(truth[right], labels, counts[:, right]),
+        predicted=_summed(predicted, labels, counts),
+        support=_summed(truth, labels, counts),
+    )
 
 
-def accuracy(table: Floats) -> Floats:  # [resamples, labels, labels] -> [resamples]
+def confusion(
+    truth: Ints,  # [rows]
+    predicted: Ints,  # [rows]
+    labels: int,
+) -> Ints:  # [labels of the gold, labels that were predicted]
+    cells = np.bincount(truth * labels + predicted, minlength=labels * labels)
+    return cells.reshape(labels, labels)
+
+
+def accuracy(of: Sums) -> Floats:  # [resamples]
     """The share of rows whose label is the gold's."""
-    return _divided(np.trace(table, axis1=1, axis2=2), table.sum(axis=(1, 2)))
+    return _divided(of.hits.sum(axis=1), of.support.sum(axis=1))
 
 
-def precision(table: Floats) -> Floats:  # [resamples, labels, labels] -> [resamples, labels]
+def precision(of: Sums) -> Floats:  # [resamples, labels]
     """Of the rows predicted so, the share that is; NaN for a label that is never predicted."""
-    return _divided(_hits(table), table.sum(axis=1))
+    return _divided(of.hits, of.predicted)
 
 
-def recall(table: Floats) -> Floats:  # [resamples, labels, labels] -> [resamples, labels]
+def recall(of: Sums) -> Floats:  # [resamples, labels]
     """Of the rows that are so, the share predicted so; NaN for a label that the gold lacks."""
-    return _divided(_hits(table), table.sum(axis=2))
+    return _divided(of.hits, of.support)
 
 
-def f1(table: Floats) -> Floats:  # [resamples, labels, labels] -> [resamples, labels]
+def f1(of: Sums) -> Floats:  # [resamples, labels]
     """The harmonic mean of both; NaN for a label in neither gold nor predictions."""
-    return _divided(2 * _hits(table), table.sum(axis=1) + table.sum(axis=2))
+    return _divided(2 * of.hits, of.predicted + of.support)
 
 
 def ranked(
@@ -87,7 +109,9 @@ def brier(
     counts: Floats,  # [resamples, rows]
 ) -> Floats:  # [resamples]
     """Mean squared error of p, summed over labels; of two labels, one: the other is its mirror."""
-    errors: Floats = ((p - np.eye(p.shape[1])[truth]) ** 2).sum(axis=1)  # [rows]
+    apart = p.copy()  # [rows, labels]
+    apart[np.arange(len(p)), truth] -= 1
+    errors: Floats = (apart**2).sum(axis=1)  # [rows]
     per_row = errors / 2 if p.shape[1] == 2 else errors
     return _divided(counts @ per_row, counts.sum(axis=1))
 
@@ -98,8 +122,13 @@ def mean_defined(values: Floats) -> Floats:  # [resamples, labels] -> [resamples
     return _divided(np.where(defined, values, 0).sum(axis=1), defined.sum(axis=1))
 
 
-def _hits(table: Floats) -> Floats:
-    return np.diagonal(table, axis1=1, axis2=2)
+def _summed(label: Ints, labels: int, counts: Floats) -> Floats:
+    """[rows] and [resamples, rows] -> [resamples, labels]: how often rows of each label stand."""
+    resamples = len(counts)
+    cells = label + labels * np.arange(resamples)[:, None]  # [resamples, rows]
+    cells_summed = np.bincount(cells.ravel(), counts.ravel(), minlength=resamples * labels)
+    summed: Floats = cells_summed.reshape(resamples, labels).astype(np.float64, copy=False)
+    return summed
 
 
 def _divided(a: Floats, b: Floats) -> Floats:

@@ -22,6 +22,9 @@ from pipeline.evaluation.reliability import (
 
 HEADLINES = ("accuracy", "f1", "auroc", "ap", "brier", "ece")
 RESAMPLES = 1_000
+# A ranking of every label in every resample is what takes the time: of more labels AUROC and
+# average precision have no interval.
+RANKED_LABELS = 100
 _SEED = 20_26
 _PERCENTILES = (2.5, 97.5)
 # Of a batch of resamples, so many counts are held at once: 8 MB, a few times over. Four times as
@@ -71,20 +74,23 @@ def score(
     *,
     resamples: int = RESAMPLES,
 ) -> Scores:
-    """The figures; there must be a row. The same rows give the same intervals."""
+    """The figures; there must be a row. The same rows give the same intervals.
+
+    Above RANKED_LABELS labels `auroc` and `ap` have no interval: its ends are None.
+    """
     rows, label_count = p.shape
     assert rows and label_count == len(labels) >= 2, (rows, label_count, labels)
     values = headlines(truth, p, once(rows))
     resampled = _resampled(truth, p, resamples)
-    table = metrics.confusion(truth, p.argmax(axis=1), label_count, once(rows))
+    confusion = metrics.confusion(truth, p.argmax(axis=1), label_count)
     return Scores(
         rows=rows,
         headlines={
             name: Figure(_defined(values[name][0]), *_interval(resampled[name]))
             for name in HEADLINES
         },
-        labels=_label_scores(truth, p, labels, table),
-        confusion=tuple(tuple(int(count) for count in row) for row in table[0]),
+        labels=_label_scores(truth, p, labels),
+        confusion=tuple(map(tuple, confusion.tolist())),
         reliability=reliability_curve(*confidence_and_hits(truth, p)),
         resamples=resamples,
     )
@@ -94,36 +100,48 @@ def headlines(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
     counts: Floats,  # [resamples, rows]
+    *,
+    rank: bool = True,
 ) -> dict[str, Floats]:  # [resamples] each
-    """Every headline figure of every resample."""
+    """Every headline figure of every resample; NaN for those of a ranking if not to `rank`."""
     _, labels = p.shape
-    table = metrics.confusion(truth, p.argmax(axis=1), labels, counts)
-    # — of two labels the first is asked for: the other's ranking is its mirror
-    asked = range(1 if labels == 2 else labels)
-    rankings = [metrics.ranked(truth == label, p[:, label], counts) for label in asked]
-    auroc = [metrics.auroc(*ranking) for ranking in rankings]
-    ap = [metrics.average_precision(*ranking) for ranking in rankings]
+    sums = metrics.sums(truth, p.argmax(axis=1), labels, counts)
+    undefined = np.full(len(counts), np.nan)
+    auroc, ap = _ranked_headlines(truth, p, counts) if rank else (undefined, undefined)
     return {
-        "accuracy": metrics.accuracy(table),
-        "f1": metrics.mean_defined(metrics.f1(table)),
-        "auroc": metrics.mean_defined(np.stack(auroc, axis=1)),
-        "ap": metrics.mean_defined(np.stack(ap, axis=1)),
+        "accuracy": metrics.accuracy(sums),
+        "f1": metrics.mean_defined(metrics.f1(sums)),
+        "auroc": auroc,
+        "ap": ap,
         "brier": metrics.brier(truth, p, counts),
         "ece": expected_calibration_error(*confidence_and_hits(truth, p), counts),
     }
 
 
+def _ranked_headlines(truth: Ints, p: Floats, counts: Floats) -> tuple[Floats, Floats]:
+    """AUROC and average precision, [resamples] each."""
+    # — of two labels the first is asked for: the other's ranking is its mirror
+    asked = range(1 if p.shape[1] == 2 else p.shape[1])
+    found = []
+    for label in asked:
+        ranking = metrics.ranked(truth == label, p[:, label], counts)
+        found.append((metrics.auroc(*ranking), metrics.average_precision(*ranking)))
+    auroc, ap = (metrics.mean_defined(np.stack(each, axis=1)) for each in zip(*found, strict=True))
+    return auroc, ap
+
+
 def _resampled(truth: Ints, p: Floats, resamples: int) -> dict[str, Floats]:
     """[resamples] of each headline: rows drawn with replacement, as many as there are."""
-    rows = len(truth)
+    rows, labels = p.shape
     source = np.random.default_rng(_SEED)
-    at_once = max(1, _BATCH_COUNTS // rows)
+    at_once = max(1, _BATCH_COUNTS // max(rows, labels))
     found: dict[str, list[Floats]] = {name: [] for name in HEADLINES}
     for start in range(0, resamples, at_once):
         number = min(at_once, resamples - start)
         drawn = source.integers(0, rows, (number, rows)) + rows * np.arange(number)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=number * rows).reshape(number, rows)
-        for name, values in headlines(truth, p, counts.astype(np.float64)).items():
+        rank = labels <= RANKED_LABELS
+        for name, values in headlines(truth, p, counts.astype(np.float64), rank=rank).items():
             found[name].append(values)
     return {name: np.concatenate([np.zeros(0), *values]) for name, values in found.items()}
 
@@ -137,10 +155,9 @@ def _interval(values: Floats) -> tuple[float | None, float | None]:
     return float(low), float(high)
 
 
-def _label_scores(
-    truth: Ints, p: Floats, labels: Sequence[str], table: Floats
-) -> tuple[LabelScore, ...]:
-    by_label = (metrics.precision(table)[0], metrics.recall(table)[0], metrics.f1(table)[0])
+def _label_scores(truth: Ints, p: Floats, labels: Sequence[str]) -> tuple[LabelScore, ...]:
+    sums = metrics.sums(truth, p.argmax(axis=1), len(labels), once(len(truth)))
+    by_label = (metrics.precision(sums)[0], metrics.recall(sums)[0], metrics.f1(sums)[0])
     found = []
     for index, label in enumerate(labels):
         precision, recall, f1 = (_defined(values[index]) for values in by_label)
@@ -148,8 +165,8 @@ def _label_scores(
         found.append(
             LabelScore(
                 label=label,
-                support=int(table[0, index].sum()),
-                predicted=int(table[0, :, index].sum()),
+                support=int(sums.support[0, index]),
+                predicted=int(sums.predicted[0, index]),
                 precision=precision,
                 recall=recall,
                 f1=f1,

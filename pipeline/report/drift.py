@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +17,7 @@ from pipeline.report.printable import printable
 from pipeline.report.verdict import two_columns
 
 SHOWN_GROUPS = 20
+SHOWN_LABELS = 20  # a square of more fits no terminal, and a page of JSON neither
 
 
 def show_comparison(compared: Comparison, console: Console) -> None:
@@ -58,16 +60,26 @@ def comparison_json(compared: Comparison) -> dict[str, Any]:
 
 def _task_table(task: TaskChange) -> Table:
     title = task.task if task.fps[0] == task.fps[1] else f"{task.task} {' → '.join(task.fps)}"
+    many = len(task.labels) > SHOWN_LABELS
+    if many:
+        title += f": the {SHOWN_LABELS} most frequent of {len(task.labels):,} labels"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("label", "before", "after"):
         table.add_column(name, justify="left" if name == "label" else "right", no_wrap=True)
-    for label in task.labels:
+    for label in () if many else task.labels:
         table.add_column(f"→ {printable(label)}", justify="right", no_wrap=True)
     before, after = shares(task.before), shares(task.after)
-    for index, label in enumerate(task.labels):
-        went = (f"{count:,}" for count in task.flips[index])
-        table.add_row(printable(label), f"{before[index]:.2%}", f"{after[index]:.2%}", *went)
+    for index in _most_frequent(task) if many else range(len(task.labels)):
+        went = (f"{count:,}" for count in task.flips[index][: 0 if many else None])
+        label = printable(task.labels[index])
+        table.add_row(label, f"{before[index]:.2%}", f"{after[index]:.2%}", *went)
     return table
+
+
+def _most_frequent(task: TaskChange) -> list[int]:
+    """The labels with the most documents of both sides, those with more first."""
+    order = np.argsort(-(task.before + task.after), kind="stable")
+    return [int(index) for index in order[:SHOWN_LABELS]]
 
 
 def _told(task: TaskChange) -> str:
@@ -90,7 +102,7 @@ def _task_json(task: TaskChange) -> dict[str, Any]:
         "after": task.after.tolist(),
         "psi": task.psi,
         "jensen_shannon": task.jensen_shannon,
-        "flips": task.flips.tolist(),
+        **_flips_json(task),
         "flip_rate": task.flip_rate,
         "newly_failing": task.newly_failing,
         "failing_ids": list(task.failing_ids),
@@ -99,3 +111,15 @@ def _task_json(task: TaskChange) -> dict[str, Any]:
             for group, each in task.groups.items()
         },
     }
+
+
+def _flips_json(task: TaskChange) -> dict[str, Any]:
+    """`flips`, the square; of many labels `flipped`, its cells off the diagonal that are not 0."""
+    if len(task.labels) <= SHOWN_LABELS:
+        return {"flips": task.flips.tolist()}
+    cells = [(int(x), int(y)) for x, y in np.argwhere(task.flips) if x != y]
+    flipped = [
+        {"from": task.labels[x], "to": task.labels[y], "documents": int(task.flips[x, y])}
+        for x, y in cells
+    ]
+    return {"flipped": flipped}

@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.errors import StorageError
 from pipeline.evaluating import Evaluation, TaskEvaluation, Version
 from pipeline.evaluation.reliability import BINS
-from pipeline.evaluation.scores import HEADLINES
+from pipeline.evaluation.scores import HEADLINES, RANKED_LABELS
 from pipeline.report.evaluation_plots import plots
 from pipeline.report.evaluation_table import (
     NAMES,
@@ -99,7 +99,8 @@ def _headlines(task: TaskEvaluation) -> str:
     note = (
         f"In brackets: 95 % intervals of {scores[0].resamples:,} bootstrap resamples. Macro F1 is "
         f"the mean over the labels that occur; AUROC and average precision are of the first of two "
-        f"labels, of more the mean of each against the rest; the calibration error is of the "
+        f"labels, of more the mean of each against the rest (without an interval above "
+        f"{RANKED_LABELS} labels); the calibration error is of the "
         f"answer's p, in {BINS} bins of equal mass."
     )
     return _table(("", *task.versions), rows, numbers_from=1) + f"<p>{_safe(note)}</p>"

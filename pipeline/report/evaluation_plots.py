@@ -26,6 +26,7 @@ LABEL_CHARS = 18
 # More lines or panels than these are not told apart: those with the most gold rows are drawn.
 MAX_LINES = 10
 MAX_PANELS = 12
+MAX_CONFUSED = 40  # labels in the square of gold against answers: those with the most gold rows
 MAX_NAMED = 24  # labels; the cells of more are too small for numbers
 _LINE_STYLES = ("-", "--")  # raw, calibrated
 _POINTS = 400  # of a curve: more are not seen
@@ -75,10 +76,14 @@ def plots(task: TaskEvaluation) -> Iterator[tuple[str, str]]:
         "Reliability, precision and recall, ROC",
         svg(lambda f: _curves(f, task, shown[:MAX_LINES]), width=13, height=4.6, salt=f"{name} c"),
     )
-    side = min(12.0, 2.8 + 0.55 * len(task.labels))
+    confused = confused_labels(task)
+    side = min(12.0, 2.8 + 0.55 * len(confused))
     yield (
-        "Gold against answers: the darker, the more of the gold label's documents",
-        svg(lambda f: _confusion(f, task), width=side + 0.6, height=side, salt=f"{name} m"),
+        "Gold against answers: the darker, the more of the gold label's documents"
+        + _of_how_many(task, confused),
+        svg(
+            lambda f: _confusion(f, task, confused), width=side + 0.6, height=side, salt=f"{name} m"
+        ),
     )
     panels = shown[:MAX_PANELS]
     across = min(3, len(panels))
@@ -100,6 +105,20 @@ def drawn_labels(task: TaskEvaluation) -> list[int]:
         return [0]
     support = np.bincount(task.truth, minlength=len(task.labels))
     return [int(label) for label in np.argsort(-support, kind="stable") if support[label]]
+
+
+def confused_labels(task: TaskEvaluation) -> list[int]:
+    """The labels of the square: all, in their order, or of many those with the most gold rows."""
+    if len(task.labels) <= MAX_CONFUSED:
+        return list(range(len(task.labels)))
+    support = np.bincount(task.truth, minlength=len(task.labels))
+    return sorted(int(label) for label in np.argsort(-support, kind="stable")[:MAX_CONFUSED])
+
+
+def _of_how_many(task: TaskEvaluation, shown: Sequence[int]) -> str:
+    if len(shown) == len(task.labels):
+        return ""
+    return f" (the {len(shown)} most frequent of {len(task.labels):,} labels)"
 
 
 def _curves(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> None:
@@ -144,16 +163,18 @@ def _reliability(axes: Axes, task: TaskEvaluation) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17))
 
 
-def _confusion(figure: Figure, task: TaskEvaluation) -> None:
-    counts = np.array(next(iter(task.versions.values())).scores.confusion)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+def _confusion(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> None:
+    every = np.array(next(iter(task.versions.values())).scores.confusion)
+    counts = every[np.ix_(shown, shown)]
+    # — of all documents of the gold label, wherever they went
+    shares = counts / np.maximum(every.sum(axis=1)[shown, None], 1)
     axes = figure.subplots()
     # — cells that are drawn, not an image: the page allows none
     axes.pcolormesh(shares, cmap="Blues", vmin=0, vmax=1)
     axes.invert_yaxis()
     axes.set_aspect("equal")
     axes.grid(False)
-    names = [_name(label) for label in task.labels]
+    names = [_name(task.labels[label]) for label in shown]
     middles = np.arange(len(names)) + 0.5
     axes.set_xticks(middles, names, rotation=40, ha="right", rotation_mode="anchor")
     axes.set_yticks(middles, names)

@@ -181,7 +181,7 @@ def _confused_table(labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...]
         for answer, count in zip(labels, row, strict=True)
         if count and gold != answer
     ]
-    table = _titled("the most frequent confusions (raw); --html shows all")
+    table = _titled("the most frequent confusions (raw); --json has all")
     for name in ("gold", "answer", "documents"):
         table.add_column(name, justify="right" if name == "documents" else "left")
     for count, gold, answer in sorted(pairs, key=lambda pair: -pair[0])[:WIDE_LABELS]:

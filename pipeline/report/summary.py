@@ -15,15 +15,17 @@ from rich.table import Table
 
 from pipeline.data.job import Plan
 from pipeline.data.run import Outcome
+from pipeline.report.printable import printable
 
 
 def show_summary(outcome: Outcome, console: Console) -> None:
     """A short table, and one line that reads the output."""
-    console.print(summary_table(outcome))
+    console.print(summary_table(outcome), markup=False)
     for task in list(outcome.tally.labels)[:1]:
         files = f"{outcome.output}/labels/{task}/*/*/*.parquet"
         python = os.path.relpath(sys.executable)
-        console.print(f"\n{python} -c 'import duckdb; print(duckdb.read_parquet(\"{files}\"))'")
+        told = f"\n{python} -c 'import duckdb; print(duckdb.read_parquet(\"{files}\"))'"
+        console.print(told, markup=False)
 
 
 def summary_table(outcome: Outcome) -> Table:
@@ -32,7 +34,7 @@ def summary_table(outcome: Outcome) -> Table:
     table.add_column(style="bold")
     table.add_column()
     for name, value in _lines(outcome):
-        table.add_row(name, value)
+        table.add_row(name, printable(value))
     return table
 
 

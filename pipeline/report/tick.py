@@ -23,7 +23,8 @@ def print_tick(tick: Tick, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(tick_json(tick)))
     else:
-        show_tick(tick, Console(file=sys.stdout, highlight=False, soft_wrap=True))
+        file = sys.stdout
+        show_tick(tick, Console(file=file, highlight=False, soft_wrap=True, emoji=False))
 
 
 def show_tick(tick: Tick, console: Console) -> None:

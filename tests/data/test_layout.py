@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,18 @@ def test_a_file_lies_as_deep_as_in_the_input(
 
 def test_a_name_that_no_store_can_hold_is_refused() -> None:
     with pytest.raises(StorageError, match="is not a key"):
-        relative_paths("/in", ["/in/a\\b.jsonl"], {})
+        relative_paths("/in", ["/in/a\0b.jsonl"], {})
+
+
+def test_a_name_with_a_backslash_has_a_key_that_no_other_name_has() -> None:
+    parts = ("a", "\\", "%5C", "%", "25", "5C")
+    names = {"".join(chosen) for size in (1, 2, 3, 4) for chosen in product(parts, repeat=size)}
+    paths = sorted(f"/in/{name}.jsonl" for name in names)
+    keys = relative_paths("/in", paths, {})
+    assert len({*keys.values()}) == len(keys) == len(paths)
+    assert keys["/in/a\\a.jsonl"] == "a%5Ca.jsonl"
+    for name in ("a%a", "a%25", "5C"):  # what is no such name is not changed
+        assert keys[f"/in/{name}.jsonl"] == f"{name}.jsonl"
 
 
 def shard(path: str, start_row: int = 0) -> NamedShard:

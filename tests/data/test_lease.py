@@ -66,3 +66,15 @@ def test_it_is_given_back_after_an_error(store: LocalStore) -> None:
     with pytest.raises(ZeroDivisionError), held_lease(store, "job", Clock()):
         raise ZeroDivisionError
     assert not keys(store)
+
+
+def test_a_lease_of_a_clock_far_ahead_blocks_nobody(store: LocalStore) -> None:
+    ahead, clock = Clock(), Clock()
+    ahead.now_s += 365 * 86_400
+    gone = held_lease(store, "job", ahead, holder="ahead")
+    gone.__enter__()
+    with held_lease(store, "job", clock, holder="next") as held:
+        assert held.lease.number == 2
+        clock.now_s -= LEASE_SECONDS - 1  # a clock a little behind is no such case
+        with pytest.raises(HeldError, match="by next"), held_lease(store, "job", clock):
+            raise AssertionError("two held it")

@@ -77,6 +77,10 @@ def test_a_rule_names_the_columns_that_it_reads() -> None:
         # what is another the next time
         ("random() > 0.5", "random() is no function"),
         ("now() > '2026-01-01'", "now() is no function"),
+        ("age(TIMESTAMP '2026-01-01') < INTERVAL 1 DAY", "age() is no function"),
+        ("main.AGE(TIMESTAMP '2026-01-01') < INTERVAL 1 DAY", "age() is no function"),
+        ("current_localtime() > TIME '10:00'", "current_localtime() is no function"),
+        ("current_localtimestamp() IS NULL", "current_localtimestamp() is no function"),
         ("current_date > '2026-01-01'", "no column 'current_date'"),
         ("current_setting('threads') = 1", "current_setting() is no function"),
         ("nextval('s') > 1", "nextval() is no function"),

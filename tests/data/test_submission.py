@@ -15,6 +15,7 @@ from typing import Any
 
 import duckdb
 import pytest
+import requests
 from local_cluster import REPOSITORY, LocalCluster, local_cluster
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
@@ -161,8 +162,12 @@ class Jobs:
         self.failures = list(failures)
         self.jobs: list[JobDetails] = []
         self.asked: list[dict[str, Any]] = []
+        self.cut_off = 0  # so many requests for the list are not answered
 
     def list_jobs(self) -> list[JobDetails]:
+        if self.cut_off:
+            self.cut_off -= 1
+            raise requests.exceptions.ConnectionError("Connection reset by peer")
         return list(self.jobs)
 
     def get_job_info(self, id: str) -> JobDetails:
@@ -214,6 +219,16 @@ def test_a_cluster_that_is_still_starting_is_waited_for(
 ) -> None:
     jobs = Jobs(*["No available agent to submit job, please try again later."] * 2)
     assert submitted(jobs).new is True and len(jobs.asked) == 3
+
+
+def test_a_head_that_is_cut_off_is_asked_again(submitted: Callable[..., Submitted]) -> None:
+    jobs = Jobs()
+    jobs.cut_off = 3
+    assert submitted(jobs).new is True and len(jobs.asked) == 1
+    jobs.cut_off = 1_000
+    with pytest.raises(UnavailableError, match="Connection reset by peer; run the same") as raised:
+        submitted(jobs)
+    assert raised.value.exit_code == 3 and len(jobs.asked) == 1
 
 
 def test_another_failure_is_refused_in_one_line(submitted: Callable[..., Submitted]) -> None:

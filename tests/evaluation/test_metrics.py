@@ -124,3 +124,18 @@ def test_resamples_in_batches_are_as_many_and_as_wide(monkeypatch: pytest.Monkey
         assert in_batches[name].shape == at_once[name].shape == (600,)
         assert in_batches[name].mean() == pytest.approx(at_once[name].mean(), abs=0.01)
         assert in_batches[name].std() == pytest.approx(at_once[name].std(), rel=0.15)
+
+
+def test_a_thousand_labels_are_judged_without_a_square_of_them_for_every_row() -> None:
+    truth, p = sample(1_000, rows=3_000)
+    truth[::3] = truth[1::3]  # a third is wrong
+    found = score(truth, p, [f"label-{index}" for index in range(1_000)], resamples=100)
+    f1 = oracle.f1_score(truth, p.argmax(1), labels=np.union1d(truth, p.argmax(1)), average="macro")
+    accuracy, macro = found.headlines["accuracy"], found.headlines["f1"]
+    assert accuracy.value == pytest.approx(oracle.accuracy_score(truth, p.argmax(1)))
+    assert macro.value == pytest.approx(f1)
+    assert accuracy.low is not None and accuracy.low < accuracy.value
+    for name in ("auroc", "ap"):
+        figure = found.headlines[name]
+        assert figure.value is not None and figure.low is None and figure.high is None
+    assert sum(map(sum, found.confusion)) == 3_000

@@ -8,7 +8,9 @@ schemas are in no package registry, so that RayJob is held to the list of its fi
 from __future__ import annotations
 
 import copy
+import os
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,45 @@ def test_the_schedule_never_runs_twice_at_once_and_may_create_what_it_creates() 
     )
     run = DOCUMENTS[RAY_JOB]["spec"]
     assert cron["jobTemplate"]["spec"]["activeDeadlineSeconds"] > run["activeDeadlineSeconds"]
+
+
+@pytest.mark.parametrize(
+    "states, code",
+    [
+        (["Running", "no answer", "Running", "Complete"], 0),
+        (["Running", "Failed"], 1),
+        (["", "ValidationFailed"], 1),
+    ],
+)
+def test_the_schedule_waits_for_the_runs_end_and_tells_it(
+    states: list[str], code: int, tmp_path: Path
+) -> None:
+    """With a kubectl that gives one state after the other, and nothing more at the end."""
+    (pod,) = [pod for pod in pod_specs() if pod["serviceAccountName"] == "assay-schedule"]
+    for number, state in enumerate(states, 1):
+        (tmp_path / f"state{number}").write_text(state)
+    executable(tmp_path / "sleep", "exit 0")
+    executable(
+        tmp_path / "kubectl",
+        f"""cd {tmp_path}
+        [ "$1" = create ] && echo rayjob/assay && exit 0
+        echo asked >> asked; now=state$(wc -l < asked | tr -d ' ')
+        [ -e "$now" ] || exec kill $PPID
+        [ "$(cat "$now")" != "no answer" ] || exit 1
+        cat "$now\"""",
+    )
+    command = [*pod["containers"][0]["command"], *pod["containers"][0]["args"]]
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(command, env=path, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == code, ended
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == len(states)
+    assert not code or ended.stdout.splitlines()[-1] == f"rayjob/assay: {states[-1]}"
+
+
+def executable(file: Path, script: str) -> None:
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
 
 
 def test_the_policy_is_of_the_runs_pods() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,8 @@ def test_ticks_label_and_publish_once(
     write_spec: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-    # — Ray reads it once a process, and other tests of this one had clusters without tokens
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     corpus = tmp_path / "corpus.jsonl"
     rows = [{"id": f"d{i}", "text": f"number {i} says hello"} for i in range(6)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -29,8 +28,11 @@ def test_ticks_label_and_publish_once(
     spec = str(write_spec())
 
     def tick(code: int, *options: str) -> dict[str, Any]:
-        assert main([spec, "--json", *options]) == code
-        told: dict[str, Any] = json.loads(capfd.readouterr().out)
+        # — in a process of its own: Ray asks for tokens there, once a process
+        command = [sys.executable, "-m", "jobs.scheduled_relabel", spec, "--json", *options]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
+        assert ended.returncode == code, ended.stderr
+        told: dict[str, Any] = json.loads(ended.stdout)
         return told
 
     first, second = tick(0), tick(0)
@@ -48,6 +50,8 @@ def test_ticks_label_and_publish_once(
     "options, reason",
     [
         (["--gate", "toxic.f1 > 0.5"], "--gold: missing"),
+        (["--gold", "gold.csv"], "--gate: missing; --gold judges nothing"),
+        (["--gold", "no/such.csv"], "--gate: missing; --gold judges nothing"),
         (["--gold", "gold.csv", "--gate", "toxic.much > 0.5"], "--gate: no such metric"),
         (["--gold", "gold.csv", "--gate", "topic.f1 > 0.5"], "no labels for this task"),
         (["--gold", "gold.csv", "--gate", "toxic.f1 > 0.5", "--column", "x"], "--column"),

@@ -136,3 +136,30 @@ def test_the_job_is_its_steps_and_ends_with_the_first_that_fails(
     monkeypatch.setattr("jobs.toxicity_filter.assay", assay_ending({"run": 1}))
     assert job(["s.yaml", "--to", "there"]) == 1
     assert called == [["run", "s.yaml"]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["s.yaml", "--to", "there", "--on-eror", "drop"],
+        ["s.yaml", "--to", "there", "--on-error", "dorp"],
+        ["s.yaml"],
+    ],
+)
+def test_wrong_words_end_the_job_before_its_first_step(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr("jobs.toxicity_filter.assay", called.append)
+    with pytest.raises(SystemExit) as ended:
+        job(words)
+    assert ended.value.code == 2 and not called
+    assert "usage: " in capsys.readouterr().err
+
+
+def test_the_spec_is_found_behind_the_filter_s_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr("jobs.toxicity_filter.assay", called.append)
+    words = ["--to", "there", "--by", "language", "s.yaml"]
+    assert job(words) == 0
+    assert called == [["run", "s.yaml"], ["filter", *words]]

@@ -138,6 +138,25 @@ def test_of_many_labels_the_terminal_shows_what_is_confused_most() -> None:
     assert first == [f"label {gold}", f"label {answer}", str(counts.max())]
 
 
+def test_of_many_labels_the_page_draws_the_most_frequent() -> None:
+    """Drawn whole, the square of a thousand has a million cells."""
+    whole = evaluation(tuple(f"label {n}" for n in range(120)))
+    written = page(whole)
+    assert "(the 40 most frequent of 120 labels)" in written
+    _, square, _ = re.findall(r"<svg.*?</svg>", written, re.DOTALL)
+    named = {int(n) for n in re.findall(r">label (\d+)<", square)}
+    support = np.bincount(whole.tasks[0].truth, minlength=120)
+    assert len(named) == 40 and support[list(named)].min() >= np.sort(support)[-40]
+    headline = re.search(r"AUROC</td><td[^>]*>([^<]*)<", written)
+    assert headline is None or "[" not in headline[1]
+    stream = io.StringIO()
+    show_evaluation(whole, Console(file=stream, width=200))
+    (auroc,) = re.findall(r"│ AUROC +│ +([^│]*)│", stream.getvalue())
+    assert re.fullmatch(r"0\.\d{3} *", auroc)
+    value = evaluation_json(whole)["tasks"]["toxic"]["versions"]["raw"]["headlines"]["auroc"]
+    assert value["value"] is not None and value["low"] is None and value["high"] is None
+
+
 def test_a_task_without_a_judged_row_is_said_to_have_none() -> None:
     whole = evaluation(("a", "b"))
     empty = TaskEvaluation(

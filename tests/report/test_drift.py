@@ -1,0 +1,44 @@
+"""What changed between two answerings, shown: of many labels what matters, quickly."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from rich.console import Console
+
+from pipeline.data.comparison import Comparison, TaskChange
+from pipeline.report.drift import SHOWN_LABELS, comparison_json, show_comparison
+
+
+def compared(labels: int) -> Comparison:
+    """Label i stands i times before, and one document of each went to the next label."""
+    names = tuple(f"label-{index}" for index in range(labels))
+    counts = np.arange(labels, dtype=np.int64)
+    flips = np.diag(counts) + np.eye(labels, k=1, dtype=np.int64)
+    change = TaskChange("t", names, ("f", "f"), counts, counts, flips, 0, (), {})
+    whole = int(counts.sum())
+    return Comparison("1", "2", (whole, whole), (0, whole, 0), (change,), (), ())
+
+
+def shown(labels: int) -> list[list[str]]:
+    """The words of each line that begins with a label."""
+    stream = io.StringIO()
+    show_comparison(compared(labels), Console(file=stream, width=400, soft_wrap=True))
+    lines = [line.split() for line in stream.getvalue().splitlines()]
+    return [line for line in lines if line and line[0].startswith("label-")]
+
+
+def test_of_few_labels_every_cell_is_shown() -> None:
+    assert [line[0] for line in shown(3)] == ["label-0", "label-1", "label-2"]
+    assert shown(3)[1][3:] == ["0", "1", "1"]
+    assert comparison_json(compared(3))["tasks"]["t"]["flips"] == [[0, 1, 0], [0, 1, 1], [0, 0, 2]]
+
+
+def test_of_many_labels_the_most_frequent_are_shown_and_no_square() -> None:
+    rows = shown(2_000)
+    assert [line[0] for line in rows] == [f"label-{1999 - n}" for n in range(SHOWN_LABELS)]
+    assert {len(line) for line in rows} == {3}
+    (task,) = comparison_json(compared(2_000))["tasks"].values()
+    assert "flips" not in task and len(task["flipped"]) == 1_999
+    assert task["flipped"][5] == {"from": "label-5", "to": "label-6", "documents": 1}
