@@ -194,7 +194,8 @@ def _status(error: BaseException) -> int:
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    told = (getattr(response, "status_code", None), getattr(error, "status", None))
-    code = getattr(error, "code", None)  # gcsfs writes it as a number or as its digits
-    numbers = [str(value) for value in (*told, code) if str(value).isdigit()]
-    return int(numbers[0]) if numbers else 0
+    places = ((response, "status_code"), (error, "status"))
+    told = next((status for of, name in places if (status := getattr(of, name, None))), None)
+    # — gcsfs writes it as a number or as its digits; aiohttp warns of its own `code`
+    status = str(told or getattr(error, "code", None))
+    return int(status) if status.isdigit() else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pipeline.data.hashes import content_hash
 from pipeline.data.jsonl import jsonl_pieces, jsonl_rows
 from pipeline.data.parquet import parquet_pieces, parquet_rows
 from pipeline.data.shards import ObjectVersion, Piece, Shard
-from pipeline.data.streams import Options, fetching, one_line, reading
+from pipeline.data.streams import Options, fetching, one_line, patiently, reading
 from pipeline.data.wet import wet_pieces, wet_rows
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 
@@ -186,10 +187,10 @@ def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str,
     itself = _info(file_system, place)
     if itself is None:
         if any(sign in place for sign in "*?["):
-            matched = file_system.glob(place, detail=True).values()
+            matched = patiently(partial(file_system.glob, place, detail=True)).values()
             yield from (info for info in matched if info["type"] != "directory")
     elif itself["type"] == "directory":
-        below = file_system.find(place, detail=True).values()
+        below = patiently(partial(file_system.find, place, detail=True)).values()
         yield from (info for info in below if format_of(info["name"]) is not None)
     else:
         yield itself
@@ -198,7 +199,7 @@ def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str,
 def _info(file_system: AbstractFileSystem, place: str) -> Mapping[str, Any] | None:
     """What the file system says of the one file or folder at the place; None where it has none."""
     try:
-        info: Mapping[str, Any] = file_system.info(place)
+        info: Mapping[str, Any] = patiently(partial(file_system.info, place))
     except FileNotFoundError:
         return None
     return info
@@ -221,7 +222,7 @@ def _check_unchanged(shard: Shard, options: Options) -> None:
     with fetching(shard.path):
         file_system, place = url_to_fs(shard.path, **options)
         file_system.invalidate_cache()  # or a listing of before the change would answer
-        info = file_system.info(place)
+        info = patiently(partial(file_system.info, place))
     now: tuple[int, str] = info["size"], shard.version.etag
     if not isinstance(file_system, LocalFileSystem):
         now = info["size"], _remote_etag(shard.path, info)

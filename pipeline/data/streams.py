@@ -5,20 +5,26 @@ Knows fsspec paths, gzip and zstd. Knows nothing of rows, columns or shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Protocol
+from functools import partial
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import pyarrow as pa
 from fsspec.core import url_to_fs
 
-from pipeline.data.failures import REMOTE_ERRORS, Cause, as_storage_error, cause_of
+from pipeline.data.failures import REMOTE_ERRORS, Cause, as_storage_error, cause_of, is_passing
+from pipeline.data.retries import Patience, persistently
 from pipeline.errors import StorageError, UnreadableError
 
 # What the fsspec file system that opens a path is made with: a spec's storage_options.
 Options = Mapping[str, Any]
 
 BLOCK_BYTES = 1024 * 1024
+# Above the client's own tries, which leave out what some clients take for final: s3fs an error 500.
+_PATIENCE = Patience(attempts=6)
+
+Result = TypeVar("Result")
 
 
 class Stream(Protocol):
@@ -63,6 +69,11 @@ def fetching(path: str) -> Iterator[None]:
         raise StorageError(_told(path, error)) from error
 
 
+def patiently(call: Callable[[], Result]) -> Result:
+    """What a request to an input's store gives, made again where it may well succeed later."""
+    return persistently(call, is_passing, _PATIENCE)
+
+
 def one_line(error: BaseException) -> str:
     """What an error says, or what it is where it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
@@ -82,7 +93,7 @@ def opened(path: str, options: Options) -> Iterator[Fetched]:
     """The object's bytes as they are stored."""
     with fetching(path):
         file_system, place = url_to_fs(path, **options)
-        file = file_system.open(place, "rb")
+        file = patiently(partial(file_system.open, place, "rb"))
     with file:
         yield Fetched(file, path)
 
@@ -109,7 +120,7 @@ class Fetched:
 
     def read(self, size: int = -1, /) -> bytes:
         with fetching(self._path):
-            return self._file.read(size)
+            return patiently(partial(self._file.read, size))  # one that fails stays where it was
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         with fetching(self._path):

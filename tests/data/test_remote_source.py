@@ -157,15 +157,17 @@ def test_credentials_that_run_out_while_reading_are_told_and_to_be_run_again(
     assert raised.value.exit_code == 3
 
 
+@pytest.mark.parametrize("client_tries", [1, 8])
 def test_a_bad_connection_is_outlasted_by_reading(
-    moto: Server, moto_bucket: Bucket, tmp_path: Path
+    client_tries: int, moto: Server, moto_bucket: Bucket, tmp_path: Path
 ) -> None:
     lines = [json.dumps({"text": f"{number} " * 50}) for number in range(2000)]
     url = moto_bucket.write("a.jsonl", "\n".join(lines).encode())
     shares = {"error_500": 0.06, "slow_down": 0.1, "reset": 0.05, "lost_reply": 0.1, "cut_off": 0.1}
     faults = Faults(shares, seed=3)
     with proxied(moto.endpoint, faults) as endpoint:
-        patient = {"config_kwargs": {"retries": {"total_max_attempts": 8, "mode": "standard"}}}
+        retries = {"total_max_attempts": client_tries, "mode": "standard"}
+        patient = {"config_kwargs": {"retries": retries}}
         options = {**moto.options, "endpoint_url": endpoint, **patient}
         (found,) = find_objects(url, tmp_path / "cache", options)
         read = [
