@@ -5,12 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import safetensors.numpy
 
+from pipeline.readout_file import Card, CardDocuments, CardModel
 from pipeline.spec import JobSpec, TaskSpec
+
+
+def bare_card(labels: int, *, pooling: Literal["last", "mean"], layer: int) -> Card:
+    """A document readout's card, for maps that no spec names: labels l0, l1 and so on."""
+    return Card(
+        format=1,
+        task="t",
+        labels=tuple(f"l{i}" for i in range(labels)),
+        kind="document",
+        question=None,
+        pooling=pooling,
+        layer=layer,
+        model=CardModel(weights={}, dtype="float32"),
+        prompt={},
+        documents=CardDocuments(max_tokens=1, too_long="head"),
+    )
 
 
 def card_of(

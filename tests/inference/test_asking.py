@@ -8,13 +8,14 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from fitted import bare_card
 
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.independent import answers_alone
 from pipeline.inference.label_trie import LabelTrie, Path
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, Question
-from pipeline.readout_file import Card, CardDocuments, CardModel, LinearMap, Readout
+from pipeline.readout_file import LinearMap, Readout
 
 TinyModel = Callable[[str], LoadedModel]
 # fp32 sums of a few thousand terms in another order, of labels of several tokens.
@@ -26,18 +27,7 @@ SHARED: list[set[Path]] = [{(4, 5)}, {(4, 6, 7), (9,)}, {(4, 6)}, {(8,)}]
 def fitted(layer: int, pooling: Literal["last", "mean"]) -> Readout:
     source = np.random.default_rng(layer)
     weight = (source.normal(size=(3, HIDDEN)) / np.sqrt(HIDDEN)).astype(np.float32)
-    card = Card(
-        format=1,
-        task="t",
-        labels=("l0", "l1", "l2"),
-        kind="document",
-        question=None,
-        pooling=pooling,
-        layer=layer,
-        model=CardModel(weights={}, dtype="float32"),
-        prompt={},
-        documents=CardDocuments(max_tokens=1, too_long="head"),
-    )
+    card = bare_card(3, pooling=pooling, layer=layer)
     return Readout(card, {layer: LinearMap(weight, np.zeros(3, np.float32))})
 
 

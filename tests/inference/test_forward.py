@@ -68,6 +68,11 @@ def test_a_batch_on_a_gpu_never_makes_the_host_wait(
     prefix = prefill(model, [1] * 9)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        end_states(model, [1] * tree.tokens, tree, prefix=prefix, ends=[3, 9])
+        states = end_states(model, [1] * tree.tokens, tree, prefix=prefix, ends=[3, 9])
+        # — whoever waits does get an error here, so nothing above did
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            states[0, 0, 0].item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert states.shape == (2, 2, network.config.hidden_size)
+    assert states.isfinite().all()

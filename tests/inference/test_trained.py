@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from fitted import bare_card
 from torch import nn
 
 from pipeline.errors import ModelError
@@ -21,7 +22,7 @@ from pipeline.inference.model import LoadedModel, plain_attention
 from pipeline.inference.stages import Stages
 from pipeline.inference.tokens import PromptTokens, Question
 from pipeline.inference.varlen import attend_run_by_run
-from pipeline.readout_file import Card, CardDocuments, CardModel, LinearMap, Readout
+from pipeline.readout_file import LinearMap, Readout
 from pipeline.spec import ExitSpec
 
 Pooling = Literal["last", "mean"]
@@ -84,18 +85,7 @@ def readout(
         )
         for at in range(1, LAYERS + 1)
     }
-    card = Card(
-        format=1,
-        task="t",
-        labels=tuple(f"l{i}" for i in range(labels)),
-        kind="document",
-        question=None,
-        pooling=pooling,
-        layer=layer,
-        model=CardModel(weights={}, dtype="float32"),
-        prompt={},
-        documents=CardDocuments(max_tokens=1, too_long="head"),
-    )
+    card = bare_card(labels, pooling=pooling, layer=layer)
     return Readout(card, maps)
 
 
