@@ -53,6 +53,13 @@ def _check(add: Callable[..., Any]) -> None:
     add("--documents", type=int, metavar="N", help="how many to prove exactness on")
 
 
+def _plan(add: Callable[..., Any]) -> None:
+    add("--workers", type=int, metavar="N", help="how many there will be; else one")
+    add("--price", type=float, metavar="P", help="of one worker's hour, in any currency")
+    add("--rate", type=float, metavar="R", help="documents a second of one worker; else measured")
+    add("--documents", type=int, metavar="N", help="how many to measure on, here")
+
+
 def _gold(add: Callable[..., Any]) -> None:
     add("--gold", required=True, metavar="FILE", help="csv, jsonl, parquet, or another output")
     add("--id", metavar="COLUMN", help="of gold, by which it is joined; else the spec's id")
@@ -114,6 +121,7 @@ def _bench(add: Callable[..., Any]) -> None:
 _VERBS: dict[str, tuple[str, Callable[[Callable[..., Any]], None]]] = {
     "run": ("bring the output up to date; run again = only what is missing", _run),
     "check": ("prove the model, the labels and the storage", _check),
+    "plan": ("what would be computed, how long, what it costs", _plan),
     "eval": ("judge the answers by gold labels; exit 1 if a gate fails", _eval),
     "fit": ("fit trained readouts to gold labels", _fit),
     "calibrate": ("make a task's calibration file of its answers", _calibrate),

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from pipeline.data.answer_values import RAW, probabilities
 from pipeline.data.answered import answers_for
-from pipeline.data.calibrations import CalibrationFile, options_for, raw_version, write_calibration
+from pipeline.data.calibrations import CalibrationFile, raw_version, write_calibration
 from pipeline.data.contents import Contents, contents
+from pipeline.data.fitted_files import options_for
 from pipeline.data.gold import UNLABELLED, HowGold, gold_hash, read_gold
 from pipeline.data.job import described_anywhere
 from pipeline.data.labels import open_labels

@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         {
             "run": _run,
             "check": _check,
+            "plan": _plan,
             "eval": _eval,
             "fit": _fit,
             "calibrate": _calibrate,
@@ -85,17 +86,13 @@ def _run(options: argparse.Namespace) -> int:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     from pipeline.data.run import dry_run, run
     from pipeline.report.progress import shown_progress
-    from pipeline.report.summary import (
-        announced,
-        plan_json,
-        plan_table,
-        show_summary,
-        summary_json,
-    )
+    from pipeline.report.summary import announced, show_summary, summary_json
     from pipeline.spec import load_spec
 
     spec = load_spec(options.spec)
     if options.dry_run:
+        from pipeline.report.planned import plan_json, plan_table
+
         planned = dry_run(spec, cache_dir=cache_dir())
         _print(options, plan_json(planned), lambda console: console.print(plan_table(planned)))
         return EXIT_COMPLETE
@@ -177,6 +174,17 @@ def _check(options: argparse.Namespace) -> int:
         lambda console: show_findings(found, console, prompts=options.prompts),
     )
     return EXIT_COMPLETE if found.exact else EXIT_FAILED
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from pipeline.planning import PlanWishes, estimate
+    from pipeline.report.planned import estimate_json, estimate_table
+    from pipeline.spec import load_spec
+
+    wishes = PlanWishes(options.workers, options.price, options.rate, options.documents)
+    found = estimate(load_spec(options.spec), wishes, cache_dir=cache_dir())
+    _print(options, estimate_json(found), lambda console: console.print(estimate_table(found)))
+    return EXIT_COMPLETE
 
 
 def _eval(options: argparse.Namespace) -> int:

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.data.calibrations import options_for
 from pipeline.data.devices import place, this_machine
+from pipeline.data.fitted_files import options_for, write_fitted
 from pipeline.data.gold import UNLABELLED, Gold, GoldTask, HowGold, read_gold
 from pipeline.data.job import Job, describe
-from pipeline.data.readout_store import readout_path, write_readout
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.fitting import FOLDS, Fitted, GoldStates, fit
 from pipeline.evaluation.learning import HELD_OUT, SPLITS, Learned, learning_curve
@@ -28,6 +27,8 @@ from pipeline.evaluation.scores import Scores, score
 from pipeline.fitted_card import Kind, card, readout_bytes
 from pipeline.gold_states import POOLINGS, ReadGold, read_gold_states
 from pipeline.spec import JobSpec, TaskSpec
+
+SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,18 @@ def _without_readouts(spec: JobSpec) -> JobSpec:
     tasks = tuple(task.model_copy(update=unmade) for task in spec.tasks)
     known = {"tasks": tasks, "exit": None}
     return spec.model_copy(update={k: v for k, v in known.items() if k in JobSpec.model_fields})
+
+
+def readout_path(task: str, *, named: str | None, to: str | None, tasks: int) -> str | None:
+    """Where a task's readout goes: `to`, else where the spec names it, else below `readouts/`.
+
+    None where `to` is one file and there are several tasks to write to it.
+    """
+    if to is None:
+        return named or f"readouts/{task}{SUFFIX}"
+    if to.endswith(SUFFIX):
+        return to if tasks == 1 else None
+    return f"{to.rstrip('/')}/{task}{SUFFIX}"
 
 
 def _paths(tasks: Sequence[TaskSpec], to: str | None) -> list[str]:
@@ -220,7 +233,7 @@ def _fit_task(
         job, found, question=question, folds=folds, created_at=_now(), versions=_versions()
     )
     maps = dict(zip(read.layers, fitted.maps, strict=True))
-    write_readout(path, readout_bytes(written, maps), options_for(path, job.spec))
+    write_fitted(path, readout_bytes(written, maps), options_for(path, job.spec))
     return found
 
 

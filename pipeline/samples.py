@@ -1,4 +1,4 @@
-"""A few of a corpus's documents, as the model reads them, for a check or a bench.
+"""A few of a corpus's documents, as the model reads them, for a check, a plan or a bench.
 
 Knows shards and tokenizers. Knows nothing of models or of what the samples are for.
 """
@@ -22,10 +22,15 @@ from pipeline.spec import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A document as the model reads it, or the first piece of one read in chunks."""
+    """A document as the model reads it: whole, or in the pieces of one read in chunks."""
 
     doc_id: str
-    token_ids: tuple[int, ...]
+    pieces: tuple[tuple[int, ...], ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first piece."""
+        return self.pieces[0]
 
 
 def take_samples(
@@ -69,7 +74,7 @@ def _readable(shard: Shard, encoder: DocumentTokenizer, spec: JobSpec) -> Iterat
         except DocumentError:
             continue  # a run writes its row with the reason
         if fitted.tokens:
-            yield Sample(doc_id, fitted.token_ids[0])
+            yield Sample(doc_id, fitted.token_ids)
 
 
 def _rows(documents: pa.Table) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from pipeline.cli import main
 from pipeline.data.devices import place, this_machine
 from pipeline.data.gold import read_gold
 from pipeline.data.job import describe
-from pipeline.data.readout_store import readout_path
+from pipeline.fit import readout_path
 from pipeline.gold_states import chosen_layers
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model import LoadedModel, plain_attention

@@ -9,13 +9,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fsspec.core import split_protocol, url_to_fs
-
-from pipeline.data.failures import REMOTE_ERRORS, as_storage_error, options_of
+from pipeline.data.fitted_files import options_for, read_fitted, write_fitted
 from pipeline.data.hashes import canonical_json, short_hash
 from pipeline.data.ledger import spec_key
 from pipeline.data.storage import Store
@@ -53,23 +50,18 @@ class CalibrationFile:
         return canonical_json(content) + b"\n"
 
 
-def options_for(path: str, spec: JobSpec) -> Options:
-    """What opens a calibration's path: the output's options, where it is the same kind of store."""
-    same = split_protocol(path)[0] == split_protocol(spec.output)[0]
-    return spec.storage_options if same else {}
-
-
 def write_calibration(path: str, file: CalibrationFile, options: Options) -> None:
     """Puts the file at the path, in place of what was there."""
-    with _told(path, "written"), options_of("storage_options", options):
-        file_system, place = url_to_fs(path, **options)
-        file_system.makedirs(file_system._parent(place), exist_ok=True)
-        file_system.pipe_file(place, file.json())
+    write_fitted(path, file.json(), options)
 
 
-def read_calibration(path: str, options: Options) -> CalibrationFile:
-    """The file at the path; ValueError, KeyError or TypeError if it is none."""
-    content = json.loads(read_bytes(path, options))
+def read_calibration(path: str, options: Options, *, place: str) -> CalibrationFile:
+    """The file at the path; ValueError, KeyError or TypeError if it is none.
+
+    SpecError for one that is not there: `place` is where the spec names it.
+    """
+    data = read_fitted(path, options, place=place, made_by="assay calibrate")
+    content = json.loads(data)
     if content["format"] != FORMAT:
         raise ValueError(f"its format is {content['format']!r}, and {FORMAT} is read")
     return CalibrationFile(
@@ -81,14 +73,6 @@ def read_calibration(path: str, options: Options) -> CalibrationFile:
     )
 
 
-def read_bytes(path: str, options: Options) -> bytes:
-    """The content of the file at the path; StorageError where there is none."""
-    with _told(path, "read"), options_of("storage_options", options):
-        file_system, place = url_to_fs(path, **options)
-        data: bytes = file_system.cat_file(place)
-    return data
-
-
 def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
     """The calibration files of the spec's tasks; SpecError for those that are not for theirs."""
     found: dict[str, CalibrationFile] = {}
@@ -96,15 +80,15 @@ def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
     for index, task in enumerate(spec.tasks):
         if not isinstance(task.calibration, FittedSpec):
             continue
-        path = task.calibration.file
+        path, place = task.calibration.file, f"tasks.{index}.calibration.file"
         try:
-            file = read_calibration(path, options_for(path, spec))
+            file = read_calibration(path, options_for(path, spec), place=place)
             _check(file, task.calibration.method, tuple(task.labels))
             found[task.name] = file
         except (ValueError, KeyError, TypeError) as error:
             what = f"missing {error}" if isinstance(error, KeyError) else str(error)
             fix = f"cannot calibrate task {task.name!r}: {what}; `assay calibrate` makes another"
-            problems.append(Problem(f"tasks.{index}.calibration.file", fix, path))
+            problems.append(Problem(place, fix, path))
     if problems:
         raise SpecError(problems)
     return found
@@ -158,15 +142,6 @@ def warn_of_others(
                 file.fingerprint,
                 raw,
             )
-
-
-@contextmanager
-def _told(path: str, done: str) -> Iterator[None]:
-    """Whatever keeps the path from being read or written, as one line."""
-    try:
-        yield
-    except REMOTE_ERRORS as error:
-        raise as_storage_error(error, path, done) from error
 
 
 def _check(file: CalibrationFile, method: str, labels: tuple[str, ...]) -> None:

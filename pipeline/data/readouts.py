@@ -9,13 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from fsspec.core import url_to_fs
-
-from pipeline.data.calibrations import options_for
-from pipeline.data.failures import explained, options_of
-from pipeline.data.streams import Options
+from pipeline.data.fitted_files import options_for, read_fitted
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.readout_file import (
     Readout,
@@ -50,7 +45,7 @@ def find_readouts(
             continue
         where = f"tasks.{place}"
         try:
-            data = _read(task.readout, f"{where}.readout", options_for(task.readout, spec))
+            data = _read(task.readout, spec, f"{where}.readout")
             readout = parse_readout(data)
         except ReadoutError as error:
             problems.append(Problem(f"{where}.readout", str(error), task.readout))
@@ -70,7 +65,7 @@ def load_readouts(refs: Mapping[str, ReadoutRef], spec: JobSpec) -> dict[str, Re
     """The readouts themselves; StorageError if a file is no longer the one that was found."""
     loaded = {}
     for name, ref in refs.items():
-        data = _read(ref.path, f"readout of {name}", options_for(ref.path, spec))
+        data = _read(ref.path, spec, f"readout of {name}")
         if content_id(data) != ref.sha256:
             raise StorageError(
                 f"{ref.path}: the readout of {name!r} is another than when the run began; run "
@@ -80,16 +75,5 @@ def load_readouts(refs: Mapping[str, ReadoutRef], spec: JobSpec) -> dict[str, Re
     return loaded
 
 
-def _read(path: str, place: str, options: Options) -> bytes:
-    """A file's bytes; a URL is opened with the options given."""
-    if "://" not in path:
-        try:
-            return Path(path).expanduser().read_bytes()
-        except OSError as error:
-            fix = f"the readout cannot be read: {error.strerror}; `assay fit` makes one"
-            raise SpecError([Problem(place, fix, path)]) from error
-    with options_of(place, options):
-        file_system, key = url_to_fs(path, **options)
-    with explained(path, "read"):
-        data: bytes = file_system.cat_file(key)
-        return data
+def _read(path: str, spec: JobSpec, place: str) -> bytes:
+    return read_fitted(path, options_for(path, spec), place=place, made_by="assay fit")

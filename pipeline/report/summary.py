@@ -109,22 +109,3 @@ def announced(planned: Plan) -> str:
         f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
         f"{len(planned.works):,} of {len(planned.shards):,} shards"
     )
-
-
-def plan_table(planned: Plan) -> Table:
-    """What a run would do."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in plan_json(planned).items():
-        table.add_row(name.replace("_", " "), f"{value:,}")
-    return table
-
-
-def plan_json(planned: Plan) -> dict[str, int]:
-    """The same for other programs."""
-    return {
-        "documents": planned.rows,
-        "shards": len(planned.shards),
-        "missing_documents": planned.missing_rows,
-        "missing_shards": len(planned.works),
-        "missing_cells": sum(work.shard.rows * len(work.tasks) for work in planned.works),
-    }

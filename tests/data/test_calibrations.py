@@ -16,7 +16,6 @@ from pipeline.data.calibrations import (
     CalibrationFile,
     calibration_hash,
     load_calibrations,
-    options_for,
     read_calibration,
     same_answers,
     warn_of_others,
@@ -37,7 +36,7 @@ from pipeline.data.ledger import (
 )
 from pipeline.data.local_store import LocalStore
 from pipeline.data.shards import ObjectVersion, Piece, Shard
-from pipeline.errors import SpecError, StorageError
+from pipeline.errors import SpecError
 from pipeline.evaluation.calibration import Calibration, Prior, Temperature
 from pipeline.fingerprint import Fingerprint
 from pipeline.spec import JobSpec, load_spec
@@ -62,23 +61,7 @@ def test_a_file_is_read_as_it_was_written(place: str, tmp_path: Path) -> None:
     path = place.format(folder=tmp_path)
     write_calibration(path, CalibrationFile("rude", BATCH, "0", {"gold": "a"}, 7), {})
     write_calibration(path, FILE, {})  # in its place
-    assert read_calibration(path, {}) == FILE
-
-
-def test_a_missing_file_is_named() -> None:
-    with pytest.raises(StorageError, match="memory://c/none: cannot be read"):
-        read_calibration("memory://c/none", {})
-
-
-def test_the_options_of_the_output_open_a_file_in_the_same_kind_of_store(
-    make_spec: Callable[..., JobSpec],
-) -> None:
-    options = {"endpoint_url": "x"}
-    spec = make_spec("batch", "x").model_copy(
-        update={"output": "s3://labels/out", "storage_options": options}
-    )
-    assert options_for("s3://other/c.json", spec) == options
-    assert options_for("/c.json", spec) == {} == options_for("gs://c/c.json", spec)
+    assert read_calibration(path, {}, place="--to") == FILE
 
 
 def test_a_calibration_is_known_by_what_it_does_and_not_by_where_it_is_from() -> None:

@@ -172,7 +172,7 @@ def test_a_file_that_is_not_there_is_a_problem_of_the_spec(fitted: Make, tmp_pat
     spec = fitted()
     (tmp_path / "a.safetensors").unlink()
     (line,) = found(spec)
-    assert line.startswith("tasks.0.readout: the readout cannot be read: No such file")
+    assert line.startswith("tasks.0.readout: the file cannot be read: No such file")
 
 
 def test_only_formats_that_the_readouts_were_fitted_in_are_described(
