@@ -34,7 +34,7 @@ from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
 from pipeline.samples import take_samples
 from pipeline.spec import JobSpec, TaskSpec
-from pipeline.stopwatch import Timed, Turn, matmul_flops, take_turns
+from pipeline.stopwatch import Turn, matmul_flops, take_turns
 
 BATCH = 8  # documents that the batched baseline expands at once
 FEW_SHOT_TOKENS = 1_500
@@ -80,6 +80,7 @@ class Row:
 
     workload: str
     method: str
+    document_tokens: int
     seconds_per_document: float  # the median of the rounds
     times_tree: float  # of the tree's seconds: the median of paired rounds
     peak_bytes: int  # above what the process held before
@@ -88,6 +89,11 @@ class Row:
     @property
     def docs_per_s(self) -> float:
         return 1 / self.seconds_per_document
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The documents' own tokens, whatever a method reads beside them or again."""
+        return self.document_tokens / self.seconds_per_document
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,23 +186,20 @@ def _measure(
         turns["readouts"] = Turn(label, len(documents), workload.rounds, warm_up=True)
     timed = take_turns(turns)
     rate = max(before, matmul_flops(hidden, model.device, model.network.dtype))
-    needed = tree_flops(model, asked, workload.tokens)
-    name = workload_name(asked, workload.tokens)
+    floor_seconds = tree_flops(model, asked, workload.tokens) / rate
     rows = [
-        _row(name, method, found, timed["tree"], needed / rate) for method, found in timed.items()
+        Row(
+            workload=workload_name(asked, workload.tokens),
+            method=method,
+            document_tokens=workload.tokens,
+            seconds_per_document=found.median,
+            times_tree=found.times(timed["tree"]),
+            peak_bytes=found.peak_bytes,
+            matmul_share=floor_seconds / found.median,
+        )
+        for method, found in timed.items()
     ]
     return rate, rows
-
-
-def _row(name: str, method: str, found: Timed, tree: Timed, floor_seconds: float) -> Row:
-    return Row(
-        workload=name,
-        method=method,
-        seconds_per_document=found.median,
-        times_tree=found.times(tree),
-        peak_bytes=found.peak_bytes,
-        matmul_share=floor_seconds / found.median,
-    )
 
 
 def _turns(

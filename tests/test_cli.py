@@ -168,6 +168,7 @@ def test_bench_measures_every_method_on_equally_long_documents(
     for row in measured["rows"]:
         assert row["workload"].startswith("40 tokens x 2 questions, 5 labels")
         assert row["seconds_per_document"] * row["docs_per_s"] == pytest.approx(1)
+        assert row["tokens_per_s"] == pytest.approx(row["docs_per_s"] * row["document_tokens"])
         assert row["seconds_per_document"] > 0 and row["peak_bytes"] >= 0
         assert row["matmul_share"] > 0
         assert row["times_tree"] > 0

@@ -22,6 +22,7 @@ NEVER: dict[str, set[str]] = {
     "pipeline.data.actor": set(),
     "pipeline.check": set(),
     "pipeline.bench": set(),
+    "pipeline.planning": set(),
     # This one puts data and figures together.
     "pipeline.evaluating": MODEL_SIDE | {"ray"},
     "pipeline.labeller": {"ray"},

@@ -24,20 +24,21 @@ def bench_tables(measured: Bench) -> Group:
         f"{machine.processor}, {machine.threads} threads, {machine.dtype}{weights} on "
         f"{machine.device}, torch {machine.torch}",
         *(_table(name, rows) for name, rows in groupby(measured.rows, key=lambda r: r.workload)),
-        "matmul share: the tree's arithmetic in this time, of the rate that plain products reach "
-        f"here, {measured.matmul_flops / 1e9:,.0f} GFLOP/s at best",
+        "tokens: the documents' own; share: the tree's arithmetic in this time, of the rate that "
+        f"plain products reach here, {measured.matmul_flops / 1e9:,.0f} GFLOP/s at best",
     )
 
 
 def _table(workload: str, rows: Iterable[Row]) -> Table:
     table = Table(title=workload, title_justify="left")
-    for name in ("method", "s / document", "docs / s", "x tree", "peak MB", "matmul share"):
+    for name in ("method", "s / document", "docs / s", "tokens / s", "x tree", "peak MB", "share"):
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.method,
             f"{row.seconds_per_document:.2f}",
             f"{row.docs_per_s:.3f}",
+            f"{row.tokens_per_s:,.0f}",
             f"{row.times_tree:.2f}",
             f"{row.peak_bytes / 1e6:,.0f}",
             f"{row.matmul_share:.0%}",
@@ -50,5 +51,8 @@ def bench_json(measured: Bench) -> dict[str, Any]:
     return {
         "machine": asdict(measured.machine),
         "matmul_flops": measured.matmul_flops,
-        "rows": [{**asdict(row), "docs_per_s": row.docs_per_s} for row in measured.rows],
+        "rows": [
+            {**asdict(row), "docs_per_s": row.docs_per_s, "tokens_per_s": row.tokens_per_s}
+            for row in measured.rows
+        ],
     }
