@@ -111,6 +111,9 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     With `tokens`, one workload of that length instead of the standard ones. Tasks with a readout
     are asked as questions as well, as far as they have one; the method `readouts` is the spec.
     """
+    for name, value in (("--rounds", rounds), ("--tokens", tokens)):
+        if value is not None and value < 1:
+            raise SpecError([Problem(name, "write a number above 0", value)])
     placement = place(spec.model, this_machine())
     job = describe(spec, placement, cache_dir)
     folder = local_model(job)
@@ -128,6 +131,13 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
         whole = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
         trained = label_engine(job, model, whole, job_readouts(job))
     workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
+    fitting = [each for each in workloads if fits(each, prompt, model.context_tokens)]
+    if not fitting:
+        room = prompt.room(model.context_tokens)
+        fix = (
+            f"the model's context has {max(room - 1, 0):,} beside the questions; write at most that"
+        )
+        raise SpecError([Problem("--tokens", fix, tokens)])
     measured = [
         _measure(
             model,
@@ -136,8 +146,7 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
             workload if rounds is None else replace(workload, rounds=rounds),
             trained,
         )
-        for workload in workloads
-        if fits(workload, prompt, model.context_tokens)
+        for workload in fitting
     ]
     machine = Machine(
         processor=_processor(),

@@ -26,6 +26,7 @@ from pipeline.data.actor import (
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import Job, describe, plan
 from pipeline.data.storage import check_create_only, open_store
+from pipeline.errors import Problem, SpecError
 from pipeline.inference.engine import DocumentIds
 from pipeline.inference.independent import answers_alone
 from pipeline.inference.loading import context_tokens, load_tokenizer
@@ -123,6 +124,8 @@ class Findings:
 
 def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     """Every part of the spec tried once; AssayError names the first that cannot work."""
+    if documents is not None and documents < 0:
+        raise SpecError([Problem("--documents", "write how many, or 0 for none", documents)])
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
     placement = place(spec.model, this_machine())
@@ -170,7 +173,7 @@ def prove(
     )
     if job.spec.model.quantize == "none":
         return memory, exactness, None
-    del model
+    del model, alone
     unquantised = job_model(job, folder, quantize="none")
     engine = label_engine(job, unquantised, prompt, readouts)
     return memory, exactness, change(answers, engine.label(documents).log_probs)
@@ -201,20 +204,28 @@ def _compared(
     found: tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]] = ([], [])
     for document, *by_question in zip(documents, *answers, strict=True):
         pairs = list(zip(prompt.questions, by_question, strict=True))
-        kept = [_compared_labels(question, answer) for question, answer in pairs]
-        asked = [q.only(places) for q, places in zip(prompt.questions, kept, strict=True)]
-        found[0].extend(a[places] for a, places in zip(by_question, kept, strict=True))
-        found[1].extend(alone(replace(prompt, questions=tuple(asked)), document))
+        kept = [(q, a, places) for q, a in pairs if (places := _compared_labels(q, a))]
+        asked = tuple(question.only(places) for question, _, places in kept)
+        found[0].extend(answer[places] for _, answer, places in kept)
+        found[1].extend(alone(replace(prompt, questions=asked), document))
     return [found[0]], [found[1]]
 
 
 def _compared_labels(question: Question, log_probs: NDArray[np.float32]) -> list[int]:
-    """The places of all labels; of whole ones those that were reached, the likeliest of many."""
-    if question.trie is None:
+    """The places of all labels; of whole ones those that were reached, the likeliest of many.
+
+    A beam may have left a form of a label, whose answer is then that of the others alone: such
+    labels, of several forms below a beam, are not compared.
+    """
+    if question.trie is None or np.isnan(log_probs).any():
         return list(range(len(log_probs)))
-    most = len(log_probs) if len(log_probs) <= _ALL_LABELS else _LIKELIEST
-    likeliest = np.argsort(-log_probs, kind="stable")[:most]
-    return sorted(place for place in likeliest.tolist() if log_probs[place] > -np.inf)
+    forms = question.trie.forms
+    known = [
+        place
+        for place in np.argsort(-log_probs, kind="stable").tolist()
+        if log_probs[place] > -np.inf and (question.beam is None or len(forms[place]) == 1)
+    ]
+    return sorted(known if len(log_probs) <= _ALL_LABELS else known[:_LIKELIEST])
 
 
 def change(answers: LogProbs, others: LogProbs) -> Change:

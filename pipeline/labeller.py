@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -56,6 +57,7 @@ class Labeller:
         prompt = tokenise_prompt(tokenizer, self.spec.prompt, self.spec.tasks)
         check_room(job, prompt, context_tokens(folder))
         model = job_model(job, folder)
+        self._turn = Lock()  # an engine counts what it reads: one call at a time
         self._encoder = DocumentTokenizer(tokenizer)
         self._engine = label_engine(job, model, prompt, job_readouts(job))
         self._calibrations = {
@@ -84,7 +86,8 @@ class Labeller:
         ]
         pieces = [document for document, _ in fitted]
         answers = Answers(pieces, self.spec.tasks)
-        answers.ask(self._engine, 0, len(pieces))
+        with self._turn:
+            answers.ask(self._engine, 0, len(pieces))
         block = with_answers(documents.select(["doc_id"]), answers, [said for _, said in fitted])
         table = documents.select(DOCUMENT_COLUMNS)
         for task in self.spec.tasks:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
@@ -38,6 +39,7 @@ def take_samples(
 ) -> list[Sample]:
     """Up to `wanted` readable documents of shards spread evenly over the corpus, in its order.
 
+    Shards are opened until there are enough; of each, no more is read than is taken.
     SpecError where no document can be read: there is nothing to try the model on.
     """
     encoder = DocumentTokenizer(tokenizer)
@@ -46,12 +48,10 @@ def take_samples(
     rest = [shard for place, shard in enumerate(shards) if place % step]
     samples: list[Sample] = []
     for place, shard in enumerate([*spread, *rest]):
+        if len(samples) >= wanted:
+            break
         share = -(-(wanted - len(samples)) // max(1, len(spread) - place))
-        for sample in _readable(shard, encoder, spec):
-            if not share:
-                break
-            samples.append(sample)
-            share -= 1
+        samples += islice(_readable(shard, encoder, spec), share)
     if wanted and not samples:
         fix = "no document there has text that can be read; name the column that holds it"
         raise SpecError([Problem("input.text", fix, spec.input.text)])

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from pipeline.bench import Workload, as_questions, equally_long, fits, shaped
+from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.inference.branches import Branches
 from pipeline.inference.tokens import PromptTokens, Question
@@ -38,6 +42,24 @@ def test_a_longer_opening_begins_with_the_specs_own() -> None:
 def test_a_workload_beyond_the_models_context_is_left_out(context: int, expected: bool) -> None:
     # 4 before, 6 of the document, 3 of a question and one that tells its repeat apart
     assert fits(Workload(6, opening=4), PROMPT, context) is expected
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        (("--tokens", "0"), "--tokens: write a number above 0"),
+        (("--rounds", "0"), "--rounds: write a number above 0"),
+        (("--tokens", "100000"), "--tokens: the model's context has "),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    wish: tuple[str, str],
+    told: str,
+    write_spec: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", str(write_spec()), *wish]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(told)
 
 
 def test_documents_are_the_corpus_in_order() -> None:

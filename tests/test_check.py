@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,21 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.check import change, check
+from pipeline.check import _compared, change, check
 from pipeline.cli import main
 from pipeline.errors import ModelError
 from pipeline.inference import calls, independent, layers, loading
 from pipeline.inference.attention import Attended
 from pipeline.inference.calls import Call
-from pipeline.inference.engine import LabelEngine
+from pipeline.inference.engine import LabelEngine, Labelled
+from pipeline.inference.label_trie import LabelTrie
 from pipeline.inference.loading import load_model, load_tokenizer
-from pipeline.inference.tokens import DocumentTokenizer, tokenise_prompt
+from pipeline.inference.tokens import (
+    DocumentTokenizer,
+    PromptTokens,
+    Question,
+    tokenise_prompt,
+)
 from pipeline.spec import load_spec
 
 WriteSpec = Callable[..., Path]
@@ -35,6 +44,17 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def last_line(capsys: pytest.CaptureFixture[str]) -> str:
     """What a verb said last on standard error, behind transformers' progress bars."""
     return capsys.readouterr().err.splitlines()[-1]
+
+
+def some_ids(source: random.Random, tokens: int) -> tuple[int, ...]:
+    return tuple(source.randrange(300) for _ in range(tokens))
+
+
+def whole_labels(
+    name: str, token_ids: tuple[int, ...], forms: list[list[tuple[int, ...]]], *, beam: int
+) -> Question:
+    first = {f"l{i}": tuple({path[0] for path in paths}) for i, paths in enumerate(forms)}
+    return Question(name, token_ids, first, LabelTrie.of(forms), beam)
 
 
 def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +172,49 @@ def test_of_each_label_the_larger_difference_counts() -> None:
     assert (found.argmax_flips, found.answers) == (1, 2)
     assert found.max_abs_dp == pytest.approx(0.5)  # 1/4 -> 3/4 of the labels
     assert found.mean_abs_dp == pytest.approx((0.2 + 0.2 + 0.5 + 0.5) / 4)
+
+
+def test_of_labels_with_several_forms_below_a_beam_nothing_is_claimed(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beam may have left one of the forms, which the label's own prompts would sum."""
+    source = random.Random(0)
+    forms = [[some_ids(source, 3) for _ in range(1 + place % 2)] for place in range(6)]
+    question = whole_labels("q", some_ids(source, 6), forms, beam=2)
+    prompt = PromptTokens(some_ids(source, 4), (question,))
+    document = list(some_ids(source, 20))
+    model = load_model(model_folder, dtype="float32", device="cpu")
+    answers = LabelEngine(model, prompt, max_batch_tokens=500).label([document]).log_probs
+    reached = np.isfinite(answers[0][0])
+    assert reached[1::2].any() and reached[::2].any()  # of two forms, and of one
+    alone = partial(independent.answers_alone, model, readouts={}, way=None)
+    found = change(*_compared(prompt, [document], answers, alone))
+    assert found.answers == 1 and found.max_abs_dp < 1e-4
+
+
+def test_whole_labels_that_are_no_numbers_are_not_exact(
+    write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    correct = LabelEngine.label
+
+    def overflown(engine: LabelEngine, *args: Any, **options: Any) -> Labelled:
+        labelled = correct(engine, *args, **options)
+        nothing = tuple(np.full_like(answers, np.nan) for answers in labelled.log_probs)
+        return replace(labelled, log_probs=nothing)
+
+    monkeypatch.setattr(LabelEngine, "label", overflown)
+    task = {"name": "t", "question": "?", "labels": ["law", "lawn", "art"], "scoring": "full"}
+    spec = write_spec(tasks=[{**task, "length_penalty": 1.0}])
+    assert main(["check", str(spec), "--json"]) == 1
+    printed = capsys.readouterr().out
+    assert json.loads(printed, parse_constant=pytest.fail)["exactness"]["max_abs_dp"] is None
+
+
+def test_fewer_documents_than_none_are_refused(
+    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(write_spec()), "--documents", "-1"]) == 2
+    assert last_line(capsys).startswith("--documents: write how many")
 
 
 def test_an_answer_that_is_no_number_is_a_change() -> None:

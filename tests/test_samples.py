@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from pipeline import samples
 from pipeline.data.shards import Shard
-from pipeline.data.source import cut, find_objects
+from pipeline.data.source import cut, find_objects, read_documents
+from pipeline.data.streams import Options
 from pipeline.errors import SpecError
 from pipeline.inference.loading import load_tokenizer
 from pipeline.samples import take_samples
@@ -38,6 +41,22 @@ def test_samples_are_spread_over_the_shards(written: Callable[[list[object]], Wr
     ids = [sample.doc_id for sample in take_samples(shards, tokenizer, spec, 4)]
     assert len(shards) >= 4 and len(set(ids)) == 4 and ids[0] == "d0"
     assert int(ids[-1][1:]) >= 4
+
+
+def test_no_shard_is_opened_once_there_are_enough(
+    written: Callable[[list[object]], Written], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards, tokenizer, spec = written([f"text {i}" for i in range(20)])
+    opened: list[Shard] = []
+
+    def read(shard: Shard, options: Options) -> Iterator[pa.Table]:
+        opened.append(shard)
+        return read_documents(shard, options)
+
+    monkeypatch.setattr(samples, "read_documents", read)
+    assert len(take_samples(shards, tokenizer, spec, 3)) == 3 < len(shards)
+    assert len(opened) == 3
+    assert take_samples(shards, tokenizer, spec, 0) == [] and len(opened) == 3
 
 
 def test_documents_that_cannot_be_read_are_passed_over(

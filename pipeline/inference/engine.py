@@ -112,7 +112,9 @@ class LabelEngine:
                 )
                 rounds += 1
         usage = self._usage(documents, asked.laid_out)
-        if rounds == 1:  # a batch that ran out of memory was read twice
+        if (
+            rounds == 1 and not asked.out_of_memory
+        ):  # what ran out was read twice, or not to the end
             _prove_reuse(usage, read)
         given = tuple(compress(answers, wanted) if wanted else answers)
         return Labelled(given, usage, frozenset(asked.out_of_memory))

@@ -5,6 +5,7 @@ Knows findings. Knows nothing of how they came about.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -111,9 +112,19 @@ def findings_json(found: Findings) -> dict[str, Any]:
         ],
         "memory": {**asdict(found.memory), "peak_bytes": found.memory.peak_bytes},
         "exactness": {
-            "max_abs_dp": found.exactness.max_abs_dp,
+            "max_abs_dp": _number(found.exactness.max_abs_dp),
             "argmax_flips": found.exactness.argmax_flips,
             "answers": found.exactness.answers,
         },
-        "quantization": asdict(found.quantization) if found.quantization else None,
+        "quantization": _change_json(found.quantization) if found.quantization else None,
     }
+
+
+def _change_json(change: Change) -> dict[str, Any]:
+    numbers = {name: _number(getattr(change, name)) for name in ("max_abs_dp", "mean_abs_dp")}
+    return asdict(change) | numbers
+
+
+def _number(value: float) -> float | None:
+    """The value; JSON has no word for what is no number."""
+    return None if math.isnan(value) else value

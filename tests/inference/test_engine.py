@@ -173,6 +173,31 @@ def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
         np.testing.assert_allclose(first, second, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("documents", [1, 2])
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_a_document_too_large_even_alone_is_named_whatever_is_beside_it(
+    family: str, documents: int, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the model had read some of it, or nothing, when memory ran out."""
+    source = random.Random(4)
+    engine = LabelEngine(
+        tiny_model(family), some_prompt(source, 2, opening=4), max_batch_tokens=900
+    )
+    last = engine.model.decoder.layers[-1]
+    real = last.forward
+
+    def small_memory(states: torch.Tensor, *args: object, **options: object) -> object:
+        if states.shape[1] > 150:
+            raise torch.OutOfMemoryError("no room")
+        return real(states, *args, **options)
+
+    monkeypatch.setattr(last, "forward", small_memory)
+    labelled = engine.label([some_ids(source, 200), some_ids(source, 9)][:documents])
+    assert labelled.out_of_memory == {0}
+    for answers in labelled.log_probs:
+        assert np.isnan(answers[0]).all() and np.isfinite(answers[1:]).all()
+
+
 def test_batches_before_memory_ran_out_are_not_computed_again(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
