@@ -43,6 +43,8 @@ def carry_out(options: argparse.Namespace) -> int:
     # machines that it could not load; and torch objects to how it registers its enums.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    for name in ("botocore", "aiobotocore"):  # which tell at each client where they looked
+        logging.getLogger(name).setLevel(logging.WARNING)
     # Set before Ray is imported: a labelling run tells nobody about itself, and Ray's core says
     # on standard error only what ends it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
