@@ -86,7 +86,7 @@ def score(
     return Scores(
         rows=rows,
         headlines={
-            name: Figure(_defined(values[name][0]), *_interval(resampled[name]))
+            name: _figure(values[name][0], resampled[name], corrected=name == "ece")
             for name in HEADLINES
         },
         labels=_label_scores(truth, p, labels),
@@ -146,13 +146,26 @@ def _resampled(truth: Ints, p: Floats, resamples: int) -> dict[str, Floats]:
     return {name: np.concatenate([np.zeros(0), *values]) for name, values in found.items()}
 
 
-def _interval(values: Floats) -> tuple[float | None, float | None]:
-    """The percentiles of the resamples in which the figure is defined."""
-    defined = values[~np.isnan(values)]
+def _figure(
+    value: float,
+    resampled: Floats,  # [resamples]
+    *,
+    corrected: bool,
+) -> Figure:
+    """The percentiles of the resamples in which the figure is defined.
+
+    Rows that stand twice make each bin's error larger, and so that of nearly every resample: for a
+    calibration error what they have too much on average is taken off (bias correction: Efron and
+    Tibshirani 1993, "An Introduction to the Bootstrap", chapter 10).
+    """
+    defined = resampled[~np.isnan(resampled)]
     if not len(defined):
-        return None, None
+        return Figure(_defined(value), None, None)
     low, high = np.percentile(defined, _PERCENTILES)
-    return float(low), float(high)
+    if corrected:
+        excess = float(np.mean(defined)) - value
+        low, high = max(0.0, low - excess), max(0.0, high - excess)
+    return Figure(_defined(value), float(low), float(high))
 
 
 def _label_scores(truth: Ints, p: Floats, labels: Sequence[str]) -> tuple[LabelScore, ...]:

@@ -139,3 +139,20 @@ def test_a_thousand_labels_are_judged_without_a_square_of_them_for_every_row() -
         figure = found.headlines[name]
         assert figure.value is not None and figure.low is None and figure.high is None
     assert sum(map(sum, found.confusion)) == 3_000
+
+
+@pytest.mark.parametrize("too_sure", [0.0, 0.15])
+def test_a_calibration_errors_interval_holds_the_error_itself(too_sure: float) -> None:
+    """Resamples alone are nearly all above it: rows that stand twice raise it."""
+    missed = 0
+    for seed in range(60):
+        source = np.random.default_rng(seed)
+        sure = source.uniform(0.7, 1.0, 300)
+        truth = (source.random(300) > sure - too_sure).astype(np.int64)
+        p = np.stack([sure, 1 - sure], axis=1)
+        figure = score(truth, p, ["a", "b"], resamples=200).headlines["ece"]
+        assert figure.value is not None and figure.low is not None and figure.high is not None
+        assert 0 <= figure.low <= figure.value <= figure.high
+        missed += not figure.low <= 0.15 <= figure.high
+    if too_sure:  # where there is none, a sample's own noise is what is seen
+        assert missed <= 7
