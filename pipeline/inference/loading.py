@@ -37,6 +37,7 @@ _USABLE = "use a decoder with full or sliding-window attention, or recurrent lay
 # Relative errors that rounding makes; a mask that is wrong makes one near 1.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 _LONGEST_PROVED_WINDOW = 1_024
+_LONGROPE = "its longrope turns a whole batch otherwise as soon as one prompt is longer"
 _BROKEN = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 
 
@@ -51,7 +52,14 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def context_tokens(folder: Path) -> int:
     """The longest prompt that the model in a folder reads."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    return int(config.get_text_config().max_position_embeddings)
+    return _context(config.get_text_config())
+
+
+def context_reason(folder: Path) -> str:
+    """Why the context is shorter than the model's name may promise, for a message; else empty."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    text = config.get_text_config()
+    return f" ({_LONGROPE})" if _context(text) < text.max_position_embeddings else ""
 
 
 def load_model(
@@ -101,7 +109,7 @@ def prepare(network: PreTrainedModel, *, spread_out: bool = False) -> LoadedMode
     whole = LoadedModel(
         network=network,
         windows=frozenset({*windows, getattr(config, "sliding_window", None), None}),
-        context_tokens=int(config.max_position_embeddings),
+        context_tokens=_context(config),
         stages=None,
         schedule="staged" if recurrent else "fused",
     )
@@ -175,6 +183,26 @@ def _alone(model: LoadedModel, token_ids: list[int]) -> tuple[Tensor, Tensor]:
     state: Tensor = model.decoder(input_ids=input_ids, use_cache=False).last_hidden_state[0, -1]
     output = model.network(input_ids=input_ids, use_cache=False, logits_to_keep=1)
     return state, output.logits[0, -1]
+
+
+def _context(config: Any) -> int:
+    """The longest prompt up to which a token is turned by its own position and nothing else.
+
+    Beyond the length that longrope was stretched from, transformers turns all tokens of a forward
+    by other frequencies, so that a document's answer would hang on those beside it. `dynamic`
+    frequencies change in the same way, but only beyond `max_position_embeddings` itself.
+    """
+    return min([int(config.max_position_embeddings), *_longrope_lengths(config)])
+
+
+def _longrope_lengths(config: Any) -> list[int]:
+    """The lengths from which longrope was stretched: of all layers, or of each of their types."""
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return [
+        int(of_layers["original_max_position_embeddings"])
+        for of_layers in (rope, *rope.values())
+        if isinstance(of_layers, dict) and of_layers.get("rope_type") == "longrope"
+    ]
 
 
 def _family(config: Any) -> str:

@@ -1,0 +1,71 @@
+"""How long a prompt a model reads, as its configuration says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.inference.engine import LabelEngine
+from pipeline.inference.loading import context_reason, context_tokens, prepare
+from pipeline.inference.tokens import PromptTokens, Question
+
+# Four pairs of a head's eight dimensions; the first trained length is 128 of a stretched 512.
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [1.0, 3.0, 8.0, 20.0]}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, **FACTORS}
+STRETCHED = {"max_position_embeddings": 512, "original_max_position_embeddings": 128}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+BY_LAYER_TYPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {**LONGROPE, "original_max_position_embeddings": 128},
+}
+
+CONTEXTS: list[Any] = [
+    ("phi3", {**STRETCHED, "rope_parameters": LONGROPE}, 128),
+    ("phi3", {**STRETCHED, "rope_parameters": {**LONGROPE, "rope_type": "yarn"}}, 128),
+    ("llama", {**STRETCHED, "rope_parameters": LONGROPE}, 128),
+    ("llama", {"max_position_embeddings": 64, "rope_parameters": LONGROPE}, 64),
+    ("gemma3_text", {"max_position_embeddings": 512, "rope_parameters": BY_LAYER_TYPE}, 128),
+    ("llama", {"max_position_embeddings": 512, "rope_parameters": DYNAMIC}, 512),
+    ("llama", {"max_position_embeddings": 512}, 512),
+]
+
+
+@pytest.mark.parametrize("family, changes, context", CONTEXTS)
+def test_the_context_ends_where_the_frequencies_would_change(
+    family: str,
+    changes: dict[str, Any],
+    context: int,
+    make_network: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    network = make_network(family, **changes)
+    network.config.save_pretrained(tmp_path)
+    assert prepare(network).context_tokens == context_tokens(tmp_path) == context
+    assert bool(context_reason(tmp_path)) == (context < changes["max_position_embeddings"])
+
+
+@pytest.mark.parametrize(
+    "changes", [{**STRETCHED, "rope_parameters": LONGROPE}, {"rope_parameters": DYNAMIC}]
+)
+def test_the_longest_prompt_of_the_context_changes_no_answer_beside_it(
+    changes: dict[str, Any], make_network: Callable[..., Any]
+) -> None:
+    model = prepare(make_network("llama", **{"max_position_embeddings": 512, **changes}))
+    source = random.Random(0)
+    question = Question("q", tuple(source.choices(range(300), k=8)), {"a": (4,), "b": (5,)})
+    prompt = PromptTokens(tuple(source.choices(range(300), k=20)), (question,))
+    short, long = (
+        source.choices(range(300), k=tokens) for tokens in (40, prompt.room(model.context_tokens))
+    )
+
+    def answer(documents: list[list[int]]) -> np.ndarray:
+        engine = LabelEngine(model, prompt, max_batch_tokens=2_000)
+        return np.asarray(engine.label(documents).log_probs[0][0])
+
+    # — float32 sums in another order
+    np.testing.assert_allclose(answer([short, long]), answer([short]), rtol=0, atol=1e-5)
