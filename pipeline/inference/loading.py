@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
@@ -31,6 +32,7 @@ from pipeline.inference.stages import Stages, cut_last_layer
 from pipeline.inference.varlen import Kernel, flash_kernel
 from pipeline.spec import Quantize
 
+_LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _USABLE = "use a decoder with full or sliding-window attention, or recurrent layers"
@@ -44,21 +46,19 @@ _BROKEN = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeE
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The folder's tokenizer; ModelError if there is none."""
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, **_LOCAL)
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
 
 
 def context_tokens(folder: Path) -> int:
     """The longest prompt that the model in a folder reads."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    return _context(config.get_text_config())
+    return _context(_config(folder).get_text_config())
 
 
 def context_reason(folder: Path) -> str:
     """Why the context is shorter than the model's name may promise, for a message; else empty."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    text = config.get_text_config()
+    text = _config(folder).get_text_config()
     return f" ({_LONGROPE})" if _context(text) < text.max_position_embeddings else ""
 
 
@@ -73,12 +73,10 @@ def load_model(
         raise ModelError(
             f"{folder}: holds no .safetensors file; pickled weights are not read, convert them"
         )
-    settings: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    config = _config(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, **settings)
-        refuse_unmodelled(config)
         network = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=getattr(torch, dtype), use_safetensors=True, **settings
+            folder, config=config, dtype=getattr(torch, dtype), use_safetensors=True, **_LOCAL
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be loaded: {error}") from error
@@ -88,6 +86,19 @@ def load_model(
     quantise(network, quantize, device)
     nn.Module.to(network, device)
     return prepare(network)
+
+
+def _config(folder: Path) -> Any:
+    """The folder's configuration; ModelError if it cannot be read, or is of no model for a tree."""
+    try:
+        config = AutoConfig.from_pretrained(folder, **_LOCAL)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        raise ModelError(f"{folder}: cannot be loaded: {error}") from error
+    refuse_unmodelled(config)
+    text = config.get_text_config()
+    refuse_unmodelled(text)
+    _context(text)
+    return config
 
 
 def prepare(network: PreTrainedModel, *, spread_out: bool = False) -> LoadedModel:
@@ -186,13 +197,18 @@ def _alone(model: LoadedModel, token_ids: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _context(config: Any) -> int:
-    """The longest prompt up to which a token is turned by its own position and nothing else.
+    """The longest prompt, within which a token is turned by its own position and nothing else.
 
     Beyond the length that longrope was stretched from, transformers turns all tokens of a forward
     by other frequencies, so that a document's answer would hang on those beside it. `dynamic`
     frequencies change in the same way, but only beyond `max_position_embeddings` itself.
     """
-    return min([int(config.max_position_embeddings), *_longrope_lengths(config)])
+    stated = getattr(config, "max_position_embeddings", None)
+    if not isinstance(stated, int) or stated < 1:
+        raise ModelError(
+            f"{_family(config)} states no longest prompt (max_position_embeddings); {_USABLE}"
+        )
+    return min([stated, *_longrope_lengths(config)])
 
 
 def _longrope_lengths(config: Any) -> list[int]:

@@ -1,17 +1,21 @@
-"""How long a prompt a model reads, as its configuration says."""
+"""What a configuration tells of a model: how long a prompt it reads, or why it is refused."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoConfig
 
+from pipeline.errors import ModelError
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.loading import context_reason, context_tokens, prepare
+from pipeline.inference.loading import context_reason, context_tokens, load_model, prepare
 from pipeline.inference.tokens import PromptTokens, Question
 
 # Four pairs of a head's eight dimensions; the first trained length is 128 of a stretched 512.
@@ -69,3 +73,58 @@ def test_the_longest_prompt_of_the_context_changes_no_answer_beside_it(
 
     # — float32 sums in another order
     np.testing.assert_allclose(answer([short, long]), answer([short]), rtol=0, atol=1e-5)
+
+
+FIRST_READS: list[Any] = [
+    context_tokens,
+    partial(load_model, dtype="float32", device="cpu"),
+]
+
+
+def configuration(folder: Path, **content: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize("read", FIRST_READS)
+@pytest.mark.parametrize("family", ["bloom", "mpt", "mamba", "mamba2", "falcon_mamba", "xlnet"])
+def test_a_family_that_states_no_longest_prompt_is_refused_by_name(
+    family: str, read: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match=f"model family '{family}' states no longest prompt"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("read", FIRST_READS)
+@pytest.mark.parametrize("family", ["llama4_text", "llama4", "t5"])
+def test_a_family_that_the_tree_does_not_model_is_refused_at_the_first_reading(
+    family: str, read: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match="which the tree does not model; use a decoder"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("read", FIRST_READS)
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.Own"}},
+        {"model_type": "unknown"},
+        {"hidden_size": 48},
+        {"model_type": "llama", "max_position_embeddings": "many"},
+        {"model_type": "llama", "rope_parameters": {"rope_type": "longrope"}},
+    ],
+    ids=["own code", "unknown", "no family", "a wrong type", "a key is missing"],
+)
+def test_a_configuration_that_cannot_be_read_is_a_model_error(
+    content: dict[str, Any], read: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    folder = configuration(tmp_path, **content)
+    with pytest.raises(ModelError, match="cannot be loaded") as caught:
+        read(folder)
+    assert str(caught.value).startswith(str(folder))
