@@ -123,7 +123,7 @@ def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
     Not the unknown token: it stands for letters, and steers nothing.
     """
-    template = str(tokenizer.chat_template or "")
+    template = _template(tokenizer) or ""
     added = {
         token_id
         for token_id, token in tokenizer.added_tokens_decoder.items()
@@ -184,14 +184,15 @@ def _unwritable(token_id: int) -> str:
 
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
     """The tokenizer's chat template as a function, the same every day; None if it has none."""
-    if not tokenizer.chat_template:
+    template = _template(tokenizer)
+    if template is None:
         return None
 
     def render(messages: Sequence[Message]) -> str:
         try:
             text = tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
-                chat_template=_DATELESS + tokenizer.chat_template,
+                chat_template=_DATELESS + template,
                 tokenize=False,
                 add_generation_prompt=True,
                 enable_thinking=False,
@@ -203,6 +204,19 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
         return text
 
     return render
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The chat template's source; of several the default, and ModelError where none is."""
+    if not tokenizer.chat_template:
+        return None
+    try:
+        return tokenizer.get_chat_template()
+    except ValueError as error:
+        names = sorted(tokenizer.chat_template)
+        raise ModelError(
+            f"the model's tokenizer has chat templates {names} and no default; name one 'default'"
+        ) from error
 
 
 def tokenise_prompt(
