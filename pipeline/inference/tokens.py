@@ -130,7 +130,8 @@ class DocumentTokenizer:
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Special tokens, and added tokens that the chat template writes or the tokenizer declares.
 
-    Not the unknown token: it stands for letters, and steers nothing.
+    Not the unknown token: it stands for letters, and steers nothing. Nor whitespace that is not
+    special, as Gemma's runs of line breaks: templates write it as the text that it is.
     """
     written = _written(tokenizer)
     # — only newer versions of transformers know of it
@@ -138,7 +139,9 @@ def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     added = {
         token_id
         for token_id, token in tokenizer.added_tokens_decoder.items()
-        if token.special or token.content in written or token.content in declared
+        if token.special
+        or token.content in declared
+        or (token.content in written and not token.content.isspace())
     }
     return frozenset(added.union(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
 

@@ -117,3 +117,31 @@ def test_what_the_tokenizer_declares_as_its_chats_control_tokens_is_forbidden(
     loaded = load_tokenizer(tmp_path)
     user, system = loaded.convert_tokens_to_ids(["<|user|>", "<|system|>"])
     assert user in control_ids(loaded) and system not in control_ids(loaded)
+
+
+def with_line_breaks(tokenizer: PreTrainedTokenizerFast, special: bool) -> PreTrainedTokenizerFast:
+    """As Gemma: runs of line breaks are added tokens, and the template holds line breaks."""
+    changed = copy.deepcopy(tokenizer)
+    changed.add_tokens(
+        [AddedToken("\n" * n, special=special, normalized=False) for n in (1, 2)],
+        special_tokens=special,
+    )
+    assert "\n" in changed.chat_template
+    return changed
+
+
+def test_line_breaks_that_are_added_tokens_stay_the_models_own(
+    byte_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer = with_line_breaks(byte_tokenizer, special=False)
+    text = "one\ntwo\n\nthree"
+    expected = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.convert_tokens_to_ids("\n") in expected
+    assert DocumentTokenizer(tokenizer).encode(text) == expected
+
+
+def test_line_breaks_that_are_special_are_control_tokens(
+    byte_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer = with_line_breaks(byte_tokenizer, special=True)
+    assert control_ids(tokenizer) >= set(tokenizer.convert_tokens_to_ids(["\n", "\n\n"]))
