@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -38,6 +39,30 @@ def alone(labeller: Labeller, folder: Path, text: str, task: int) -> list[float]
         probabilities = network(ids).logits[0, -1].softmax(-1)
     labels = [float(probabilities[list(first)].sum()) for first in question.labels.values()]
     return [value / sum(labels) for value in labels]
+
+
+def test_a_longrope_model_refuses_prompts_beyond_its_short_context_and_says_why(
+    write_spec: Callable[..., Path],
+    model_folder: Path,
+    tmp_path: Path,
+    make_network: Callable[..., Any],
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    network = make_network(
+        "phi3",
+        original_max_position_embeddings=512,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors},
+    )
+    network.save_pretrained(folder)
+    spec = write_spec(model={"path": str(folder)}, documents={"max_tokens": 512})
+    with pytest.raises(
+        SpecError, match=r"context of 512 tokens \(its longrope .*\) leaves \d+ for"
+    ):
+        Labeller(spec, cache_dir=tmp_path / "cache")
+    spec = write_spec(model={"path": str(folder)}, documents={"max_tokens": 256})
+    assert Labeller(spec, cache_dir=tmp_path / "cache").label(["Hello."]).num_rows == 1
 
 
 def test_every_text_has_a_row_that_an_independent_prompt_agrees_with(

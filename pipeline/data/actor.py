@@ -39,7 +39,12 @@ from pipeline.inference.engine import LabelEngine
 from pipeline.inference.fitting import fit_text
 from pipeline.inference.gguf import convert
 from pipeline.inference.heap import keep_freed_memory
-from pipeline.inference.loading import context_tokens, load_model, load_tokenizer
+from pipeline.inference.loading import (
+    context_reason,
+    context_tokens,
+    load_model,
+    load_tokenizer,
+)
 from pipeline.inference.memory import MemoryPlan, plan_memory
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.quantisation import require_torchao
@@ -156,8 +161,9 @@ def check_room(job: Job, prompt: PromptTokens, context: int) -> None:
     wanted, room = job.spec.documents.max_tokens, prompt.room(context)
     if wanted > room:
         fix = (
-            f"the model's context of {context} tokens leaves {max(room, 0)} for a document beside "
-            f"the instruction and the longest question; write at most that"
+            f"the model's context of {context} tokens{context_reason(local_model(job))} leaves "
+            f"{max(room, 0)} for a document beside the instruction and the longest question; "
+            "write at most that"
         )
         raise SpecError([Problem("documents.max_tokens", fix, wanted)])
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pipeline.inference.branches import Branches
+from pipeline.inference.experts import expert_weights
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens
 from pipeline.inference.tree import Tree
@@ -47,7 +48,5 @@ def attended_pairs(positions: NDArray[np.int64]) -> int:
 def linear_weights(module: nn.Module, *, experts_per_token: int) -> int:
     """Weights that each token is multiplied with; of experts, the chosen ones."""
     dense = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
-    experts = sum(
-        p.numel() * experts_per_token // p.shape[0] for p in module.parameters() if p.ndim == 3
-    )
+    experts = sum(w.numel() * experts_per_token // w.shape[0] for w in expert_weights(module))
     return dense + experts

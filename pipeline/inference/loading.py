@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
@@ -31,27 +32,34 @@ from pipeline.inference.stages import Stages, cut_last_layer
 from pipeline.inference.varlen import Kernel, flash_kernel
 from pipeline.spec import Quantize
 
+_LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _USABLE = "use a decoder with full or sliding-window attention, or recurrent layers"
 # Relative errors that rounding makes; a mask that is wrong makes one near 1.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 _LONGEST_PROVED_WINDOW = 1_024
+_LONGROPE = "its longrope turns a whole batch otherwise as soon as one prompt is longer"
 _BROKEN = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The folder's tokenizer; ModelError if there is none."""
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, **_LOCAL)
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
 
 
 def context_tokens(folder: Path) -> int:
     """The longest prompt that the model in a folder reads."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    return int(config.get_text_config().max_position_embeddings)
+    return _context(_config(folder).get_text_config())
+
+
+def context_reason(folder: Path) -> str:
+    """Why the context is shorter than the model's name may promise, for a message; else empty."""
+    text = _config(folder).get_text_config()
+    return f" ({_LONGROPE})" if _context(text) < text.max_position_embeddings else ""
 
 
 def load_model(
@@ -65,12 +73,10 @@ def load_model(
         raise ModelError(
             f"{folder}: holds no .safetensors file; pickled weights are not read, convert them"
         )
-    settings: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    config = _config(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, **settings)
-        refuse_unmodelled(config)
         network = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=getattr(torch, dtype), use_safetensors=True, **settings
+            folder, config=config, dtype=getattr(torch, dtype), use_safetensors=True, **_LOCAL
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be loaded: {error}") from error
@@ -80,6 +86,19 @@ def load_model(
     quantise(network, quantize, device)
     nn.Module.to(network, device)
     return prepare(network)
+
+
+def _config(folder: Path) -> Any:
+    """The folder's configuration; ModelError if it cannot be read, or is of no model for a tree."""
+    try:
+        config = AutoConfig.from_pretrained(folder, **_LOCAL)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        raise ModelError(f"{folder}: cannot be loaded: {error}") from error
+    refuse_unmodelled(config)
+    text = config.get_text_config()
+    refuse_unmodelled(text)
+    _context(text)
+    return config
 
 
 def prepare(network: PreTrainedModel, *, spread_out: bool = False) -> LoadedModel:
@@ -101,7 +120,7 @@ def prepare(network: PreTrainedModel, *, spread_out: bool = False) -> LoadedMode
     whole = LoadedModel(
         network=network,
         windows=frozenset({*windows, getattr(config, "sliding_window", None), None}),
-        context_tokens=int(config.max_position_embeddings),
+        context_tokens=_context(config),
         stages=None,
         schedule="staged" if recurrent else "fused",
     )
@@ -175,6 +194,31 @@ def _alone(model: LoadedModel, token_ids: list[int]) -> tuple[Tensor, Tensor]:
     state: Tensor = model.decoder(input_ids=input_ids, use_cache=False).last_hidden_state[0, -1]
     output = model.network(input_ids=input_ids, use_cache=False, logits_to_keep=1)
     return state, output.logits[0, -1]
+
+
+def _context(config: Any) -> int:
+    """The longest prompt, within which a token is turned by its own position and nothing else.
+
+    Beyond the length that longrope was stretched from, transformers turns all tokens of a forward
+    by other frequencies, so that a document's answer would hang on those beside it. `dynamic`
+    frequencies change in the same way, but only beyond `max_position_embeddings` itself.
+    """
+    stated = getattr(config, "max_position_embeddings", None)
+    if not isinstance(stated, int) or stated < 1:
+        raise ModelError(
+            f"{_family(config)} states no longest prompt (max_position_embeddings); {_USABLE}"
+        )
+    return min([stated, *_longrope_lengths(config)])
+
+
+def _longrope_lengths(config: Any) -> list[int]:
+    """The lengths from which longrope was stretched: of all layers, or of each of their types."""
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return [
+        int(of_layers["original_max_position_embeddings"])
+        for of_layers in (rope, *rope.values())
+        if isinstance(of_layers, dict) and of_layers.get("rope_type") == "longrope"
+    ]
 
 
 def _family(config: Any) -> str:

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pipeline.errors import ModelError, Problem, SpecError
+from pipeline.inference.experts import expert_weights
 from pipeline.spec import Quantize
 
 _REFUSED = (RuntimeError, AssertionError, AttributeError, TypeError, ValueError)
@@ -66,7 +67,7 @@ def _torchao(quantize: Quantize) -> tuple[Callable[..., object], Any]:
 
 def _refuse_experts(network: PreTrainedModel) -> None:
     """ModelError for a mixture whose experts, most of its weights, would be left as they are."""
-    if any(parameter.ndim == 3 for parameter in network.parameters()):
+    if expert_weights(network):
         raise ModelError(
             f"model family {network.config.get_text_config().model_type!r} keeps its experts' "
             "weights in one tensor, which is not quantised; write quantize: none"

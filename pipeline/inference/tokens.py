@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,14 @@ from pipeline.spec import PromptSpec, TaskSpec
 # by name or through the function that transformers offers, which the macro hides.
 _DATE = "1 January 2025"
 _DATELESS = f"{{%- macro strftime_now(format) -%}}{_DATE}{{%- endmacro -%}}"
+# Turns that show what a chat template writes; their text is a private-use character, no token.
+_PROBES = (
+    ("system", "user", "assistant", "user"),
+    ("user", "assistant", "user"),
+    ("system", "user"),
+    ("user",),
+)
+_TURN = "\ue0d2"
 # A trie with more nodes is followed level by level: with all its rows at once, one document
 # would take the memory of many.
 MOST_AT_ONCE = 1_024
@@ -119,17 +128,40 @@ class DocumentTokenizer:
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Special tokens, and added tokens that the chat template writes.
+    """Special tokens, and added tokens that the chat template writes or the tokenizer declares.
 
-    Not the unknown token: it stands for letters, and steers nothing.
+    Not the unknown token: it stands for letters, and steers nothing. Nor whitespace that is not
+    special, as Gemma's runs of line breaks: templates write it as the text that it is.
     """
-    template = str(tokenizer.chat_template or "")
+    written = _written(tokenizer)
+    # — only newer versions of transformers know of it
+    declared = getattr(tokenizer, "chat_control_tokens", None) or ()
     added = {
         token_id
         for token_id, token in tokenizer.added_tokens_decoder.items()
-        if token.special or token.content in template
+        if token.special
+        or token.content in declared
+        or (token.content in written and not token.content.isspace())
     }
     return frozenset(added.union(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
+
+
+def _written(tokenizer: PreTrainedTokenizerBase) -> str:
+    """All that the chat template may write around a turn: its source, and what it renders.
+
+    Some build a marker of pieces, `'<|' + message['role'] + '|>'`, and no source holds it. Some
+    refuse a role, or write a system turn only where there is none.
+    """
+    render = chat_template(tokenizer)
+    if render is None:
+        return ""
+    found = [tokenizer.chat_template]
+    if isinstance(found[0], dict):  # also of the others: the model knows their markers
+        found = list(found[0].values())
+    for roles in _PROBES:
+        with suppress(ModelError):
+            found.append(render([{"role": role, "content": _TURN} for role in roles]))
+    return "\0".join(found)
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
@@ -184,25 +216,39 @@ def _unwritable(token_id: int) -> str:
 
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
     """The tokenizer's chat template as a function, the same every day; None if it has none."""
-    if not tokenizer.chat_template:
+    template = _template(tokenizer)
+    if template is None:
         return None
 
     def render(messages: Sequence[Message]) -> str:
         try:
             text = tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
-                chat_template=_DATELESS + tokenizer.chat_template,
+                chat_template=_DATELESS + template,
                 tokenize=False,
                 add_generation_prompt=True,
                 enable_thinking=False,
                 date_string=_DATE,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise ModelError(f"the model's chat template refuses the prompt: {error}") from error
         assert isinstance(text, str), f"chat template gave {type(text).__name__}"
         return text
 
     return render
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The chat template's source; of several the default, and ModelError where none is."""
+    if not tokenizer.chat_template:
+        return None
+    try:
+        return tokenizer.get_chat_template()
+    except ValueError as error:
+        names = sorted(tokenizer.chat_template)
+        raise ModelError(
+            f"the model's tokenizer has chat templates {names} and no default; name one 'default'"
+        ) from error
 
 
 def tokenise_prompt(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.inference.flops import attended_pairs, tree_flops
+from pipeline.inference.flops import attended_pairs, linear_weights, tree_flops
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, Question
 from pipeline.inference.tree import Node, Tree
@@ -34,3 +37,14 @@ def test_products_outside_attention_are_those_torch_counts(
                 module(torch.randn(1 if i == layers - 1 else 23, module.in_features))
         model.unembed(torch.randn(1, config.hidden_size))
     assert tree_flops(model, prompt, 20) == counted.get_total_flops() + attention
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_moe"])
+def test_each_token_is_multiplied_with_linear_layers_and_its_own_experts(
+    family: str, make_network: Callable[..., Any]
+) -> None:
+    layer = make_network(family).model.layers[0]
+    linear = sum(m.weight.numel() for m in layer.modules() if isinstance(m, nn.Linear))
+    # — of each chosen expert three matrices of 48 x 32
+    chosen = 2 * 3 * 48 * 32 if family == "qwen3_moe" else 0
+    assert linear_weights(layer, experts_per_token=2) == linear + chosen

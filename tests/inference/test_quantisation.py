@@ -89,6 +89,16 @@ def test_the_tree_stays_exact(kind: Quantize, family: str, make_network: MakeNet
     assert model.stages is not None and model.network.dtype == torch.float32
 
 
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "falcon_h1"])
+def test_a_dense_model_with_convolutions_has_no_experts_and_stays_exact(
+    family: str, make_network: MakeNetwork
+) -> None:
+    network = make_network(family)
+    assert any(isinstance(part, nn.Conv1d) for part in network.modules())
+    quantise(network, "int8", "cpu")
+    assert tree_error(prepare(network)) < 1e-5
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_is_loaded_with_the_weights_that_were_asked_for(
     kind: Quantize, model_folder: Path
@@ -99,11 +109,12 @@ def test_a_folder_is_loaded_with_the_weights_that_were_asked_for(
     assert {weight.dtype for weight in weights} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "granitemoehybrid", "lfm2_moe"])
 def test_a_mixture_whose_experts_would_stay_as_they_are_is_refused(
-    make_network: MakeNetwork,
+    family: str, make_network: MakeNetwork
 ) -> None:
-    with pytest.raises(ModelError, match=r"'qwen3_moe' keeps its experts' .*write quantize: none"):
-        quantise(make_network("qwen3_moe"), "int8", "cpu")
+    with pytest.raises(ModelError, match=rf"'{family}' keeps its experts' .*write quantize: none"):
+        quantise(make_network(family), "int8", "cpu")
 
 
 def test_what_the_device_cannot_run_is_refused_by_name(
