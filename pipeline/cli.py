@@ -43,7 +43,8 @@ def carry_out(options: argparse.Namespace) -> int:
     # machines that it could not load; and torch objects to how it registers its enums.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    for name in ("botocore", "aiobotocore"):  # which tell at each client where they looked
+    # These tell where they found credentials, and what fonts there are.
+    for name in ("botocore", "aiobotocore", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # Set before Ray is imported: a labelling run tells nobody about itself, and Ray's core says
     # on standard error only what ends it.

@@ -23,7 +23,7 @@ def show_summary(outcome: Outcome, console: Console) -> None:
     console.print(summary_table(outcome), markup=False)
     for task in list(outcome.tally.labels)[:1]:
         files = f"{outcome.output}/labels/{task}/*/*/*.parquet"
-        python = os.path.relpath(sys.executable)
+        python = min(os.path.relpath(sys.executable), sys.executable, key=len)
         told = f"\n{python} -c 'import duckdb; print(duckdb.read_parquet(\"{files}\"))'"
         console.print(told, markup=False)
 
