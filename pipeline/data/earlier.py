@@ -31,11 +31,12 @@ class EarlierAnswers:
         self._store = store
         self._hashes: Callable[[str], pa.Array] = lru_cache(KEPT_SHARDS)(self._read_hashes)
 
-    def find(self, work: Work, content_hashes: pa.Array) -> dict[str, pa.StructArray]:
+    def find(self, work: Work, content_hashes: pa.Array, start: int) -> dict[str, pa.StructArray]:
         """For each of the work's tasks the whole row of an earlier answer, or null.
 
-        A row is answered for all of the tasks or for none of them. A failed row is not an answer;
-        a quarantined one is, unless the work is to try it again.
+        The hashes are of the shard's rows from `start` on. A row is answered for all of the tasks
+        or for none of them. A failed row is not an answer; a quarantined one is, unless the work is
+        to try it again.
         """
         if not work.earlier or not work.tasks:
             return {}
@@ -45,7 +46,7 @@ class EarlierAnswers:
         found: dict[str, list[pa.Table]] = {task: [] for task in work.tasks}
         offset = 0
         for earlier in work.earlier:
-            at = _places(content_hashes, self._hashes(earlier.sid))  # [docs], -1: not there
+            at = self._places(work, earlier, content_hashes, start)
             answers = {task: self._answers(earlier, task) for task in work.tasks}
             usable = _usable(list(answers.values()), again=work.retry > 0)  # [earlier rows]
             taken = (rows < 0) & (at >= 0)
@@ -60,6 +61,20 @@ class EarlierAnswers:
             return {}
         indices = pa.array(rows, mask=rows < 0)
         return {task: _structs(pa.concat_tables(tables), indices) for task, tables in found.items()}
+
+    def _places(
+        self, work: Work, earlier: Earlier, hashes: pa.Array, start: int
+    ) -> NDArray[np.int64]:  # [docs], -1: not there
+        """Where the earlier shard has the texts; the shard itself has each in its own row.
+
+        Equal texts may have fared differently, and one's failure says nothing of the other.
+        """
+        there = self._hashes(earlier.sid)
+        if earlier.sid != work.shard.id:
+            return _places(hashes, there)
+        rows = np.arange(start, start + len(hashes))
+        same = pc.equal(hashes, there.slice(start, len(hashes)))
+        return np.where(same.to_numpy(zero_copy_only=False), rows, -1)
 
     def _read_hashes(self, sid: str) -> pa.Array:
         table = self._read(documents_key(sid), ["content_hash"])
