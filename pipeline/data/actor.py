@@ -193,7 +193,7 @@ class Tokenise:
 
         They are the shard's from row `start` on.
         """
-        known = self._earlier.find(work, documents.column("content_hash").combine_chunks(), start)
+        known = self._earlier.find(work, documents, start)
         rows = zip(
             documents.column("text"),
             documents.column("status").to_pylist(),

@@ -124,11 +124,11 @@ class _Log:
         raise StorageError(f"{self._store.url}/{FOLDER}: {MAX_LOST_RACES} numbers were taken")
 
     def earlier(self, current: Iterable[ObjectVersion]) -> dict[str, tuple[str, ...]]:
-        """By path, the shards of other versions of the objects that are current."""
+        """By path, the shards of other versions of the current objects, the newest first."""
         versions = set(current)
         paths = {version.path for version in versions}
         found: dict[str, list[str]] = {}
-        for version, shards in self.cuts.items():
+        for version, shards in reversed(self.cuts.items()):
             if version.path in paths and version not in versions:
                 found.setdefault(version.path, []).extend(shard.id for shard in shards)
         return {path: tuple(sids) for path, sids in found.items()}
