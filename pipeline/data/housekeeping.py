@@ -120,7 +120,7 @@ def next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
     jobs = described_anywhere(spec, cache_dir)
     return Cells(
         sids=frozenset(shard.id for shard in cuts.shards),
-        earlier=frozenset().union(*cuts.earlier.values()),
+        earlier=cuts.earlier_sids,
         # — raw answers, too: the next calibration is made of them, and used on them
         versions=frozenset(
             (task, version.id)
