@@ -71,7 +71,7 @@ def _tick(options: argparse.Namespace) -> int:
 
         def announce(planned: Plan) -> Progress:
             told.print(announced(planned), markup=False)
-            return stack.enter_context(shown_progress(told, planned.missing_rows))
+            return stack.enter_context(shown_progress(told, planned.work_rows))
 
         ended = tick(
             spec,

@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
         def announce(planned: Any) -> Callable[[int], None]:
             console = _console(sys.stderr)
             console.print(announced(planned), markup=False)
-            return stack.enter_context(shown_progress(console, planned.missing_rows))
+            return stack.enter_context(shown_progress(console, planned.work_rows))
 
         outcome = run(
             spec,

@@ -184,15 +184,22 @@ class Tokenise:
 
     def _tokenised(self, written: str, work: Work) -> pa.Table:
         slices = read_documents(work.shard, self.job.spec.input.storage_options)
-        # — no text of one slice is held when the next is read
-        tables = list(map(partial(self._fitted, work=work), slices))
+        tables: list[pa.Table] = []
+        rows = 0
+        for read in slices:
+            tables.append(self._fitted(read, work, rows))
+            rows += read.num_rows
+            del read  # no text of one slice is held when the next is read
         # — a slice of which nothing is known has no column for it
         documents = pa.concat_tables(tables, promote_options="default")
         return documents.append_column("work", _constant(written, documents.num_rows))
 
-    def _fitted(self, documents: pa.Table, work: Work) -> pa.Table:
-        """Documents with their pieces for their text, and with what is known of them already."""
-        known = self._earlier.find(work, documents.column("content_hash").combine_chunks())
+    def _fitted(self, documents: pa.Table, work: Work, start: int) -> pa.Table:
+        """Documents with their pieces for their text, and with what is known of them already.
+
+        They are the shard's from row `start` on.
+        """
+        known = self._earlier.find(work, documents, start)
         rows = zip(
             documents.column("text"),
             documents.column("status").to_pylist(),

@@ -30,50 +30,80 @@ class EarlierAnswers:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._hashes: Callable[[str], pa.Array] = lru_cache(KEPT_SHARDS)(self._read_hashes)
+        # — the slices of one shard come one after another, and look into the same earlier shard
+        self._answers: Callable[[str, tuple[str, ...]], list[pa.Table]] = lru_cache(1)(
+            self._read_answers
+        )
 
-    def find(self, work: Work, content_hashes: pa.Array) -> dict[str, pa.StructArray]:
+    def find(self, work: Work, documents: pa.Table, start: int) -> dict[str, pa.StructArray]:
         """For each of the work's tasks the whole row of an earlier answer, or null.
 
-        A row is answered for all of the tasks or for none of them. A failed row is not an answer;
-        a quarantined one is, unless the work is to try it again.
+        The documents are the shard's from row `start` on. A row is answered for all of the tasks
+        or for none of them. A failed row is not an answer; a quarantined one is, unless the work is
+        to try it again.
         """
         if not work.earlier or not work.tasks:
             return {}
-        rows = np.full(
-            len(content_hashes), -1, dtype=np.int64
-        )  # of the found answers laid end to end
-        found: dict[str, list[pa.Table]] = {task: [] for task in work.tasks}
+        hashes = documents.column("content_hash").combine_chunks()
+        # — what has no text has no answer anywhere, though others have the same hash
+        is_open = _mask(pc.equal(documents.column("status"), OK))  # [docs]
+        rows = np.full(len(hashes), -1, dtype=np.int64)  # of the found answers laid end to end
+        found: list[list[pa.Table]] = [[] for _ in work.tasks]
         offset = 0
         for earlier in work.earlier:
-            at = _places(content_hashes, self._hashes(earlier.sid))  # [docs], -1: not there
-            answers = {task: self._answers(earlier, task) for task in work.tasks}
-            usable = _usable(list(answers.values()), again=work.retry > 0)  # [earlier rows]
-            taken = (rows < 0) & (at >= 0)
-            taken[taken] = usable[at[taken]]
+            if not is_open.any():
+                break
+            at = self._places(work, earlier, hashes, start)
+            taken = is_open & (at >= 0)
             if not taken.any():
                 continue
-            rows[taken] = offset + at[taken]
-            offset += len(usable)
-            for task, answer in answers.items():
-                found[task].append(answer)
+            answers = self._answers(earlier.sid, tuple(earlier.labels[task] for task in work.tasks))
+            taken[taken] = _usable(answers, again=work.retry > 0)[at[taken]]
+            rows[taken] = offset + np.arange(taken.sum())
+            offset += int(taken.sum())
+            is_open &= ~taken
+            for tables, answer in zip(found, answers, strict=True):
+                tables.append(answer.take(pa.array(at[taken])))
         if offset == 0:
             return {}
         indices = pa.array(rows, mask=rows < 0)
-        return {task: _structs(pa.concat_tables(tables), indices) for task, tables in found.items()}
+        wholes = (_structs(pa.concat_tables(tables), indices) for tables in found)
+        return dict(zip(work.tasks, wholes, strict=True))
+
+    def _places(
+        self, work: Work, earlier: Earlier, hashes: pa.Array, start: int
+    ) -> NDArray[np.int64]:  # [docs], -1: not there
+        """Where the earlier shard has the texts; the shard itself has each in its own row.
+
+        Equal texts may have fared differently, and one's failure says nothing of the other.
+        """
+        there = self._hashes(earlier.sid)
+        if earlier.sid != work.shard.id:
+            return _places(hashes, there)
+        if len(there) != work.shard.rows:
+            raise StorageError(
+                f"{self._store.url}/{documents_key(earlier.sid)}: has {len(there)} rows of a shard "
+                f"of {work.shard.rows}; `assay verify` tells more"
+            )
+        same = _mask(pc.equal(hashes, there.slice(start, len(hashes))))
+        return np.where(same, np.arange(start, start + len(hashes)), -1)
 
     def _read_hashes(self, sid: str) -> pa.Array:
         table = self._read(documents_key(sid), ["content_hash"])
         return table.column("content_hash").combine_chunks()
 
-    def _answers(self, earlier: Earlier, task: str) -> pa.Table:
-        whole = self._read(earlier.labels[task], None)
+    def _read_answers(self, sid: str, keys: tuple[str, ...]) -> list[pa.Table]:
+        return [self._read_answer(sid, key) for key in keys]
+
+    def _read_answer(self, sid: str, key: str) -> pa.Table:
+        whole = self._read(key, None)
         # — what is calibrated is so anew: the same answers may have been without, or otherwise
         left_out = {"doc_id", CALIBRATED}.intersection(whole.column_names)
         answers = whole.drop_columns(sorted(left_out))
-        if answers.num_rows != len(self._hashes(earlier.sid)):
+        if answers.num_rows != len(self._hashes(sid)):
             raise StorageError(
-                f"{self._store.url}/{earlier.labels[task]}: has {answers.num_rows} rows and its "
-                f"documents file {len(self._hashes(earlier.sid))}; `assay verify` tells more"
+                f"{self._store.url}/{key}: has {answers.num_rows} rows and its "
+                f"documents file {len(self._hashes(sid))}; `assay verify` tells more"
             )
         return answers
 
@@ -118,8 +148,12 @@ def _places(wanted: pa.Array, there: pa.Array) -> NDArray[np.int64]:
 def _usable(answers: Sequence[pa.Table], *, again: bool) -> NDArray[np.bool_]:
     accepted = pa.array([OK, TRUNCATED] if again else [OK, TRUNCATED, QUARANTINED])
     masks = (pc.is_in(a.column("status").cast(pa.string()), value_set=accepted) for a in answers)
-    arrays = (np.asarray(mask.to_numpy(), dtype=np.bool_) for mask in masks)
-    return reduce(np.logical_and, arrays)
+    return reduce(np.logical_and, map(_mask, masks))
+
+
+def _mask(values: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
+    whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    return np.array(whole.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def _structs(answers: pa.Table, indices: pa.Array) -> pa.StructArray:

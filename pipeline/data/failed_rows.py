@@ -44,7 +44,10 @@ def failed_rows(
 
 
 def works_again(store: Store, shards: Sequence[Shard], done: Committed) -> list[Work]:
-    """Work for every finished shard with a readable row that failed: its tasks of which it did."""
+    """Work for every finished shard with a readable row that failed: its tasks of which it did.
+
+    A work's tasks failed on the same rows: no task is asked again about a row that it answered.
+    """
     with ThreadPoolExecutor(READ_THREADS) as pool:
         found = pool.map(partial(_again, store, done), shards)
         return [work for works in found for work in works]
@@ -65,11 +68,14 @@ def _again(store: Store, done: Committed, shard: Shard) -> Iterator[Work]:
         return
     status = _status(store, done.documents_file(sid).key)
     readable = np.asarray(pc.equal(status, OK).to_numpy(), dtype=np.bool_)  # [rows]
-    again = tuple(task for task, mask in failed.items() if (mask & readable).any())
-    if again:
-        answers = Earlier(sid, {task: done.label_file(task, sid).key for task in again})
-        retry = max(done.retry(task, sid) for task in again) + 1
-        yield Work(shard, again, documents=False, earlier=(answers,), retry=retry)
+    alike: dict[bytes, list[str]] = {}  # by the rows that are asked again
+    for task, mask in failed.items():
+        if (mask & readable).any():
+            alike.setdefault((mask & readable).tobytes(), []).append(task)
+    for tasks_alike in alike.values():
+        answers = Earlier(sid, {task: done.label_file(task, sid).key for task in tasks_alike})
+        retry = max(done.retry(task, sid) for task in tasks_alike) + 1
+        yield Work(shard, tuple(tasks_alike), documents=False, earlier=(answers,), retry=retry)
 
 
 def _failures(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]

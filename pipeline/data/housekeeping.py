@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.data.calibrations import same_answers
 from pipeline.data.contents import Contents, contents
 from pipeline.data.inputs import cut_before
 from pipeline.data.job import described_anywhere
@@ -46,6 +47,8 @@ class Cells:
     sids: frozenset[str]
     earlier: frozenset[str]
     versions: frozenset[tuple[str, str]]  # task and fingerprint
+    # What has the raw answers of those too, and is used where a shard has none of its own.
+    others: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +121,24 @@ def next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
     cuts = cut_before(store, objects, wanted.text, wanted.id)
     # — the run may be on another machine than this one, and compute in other numbers there
     jobs = described_anywhere(spec, cache_dir)
+    # — raw answers, too: the next calibration is made of them, and used on them
+    versions = frozenset(
+        (task, version.id)
+        for job in jobs
+        for task, own in job.fingerprints.items()
+        for version in (own, own.raw)
+    )
+    others = frozenset(
+        (task, fp)
+        for job in jobs
+        for task, fps in same_answers(store, job.fingerprints).items()
+        for fp in fps
+    )
     return Cells(
         sids=frozenset(shard.id for shard in cuts.shards),
-        earlier=frozenset().union(*cuts.earlier.values()),
-        # — raw answers, too: the next calibration is made of them, and used on them
-        versions=frozenset(
-            (task, version.id)
-            for job in jobs
-            for task, own in job.fingerprints.items()
-            for version in (own, own.raw)
-        ),
+        earlier=cuts.earlier_sids,
+        versions=versions,
+        others=others - versions,
     )
 
 
@@ -166,32 +177,46 @@ def unneeded(there: Iterable[StoredObject], needed: Needed) -> Removable:
         if match is not None:
             known.append((found, match.groupdict()))
     used = _used_cells(known, needed.cells)
-    objects = tuple(f for f, parts in known if not _is_needed(f.key, parts, needed, used))
+    sids = needed.cells.sids.union(used.values())
+    objects = tuple(f for f, parts in known if not _is_needed(f.key, parts, needed, used, sids))
     return Removable(objects, unknown)
 
 
-def _is_needed(key: str, parts: Parts, needed: Needed, used: Mapping[str, str]) -> bool:
+def _is_needed(
+    key: str, parts: Parts, needed: Needed, used: Mapping[str, str], sids: frozenset[str]
+) -> bool:
     # — the probe is the same for all runs, and one that is asking it now must not miss it
     if key in needed.keys or key in used or key == PROBE_KEY:
         return True
     if key.startswith("documents/"):  # an earlier version's are of use beside its answers alone
-        return parts["sid"] in needed.cells.sids or parts["sid"] in used.values()
-    return key.startswith("specs/") and (parts["task"], parts["fp"]) in needed.cells.versions
+        return parts["sid"] in sids
+    if not key.startswith("specs/"):
+        return False
+    # — without its words, answers of another version would be found no more
+    version = parts["task"], parts["fp"]
+    return version in needed.cells.versions or version in needed.cells.others
 
 
 def _used_cells(known: Iterable[tuple[StoredObject, Parts]], cells: Cells) -> dict[str, str]:
     """The shards of the label files and the latest retries that the next run would use, by key."""
     sids = cells.sids | cells.earlier
+    in_reach = [(found.key, parts) for found, parts in known if parts.get("sid") in sids]
+    own = {
+        (parts["task"], parts["sid"])
+        for key, parts in in_reach
+        if key.startswith("labels/") and (parts["task"], parts["fp"]) in cells.versions
+    }
     used: dict[str, str] = {}
     last: dict[str, tuple[int, str, str]] = {}  # by cell
-    for found, parts in known:
-        version = parts.get("task"), parts.get("fp")
-        if parts.get("sid") not in sids or version not in cells.versions:
+    for key, parts in in_reach:
+        version = parts.get("task", ""), parts.get("fp", "")
+        has_own = (version[0], parts["sid"]) in own
+        if version not in cells.versions and (version not in cells.others or has_own):
             continue
-        if found.key.startswith("labels/"):
-            used[found.key] = parts["sid"]
+        if key.startswith("labels/"):
+            used[key] = parts["sid"]
         else:
-            cell = found.key.rpartition("/")[0]
-            retry = int(parts["number"]), found.key, parts["sid"]
+            cell = key.rpartition("/")[0]
+            retry = int(parts["number"]), key, parts["sid"]
             last[cell] = max(last.get(cell, retry), retry)
     return used | {key: sid for _, key, sid in last.values()}

@@ -36,8 +36,15 @@ class Cuts:
     """The shards of the input as it is now, and the ids of those that its paths had before."""
 
     shards: tuple[Shard, ...]
-    earlier: Mapping[str, tuple[str, ...]]  # by path; only paths with an earlier version
+    # By path, a tuple for each earlier version, the newest first; only paths that have one.
+    earlier: Mapping[str, tuple[tuple[str, ...], ...]]
     unreadable: tuple[str, ...] = ()  # why, of each object whose rows cannot even be counted
+
+    @property
+    def earlier_sids(self) -> frozenset[str]:
+        """The shards of all earlier versions."""
+        versions = (version for of_path in self.earlier.values() for version in of_path)
+        return frozenset(sid for version in versions for sid in version)
 
 
 def load_or_cut(
@@ -123,15 +130,15 @@ class _Log:
             self._last += 1
         raise StorageError(f"{self._store.url}/{FOLDER}: {MAX_LOST_RACES} numbers were taken")
 
-    def earlier(self, current: Iterable[ObjectVersion]) -> dict[str, tuple[str, ...]]:
-        """By path, the shards of other versions of the objects that are current."""
+    def earlier(self, current: Iterable[ObjectVersion]) -> dict[str, tuple[tuple[str, ...], ...]]:
+        """By path, the shards of other versions of the current objects, the newest first."""
         versions = set(current)
         paths = {version.path for version in versions}
-        found: dict[str, list[str]] = {}
-        for version, shards in self.cuts.items():
+        found: dict[str, list[tuple[str, ...]]] = {}
+        for version, shards in reversed(self.cuts.items()):
             if version.path in paths and version not in versions:
-                found.setdefault(version.path, []).extend(shard.id for shard in shards)
-        return {path: tuple(sids) for path, sids in found.items()}
+                found.setdefault(version.path, []).append(tuple(shard.id for shard in shards))
+        return {path: tuple(of_path) for path, of_path in found.items()}
 
     def take_in(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
         """Holds these in memory; of two cuts of one object the first stands."""

@@ -92,7 +92,18 @@ class Plan:
         return sum(shard.rows for shard in self.shards)
 
     @property
+    def missing_shards(self) -> int:
+        """How many shards have work; one may have several works, for its tasks in parts."""
+        return len({work.shard.id for work in self.works})
+
+    @property
     def missing_rows(self) -> int:
+        """The rows of the shards that have work."""
+        return sum({work.shard.id: work.shard.rows for work in self.works}.values())
+
+    @property
+    def work_rows(self) -> int:
+        """The rows of all works: what is counted as they go."""
         return sum(work.shard.rows for work in self.works)
 
 
@@ -164,7 +175,7 @@ def refuse_own_output(objects: Sequence[InputObject], output: str) -> None:
 
 def survey(job: Job, store: Store, cuts: Cuts) -> Plan:
     """What a LIST now finds of these shards."""
-    sids = {shard.id for shard in cuts.shards}.union(*cuts.earlier.values())
+    sids = cuts.earlier_sids.union(shard.id for shard in cuts.shards)
     done = committed(store, job.fp, sids)
     missing = missing_tasks(cuts.shards, list(job.fp), done)
     versions = {task: job.fingerprints[task] for task in missing}

@@ -149,7 +149,7 @@ class LabelDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no typ
         _refuse("partition_expression", "use scanner() or to_batches()")
 
     def _read(self, columns: Any, filter: Any) -> list[str]:
-        """The columns that a scan reads, in the schema's order."""
+        """The columns that a scan reads, in the schema's order: one at least, to have its rows."""
         names = self._schema.names
         wanted = set(names) if columns is None else set()
         expressions = [] if filter is None else [filter]
@@ -160,7 +160,7 @@ class LabelDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no typ
                 expressions.append(column)
         for expression in expressions:
             wanted |= _used(expression, self._schema)
-        return [name for name in names if name in wanted]
+        return [name for name in names if name in wanted] or [names[0]]
 
 
 def _refuse(what: str, instead: str) -> NoReturn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 
 from pipeline.data.shards import Shard
 from pipeline.data.storage import Store
@@ -80,6 +81,9 @@ class Work:
         return bool(self.tasks) and (self.retry > 0 or not has_answers)
 
 
+_Known = tuple[tuple[str, ...], tuple[Earlier, ...]]  # tasks, and shards that have all of them
+
+
 def label_key(task: str, fp: str, sid: str, retry: int = 0) -> str:
     """Where a shard's labels for one version of a task are."""
     if retry:
@@ -136,13 +140,14 @@ def remaining(
     shards: Sequence[Shard],
     tasks: Collection[str],
     done: Committed,
-    earlier: Mapping[str, Collection[str]],
+    earlier: Mapping[str, Sequence[Collection[str]]],
     others: Sequence[Committed] = (),
 ) -> list[Work]:
     """The shards with something still to make, and what, in their given order.
 
-    `earlier` has, by path, the ids of the shards that another version of the object was cut into;
-    `others` what is there of other versions of the tasks whose raw answers are the same.
+    `earlier` has, by path, the ids of the shards that each other version of the object was cut
+    into, the newest first; `others` what is there of other versions of the tasks whose raw answers
+    are the same.
     """
     answers = _EarlierAnswers(done, earlier, others)
     return [
@@ -192,24 +197,51 @@ class _EarlierAnswers:
     """Where answers can be taken over; those for a path, once made, are shared by its shards."""
 
     def __init__(
-        self, done: Committed, sids: Mapping[str, Collection[str]], others: Sequence[Committed]
+        self,
+        done: Committed,
+        versions: Mapping[str, Sequence[Collection[str]]],
+        others: Sequence[Committed],
     ) -> None:
         self._done = done
-        self._sids = sids
+        self._versions = versions
         self._others = others
-        self._made: dict[tuple[str, tuple[str, ...]], tuple[Earlier, ...]] = {}
+        self._made: dict[tuple[str, tuple[str, ...]], list[_Known]] = {}
 
-    def of(self, path: str, tasks: tuple[str, ...]) -> tuple[Earlier, ...]:
-        """The path's earlier shards that have all of the tasks; none where no task is asked."""
-        if not tasks or path not in self._sids:
-            return ()
+    def of(self, path: str, tasks: tuple[str, ...]) -> list[_Known]:
+        """The tasks, apart where earlier shards of the path answer some of them alone.
+
+        Each part with the shards that have all of it: nothing is asked about a text again because
+        another task, one that is new, has no answer yet.
+        """
+        if not tasks or path not in self._versions:
+            return [(tasks, ())]
         made = self._made.get((path, tasks))
         if made is None:
-            made = self._made[path, tasks] = tuple(self._with_all(path, tasks))
+            made = self._made[path, tasks] = list(self._parts(path, tasks))
         return made
 
-    def _with_all(self, path: str, tasks: tuple[str, ...]) -> Iterator[Earlier]:
-        for sid in self._sids[path]:
+    def _parts(self, path: str, tasks: tuple[str, ...]) -> Iterator[_Known]:
+        parts: dict[tuple[str, ...], list[str]] = {}
+        for task in tasks:
+            parts.setdefault(self._latest(path, task), []).append(task)
+        for part in parts.values():
+            yield tuple(part), tuple(self._with_all(path, part))
+
+    def _latest(self, path: str, task: str) -> tuple[str, ...]:
+        """The shards that answer the task: of the newest versions, down to one that is whole.
+
+        Those before it have few texts more, and tasks that differ in them alone stay together.
+        """
+        found: list[str] = []
+        for sids in self._versions[path]:
+            there = [sid for sid in sids if self.of_shard(sid, (task,)) is not None]
+            found += there
+            if there and len(there) == len(sids):
+                break
+        return tuple(found)
+
+    def _with_all(self, path: str, tasks: Sequence[str]) -> Iterator[Earlier]:
+        for sid in chain.from_iterable(self._versions[path]):
             there = self.of_shard(sid, tasks)
             if there is not None and len(there.labels) == len(tasks):
                 yield there
@@ -240,7 +272,8 @@ def _missing(
         absent = tuple(task for task in absent if task not in there.labels)
     documents = sid not in done.documents
     if absent or documents:
-        yield Work(shard, absent, documents=documents, earlier=earlier.of(shard.path, absent))
+        for part, shards in earlier.of(shard.path, absent):
+            yield Work(shard, part, documents=documents, earlier=shards)
 
 
 def _has_all(sid: str, tasks: Collection[str], done: Committed) -> bool:

@@ -117,7 +117,7 @@ class Labelled:
             output=self.job.spec.output,
             rows=self.last.rows,
             shards=len(self.last.shards),
-            missing_shards=len(self.last.works),
+            missing_shards=self.last.missing_shards,
             unreadable=self.last.cuts.unreadable,
             tally=self.tally,
             seconds=self.seconds,
@@ -269,16 +269,21 @@ def _failures(counts: ShardCounts) -> int:
 
 
 def tally_of(counted: Iterable[ShardCounts]) -> Tally:
-    """The sums of the shards' counts."""
+    """The sums of the shards' counts; a shard in several works has its rows counted once.
+
+    With the statuses of the work in which most of them failed.
+    """
     status: Counter[str] = Counter()
     labels: dict[str, Counter[str]] = {}
     whole = list(counted)
-    for counts in whole:
+    of_shard = {counts.sid: counts for counts in sorted(whole, key=_failures)}
+    for counts in of_shard.values():
         status.update(counts.status)
+    for counts in whole:
         for task, of_task in counts.labels.items():
             labels.setdefault(task, Counter()).update(of_task)
     return Tally(
-        rows=sum(counts.rows for counts in whole),
+        rows=sum(counts.rows for counts in of_shard.values()),
         asked_rows=sum(counts.asked_rows for counts in whole),
         created=sum(counts.created for counts in whole),
         status=status,

@@ -6,7 +6,8 @@ is inside a format (`parquet`, `arrow`, `jsonl`, `wet`), of tasks or of the outp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -82,6 +83,7 @@ def find_objects(
     if unsupported:
         fix = f"{len(unsupported)} of {len(infos)} files are not {_supported()}; narrow the glob"
         raise SpecError([Problem("input.path", fix, unsupported[0])])
+    _refuse_unwritable([info["name"] for info in infos])
     objects = [_input_object(file_system, info, cache_dir, options) for info in infos]
     return sorted(objects, key=lambda found: found.path)
 
@@ -194,6 +196,15 @@ def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str,
         yield from (info for info in below if format_of(info["name"]) is not None)
     else:
         yield itself
+
+
+def _refuse_unwritable(names: Sequence[str]) -> None:
+    """SpecError for local names that are no text: no answer could be read back beside them."""
+    written = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names]
+    odd = sorted(shown for shown, name in zip(written, names, strict=True) if shown != name)
+    if odd:
+        fix = f"{len(odd)} of {len(names)} files have a name that is not UTF-8; rename them"
+        raise SpecError([Problem("input.path", fix, odd[0])])
 
 
 def _info(file_system: AbstractFileSystem, place: str) -> Mapping[str, Any] | None:

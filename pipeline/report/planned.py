@@ -24,7 +24,7 @@ def plan_json(planned: Plan) -> dict[str, int]:
         "documents": planned.rows,
         "shards": len(planned.shards),
         "missing_documents": planned.missing_rows,
-        "missing_shards": len(planned.works),
+        "missing_shards": planned.missing_shards,
         "missing_cells": sum(work.shard.rows * len(work.tasks) for work in planned.works),
     }
 

@@ -107,5 +107,5 @@ def announced(planned: Plan) -> str:
         return f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
     return (
         f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
-        f"{len(planned.works):,} of {len(planned.shards):,} shards"
+        f"{planned.missing_shards:,} of {len(planned.shards):,} shards"
     )

@@ -156,8 +156,7 @@ def test_ranked_answers_that_are_known_are_laid_over_those_that_are_computed(
     commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, table, {})])
     earlier = Earlier(SHARD.id, {"topic": label_key("topic", "f" * 16, SHARD.id)})
     work = Work(shard=SHARD, tasks=("topic",), documents=False, earlier=(earlier,))
-    hashes = DOCUMENTS.column("content_hash").combine_chunks()
-    known = EarlierAnswers(store).find(work, hashes)["topic"]
+    known = EarlierAnswers(store).find(work, DOCUMENTS, 0)["topic"]
     assert known.is_valid().to_pylist() == [True, False, True]
     other = answers_table(block(3).set_column(0, "doc_id", pa.array(["x", "y", "z"])), asked)
     blank = other.set_column(2, "top", pa.nulls(3, other.schema.field("top").type))

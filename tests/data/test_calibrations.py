@@ -136,10 +136,13 @@ def answered(store: LocalStore) -> Callable[[Shard, Fingerprint], str]:
     return answer
 
 
-def works_for(store: LocalStore, version: Fingerprint, earlier: dict[str, list[str]]) -> list[Work]:
+def works_for(
+    store: LocalStore, version: Fingerprint, earlier: dict[str, list[list[str]]]
+) -> list[Work]:
     """What is to do for the tasks `t`, of this version, and `u`."""
     fp = {"t": version.id, "u": "f"}
-    sids = [shard.id for shard in SHARDS] + [sid for sids in earlier.values() for sid in sids]
+    before = [sid for versions in earlier.values() for sids in versions for sid in sids]
+    sids = [shard.id for shard in SHARDS] + before
     done = committed(store, fp, sids)
     missing = [task for task in missing_tasks(SHARDS, list(fp), done) if task == "t"]
     versions = same_answers(store, dict.fromkeys(missing, version))
@@ -173,7 +176,7 @@ def test_an_earlier_version_of_the_file_gives_its_raw_answers_too(
     old = Shard(ObjectVersion("/a.jsonl", 9, "old", "jsonl", "text", None), Piece(0, 3, 8, 0, 9))
     key = answered(old, RAW)
     store.create(label_key("u", "f", old.id), b"")
-    (first, _) = works_for(store, FIRST, {"/a.jsonl": [old.id]})
+    (first, _) = works_for(store, FIRST, {"/a.jsonl": [[old.id]]})
     assert [earlier.labels["t"] for earlier in first.earlier] == [key]
 
 

@@ -14,6 +14,7 @@ from finished import (
     LABELS,
     SHARD_BYTES,
     Corpus,
+    commit_all,
     documents_of,
     finish,
     label_file,
@@ -25,7 +26,7 @@ from pipeline.data.commit import commit_shard
 from pipeline.data.contents import contents
 from pipeline.data.devices import Placement
 from pipeline.data.housekeeping import Tidied, tidy_store
-from pipeline.data.job import describe
+from pipeline.data.job import describe, plan
 from pipeline.data.ledger import documents_key, label_key, spec_key
 from pipeline.data.local_store import LocalStore
 from pipeline.data.memory_store import MemoryStore
@@ -189,6 +190,23 @@ def test_a_retry_of_an_interrupted_run_is_kept(everything: Everything) -> None:
     for key in retries:
         everything.store.create(key, b"")
     assert everything.tidy(1).removable.keys == (retries[0],)
+
+
+@pytest.mark.parametrize("recalibrated", [False, True])
+def test_answers_of_another_calibration_are_kept_where_the_next_run_has_no_others(
+    everything: Everything, recalibrated: bool
+) -> None:
+    job = describe(everything.spec, Placement("cpu", "float32", 1, 1), everything.corpus.cache_dir)
+    store, shards = everything.store, everything.corpus.shards(everything.store)
+    contents = {task: {**own.content, "calibration": 1} for task, own in job.fingerprints.items()}
+    commit_all(store, shards[:2], {task: Fingerprint(c) for task, c in contents.items()})
+    before = everything.keys
+    if recalibrated:
+        everything.begin("float32", 1)
+    unused = {key for key in before if key.startswith("labels/") and shards[0].id in key}
+    assert set(everything.tidy(1).removable.keys) == (unused if recalibrated else set())
+    works = plan(job, store).works
+    assert not any(work.asks for work in works if work.shard in shards[:2])
 
 
 class Recording:

@@ -161,6 +161,16 @@ def test_each_change_costs_what_it_changes(
     step("another truncation", short, new=True, documents={"max_tokens": 40})
     life.write("c.jsonl", texts("c")[:-1])
     step("a document dropped", {}, new=True)
+    edited_again = [*life.files["c.jsonl"][:-1], "023 of c is edited"]
+    life.write("c.jsonl", edited_again)
+    life.content["tasks"] += [{**MOOD, "name": "calm"}]
+    # — of the edited file the old tasks are asked about the edited text alone
+    outcome = step(
+        "a document edited and a task added",
+        {**life.files, "for the old tasks": edited_again[-1:]},
+        new=True,
+    )
+    assert outcome.tally.rows == outcome.tally.status.total() == outcome.rows
     assert_as_if_computed_anew(life)
     print(
         "\n".join(f"{change}: {asked} documents, {made} objects" for change, asked, made in table)

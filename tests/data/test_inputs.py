@@ -103,9 +103,19 @@ def test_another_version_is_cut_anew_and_knows_the_shards_of_the_earlier(
             load_or_cut(store, [other], "text", id_column, 3000)
         return
     second = load_or_cut(store, [other], "text", id_column, 3000)
-    assert second.earlier == {path: tuple(s.id for s in first.shards if s.path == path)}
+    assert second.earlier == {path: (tuple(s.id for s in first.shards if s.path == path),)}
     assert not {shard.id for shard in second.shards} & {shard.id for shard in first.shards}
     assert load_or_cut(store, objects, "text", None, 3000).shards == first.shards
+
+
+def test_of_earlier_versions_the_newest_comes_first(
+    store: LocalStore, objects: list[InputObject]
+) -> None:
+    versions = [replace(objects[0], etag=etag) for etag in ("first", "second", "third")]
+    cuts = [load_or_cut(store, [version], "text", None, 10**6) for version in versions]
+    first, second = (tuple(shard.id for shard in cut.shards) for cut in cuts[:2])
+    assert cuts[2].earlier == {objects[0].path: (second, first)}
+    assert cuts[2].earlier_sids == {*first, *second}
 
 
 def test_no_rows_at_all_is_an_error_of_the_spec(store: LocalStore, write: Write) -> None:

@@ -165,6 +165,19 @@ def test_only_the_files_that_are_asked_for_are_read(
     assert labels.count_rows(filter=filter) == oracle.num_rows
 
 
+@pytest.mark.parametrize(
+    ("columns", "filter"),
+    [([], None), ({"one": pc.scalar(1)}, None), ([], pc.scalar(True)), ({}, None)],
+)
+def test_a_scan_that_reads_no_column_has_every_row(
+    finished: LocalStore, columns: Any, filter: Any
+) -> None:
+    labels = open_labels(str(finished.root))
+    found = labels.to_table(columns=columns, filter=filter)
+    assert found.num_rows == ROWS * FILES and found.column_names == list(columns)
+    assert labels.count_rows(filter=filter) == ROWS * FILES
+
+
 def test_rows_are_read_as_they_are_needed_and_counted_without_reading(
     finished: LocalStore,
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.data.ledger import (
@@ -75,6 +77,73 @@ def test_a_changed_task_alone_is_computed(full: LocalStore) -> None:
 
 def test_a_removed_task_leaves_nothing_to_do(full: LocalStore) -> None:
     assert remaining(SHARDS, {"topic": "f2"}, committed(full, {"topic": "f2"}, SIDS), {}) == []
+
+
+def before(etag: str, count: int) -> list[str]:
+    """The shards of another version of the file."""
+    version = replace(FIRST.version, etag=etag)
+    return [Shard(version, Piece(row, row + 3, 8, 0, 10)).id for row in range(0, 3 * count, 3)]
+
+
+def answer(store: LocalStore, sids: list[str], *tasks: str) -> None:
+    for sid in sids:
+        store.create(documents_key(sid), b"")
+        for task in tasks:
+            store.create(label_key(task, THREE[task], sid), b"")
+
+
+THREE = {**TASKS, "quality": "f3"}
+
+
+def parts(store: LocalStore, *versions: list[str]) -> list[tuple[tuple[str, ...], list[str]]]:
+    """For the first shard of a rewritten file: which tasks are asked, and where first looked."""
+    sids = [FIRST.id, *(sid for version in versions for sid in version)]
+    done = committed(store, THREE, sids)
+    works = remaining([FIRST], THREE, done, {FIRST.path: versions})
+    assert all(work.documents and work.shard == FIRST for work in works)
+    assert all(set(e.labels) == set(work.tasks) for work in works for e in work.earlier)
+    return [(work.tasks, [earlier.sid for earlier in work.earlier]) for work in works]
+
+
+def test_of_a_file_edited_as_a_task_is_added_the_other_tasks_are_taken_over(
+    store: LocalStore,
+) -> None:
+    old = before("old", 3)
+    answer(store, old, *TASKS)
+    assert parts(store, old) == [(("toxic", "topic"), old), (("quality",), [])]
+
+
+def test_tasks_that_the_newest_version_has_whole_stay_together(store: LocalStore) -> None:
+    older, old = before("older", 3), before("old", 2)
+    answer(store, older, "toxic")
+    answer(store, old, *THREE)
+    assert parts(store, old, older) == [(tuple(THREE), old)]
+    answer(store, older, "topic", "quality")
+    assert parts(store, old, older) == [(tuple(THREE), [*old, *older])]
+
+
+def test_what_a_broken_off_run_left_to_an_older_version_is_taken_from_there(
+    store: LocalStore,
+) -> None:
+    older, old = before("older", 3), before("old", 2)
+    answer(store, older, *TASKS)
+    answer(store, old[:1], *THREE)
+    assert parts(store, old, older) == [
+        (("toxic", "topic"), [old[0], *older]),
+        (("quality",), [old[0]]),
+    ]
+
+
+def test_a_version_without_rows_hides_no_answers(store: LocalStore) -> None:
+    old = before("old", 2)
+    answer(store, old, *TASKS)
+    assert parts(store, [], old) == [(("toxic", "topic"), old), (("quality",), [])]
+
+
+def test_a_missing_documents_file_of_a_rewritten_file_is_work(full: LocalStore) -> None:
+    (full.root / documents_key(FIRST.id)).unlink()
+    works = remaining([FIRST], TASKS, committed(full, TASKS, SIDS), {FIRST.path: [["x"]]})
+    assert works == [Work(FIRST, (), documents=True)]
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,21 @@ def test_a_link_is_read_and_a_bracket_in_a_name_is_no_glob(write: Write, tmp_pat
     assert len(find_objects(f"{tmp_path}/*.jsonl", tmp_path / "cache")) == 2
 
 
+@pytest.mark.parametrize("path", ["", "*.jsonl", os.fsdecode(b"caf\xe9.jsonl")])
+def test_a_local_file_whose_name_is_not_utf8_is_refused_by_it(tmp_path: Path, path: str) -> None:
+    root = tmp_path / "corpus"
+    root.mkdir()
+    for name in (b"caf\xe9.jsonl", "café.jsonl".encode()):
+        (root / os.fsdecode(name)).write_bytes(b'{"text": "a"}')
+    with pytest.raises(SpecError) as refused:
+        find_objects(f"{root}/{path}", tmp_path / "cache")
+    (problem,) = refused.value.problems
+    assert (problem.place, problem.value) == ("input.path", f"{root}/caf\\xe9.jsonl")
+    assert "not UTF-8; rename" in problem.fix and not (tmp_path / "cache").exists()
+    str(refused.value).encode()
+    assert len(find_objects(f"{root}/café.jsonl", tmp_path / "cache")) == 1
+
+
 @pytest.mark.parametrize("path", ["nowhere.jsonl", "*.parquet", "empty", "nowhere/**"])
 def test_a_path_that_names_nothing_is_one_problem(tmp_path: Path, path: str) -> None:
     (tmp_path / "empty").mkdir()
