@@ -88,3 +88,18 @@ def test_each_shard_is_one_block_with_a_status_and_pieces_for_every_row(
         (work,) = set(block.column("work").to_pylist())
         shard = json.loads(work)["shard"]
         assert block.num_rows == shard["end_row"] - shard["start_row"]
+
+
+def test_a_document_of_more_chunks_than_a_row_counts_is_set_aside_with_the_reason(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    texts = ["ab" * 32_767, "ab" * 32_768]
+    lines = [json.dumps({"id": str(i), "text": text}) for i, text in enumerate(texts)]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    chunks = {"max_tokens": 2, "too_long": "chunk", "overlap_tokens": 0}
+    ((block,),) = tokenised(write_spec, tmp_path, break_it=lambda: None, **chunks)
+    status = block.column("label_status").to_pylist()
+    assert status == ["ok", "error:more than 32,767 chunks"]
+    assert [len(pieces) for pieces in block.column("pieces").to_pylist()] == [32_767, 0]
