@@ -236,11 +236,14 @@ class _Labelling:
         FailedRowsError as soon as more rows failed than may.
         """
         failed = 0
+        worst: Counter[str] = Counter()  # by shard, which may be in several works
         for _ in range(1 + EXTRA_ROUNDS):
             for counts in label_works(self.last.works, self._job):
                 self.counted.append(counts)
                 progress(counts.rows)
-                failed += _failures(counts)
+                more = max(0, _failures(counts) - worst[counts.sid])
+                worst[counts.sid] += more
+                failed += more
                 _check(self._job, failed, self._first.rows, self.counted)
             found = survey(self._job, self._store, self._first.cuts)
             retries = unfinished(self._first.works, found.done)

@@ -77,6 +77,11 @@ def snapshots(tmp_path: Path) -> Callable[[], list[Path]]:
     return lambda: list((tmp_path / "out").glob("snapshots/*"))
 
 
+def test_a_row_that_failed_in_two_works_of_its_shard_counts_once(run_toy: Run) -> None:
+    outcome = run_toy(ToyGraph(2), FAILED / (2 * ROWS))
+    assert outcome.complete and outcome.snapshot == 1
+
+
 def test_a_run_that_its_limit_ends_publishes_no_part(
     run_toy: Run, snapshots: Callable[[], list[Path]]
 ) -> None:
