@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.data import documents
 from pipeline.data.actor import Tokenise
+from pipeline.data.attempts import DEATHS_OF_A_READER
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import describe, plan, work_to_json
 from pipeline.data.local_store import LocalStore
+from pipeline.errors import StorageError
 from pipeline.inference.tokens import DocumentTokenizer
 from pipeline.spec import load_spec
 
@@ -103,3 +106,25 @@ def test_a_document_of_more_chunks_than_a_row_counts_is_set_aside_with_the_reaso
     status = block.column("label_status").to_pylist()
     assert status == ["ok", "error:more than 32,767 chunks"]
     assert [len(pieces) for pieces in block.column("pieces").to_pylist()] == [32_767, 0]
+
+
+def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(write_spec())
+    job = describe(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    store = LocalStore(tmp_path / "out")
+    (work,) = plan(job, store).works
+    block = pa.table({"work": [work_to_json(work)], "earlier": [0]})
+    stage = Tokenise(job, [()])
+    assert len(list(stage(block))) == 1 and not list(store.list("attempts/"))
+    with monkeypatch.context() as dying:
+        dying.setattr(LocalStore, "delete", lambda _self, _keys: None)  # nobody is left to do it
+        for _ in range(DEATHS_OF_A_READER):
+            list(stage(block))
+    with pytest.raises(
+        StorageError, match=r"corpus\.jsonl: rows 0 to 1: reading it ended its work"
+    ):
+        list(stage(block))
+    other = Tokenise(replace(job, run_id="another"), [()])
+    assert len(list(other(block))) == 1
