@@ -116,6 +116,16 @@ def test_no_text_is_no_row_and_none_has_its_reason(labeller: Labeller) -> None:
     assert row["status"] == row["toxic"]["status"] == "error:no text"
 
 
+def test_a_text_of_more_chunks_than_a_row_counts_has_its_reason(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    chunks = {"max_tokens": 2, "too_long": "chunk", "overlap_tokens": 0}
+    labeller = Labeller(write_spec(documents=chunks), cache_dir=tmp_path / "cache")
+    (row,) = labeller.label(["ab" * 32_768]).to_pylist()
+    assert row["topic"]["status"] == "error:more than 32,767 chunks"
+    assert row["topic"]["n_chunks"] == 0
+
+
 def test_a_spec_may_be_a_path_a_dictionary_or_a_spec(
     write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from pipeline.data.inputs import Cuts
 from pipeline.data.job import Job, survey
 from pipeline.data.labels import LabelDataset, open_labels
 from pipeline.data.local_store import LocalStore
-from pipeline.data.run import Labelled, Tally
+from pipeline.data.run import Labelled
 from pipeline.data.shards import Shard
 from pipeline.data.weights import ModelFiles
 from pipeline.evaluating import Wishes, evaluate
@@ -56,7 +56,7 @@ def labelled(
     spec = parse_spec(json.dumps(content))
     placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
     job = Job(spec, files, placement, fingerprints, "", "toy", readouts={}, calibrations={})
-    return Labelled(job, store, survey(job, store, Cuts(shards, {})), Tally(), 0.0)
+    return Labelled(job, store, survey(job, store, Cuts(shards, {})), (), 0.0)
 
 
 def done(

@@ -175,7 +175,8 @@ class Tokenise:
         self.job = job
         self._known = earlier  # where a work's answers may be known, by its place here
         self._tokenizer = DocumentTokenizer(load_tokenizer(local_model(job)))
-        self._earlier = EarlierAnswers(open_store(job.spec.output, job.spec.storage_options))
+        self._store = open_store(job.spec.output, job.spec.storage_options)
+        self._earlier = EarlierAnswers(self._store)
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         for row in block.to_pylist():
@@ -183,13 +184,16 @@ class Tokenise:
             yield self._tokenised(row["work"], work)
 
     def _tokenised(self, written: str, work: Work) -> pa.Table:
-        slices = read_documents(work.shard, self.job.spec.input.storage_options)
+        path, piece = work.shard.path, work.shard.piece
+        attempts = Attempts(self._store, attempt_name(self.job.fp, work), self.job.run_id)
         tables: list[pa.Table] = []
         rows = 0
-        for read in slices:
-            tables.append(self._fitted(read, work, rows))
-            rows += read.num_rows
-            del read  # no text of one slice is held when the next is read
+        with attempts.reading(f"{path}: rows {piece.start_row} to {piece.end_row}"):
+            reach(f"reading {path}")
+            for read in read_documents(work.shard, self.job.spec.input.storage_options):
+                tables.append(self._fitted(read, work, rows))
+                rows += read.num_rows
+                del read  # no text of one slice is held when the next is read
         # — a slice of which nothing is known has no column for it
         documents = pa.concat_tables(tables, promote_options="default")
         return documents.append_column("work", _constant(written, documents.num_rows))

@@ -2,7 +2,8 @@
 
 A worker that dies takes its knowledge along, so it writes down what it is about to do, and strikes
 it out when that is done. What is left standing was deadly: its rows are split sixteen ways until
-one row is left, and that row is set aside.
+one row is left, and that row is set aside. A reader that keeps dying is not searched: no document
+is known before it is read, so the run ends with the place.
 
 Knows row ranges and the markers below `attempts/`. Knows nothing of what is done with the rows.
 """
@@ -12,12 +13,14 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
 from pipeline.data.hashes import canonical_json, short_hash
 from pipeline.data.ledger import Work
 from pipeline.data.storage import ATTEMPTS, Store
+from pipeline.errors import StorageError
 
 FAN_OUT = 16
 # Workers also die of what is no document's fault, a machine that is taken away; once in a while.
@@ -25,6 +28,9 @@ DEATHS_OF_A_SHARD = 2
 DEATHS_OF_A_ROW = 2
 # Nor is a document known to have ended another run: whoever killed the driver killed its workers.
 OTHER_RUNS_DEATHS = 2  # of other runs count as one
+# More than of a row: these end the run, and a machine short of memory kills a few times in a row.
+DEATHS_OF_A_READER = 5
+_READING = "reading-"
 
 Rows = tuple[int, int]  # from, to before
 
@@ -57,6 +63,27 @@ class Attempts:
                 self._attempt(part, label)
         return sorted(start for start, end in parts if _is_deadly((start, end), deaths))
 
+    @contextmanager
+    def reading(self, place: str) -> Iterator[None]:
+        """Marks that the rows, at the place, are being read; one create and one delete.
+
+        StorageError where that was this run's reader's death too often.
+        """
+        numbers = range(DEATHS_OF_A_READER)
+        keys = [f"{self._folder}{_READING}{self.run_id}-{number}" for number in numbers]
+        # — each number that a death left standing is passed over, so nothing need be listed
+        made = next((n for n in numbers if self.store.create(keys[n], b"")), None)
+        if made is None:
+            raise StorageError(
+                f"{place}: reading it ended its worker {DEATHS_OF_A_READER} times; the file breaks "
+                f"the program that reads it, or there is too little memory: write the file anew or "
+                f"move it away, or use a machine with more memory"
+            )
+        try:
+            yield
+        finally:
+            self.store.delete(keys[: made + 1])
+
     def forget(self) -> None:
         """Strikes out what is left: the work is done."""
         self.store.delete([stored.key for stored in self.store.list(self._folder)])
@@ -74,7 +101,10 @@ class Attempts:
         own: Counter[Rows] = Counter()
         others: Counter[Rows] = Counter()
         for stored in self.store.list(self._folder):
-            start, end, run_id, _ = stored.key.rpartition("/")[2].split("-")
+            name = stored.key.rpartition("/")[2]
+            if name.startswith(_READING):
+                continue
+            start, end, run_id, _ = name.split("-")
             (own if run_id == self.run_id else others)[int(start), int(end)] += 1
         return own + Counter({part: n // OTHER_RUNS_DEATHS for part, n in others.items()})
 

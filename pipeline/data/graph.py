@@ -10,13 +10,13 @@ import importlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import ray
@@ -40,6 +40,8 @@ TOKENISE_CPUS = 0.25
 COMMIT_CPUS = 0.125
 # Plans beyond this run in windows: Ray keeps an entry for every block of a running graph.
 WINDOW_SHARDS = 10_000
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class _TokeniseStage:
     """Builds `actor.Tokenise` on the worker."""
 
     def __init__(self, job: Job, earlier: Sequence[Sequence[Earlier]]) -> None:
-        self._worker = importlib.import_module("pipeline.data.actor").Tokenise(job, earlier)
+        self._worker = _built(partial(_tokenise, job, earlier))
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
         yield from self._worker(block)
@@ -155,11 +157,37 @@ class _LabelStage:
 
     def __init__(self, job: Job, asks: bool) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="label")
-        self._worker = self._thread.submit(_label_documents, job, asks).result()
+        build = partial(_label_documents, job, asks)
+        self._worker = self._thread.submit(_built, build).result()
 
     def __call__(self, block: pa.Table) -> pa.Table:
         table: pa.Table = self._thread.submit(self._worker, block).result()
         return table
+
+
+def _built(build: Callable[[], Callable[[pa.Table], Result]]) -> Callable[[pa.Table], Result]:
+    """The worker; where an error of ours keeps it from being built, what raises that when called.
+
+    Ray tells an error in an actor's constructor as the actor's death, and its kind is lost.
+    """
+    try:
+        return build()
+    except AssayError as error:
+        failure = error
+
+    def fail(_block: pa.Table) -> Result:
+        raise failure
+
+    return fail
+
+
+def _tokenise(
+    job: Job, earlier: Sequence[Sequence[Earlier]]
+) -> Callable[[pa.Table], Iterable[pa.Table]]:
+    worker: Callable[[pa.Table], Iterable[pa.Table]] = importlib.import_module(
+        "pipeline.data.actor"
+    ).Tokenise(job, earlier)
+    return worker
 
 
 def _label_documents(job: Job, asks: bool) -> Callable[[pa.Table], pa.Table]:

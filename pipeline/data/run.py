@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,7 +23,8 @@ from pipeline.data.failed_rows import failed_rows, is_failure, works_again
 from pipeline.data.faults import reach
 from pipeline.data.graph import ShardCounts, check_ahead, label_cpus, label_works
 from pipeline.data.job import Job, Plan, describe, described_anywhere, plan, survey
-from pipeline.data.ledger import is_whole, record_specs, unfinished
+from pipeline.data.ledger import Committed, is_whole, record_specs, unfinished
+from pipeline.data.shards import Shard
 from pipeline.data.snapshots import publish
 from pipeline.data.storage import Store, check_create_only, open_store
 from pipeline.errors import FailedRowsError, RefusedError
@@ -89,7 +90,7 @@ class Labelled:
     job: Job
     store: Store
     last: Plan
-    tally: Tally
+    counted: tuple[ShardCounts, ...]  # in this run
     seconds: float
 
     @property
@@ -108,8 +109,11 @@ class Labelled:
         return _publish(self.job, self.store, self.last)
 
     def publish_part(self) -> int | None:
-        """The same of the shards that are whole; None where there is none."""
-        return _publish_part(self.job, self.store, self.last)
+        """The same of the shards that are whole; None where there is none.
+
+        FailedRowsError if more of their rows failed than may.
+        """
+        return _publish_part(self.job, self.store, self.last, self.counted)
 
     def outcome(self, snapshot: int | None) -> Outcome:
         """How the run ended, with the snapshot that was published of it."""
@@ -119,7 +123,7 @@ class Labelled:
             shards=len(self.last.shards),
             missing_shards=self.last.missing_shards,
             unreadable=self.last.cuts.unreadable,
-            tally=self.tally,
+            tally=tally_of(self.counted),
             seconds=self.seconds,
             snapshot=snapshot,
         )
@@ -191,14 +195,16 @@ def label(
                 reach("specs recorded")
                 try:
                     labelling.run(progress)
+                except FailedRowsError:
+                    raise
                 except BaseException:
                     if publish_partial:
-                        _publish_part(job, store, survey(job, store, first.cuts))
+                        labelling.publish_part()
                     raise
     labelling.check_failed_rows()
     reach("labelled")
     seconds = time.monotonic() - started
-    return Labelled(job, store, labelling.last, tally_of(labelling.counted), seconds)
+    return Labelled(job, store, labelling.last, tuple(labelling.counted), seconds)
 
 
 def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
@@ -230,12 +236,15 @@ class _Labelling:
         FailedRowsError as soon as more rows failed than may.
         """
         failed = 0
+        worst: Counter[str] = Counter()  # by shard, which may be in several works
         for _ in range(1 + EXTRA_ROUNDS):
             for counts in label_works(self.last.works, self._job):
                 self.counted.append(counts)
                 progress(counts.rows)
-                failed += _failures(counts)
-                self._check(failed)
+                more = max(0, _failures(counts) - worst[counts.sid])
+                worst[counts.sid] += more
+                failed += more
+                _check(self._job, failed, self._first.rows, self.counted)
             found = survey(self._job, self._store, self._first.cuts)
             retries = unfinished(self._first.works, found.done)
             self.last = replace(found, works=(*found.works, *retries))
@@ -244,24 +253,47 @@ class _Labelling:
             logger.warning("%d shards are still missing and run again", len(self.last.works))
 
     def check_failed_rows(self) -> None:
-        """FailedRowsError if, of everything that is there, more rows failed than may."""
-        if self._job.spec.max_error_rate is None or self.last.works:
-            return
-        whole = [counts for counts in self.counted if set(counts.labels) == set(self._job.fp)]
-        known = {counts.sid: _failures(counts) for counts in whole}
-        self._check(failed_rows(self._store, self.last.shards, self.last.done, known))
+        """FailedRowsError if all is there, and more of its rows failed than may."""
+        if not self.last.works:
+            _check_shards(self._job, self._store, self.last.shards, self.last.done, self.counted)
 
-    def _check(self, failed: int) -> None:
-        limit, rows = self._job.spec.max_error_rate, self._first.rows
-        if limit is None or failed <= limit * rows:
-            return
-        reasons = tally_of(self.counted).status.most_common()
-        told = ", ".join(f"{status} {count:,}" for status, count in reasons if is_failure(status))
-        raise FailedRowsError(
-            f"{failed:,} of {rows:,} rows failed, more than max_error_rate {limit:g} allows"
-            f"{told and f' (in this run: {told})'}; what is done stands and no snapshot shows it; "
-            f"mend the cause and run with --retry-failed, or allow more"
-        )
+    def publish_part(self) -> None:
+        """A snapshot of what is whole now, unless more of its rows failed than may."""
+        found = survey(self._job, self._store, self._first.cuts)
+        try:
+            _publish_part(self._job, self._store, found, self.counted)
+        except FailedRowsError as error:  # beside what broke the run off, which is told too
+            logger.warning("no snapshot of a part: %s", error)
+
+
+def _check_shards(
+    job: Job,
+    store: Store,
+    shards: Sequence[Shard],
+    done: Committed,
+    counted: Sequence[ShardCounts],
+) -> None:
+    """FailedRowsError if more rows of these shards failed than may, in this run or before."""
+    if job.spec.max_error_rate is None:
+        return
+    whole = [counts for counts in counted if set(counts.labels) == set(job.fp)]
+    known = {counts.sid: _failures(counts) for counts in whole}
+    failed = failed_rows(store, shards, done, known)
+    _check(job, failed, sum(shard.rows for shard in shards), counted)
+
+
+def _check(job: Job, failed: int, rows: int, counted: Sequence[ShardCounts]) -> None:
+    """FailedRowsError if so many of the rows are more than may fail."""
+    limit = job.spec.max_error_rate
+    if limit is None or failed <= limit * rows:
+        return
+    reasons = tally_of(counted).status.most_common()
+    told = ", ".join(f"{status} {count:,}" for status, count in reasons if is_failure(status))
+    raise FailedRowsError(
+        f"{failed:,} of {rows:,} rows failed, more than max_error_rate {limit:g} allows"
+        f"{told and f' (in this run: {told})'}; what is done stands and no snapshot shows it; "
+        f"mend the cause and run with --retry-failed, or allow more"
+    )
 
 
 def _failures(counts: ShardCounts) -> int:
@@ -295,10 +327,15 @@ def tally_of(counted: Iterable[ShardCounts]) -> Tally:
     )
 
 
-def _publish_part(job: Job, store: Store, last: Plan) -> int | None:
-    """A snapshot of the shards that are whole; none where there is none."""
-    if not any(is_whole(shard.id, list(job.fp), last.done) for shard in last.shards):
+def _publish_part(job: Job, store: Store, last: Plan, counted: Sequence[ShardCounts]) -> int | None:
+    """A snapshot of the shards that are whole; none where there is none.
+
+    FailedRowsError if more of their rows failed than may.
+    """
+    whole = [shard for shard in last.shards if is_whole(shard.id, list(job.fp), last.done)]
+    if not whole:
         return None
+    _check_shards(job, store, whole, last.done, counted)
     return _publish(job, store, last, partial=True)
 
 

@@ -78,7 +78,7 @@ def load_model(
         network = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=getattr(torch, dtype), use_safetensors=True, **_LOCAL
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be loaded: {error}") from error
     if gpus > 1:
         spread(network, [f"{device}:{i}" for i in range(gpus)])

@@ -12,8 +12,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import DocumentError
+
 TooLong = Literal["head", "tail", "middle", "chunk"]
 Combine = Literal["max", "mean"]
+
+# A label file counts a document's chunks in 16 bits.
+MAX_CHUNKS = 32_767
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ def fit(
 ) -> Pieces:
     """The document in pieces of at most `max_tokens`; `middle` keeps its middle.
 
+    DocumentError if it has more chunks than `MAX_CHUNKS`.
+
     fit(range(9), max_tokens=4, too_long="chunk", overlap_tokens=1) -> 0-3, 3-6, 5-8
     """
     ids = tuple(token_ids)
@@ -48,6 +55,8 @@ def fit(
 def _chunks(ids: tuple[int, ...], size: int, overlap: int) -> list[tuple[int, ...]]:
     last = len(ids) - size
     starts = [*range(0, last, size - overlap), last]
+    if len(starts) > MAX_CHUNKS:
+        raise DocumentError(f"more than {MAX_CHUNKS:,} chunks")
     return [ids[start : start + size] for start in starts]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection
 import pytest
 
 from pipeline.data.attempts import (
+    DEATHS_OF_A_READER,
     DEATHS_OF_A_ROW,
     DEATHS_OF_A_SHARD,
     Attempts,
@@ -16,6 +17,7 @@ from pipeline.data.attempts import (
 from pipeline.data.ledger import Work
 from pipeline.data.memory_store import MemoryStore
 from pipeline.data.shards import ObjectVersion, Piece, Shard
+from pipeline.errors import StorageError
 
 VERSION = ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None)
 
@@ -115,6 +117,49 @@ def test_a_killed_driver_takes_workers_along_that_no_row_has_killed(
     attempts = Attempts(store, "fp/sid", "run")
     assert attempts.run(16, lambda start, end: labelled.extend(range(start, end))) == aside
     assert sorted([*labelled, *aside]) == list(range(16))
+
+
+def read(store: MemoryStore, run_id: str, *, dies: bool) -> None:
+    """Reads in a worker that lives on, or does not."""
+    Dying.dead = False
+    with Attempts(store, "fp/sid", run_id).reading("/a.parquet: rows 0 to 9"):
+        Dying.dead = dies
+        if dies:
+            raise DeathError
+
+
+def test_a_reader_that_keeps_dying_ends_its_run_alone_with_the_place() -> None:
+    store = Dying()
+    for _ in range(DEATHS_OF_A_READER):
+        with pytest.raises(DeathError):
+            read(store, "run", dies=True)
+    with pytest.raises(StorageError, match=r"^/a\.parquet: rows 0 to 9: .* 5 times; .* anew"):
+        read(store, "run", dies=False)
+    read(store, "another", dies=False)
+    assert Attempts(store, "fp/sid", "run").run(9, lambda _start, _end: None) == []
+    Attempts(store, "fp/sid", "run").forget()
+    assert list(store.list("attempts/")) == []
+
+
+def test_a_reader_that_lived_at_last_leaves_no_marker_and_costs_one_create(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Dying()
+    for _ in range(DEATHS_OF_A_READER - 1):
+        with pytest.raises(DeathError):
+            read(store, "run", dies=True)
+    read(store, "run", dies=False)
+    assert list(store.list("attempts/")) == []
+    created: list[str] = []
+    create = MemoryStore.create
+
+    def spy(self: MemoryStore, key: str, data: bytes) -> bool:
+        created.append(key)
+        return create(self, key, data)
+
+    monkeypatch.setattr(MemoryStore, "create", spy)
+    read(store, "run", dies=False)
+    assert len(created) == 1
 
 
 def test_other_tasks_or_rows_are_another_attempt() -> None:

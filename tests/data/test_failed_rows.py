@@ -78,7 +78,7 @@ def test_a_run_above_its_limit_stops_and_unreadable_rows_count(
     lines[3] = lines[30] = '{"id": "broken'
     corpus.write_text("\n".join(lines))
     wanted = {"input": {"path": str(corpus), "id": "id"}}
-    code, _, errors = assay(write_spec(**wanted, max_error_rate=0.04))
+    code, _, errors = assay(write_spec(**wanted, max_error_rate=0.04), "--publish-partial")
     assert code == 1
     assert "2 of 40 rows failed" in errors and "error:not JSON 2" in errors
     assert "Traceback" not in errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.data import documents
 from pipeline.data.actor import Tokenise
+from pipeline.data.attempts import DEATHS_OF_A_READER
 from pipeline.data.devices import place, this_machine
 from pipeline.data.job import describe, plan, work_to_json
 from pipeline.data.local_store import LocalStore
+from pipeline.errors import StorageError
 from pipeline.inference.tokens import DocumentTokenizer
 from pipeline.spec import load_spec
 
@@ -88,3 +91,40 @@ def test_each_shard_is_one_block_with_a_status_and_pieces_for_every_row(
         (work,) = set(block.column("work").to_pylist())
         shard = json.loads(work)["shard"]
         assert block.num_rows == shard["end_row"] - shard["start_row"]
+
+
+def test_a_document_of_more_chunks_than_a_row_counts_is_set_aside_with_the_reason(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    texts = ["ab" * 32_767, "ab" * 32_768]
+    lines = [json.dumps({"id": str(i), "text": text}) for i, text in enumerate(texts)]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    chunks = {"max_tokens": 2, "too_long": "chunk", "overlap_tokens": 0}
+    ((block,),) = tokenised(write_spec, tmp_path, break_it=lambda: None, **chunks)
+    status = block.column("label_status").to_pylist()
+    assert status == ["ok", "error:more than 32,767 chunks"]
+    assert [len(pieces) for pieces in block.column("pieces").to_pylist()] == [32_767, 0]
+
+
+def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(write_spec())
+    job = describe(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    store = LocalStore(tmp_path / "out")
+    (work,) = plan(job, store).works
+    block = pa.table({"work": [work_to_json(work)], "earlier": [0]})
+    stage = Tokenise(job, [()])
+    assert len(list(stage(block))) == 1 and not list(store.list("attempts/"))
+    with monkeypatch.context() as dying:
+        dying.setattr(LocalStore, "delete", lambda _self, _keys: None)  # nobody is left to do it
+        for _ in range(DEATHS_OF_A_READER):
+            list(stage(block))
+    with pytest.raises(
+        StorageError, match=r"corpus\.jsonl: rows 0 to 1: reading it ended its work"
+    ):
+        list(stage(block))
+    other = Tokenise(replace(job, run_id="another"), [()])
+    assert len(list(other(block))) == 1

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import DocumentError
 from pipeline.inference.fitting import CHARS_PER_TOKEN, MAX_CHUNKED_CHARS, fit_text
-from pipeline.inference.pieces import Pieces, TooLong, fit
+from pipeline.inference.pieces import MAX_CHUNKS, Pieces, TooLong, fit
 from pipeline.inference.tokens import DocumentTokenizer
 
 MAX_TOKENS = 8
@@ -94,3 +94,13 @@ def test_a_text_too_long_for_chunks_is_set_aside_with_its_length(
 ) -> None:
     with pytest.raises(DocumentError, match=r"^longer than 20,000,000 characters$"):
         fitted(tokenizer, "a" * (MAX_CHUNKED_CHARS + 1), "chunk")
+
+
+def test_a_text_of_more_chunks_than_a_row_counts_is_set_aside(
+    tokenizer: DocumentTokenizer,
+) -> None:
+    step = MAX_TOKENS - 2
+    most = fitted(tokenizer, letters(MAX_TOKENS + (MAX_CHUNKS - 1) * step), "chunk")
+    assert len(most.token_ids) == MAX_CHUNKS
+    with pytest.raises(DocumentError, match=r"^more than 32,767 chunks$"):
+        fitted(tokenizer, letters(MAX_TOKENS + (MAX_CHUNKS - 1) * step + 1), "chunk")

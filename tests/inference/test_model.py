@@ -319,6 +319,16 @@ def test_a_folder_without_a_tokenizer_is_named(model_folder: Path, tmp_path: Pat
     assert str(tmp_path) in str(caught.value)
 
 
+def test_weights_of_another_shape_than_the_configuration_says_are_a_model_error(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    edit_json(folder / "config.json", intermediate_size=32)
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(folder, dtype="float32", device="cpu")
+
+
 def test_a_broken_weight_file_is_a_model_error(model_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)
