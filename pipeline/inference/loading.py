@@ -75,11 +75,22 @@ def load_model(
         )
     config = _config(folder)
     try:
-        network = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=getattr(torch, dtype), use_safetensors=True, **_LOCAL
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            output_loading_info=True,
+            **_LOCAL,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be loaded: {error}") from error
+    network, found = loaded
+    if missing := sorted(found["missing_keys"]):  # filled with random values, and only told
+        raise ModelError(
+            f"{folder}: cannot be loaded: its files lack {len(missing):,} of the model's tensors, "
+            f"{missing[0]} first; copy the folder again, whole"
+        )
     if gpus > 1:
         spread(network, [f"{device}:{i}" for i in range(gpus)])
         return prepare(network, spread_out=True)

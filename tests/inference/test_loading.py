@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from pipeline.errors import ModelError
@@ -128,3 +131,17 @@ def test_a_configuration_that_cannot_be_read_is_a_model_error(
     with pytest.raises(ModelError, match="cannot be loaded") as caught:
         read(folder)
     assert str(caught.value).startswith(str(folder))
+
+
+def test_a_folder_that_lacks_a_tensor_is_refused_by_its_name(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    """transformers would put random values in its place, and say so in a report."""
+    folder = tmp_path / "torn"
+    shutil.copytree(model_folder, folder)
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    lost = next(name for name in sorted(tensors) if "layers.1." in name)
+    save_file({name: t for name, t in tensors.items() if name != lost}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"lack 1 of the model's tensors, {re.escape(lost)} first"):
+        load_model(folder, dtype="float32", device="cpu")
