@@ -26,6 +26,7 @@ from pipeline.spec import JobSpec, parse_spec
 TOXIC = {"name": "toxic", "question": "Rude?", "labels": {"toxic": ["Yes", "yes"], "clean": ["No"]}}
 TOPIC = {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]}
 MOOD = {"name": "mood", "question": "Happy?", "labels": ["glad", "sad"]}
+CALM = {"name": "calm", "question": "Calm?", "labels": ["calm", "angry"]}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -163,7 +164,7 @@ def test_each_change_costs_what_it_changes(
     step("a document dropped", {}, new=True)
     edited_again = [*life.files["c.jsonl"][:-1], "023 of c is edited"]
     life.write("c.jsonl", edited_again)
-    life.content["tasks"] += [{**MOOD, "name": "calm"}]
+    life.content["tasks"] += [CALM]
     # — of the edited file the old tasks are asked about the edited text alone
     outcome = step(
         "a document edited and a task added",
