@@ -16,15 +16,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.actor import check_room, job_model, local_model, memory_plan
-from pipeline.data.documents import EMPTY, OK
+from pipeline.data.actor import (
+    check_room,
+    fit_document,
+    job_model,
+    local_model,
+    memory_plan,
+)
 from pipeline.data.gold import Gold
 from pipeline.data.gold_texts import gold_texts
 from pipeline.data.hashes import short_hash
 from pipeline.data.job import Job, plan
 from pipeline.data.storage import open_store
-from pipeline.errors import DocumentError, Problem, SpecError
-from pipeline.inference.fitting import fit_text
+from pipeline.errors import Problem, SpecError
 from pipeline.inference.heap import keep_freed_memory
 from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.model import LoadedModel
@@ -149,21 +153,10 @@ def _tokens(
     tokenizer: DocumentTokenizer, text: str, status: str, rules: DocumentsSpec
 ) -> tuple[tuple[int, ...], str | None]:
     """A document as the model reads it; or none, and why."""
-    if status != OK:
-        return (), status
-    try:
-        fitted = fit_text(
-            tokenizer,
-            text,
-            max_tokens=rules.max_tokens,
-            too_long=rules.too_long,
-            overlap_tokens=rules.overlap_tokens,
-        )
-    except DocumentError as error:
-        return (), f"error:{error}"
-    if len(fitted.token_ids) > 1:
-        return (), CHUNKED
-    return fitted.token_ids[0], None if fitted.tokens else EMPTY
+    pieces, told = fit_document(tokenizer, text, status, rules)
+    if not pieces:
+        return (), told
+    return ((), CHUNKED) if len(pieces) > 1 else (pieces[0], None)
 
 
 @dataclass(frozen=True, slots=True)

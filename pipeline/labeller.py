@@ -6,7 +6,7 @@ nothing of shards, ledgers or clusters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,6 +17,7 @@ from pipeline.cli import cache_dir as default_cache_dir
 from pipeline.data.actor import (
     check_room,
     contextual_calibrations,
+    fit_document,
     job_model,
     job_readouts,
     label_engine,
@@ -27,11 +28,9 @@ from pipeline.data.answers_table import answers_table
 from pipeline.data.calibrated import with_calibrated
 from pipeline.data.commit import DOCUMENT_COLUMNS
 from pipeline.data.devices import Placement, place, this_machine
-from pipeline.data.documents import EMPTY, OK, TRUNCATED, RawRow, documents_from
+from pipeline.data.documents import RawRow, documents_from
 from pipeline.data.job import describe
-from pipeline.errors import DocumentError
 from pipeline.inference.answers import Answers
-from pipeline.inference.fitting import fit_text
 from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.quantisation import require_torchao
 from pipeline.inference.tokens import DocumentTokenizer, tokenise_prompt
@@ -77,7 +76,7 @@ class Labeller:
         rows = (RawRow(text, id) for text, id in zip(whole, named, strict=True))
         documents = documents_from(rows)
         fitted = [
-            self._fit(text, status)
+            fit_document(self._encoder, text, status, self.spec.documents)
             for text, status in zip(
                 documents.column("text").to_pylist(),
                 documents.column("status").to_pylist(),
@@ -102,25 +101,6 @@ class Labeller:
         answers = table.drop_columns(["doc_id"])
         columns = [_plain(column.combine_chunks()) for column in answers.columns]
         return pa.StructArray.from_arrays(columns, names=answers.column_names)
-
-    def _fit(self, text: str | None, status: str) -> tuple[Sequence[Sequence[int]], str]:
-        """A document's pieces, and its status as far as labelling goes."""
-        if status != OK or text is None:
-            return [], status
-        rules = self.spec.documents
-        try:
-            fitted = fit_text(
-                self._encoder,
-                text,
-                max_tokens=rules.max_tokens,
-                too_long=rules.too_long,
-                overlap_tokens=rules.overlap_tokens,
-            )
-        except DocumentError as error:
-            return [], f"error:{error}"
-        if not fitted.tokens:
-            return [], EMPTY
-        return fitted.token_ids, TRUNCATED if fitted.truncated else OK
 
 
 def _plain(values: pa.Array) -> pa.Array:

@@ -12,11 +12,11 @@ from itertools import islice
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from pipeline.data.actor import fit_document
 from pipeline.data.documents import OK
 from pipeline.data.shards import Shard
 from pipeline.data.source import read_documents
-from pipeline.errors import DocumentError, Problem, SpecError
-from pipeline.inference.fitting import fit_text
+from pipeline.errors import Problem, SpecError
 from pipeline.inference.tokens import DocumentTokenizer
 from pipeline.spec import JobSpec
 
@@ -59,22 +59,12 @@ def take_samples(
 
 
 def _readable(shard: Shard, encoder: DocumentTokenizer, spec: JobSpec) -> Iterator[Sample]:
-    rules = spec.documents
     slices = read_documents(shard, spec.input.storage_options)
     rows = (row for documents in slices for row in _rows(documents))
     for doc_id, text in rows:
-        try:
-            fitted = fit_text(
-                encoder,
-                text,
-                max_tokens=rules.max_tokens,
-                too_long=rules.too_long,
-                overlap_tokens=rules.overlap_tokens,
-            )
-        except DocumentError:
-            continue  # a run writes its row with the reason
-        if fitted.tokens:
-            yield Sample(doc_id, fitted.token_ids)
+        pieces, _ = fit_document(encoder, text, OK, spec.documents)
+        if pieces:  # else a run writes its row with the reason
+            yield Sample(doc_id, tuple(pieces))
 
 
 def _rows(documents: pa.Table) -> Iterator[tuple[str, str]]:

@@ -28,7 +28,7 @@ from pipeline.data.faults import are_planned, reach
 from pipeline.data.job import Job, work_from_json
 from pipeline.data.ledger import Earlier, Work
 from pipeline.data.readouts import load_readouts
-from pipeline.data.source import read_documents
+from pipeline.data.source import check_content, read_documents
 from pipeline.data.storage import open_store
 from pipeline.data.weights import fetch, settle
 from pipeline.errors import DocumentError, Problem, SpecError
@@ -51,7 +51,7 @@ from pipeline.inference.quantisation import require_torchao
 from pipeline.inference.task_answers import TaskAnswers
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
 from pipeline.inference.trained import Readouts
-from pipeline.spec import ContextualSpec, Quantize
+from pipeline.spec import ContextualSpec, DocumentsSpec, Quantize
 
 # More tokens do not fill two cores better, and their activations no longer lie in the cache:
 # 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
@@ -194,6 +194,7 @@ class Tokenise:
                 tables.append(self._fitted(read, work, rows))
                 rows += read.num_rows
                 del read  # no text of one slice is held when the next is read
+        check_content(work.shard, Path(self.job.cache_dir), self.job.began)
         # — a slice of which nothing is known has no column for it
         documents = pa.concat_tables(tables, promote_options="default")
         return documents.append_column("work", _constant(written, documents.num_rows))
@@ -226,24 +227,29 @@ class Tokenise:
 
     def _fit(self, text: str, status: str, work: Work) -> tuple[list[NDArray[np.int32]], str]:
         """A document's pieces, and its status as far as labelling goes."""
-        if status != OK or not work.tasks:
+        if not work.tasks:
             return [], status
-        rules = self.job.spec.documents
-        try:
-            fitted = fit_text(
-                self._tokenizer,
-                text,
-                max_tokens=rules.max_tokens,
-                too_long=rules.too_long,
-                overlap_tokens=rules.overlap_tokens,
-            )
-        except DocumentError as error:
-            return [], f"error:{error}"
-        if not fitted.tokens:
-            return [], EMPTY
+        pieces, status = fit_document(self._tokenizer, text, status, self.job.spec.documents)
         # — as arrays: a slice's tokens as Python's integers would take ten times the memory
-        pieces = [np.array(piece, np.int32) for piece in fitted.token_ids]
-        return pieces, TRUNCATED if fitted.truncated else OK
+        return [np.array(piece, np.int32) for piece in pieces], status
+
+
+def fit_document(
+    tokenizer: DocumentTokenizer, text: str | None, status: str, rules: DocumentsSpec
+) -> tuple[Sequence[tuple[int, ...]], str]:
+    """A document's pieces, and its status as far as labelling goes.
+
+    `status` is of its reading. One that cannot be labelled has no pieces, and the reason.
+    """
+    if status != OK or text is None:
+        return (), status
+    try:
+        fitted = fit_text(tokenizer, text, rules)
+    except DocumentError as error:
+        return (), f"error:{error}"
+    if not fitted.tokens:
+        return (), EMPTY
+    return fitted.token_ids, TRUNCATED if fitted.truncated else OK
 
 
 class LabelDocuments:

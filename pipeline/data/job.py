@@ -6,9 +6,10 @@ Knows the spec, the ledger and this machine. Opens no document. Knows nothing of
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.data.answer_columns import answer_columns
@@ -61,6 +62,7 @@ class Job:
     readouts: Mapping[str, ReadoutRef]  # by task, of those that have one
     # — read once by the driver; a contextual one is measured by each worker instead
     calibrations: Mapping[str, CalibrationFile]  # by task
+    began: float = field(default_factory=time.time)  # seconds since the epoch
 
     @property
     def fp(self) -> dict[str, str]:

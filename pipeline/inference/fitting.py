@@ -8,6 +8,7 @@ from __future__ import annotations
 from pipeline.errors import DocumentError
 from pipeline.inference.pieces import Pieces, TooLong, fit
 from pipeline.inference.tokens import DocumentTokenizer
+from pipeline.spec import DocumentsSpec
 
 # A tokenizer takes some hundred bytes for each token that it finds, kept or not. Text of human
 # languages has below ten characters a token; a text that is longer than so many times what is
@@ -17,30 +18,23 @@ CHARS_PER_TOKEN = 64
 MAX_CHUNKED_CHARS = 20_000_000
 
 
-def fit_text(
-    tokenizer: DocumentTokenizer,
-    text: str,
-    *,
-    max_tokens: int,
-    too_long: TooLong,
-    overlap_tokens: int,
-) -> Pieces:
+def fit_text(tokenizer: DocumentTokenizer, text: str, rules: DocumentsSpec) -> Pieces:
     """The text's pieces; DocumentError if it holds control tokens or is too long for chunks.
 
     Up to `CHARS_PER_TOKEN * max_tokens` characters these are the pieces of all its tokens. Above,
     `head`, `tail` and `middle` are those of so many characters there, and it is truncated.
     """
-    if too_long == "chunk":
+    if rules.too_long == "chunk":
         if len(text) > MAX_CHUNKED_CHARS:
             raise DocumentError(f"longer than {MAX_CHUNKED_CHARS:,} characters")
         near = text
     else:
-        near = _near(text, too_long, max_tokens * CHARS_PER_TOKEN)
+        near = _near(text, rules.too_long, rules.max_tokens * CHARS_PER_TOKEN)
     pieces = fit(
         tokenizer.encode(near),
-        max_tokens=max_tokens,
-        too_long=too_long,
-        overlap_tokens=overlap_tokens,
+        max_tokens=rules.max_tokens,
+        too_long=rules.too_long,
+        overlap_tokens=rules.overlap_tokens,
     )
     return Pieces(pieces.token_ids, pieces.truncated or len(near) < len(text))
 

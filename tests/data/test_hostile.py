@@ -39,10 +39,11 @@ fit = None
 if len(sys.argv) > 2:
     from transformers import PreTrainedTokenizerFast
     from pipeline.inference.fitting import fit_text
+    from pipeline.spec import DocumentsSpec
     from pipeline.inference.tokens import DocumentTokenizer
     encoder = DocumentTokenizer(PreTrainedTokenizerFast.from_pretrained(sys.argv[2]))
     def fit(text):
-        return fit_text(encoder, text, max_tokens=2048, too_long="middle", overlap_tokens=0)
+        return fit_text(encoder, text, DocumentsSpec(max_tokens=2048, too_long="middle"))
 
 before, started = peak_mb(), time.monotonic()
 status, chars, tokens, error = Counter(), 0, [], None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.data import documents
+from pipeline.data import documents, source
 from pipeline.data.actor import Tokenise
 from pipeline.data.attempts import DEATHS_OF_A_READER
 from pipeline.data.devices import place, this_machine
@@ -66,6 +68,7 @@ def test_each_shard_is_one_block_with_a_status_and_pieces_for_every_row(
 
     def break_it() -> None:
         (folder / "b.parquet").write_bytes(holed[:4] + b"\xff" * 100 + holed[104:])
+        os.utime(folder / "b.parquet", (0, 0))  # as rot leaves it: nobody wrote the file
 
     blocks = tokenised(write_spec, tmp_path, break_it=break_it, too_long="tail")
     assert [len(of_shard) for of_shard in blocks] == [1, 1]
@@ -91,6 +94,41 @@ def test_each_shard_is_one_block_with_a_status_and_pieces_for_every_row(
         (work,) = set(block.column("work").to_pylist())
         shard = json.loads(work)["shard"]
         assert block.num_rows == shard["end_row"] - shard["start_row"]
+
+
+@pytest.mark.parametrize("age_s", [0, 30])
+def test_a_file_rewritten_at_the_same_length_is_not_read_under_its_old_name(
+    age_s: int, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Also where the clock of the machine that wrote it is behind."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    file = folder / "a.jsonl"
+    file.write_bytes(b'{"id": "a", "text": "good"}')
+    written = time.time() - 1_000
+    os.utime(file, (written, written))
+
+    def rewrite() -> None:
+        file.write_bytes(b'{"id": "a", "text": "evil"}')
+        os.utime(file, (time.time() - age_s,) * 2)
+
+    with pytest.raises(StorageError, match=r"a\.jsonl: changed while the job ran, and is as long"):
+        tokenised(write_spec, tmp_path, break_it=rewrite)
+
+
+def test_a_file_that_is_older_than_the_job_is_not_hashed_again(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(LINES[0])
+    os.utime(folder / "a.jsonl", (0, 0))
+
+    def forget() -> None:
+        monkeypatch.setattr(source, "content_hash", lambda *_: pytest.fail("hashed again"))
+
+    ((block,),) = tokenised(write_spec, tmp_path, break_it=forget)
+    assert block.num_rows == 1
 
 
 def test_a_document_of_more_chunks_than_a_row_counts_is_set_aside_with_the_reason(

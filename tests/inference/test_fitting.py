@@ -11,6 +11,7 @@ from pipeline.errors import DocumentError
 from pipeline.inference.fitting import CHARS_PER_TOKEN, MAX_CHUNKED_CHARS, fit_text
 from pipeline.inference.pieces import MAX_CHUNKS, Pieces, TooLong, fit
 from pipeline.inference.tokens import DocumentTokenizer
+from pipeline.spec import DocumentsSpec
 
 MAX_TOKENS = 8
 BOUND = CHARS_PER_TOKEN * MAX_TOKENS
@@ -28,7 +29,8 @@ def whole(tokenizer: DocumentTokenizer, text: str, too_long: TooLong) -> Pieces:
 
 
 def fitted(tokenizer: DocumentTokenizer, text: str, too_long: TooLong) -> Pieces:
-    return fit_text(tokenizer, text, max_tokens=MAX_TOKENS, too_long=too_long, overlap_tokens=2)
+    rules = DocumentsSpec(max_tokens=MAX_TOKENS, too_long=too_long, overlap_tokens=2)
+    return fit_text(tokenizer, text, rules)
 
 
 def letters(chars: int, alphabet: str = "abc d\nef") -> str:
