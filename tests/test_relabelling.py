@@ -171,13 +171,10 @@ def test_a_model_that_answers_nothing_any_more_is_held_back(
 
 def test_a_corpus_that_drifts_is_held_back(store: LocalStore, corpus: Corpus) -> None:
     judge(done(store, corpus), None, Limits())
-    reasons: set[str] = set()
-    for seed in range(3, 7):  # the answers are random: one task's shares may be as before
-        corpus.write(seed=seed)
-        ended = judge(done(store, corpus), None, Limits(max_psi=0))
-        assert ended.held_back and not ended.published
-        reasons.update(reason.partition(" shifted: PSI 0.")[0] for reason in ended.held_back)
-    assert reasons == {"the labels of toxic", "the labels of topic"}
+    corpus.write(seed=3)
+    ended = judge(done(store, corpus), None, Limits(max_psi=0))
+    assert len(ended.held_back) == 2
+    assert all("shifted: PSI 0." in reason for reason in ended.held_back)
     assert current(store) == 1
 
 
