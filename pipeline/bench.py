@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
+from pipeline.arguments import require_positive
 from pipeline.data.actor import (
-    check_room,
     job_model,
+    job_prompt,
     job_readouts,
     label_engine,
-    local_model,
     memory_plan,
 )
 from pipeline.data.devices import place, this_machine
@@ -29,7 +29,6 @@ from pipeline.inference.baselines import expand, per_label, per_question
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.flops import tree_flops
 from pipeline.inference.heap import keep_freed_memory
-from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.tokens import PromptTokens, tokenise_prompt
 from pipeline.samples import take_samples
@@ -111,15 +110,10 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     With `tokens`, one workload of that length instead of the standard ones. Tasks with a readout
     are asked as questions as well, as far as they have one; the method `readouts` is the spec.
     """
-    for name, value in (("--rounds", rounds), ("--tokens", tokens)):
-        if value is not None and value < 1:
-            raise SpecError([Problem(name, "write a number above 0", value)])
+    require_positive({"--rounds": rounds, "--tokens": tokens})
     placement = place(spec.model, this_machine())
     job = describe(spec, placement, cache_dir)
-    folder = local_model(job)
-    tokenizer = load_tokenizer(folder)
-    prompt = tokenise_prompt(tokenizer, spec.prompt, as_questions(spec.tasks))
-    check_room(job, prompt, context_tokens(folder))
+    folder, tokenizer, prompt = job_prompt(job, as_questions(spec.tasks))
     store = open_store(spec.output, spec.storage_options)
     shards = plan(job, store, keep=False).shards
     samples = [sample.token_ids for sample in take_samples(shards, tokenizer, spec, 64)]

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.data.actor import (
-    check_room,
     job_model,
+    job_prompt,
     job_readouts,
     label_engine,
-    local_model,
     memory_plan,
 )
 from pipeline.data.devices import place, this_machine
@@ -29,9 +28,9 @@ from pipeline.data.storage import check_create_only, open_store
 from pipeline.errors import Problem, SpecError
 from pipeline.inference.engine import DocumentIds
 from pipeline.inference.independent import answers_alone
-from pipeline.inference.loading import context_tokens, load_tokenizer
+from pipeline.inference.loading import context_tokens
 from pipeline.inference.memory import MemoryPlan
-from pipeline.inference.tokens import PromptTokens, Question, tokenise_prompt
+from pipeline.inference.tokens import PromptTokens, Question
 from pipeline.samples import Sample, take_samples
 from pipeline.spec import JobSpec
 
@@ -131,10 +130,7 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     placement = place(spec.model, this_machine())
     job = describe(spec, placement, cache_dir)
     planned = plan(job, store, keep=False)
-    folder = local_model(job)
-    tokenizer = load_tokenizer(folder)
-    prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
-    check_room(job, prompt, context_tokens(folder))
+    folder, tokenizer, prompt = job_prompt(job)
     wanted = DEFAULT_DOCUMENTS if documents is None else documents
     samples = take_samples(planned.shards, tokenizer, spec, wanted)
     memory, exactness, quantization = prove(job, folder, prompt, [s.token_ids for s in samples])

@@ -17,10 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.data.actor import (
-    check_room,
     fit_document,
     job_model,
-    local_model,
+    job_prompt,
     memory_plan,
 )
 from pipeline.data.gold import Gold
@@ -30,10 +29,9 @@ from pipeline.data.job import Job, plan
 from pipeline.data.storage import open_store
 from pipeline.errors import Problem, SpecError
 from pipeline.inference.heap import keep_freed_memory
-from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.model import LoadedModel
 from pipeline.inference.states import document_states, layer_count
-from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
+from pipeline.inference.tokens import DocumentTokenizer, PromptTokens
 from pipeline.spec import DocumentsSpec, TaskSpec
 
 CHUNKED = "read in several chunks, whose labels the gold does not tell"
@@ -70,8 +68,7 @@ def read_gold_states(
 
     `start` hears how many documents there are, and gives what hears of those that are done.
     """
-    folder = local_model(job)
-    prompt, tokenizer = _prompt(job, folder, questions)
+    folder, prompt, tokenizer = _prompt(job, questions)
     texts = _texts(job, gold)
     fitted = [_tokens(tokenizer, text, status, job.spec.documents) for text, status in texts]
     left_out = Counter(reason for _, reason in fitted if reason)
@@ -126,18 +123,16 @@ def chosen_layers(written: str | None, there: int) -> tuple[int, ...]:
 
 
 def _prompt(
-    job: Job, folder: Path, questions: Mapping[str, str | None]
-) -> tuple[PromptTokens, DocumentTokenizer]:
+    job: Job, questions: Mapping[str, str | None]
+) -> tuple[Path, PromptTokens, DocumentTokenizer]:
     """The tasks' closings. Their labels are not looked for: a readout needs no first tokens."""
     tasks: list[TaskSpec] = [
         task.model_copy(update={"question": questions[task.name] or "", "labels": {}})
         for task in job.spec.tasks
         if task.name in questions
     ]
-    tokenizer = load_tokenizer(folder)
-    prompt = tokenise_prompt(tokenizer, job.spec.prompt, tasks)
-    check_room(job, prompt, context_tokens(folder))
-    return prompt, DocumentTokenizer(tokenizer)
+    folder, tokenizer, prompt = job_prompt(job, tasks)
+    return folder, prompt, DocumentTokenizer(tokenizer)
 
 
 def _texts(job: Job, gold: Gold) -> list[tuple[str, str]]:

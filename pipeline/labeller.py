@@ -15,13 +15,12 @@ import pyarrow as pa
 
 from pipeline.cli import cache_dir as default_cache_dir
 from pipeline.data.actor import (
-    check_room,
     contextual_calibrations,
     fit_document,
     job_model,
+    job_prompt,
     job_readouts,
     label_engine,
-    local_model,
     with_answers,
 )
 from pipeline.data.answers_table import answers_table
@@ -31,9 +30,8 @@ from pipeline.data.devices import Placement, place, this_machine
 from pipeline.data.documents import RawRow, documents_from
 from pipeline.data.job import describe
 from pipeline.inference.answers import Answers
-from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.quantisation import require_torchao
-from pipeline.inference.tokens import DocumentTokenizer, tokenise_prompt
+from pipeline.inference.tokens import DocumentTokenizer
 from pipeline.spec import JobSpec, TaskSpec, as_spec
 
 
@@ -51,10 +49,7 @@ class Labeller:
         require_torchao(self.spec.model.quantize)
         where = placement or place(self.spec.model, this_machine())
         job = describe(self.spec, where, cache_dir or default_cache_dir())
-        folder = local_model(job)
-        tokenizer = load_tokenizer(folder)
-        prompt = tokenise_prompt(tokenizer, self.spec.prompt, self.spec.tasks)
-        check_room(job, prompt, context_tokens(folder))
+        folder, tokenizer, prompt = job_prompt(job)
         model = job_model(job, folder)
         self._turn = Lock()  # an engine counts what it reads: one call at a time
         self._encoder = DocumentTokenizer(tokenizer)

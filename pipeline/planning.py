@@ -6,21 +6,20 @@ plan is shown.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from pipeline.arguments import require_positive
 from pipeline.data.actor import (
-    check_room,
     job_model,
+    job_prompt,
     job_readouts,
     label_engine,
-    local_model,
 )
 from pipeline.data.devices import Placement, place, this_machine
 from pipeline.data.job import Plan, describe
@@ -31,9 +30,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.inference.answers import Answers
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.heap import keep_freed_memory
-from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.inference.quantisation import require_torchao
-from pipeline.inference.tokens import tokenise_prompt
 from pipeline.samples import take_samples
 from pipeline.spec import JobSpec, TaskSpec
 
@@ -53,14 +50,7 @@ class PlanWishes:
     documents: int | None = None  # to measure on
 
     def __post_init__(self) -> None:
-        wrong = [
-            Problem(f"--{name}", "write a number above 0", value)
-            for name in ("workers", "price", "rate", "documents")
-            if (value := getattr(self, name)) is not None
-            and not (value > 0 and math.isfinite(value))
-        ]
-        if wrong:
-            raise SpecError(wrong)
+        require_positive({f"--{name}": value for name, value in asdict(self).items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +144,7 @@ def _measure(
     torch.set_num_threads(placement.threads)
     keep_freed_memory()
     job = describe(spec, placement, cache_dir)
-    folder = local_model(job)
-    tokenizer = load_tokenizer(folder)
-    prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
-    check_room(job, prompt, context_tokens(folder))
+    folder, tokenizer, prompt = job_prompt(job)
     wanted = documents or DEFAULT_DOCUMENTS[placement.device]
     pieces = [sample.pieces for sample in take_samples(shards, tokenizer, spec, wanted)]
     engine = label_engine(job, job_model(job, folder), prompt, job_readouts(job))

@@ -20,6 +20,7 @@ import psutil
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
 
 from pipeline.data.attempts import Attempts, attempt_name
 from pipeline.data.documents import EMPTY, OK, QUARANTINED, TRUNCATED
@@ -51,7 +52,7 @@ from pipeline.inference.quantisation import require_torchao
 from pipeline.inference.task_answers import TaskAnswers
 from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
 from pipeline.inference.trained import Readouts
-from pipeline.spec import ContextualSpec, DocumentsSpec, Quantize
+from pipeline.spec import ContextualSpec, DocumentsSpec, Quantize, TaskSpec
 
 # More tokens do not fill two cores better, and their activations no longer lie in the cache:
 # 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
@@ -118,14 +119,33 @@ def job_readouts(job: Job) -> Readouts:
     return load_readouts(job.readouts, job.spec)
 
 
+def job_prompt(
+    job: Job, tasks: Sequence[TaskSpec] | None = None
+) -> tuple[Path, PreTrainedTokenizerBase, PromptTokens]:
+    """The model's folder here, its tokenizer, and the prompt of the job's tasks, or of others.
+
+    SpecError unless a longest document and each question fit the model's context together.
+    """
+    folder = local_model(job)
+    tokenizer = load_tokenizer(folder)
+    prompt = tokenise_prompt(tokenizer, job.spec.prompt, job.spec.tasks if tasks is None else tasks)
+    context = context_tokens(folder)
+    wanted, room = job.spec.documents.max_tokens, prompt.room(context)
+    if wanted > room:
+        fix = (
+            f"the model's context of {context} tokens{context_reason(folder)} leaves "
+            f"{max(room, 0)} for a document beside the instruction and the longest question; "
+            "write at most that"
+        )
+        raise SpecError([Problem("documents.max_tokens", fix, wanted)])
+    return folder, tokenizer, prompt
+
+
 def preflight(job: Job) -> None:
     """What can be wrong with the model and the prompt, found before any document is read."""
     require_torchao(job.spec.model.quantize)
     job_readouts(job)
-    folder = local_model(job)
-    tokenizer = load_tokenizer(folder)
-    prompt = tokenise_prompt(tokenizer, job.spec.prompt, job.spec.tasks)
-    check_room(job, prompt, context_tokens(folder))
+    _, tokenizer, _ = job_prompt(job)
     content_free_ids(job, DocumentTokenizer(tokenizer))
 
 
@@ -154,18 +174,6 @@ def contextual_calibrations(
         name: Calibration("contextual", labels[name], content_free_prior(engine, documents, name))
         for name, documents in content_free_ids(job, tokenizer).items()
     }
-
-
-def check_room(job: Job, prompt: PromptTokens, context: int) -> None:
-    """SpecError unless a longest document and each question fit the model's context together."""
-    wanted, room = job.spec.documents.max_tokens, prompt.room(context)
-    if wanted > room:
-        fix = (
-            f"the model's context of {context} tokens{context_reason(local_model(job))} leaves "
-            f"{max(room, 0)} for a document beside the instruction and the longest question; "
-            "write at most that"
-        )
-        raise SpecError([Problem("documents.max_tokens", fix, wanted)])
 
 
 class Tokenise:
@@ -269,9 +277,8 @@ class LabelDocuments:
 
     @cached_property
     def _engine(self) -> LabelEngine:
-        folder = local_model(self.job)
+        folder, _, prompt = job_prompt(self.job)
         model = job_model(self.job, folder)
-        prompt = tokenise_prompt(load_tokenizer(folder), self.job.spec.prompt, self.job.spec.tasks)
         return label_engine(self.job, model, prompt, job_readouts(self.job))
 
     @cached_property
