@@ -176,7 +176,7 @@ def _check(options: argparse.Namespace) -> int:
         findings_json(found),
         lambda console: show_findings(found, console, prompts=options.prompts),
     )
-    return EXIT_COMPLETE if found.exact else EXIT_FAILED
+    return EXIT_COMPLETE if found.proof.exactness.exact else EXIT_FAILED
 
 
 def _plan(options: argparse.Namespace) -> int:

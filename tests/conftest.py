@@ -208,14 +208,17 @@ def smollm2_gguf() -> Path:
 
 @pytest.fixture
 def write_spec(tmp_path: Path, model_folder: Path) -> Callable[..., Path]:
-    """Writes a spec with one good document, and whatever is changed."""
+    """Writes a spec with one good document, and whatever is changed.
+
+    In float32, as on every machine: laws hold to its precision. `auto` is of the processor.
+    """
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "a", "text": "Hello."}\n')
 
     def write(**changes: Any) -> Path:
         content = {
             "name": "cli",
-            "model": {"path": str(model_folder)},
+            "model": {"path": str(model_folder), "dtype": "float32"},
             "input": {"path": str(corpus), "id": "id"},
             "output": str(tmp_path / "out"),
             "tasks": [

@@ -7,7 +7,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.check import _compared, change, check
+from pipeline import exactness
+from pipeline.check import check
 from pipeline.cli import main
 from pipeline.errors import ModelError
+from pipeline.exactness import Change, Exactness, change, choose, compared
 from pipeline.inference import calls, independent, layers, loading
 from pipeline.inference.attention import Attended
 from pipeline.inference.calls import Call
@@ -112,23 +113,92 @@ def test_a_wrong_attention_is_refused_when_the_model_is_loaded(
     assert line.startswith("assay: model family 'llama' answers otherwise under the tree")
 
 
+def a_model(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {"path": str(folder), "dtype": "float32", **changes}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("plant", BUGS)
 def test_a_wrong_attention_that_gets_past_loading_is_not_exact_and_exit_1(
     plant: Plant,
+    dtype: str,
     write_spec: WriteSpec,
+    model_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plant(monkeypatch)
     monkeypatch.setattr(loading, "tree_error", lambda _model: 0.0)
-    assert main(["check", str(write_spec())]) == 1
-    assert "NOT exact: 0.0001 is allowed; max |dp| " in capsys.readouterr().out
-    assert main(["check", str(write_spec()), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["exactness"]["max_abs_dp"] > 1e-4
+    spec = str(write_spec(model=a_model(model_folder, dtype=dtype)))
+    assert main(["check", spec]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "NOT exact: 0.0001 is allowed; " in shown
+    assert main(["check", spec, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["exactness"]
+    in_float32 = found if dtype == "float32" else found["in_float32"]
+    assert in_float32["max_abs_dp"] > 1e-4 and not found["exact"]
 
 
-def test_nothing_is_planted_and_the_same_spec_is_exact(write_spec: WriteSpec) -> None:
-    assert main(["check", str(write_spec())]) == 0
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_nothing_is_planted_and_the_same_spec_is_exact(
+    dtype: str, write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = str(write_spec(model=a_model(model_folder, dtype=dtype)))
+    assert main(["check", spec, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["exactness"]
+    assert found["exact"] and found["answers"] == 2
+    if dtype == "float32":
+        assert found["max_abs_dp"] <= 1e-4
+        assert found["in_float32"] is None and found["rounding"] is None
+    else:
+        assert found["in_float32"]["max_abs_dp"] <= 1e-4 < found["max_abs_dp"]
+        assert 0 < found["rounding"]["mean_abs_dp"] < 0.1
+
+
+def test_in_half_precision_people_are_told_of_both_proofs(
+    write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(write_spec(model=a_model(model_folder, dtype="bfloat16")))]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "exact; in float32 max |dp| " in shown and "; in bfloat16 max |dp| " in shown
+    assert "from their float32 answers" in shown
+
+
+def test_without_room_for_float32_weights_half_precision_is_proved_alone(
+    write_spec: WriteSpec,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(exactness, "_USABLE", 0.0)
+    spec = str(write_spec(model=a_model(model_folder, dtype="bfloat16")))
+    assert main(["check", spec]) == 0
+    assert "float32 weights, by which" in " ".join(capsys.readouterr().out.split())
+    the_document_is_not_seen(monkeypatch)
+    monkeypatch.setattr(loading, "tree_error", lambda _model: 0.0)
+    assert main(["check", spec, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["exactness"]
+    assert found["in_float32"] is None and found["mean_abs_dp"] > exactness.HALF_MEAN["bfloat16"]
+
+
+def far(mean: float, largest: float = 0.0) -> Change:
+    return Change(max_abs_dp=largest or mean, mean_abs_dp=mean, argmax_flips=0, answers=9)
+
+
+@pytest.mark.parametrize(
+    "apart, in_float32, exact",
+    [
+        (far(0.006, largest=0.07), far(1e-6), True),  # SmolLM2 in bfloat16, as it is
+        (far(0.15), far(1e-6), False),  # only the kernel of half precision is wrong
+        (far(0.006), far(2e-4), False),  # only float32 shows it
+        (far(np.nan), far(1e-6), False),
+        (far(0.006), far(np.nan), False),
+    ],
+)
+def test_half_precision_is_exact_where_float32_is_and_rounding_explains_the_rest(
+    apart: Change, in_float32: Change, exact: bool
+) -> None:
+    assert Exactness("bfloat16", apart, in_float32, rounding=far(0.006)).exact == exact
 
 
 def less_mass(log_probs: torch.Tensor) -> torch.Tensor:
@@ -156,13 +226,14 @@ def test_a_check_compares_the_mass_as_well_as_the_shares(
         return [[distort(log_probs) for log_probs in of_document] for of_document in answers]
 
     monkeypatch.setattr(independent, "per_question", per_question)
-    found = check(load_spec(write_spec()), cache_dir=tmp_path / "cache", documents=None)
+    checked = check(load_spec(write_spec()), cache_dir=tmp_path / "cache", documents=None)
     shares = [(a.softmax(0) - distort(a).softmax(0)).abs().max() for a in seen]
     out_of_all = [(a.exp() - distort(a).exp()).abs().max() for a in seen]
     assert (float(max(shares)) < 1e-6) == (distort is less_mass)
     expected = float(max(*shares, *out_of_all))
-    assert found.exactness.max_abs_dp == pytest.approx(expected, abs=1e-5)
-    assert expected > found.exactness.tolerance and not found.exact
+    found = checked.proof.exactness
+    assert found.apart.max_abs_dp == pytest.approx(expected, abs=1e-5)
+    assert expected > exactness.FLOAT32_MAX and not found.exact
 
 
 def test_of_each_label_the_larger_difference_counts() -> None:
@@ -187,8 +258,9 @@ def test_of_labels_with_several_forms_below_a_beam_nothing_is_claimed(
     answers = LabelEngine(model, prompt, max_batch_tokens=500).label([document]).log_probs
     reached = np.isfinite(answers[0][0])
     assert reached[1::2].any() and reached[::2].any()  # of two forms, and of one
-    alone = partial(independent.answers_alone, model, readouts={}, way=None)
-    found = change(*_compared(prompt, [document], answers, alone))
+    (asked,) = choose(prompt, [document], answers)
+    alone = independent.answers_alone(model, asked.prompt, document, readouts={}, way=None)
+    found = change([compared([asked], answers)], [alone])
     assert found.answers == 1 and found.max_abs_dp < 1e-4
 
 
@@ -231,7 +303,7 @@ def test_nothing_compared_is_no_change() -> None:
 def test_quantised_weights_are_weighed_against_the_models_own(
     kind: Any, write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = write_spec(model={"path": str(model_folder), "quantize": kind})
+    spec = write_spec(model=a_model(model_folder, quantize=kind))
     assert main(["check", str(spec), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     tokenizer = load_tokenizer(model_folder)
@@ -262,7 +334,7 @@ def test_quantised_weights_are_weighed_against_the_models_own(
 def test_people_are_told_what_quantising_changed(
     write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = write_spec(model={"path": str(model_folder), "quantize": "int8"})
+    spec = write_spec(model=a_model(model_folder, quantize="int8"))
     assert main(["check", str(spec)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "float32, int8 weights on cpu" in shown
@@ -285,7 +357,7 @@ def test_without_torchao_a_check_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    spec = write_spec(model={"path": str(model_folder), "quantize": "fp8"})
+    spec = write_spec(model=a_model(model_folder, quantize="fp8"))
     assert main(["check", str(spec)]) == 2
     line = last_line(capsys)
     assert line.startswith("model.quantize: needs torchao; pip install 'assay[quantize]'")

@@ -56,12 +56,16 @@ def test_a_longrope_model_refuses_prompts_beyond_its_short_context_and_says_why(
         rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors},
     )
     network.save_pretrained(folder)
-    spec = write_spec(model={"path": str(folder)}, documents={"max_tokens": 512})
+    spec = write_spec(
+        model={"path": str(folder), "dtype": "float32"}, documents={"max_tokens": 512}
+    )
     with pytest.raises(
         SpecError, match=r"context of 512 tokens \(its longrope .*\) leaves \d+ for"
     ):
         Labeller(spec, cache_dir=tmp_path / "cache")
-    spec = write_spec(model={"path": str(folder)}, documents={"max_tokens": 256})
+    spec = write_spec(
+        model={"path": str(folder), "dtype": "float32"}, documents={"max_tokens": 256}
+    )
     assert Labeller(spec, cache_dir=tmp_path / "cache").label(["Hello."]).num_rows == 1
 
 

@@ -21,6 +21,7 @@ NEVER: dict[str, set[str]] = {
     # These build a model in their own process, and what shows their results imports them.
     "pipeline.data.actor": set(),
     "pipeline.check": set(),
+    "pipeline.exactness": set(),
     "pipeline.bench": set(),
     "pipeline.planning": set(),
     # This one puts data and figures together.

@@ -12,7 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.check import Change, Findings, ReadoutFacts
+from pipeline.check import Findings, ReadoutFacts
+from pipeline.exactness import FLOAT32_MAX, Change, Exactness
 from pipeline.inference.memory import MemoryPlan
 
 SHOWN_LABELS = 64  # of a task; all of them stand in the JSON
@@ -23,8 +24,6 @@ def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    exactness = found.exactness
-    verdict = "exact" if found.exact else f"NOT exact: {exactness.tolerance:g} is allowed"
     rows = {
         "storage": f"{found.output} honours create-only writes",
         "documents": f"{found.documents:,}",
@@ -33,12 +32,11 @@ def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
         "template": "chat" if found.has_chat_template else "none: plain text ending in 'Answer:'",
         **{f"  {task}": _tokens(labels) for task, labels in found.label_tokens.items()},
         **{f"  {task}": _readout(facts) for task, facts in found.readouts.items()},
-        "memory": _memory(found.memory),
-        "exactness": f"{verdict}; max |dp| {exactness.max_abs_dp:.1e}, {exactness.argmax_flips} "
-        f"argmax flips in {exactness.answers} answers, tree against independent prompts",
+        "memory": _memory(found.proof.memory),
+        "exactness": _exactness(found.proof.exactness),
     }
-    if found.quantization:
-        rows["quantized"] = _change(found.quantization)
+    if found.proof.quantization:
+        rows["quantized"] = f"{_change(found.proof.quantization)}, against the model's own weights"
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table, markup=False)
@@ -60,10 +58,31 @@ def _memory(memory: MemoryPlan) -> str:
     )
 
 
+def _exactness(found: Exactness) -> str:
+    """What was compared in float32, which shows a wrong tree, and in half precision beside it."""
+    plain = found.apart if found.dtype == "float32" else found.in_float32
+    verdict = "exact" if found.exact else "NOT exact"
+    if plain and not plain.max_abs_dp <= FLOAT32_MAX:
+        verdict = f"{verdict}: {FLOAT32_MAX:g} is allowed"
+    if plain is found.apart:
+        return f"{verdict}; {_change(plain)}, tree against independent prompts"
+    half = f"in {found.dtype} {_change(found.apart)}, a mean of {found.allowed_mean:.1e} allowed"
+    if plain is None:
+        return (
+            f"{verdict}; {half}, tree against independent prompts; float32 weights, by which the "
+            "tree would be proved closer, have no room here"
+        )
+    assert found.rounding
+    return (
+        f"{verdict}; in float32 {_change(plain)}, tree against independent prompts; {half}: "
+        f"independent prompts lie {found.rounding.mean_abs_dp:.1e} from their float32 answers"
+    )
+
+
 def _change(change: Change) -> str:
     return (
         f"max |dp| {change.max_abs_dp:.1e}, mean {change.mean_abs_dp:.1e}, {change.argmax_flips} "
-        f"argmax flips in {change.answers} answers, against the model's own weights"
+        f"argmax flips in {change.answers} answers"
     )
 
 
@@ -85,6 +104,7 @@ def _tokens(labels: dict[str, list[str]]) -> str:
 
 def findings_json(found: Findings) -> dict[str, Any]:
     """The form that other programs read (DESIGN, section 7)."""
+    exactness = found.proof.exactness
     return {
         "model": {
             "path": found.model_folder,
@@ -110,17 +130,20 @@ def findings_json(found: Findings) -> dict[str, Any]:
             }
             for prompt in found.prompts
         ],
-        "memory": {**asdict(found.memory), "peak_bytes": found.memory.peak_bytes},
+        "memory": {**asdict(found.proof.memory), "peak_bytes": found.proof.memory.peak_bytes},
         "exactness": {
-            "max_abs_dp": _number(found.exactness.max_abs_dp),
-            "argmax_flips": found.exactness.argmax_flips,
-            "answers": found.exactness.answers,
+            **(_change_json(exactness.apart) or {}),
+            "exact": exactness.exact,
+            "in_float32": _change_json(exactness.in_float32),
+            "rounding": _change_json(exactness.rounding),
         },
-        "quantization": _change_json(found.quantization) if found.quantization else None,
+        "quantization": _change_json(found.proof.quantization),
     }
 
 
-def _change_json(change: Change) -> dict[str, Any]:
+def _change_json(change: Change | None) -> dict[str, Any] | None:
+    if change is None:
+        return None
     numbers = {name: _number(getattr(change, name)) for name in ("max_abs_dp", "mean_abs_dp")}
     return asdict(change) | numbers
 

@@ -86,7 +86,7 @@ def life(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Life:
     (folder / "in").mkdir()
     content = {
         "name": "life",
-        "model": {"path": str(model_folder)},
+        "model": {"path": str(model_folder), "dtype": "float32"},
         "input": {"path": str(folder / "in"), "id": "id", "shard_bytes": 6_000},
         "output": str(folder / "out"),
         "documents": {"max_tokens": 512},
@@ -156,7 +156,12 @@ def test_each_change_costs_what_it_changes(
     network.lm_head.weight.data.neg_()
     network.save_pretrained(revision)
     byte_tokenizer.save_pretrained(revision)
-    step("another revision of the model", life.files, new=True, model={"path": str(revision)})
+    step(
+        "another revision of the model",
+        life.files,
+        new=True,
+        model={"path": str(revision), "dtype": "float32"},
+    )
     step("the old revision", {}, new=False)
     short = {name: [text[:40] for text in of_file] for name, of_file in life.files.items()}
     step("another truncation", short, new=True, documents={"max_tokens": 40})

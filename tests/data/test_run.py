@@ -73,7 +73,7 @@ def base(
     """A spec, and how its first run ended. Its output is read, or copied, and not changed."""
     content = {
         "name": "test",
-        "model": {"path": str(model_folder)},
+        "model": {"path": str(model_folder), "dtype": "float32"},
         "input": {"path": str(corpus), "id": "id", "shard_bytes": 2_600},
         "output": str(tmp_path_factory.mktemp("base") / "out"),
         "tasks": TASKS,
@@ -159,7 +159,7 @@ def test_label_files_hold_what_independent_prompts_answer(
 def test_a_run_with_quantised_weights_answers_anew_beside_the_old_answers(
     base: tuple[JobSpec, Outcome], again: Callable[..., JobSpec], model_folder: Path
 ) -> None:
-    spec = again(model={"path": str(model_folder), "quantize": "int8"})
+    spec = again(model={"path": str(model_folder), "dtype": "float32", "quantize": "int8"})
     before = label_files(spec)
     outcome = run_quietly(spec)
     assert outcome.complete and outcome.tally.rows == 22
