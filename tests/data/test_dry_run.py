@@ -41,9 +41,9 @@ def test_it_leaves_the_cut_to_the_machine_that_labels(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_another_machine_answered_in_its_number_format_is_not_missing(
-    write_spec: Callable[..., Path], tmp_path: Path, dtype: str
+    write_spec: Callable[..., Path], model_folder: Path, tmp_path: Path, dtype: str
 ) -> None:
-    spec = load_spec(str(write_spec()))
+    spec = load_spec(str(write_spec(model={"path": str(model_folder), "dtype": "auto"})))
     job = describe(spec, Placement("cuda", dtype, 8, 1), tmp_path)
     store = LocalStore(tmp_path / "out")
     commit_all(store, plan(job, store).shards, job.fingerprints)

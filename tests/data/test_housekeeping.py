@@ -90,11 +90,12 @@ class Everything:
 
 
 @pytest.fixture
-def everything(tmp_path: Path, write_spec: Callable[..., Path]) -> Everything:
+def everything(tmp_path: Path, write_spec: Callable[..., Path], model_folder: Path) -> Everything:
     corpus = Corpus(tmp_path / "corpus", tmp_path / "cache")
     corpus.write()
     wanted = {"path": str(corpus.folder), "id": "id", "shard_bytes": SHARD_BYTES}
-    return Everything(MemoryStore(), load_spec(write_spec(input=wanted)), corpus)
+    model = {"path": str(model_folder), "dtype": "auto"}  # what each machine makes of it is kept
+    return Everything(MemoryStore(), load_spec(write_spec(input=wanted, model=model)), corpus)
 
 
 def named(store: Store, keep: int) -> set[str]:
