@@ -28,13 +28,14 @@ from pipeline.inference.tokens import PromptTokens, Question
 # A probability's difference that float32 sums in another order can make.
 FLOAT32_MAX = 1e-4
 # How many times as far from independent prompts as those lie from their own float32 answers the
-# tree may lie in half precision, on average. Two roundings of one size lie 1.4 times that apart;
-# the answers of questions that read one another lay 25 times that apart (SmolLM2, bfloat16).
+# tree may lie in half precision, on average and at most. Two roundings of one size lie 1.4 times
+# that apart; the answers of questions that read one another 25 times (SmolLM2, bfloat16).
 ROUNDINGS = 3
 ROUNDING_FLOOR = 1e-3  # where next to nothing is rounded away
-# The mean difference that is allowed where float32 weights have no room: in bfloat16 thrice
-# SmolLM2's, in float16, whose steps are eight times finer, an eighth of it.
+# What is allowed where float32 weights have no room: in bfloat16 thrice SmolLM2's differences, in
+# float16, whose steps are eight times finer, at most an eighth of them.
 HALF_MEAN = {"float16": 2.5e-3, "bfloat16": 2e-2}
+HALF_MAX = {"float16": 1e-2, "bfloat16": 0.2}
 
 # Each label of several tokens is a forward of its own; of more than this, the likeliest are one.
 _ALL_LABELS = 64
@@ -71,10 +72,21 @@ class Exactness:
         return ROUNDINGS * self.rounding.mean_abs_dp + ROUNDING_FLOOR
 
     @property
+    def allowed_max(self) -> float:
+        """The largest difference that is allowed: a mean hides one wrong answer among many."""
+        if self.dtype == "float32":
+            return FLOAT32_MAX
+        if self.rounding is None:
+            return HALF_MAX[self.dtype]
+        return ROUNDINGS * self.rounding.max_abs_dp + ROUNDING_FLOOR
+
+    @property
     def exact(self) -> bool:
         """Whether rounding explains all that differs; what is no number it does not."""
+        if not self.apart.max_abs_dp <= self.allowed_max:
+            return False
         if self.dtype == "float32":
-            return self.apart.max_abs_dp <= FLOAT32_MAX
+            return True
         structure = self.in_float32 is None or self.in_float32.max_abs_dp <= FLOAT32_MAX
         return structure and self.apart.mean_abs_dp <= self.allowed_mean
 

@@ -66,7 +66,10 @@ def _exactness(found: Exactness) -> str:
         verdict = f"{verdict}: {FLOAT32_MAX:g} is allowed"
     if plain is found.apart:
         return f"{verdict}; {_change(plain)}, tree against independent prompts"
-    half = f"in {found.dtype} {_change(found.apart)}, a mean of {found.allowed_mean:.1e} allowed"
+    half = (
+        f"in {found.dtype} {_change(found.apart)}, {found.allowed_max:.1e} and a mean of "
+        f"{found.allowed_mean:.1e} allowed"
+    )
     if plain is None:
         return (
             f"{verdict}; {half}, tree against independent prompts; float32 weights, by which the "
