@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from local_cluster import command_line
 
 from pipeline.cli import main
 
@@ -202,10 +203,30 @@ def long_spec(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
     return write_spec(input={"path": str(corpus), "id": "id", "shard_bytes": 40_000})
 
 
-def start(spec: Path) -> subprocess.Popen[bytes]:
-    command = [Path(sys.executable).with_name("assay"), "run", str(spec), "--json"]
-    with (spec.parent / "log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ.copy())
+Start = Callable[[Path], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts `assay run` of a spec; what still runs when the test ends is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(spec: Path) -> subprocess.Popen[bytes]:
+        command = [Path(sys.executable).with_name("assay"), "run", str(spec), "--json"]
+        with (spec.parent / "log").open("ab") as log:
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=os.environ.copy()))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def workers_of(process: subprocess.Popen[bytes], title: str) -> list[psutil.Process]:
+    """Those below it that work under the title; others may end while they are asked."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in family if title in " ".join(command_line(child))]
 
 
 def wait_until_begun(output: Path, process: subprocess.Popen[bytes]) -> None:
@@ -228,12 +249,13 @@ def assert_every_row_once(output: Path) -> None:
     assert not [file for file in (output / "attempts").iterdir() if "create-only" not in file.name]
 
 
-def test_a_killed_driver_loses_and_doubles_nothing(long_spec: Path, tmp_path: Path) -> None:
+def test_a_killed_driver_loses_and_doubles_nothing(
+    long_spec: Path, start: Start, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     process = start(long_spec)
     wait_until_begun(output, process)
-    family = psutil.Process(process.pid).children(recursive=True)
-    workers = [child for child in family if "ray::Map" in " ".join(child.cmdline())]
+    workers = workers_of(process, "ray::Map")
     assert workers
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -247,13 +269,13 @@ def test_a_killed_driver_loses_and_doubles_nothing(long_spec: Path, tmp_path: Pa
     assert_every_row_once(output)
 
 
-def test_a_killed_actor_is_replaced_within_the_run(long_spec: Path, tmp_path: Path) -> None:
+def test_a_killed_actor_is_replaced_within_the_run(
+    long_spec: Path, start: Start, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     process = start(long_spec)
     wait_until_begun(output, process)
-    family = psutil.Process(process.pid).children(recursive=True)
-    actors = [child for child in family if "_LabelStage" in " ".join(child.cmdline())]
-    assert len(actors) == 1
-    actors[0].kill()
+    (actor,) = workers_of(process, "_LabelStage")
+    actor.kill()
     assert process.wait(timeout=300) == 0
     assert_every_row_once(output)
