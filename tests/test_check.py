@@ -204,6 +204,24 @@ def test_half_precision_is_exact_where_float32_is_and_rounding_explains_the_rest
     )
 
 
+@pytest.mark.parametrize(
+    "dtype, apart, exact",
+    [
+        ("bfloat16", far(0.006, largest=0.07), True),
+        ("bfloat16", far(0.006, largest=0.25), False),
+        ("bfloat16", far(0.03), False),
+        ("float16", far(0.001, largest=0.009), True),
+        ("float16", far(0.001, largest=0.02), False),
+        ("float16", far(0.003), False),
+        ("float32", far(1e-5, largest=5e-5), True),
+        ("float32", far(1e-5, largest=2e-4), False),
+        ("bfloat16", far(np.nan), False),
+    ],
+)
+def test_alone_a_format_has_bounds_of_its_own(dtype: str, apart: Change, exact: bool) -> None:
+    assert Exactness(dtype, apart, in_float32=None, rounding=None).exact == exact
+
+
 def less_mass(log_probs: torch.Tensor) -> torch.Tensor:
     """Half of every label's probability goes to other tokens: `p` stays as it was."""
     return log_probs - np.log(2)

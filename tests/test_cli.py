@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from local_cluster import command_line
+from many_rows import assert_every_row_once, has_begun, write_many
 
 from pipeline.cli import main
 
@@ -195,12 +195,7 @@ def test_bench_measures_the_quantised_model_where_the_spec_asks_for_it(
 @pytest.fixture
 def long_spec(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
     """A spec whose run takes long enough to be killed in the middle."""
-    corpus = tmp_path / "many.jsonl"
-    lines = (
-        json.dumps({"id": f"d{i}", "text": f"{i} says hello. " * 30}) for i in range(DOCUMENTS)
-    )
-    corpus.write_text("\n".join(lines))
-    return write_spec(input={"path": str(corpus), "id": "id", "shard_bytes": 40_000})
+    return write_spec(input=write_many(tmp_path, DOCUMENTS, shard_bytes=40_000))
 
 
 Start = Callable[[Path], subprocess.Popen[bytes]]
@@ -231,21 +226,14 @@ def workers_of(process: subprocess.Popen[bytes], title: str) -> list[psutil.Proc
 
 def wait_until_begun(output: Path, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 120
-    while len(list(output.glob("labels/*/*/*/*.parquet"))) < 4:
+    while not has_begun(output):
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline, "no label file after two minutes"
         time.sleep(0.05)
 
 
-def assert_every_row_once(output: Path) -> None:
-    for task in ("toxic", "topic"):
-        files = f"{output}/labels/{task}/*/*/*.parquet"
-        counted = duckdb.sql(
-            f"select count(*), count(distinct doc_id), count(label) from '{files}'"
-        ).fetchall()
-        assert counted == [(DOCUMENTS, DOCUMENTS, DOCUMENTS)]
-    snapshot = json.loads((output / "snapshots" / "00000001.json").read_text())
-    assert snapshot["rows"] == DOCUMENTS
+def assert_ended_well(output: Path) -> None:
+    assert_every_row_once(output, DOCUMENTS)
     assert not [file for file in (output / "attempts").iterdir() if "create-only" not in file.name]
 
 
@@ -266,7 +254,7 @@ def test_a_killed_driver_loses_and_doubles_nothing(
     again = start(long_spec)
     assert again.wait(timeout=300) == 0
     assert all(file.stat().st_mtime_ns == written for file, written in before.items())
-    assert_every_row_once(output)
+    assert_ended_well(output)
 
 
 def test_a_killed_actor_is_replaced_within_the_run(
@@ -278,4 +266,4 @@ def test_a_killed_actor_is_replaced_within_the_run(
     (actor,) = workers_of(process, "_LabelStage")
     actor.kill()
     assert process.wait(timeout=300) == 0
-    assert_every_row_once(output)
+    assert_ended_well(output)

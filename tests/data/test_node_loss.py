@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import duckdb
 import pytest
 import ray
+from many_rows import assert_every_row_once, has_begun, write_many
 from ray.cluster_utils import Cluster
 
 from pipeline.data.run import run
@@ -34,18 +33,13 @@ def cluster() -> Iterator[Cluster]:
 def test_a_node_removed_without_warning(
     cluster: Cluster, write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
-    corpus, output = tmp_path / "many.jsonl", tmp_path / "out"
-    lines = (
-        json.dumps({"id": f"d{i}", "text": f"{i} says hello. " * 20}) for i in range(DOCUMENTS)
-    )
-    corpus.write_text("\n".join(lines))
-    wanted = {"input": {"path": str(corpus), "id": "id", "shard_bytes": 20_000}}
-    spec = load_spec(write_spec(**wanted))
+    output = tmp_path / "out"
+    spec = load_spec(write_spec(input=write_many(tmp_path, DOCUMENTS, shard_bytes=20_000)))
     removed: list[str] = []
 
     def remove_busy_node() -> None:
         deadline = time.monotonic() + 300
-        while len(list(output.glob("labels/*/*/*/*.parquet"))) < 4:
+        while not has_begun(output):
             assert time.monotonic() < deadline, "no label file after five minutes"
             time.sleep(0.05)
         actors = ray.util.state.list_actors(
@@ -67,12 +61,7 @@ def test_a_node_removed_without_warning(
     thread.join()
     assert len(removed) == 1, "the run ended before the node was removed"
     assert outcome.complete and outcome.snapshot == 1
-    for task in ("toxic", "topic"):
-        files = f"{output}/labels/{task}/*/*/*.parquet"
-        counted = duckdb.sql(
-            f"select count(*), count(distinct doc_id), count(label) from '{files}'"
-        ).fetchall()
-        assert counted == [(DOCUMENTS, DOCUMENTS, DOCUMENTS)]
+    assert_every_row_once(output, DOCUMENTS)
     print(
         f"\nnode removed without warning | disk | documents {DOCUMENTS}, kills 1, lost 0, doubled 0"
     )

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 import requests
 from local_cluster import REPOSITORY, LocalCluster, local_cluster
+from many_rows import assert_every_row_once, has_begun, write_many
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pipeline.data import submission
@@ -272,12 +272,7 @@ def start(
 
 @pytest.fixture
 def long_spec(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
-    corpus = tmp_path / "many.jsonl"
-    lines = (
-        json.dumps({"id": f"d{i}", "text": f"{i} says hello. " * 30}) for i in range(DOCUMENTS)
-    )
-    corpus.write_text("\n".join(lines))
-    return write_spec(input={"path": str(corpus), "id": "id", "shard_bytes": 40_000})
+    return write_spec(input=write_many(tmp_path, DOCUMENTS, shard_bytes=40_000))
 
 
 def test_a_token_that_is_not_the_clusters_is_refused(
@@ -297,8 +292,7 @@ def test_a_killed_driver_and_the_same_command_again_label_every_row_once(
     cluster: LocalCluster, long_spec: Path, tmp_path: Path
 ) -> None:
     first = start(cluster, long_spec, AWS_SECRET_ACCESS_KEY="canary-submitter")
-    labels = (tmp_path / "out" / "labels").glob
-    wait_until(first, lambda: len(list(labels("*/*/*/*.parquet"))) >= 3)
+    wait_until(first, lambda: has_begun(tmp_path / "out"))
     for driver in cluster.drivers():
         driver.send_signal(signal.SIGKILL)
     _, err = first.communicate(timeout=120)
@@ -315,12 +309,7 @@ def test_a_killed_driver_and_the_same_command_again_label_every_row_once(
     other_out, other_err = both.communicate(timeout=120)
     assert both.returncode == 0 and json.loads(other_out) == found
     assert "is under way there already" in other_err
-    for task in ("toxic", "topic"):
-        files = f"{tmp_path}/out/labels/{task}/*/*/*.parquet"
-        counted = duckdb.sql(
-            f"select count(*), count(distinct doc_id), count(label) from '{files}'"
-        ).fetchall()
-        assert counted == [(DOCUMENTS, DOCUMENTS, DOCUMENTS)]
+    assert_every_row_once(tmp_path / "out", DOCUMENTS)
     print(f"\ndriver killed on a cluster | documents {DOCUMENTS}, kills 1, lost 0, doubled 0")
     assert_jobs_hold_no_secret(cluster, err + other_err)
 
