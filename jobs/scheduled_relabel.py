@@ -15,19 +15,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.arguments import mapping_of, pairs_of
-from pipeline.cli import (
-    EXIT_COMPLETE,
-    EXIT_FAILED,
-    EXIT_INCOMPLETE,
-    cache_dir,
-    carry_out,
-)
+from pipeline.cache import cache_dir
+from pipeline.cli import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, carry_out
 
 if TYPE_CHECKING:
-    from pipeline.data.job import Plan
-    from pipeline.data.run import Progress
-    from pipeline.relabelling import Gate
-    from pipeline.spec import JobSpec
+    from pipeline.runtime.job import Plan
+    from pipeline.runtime.run import Progress
+    from pipeline.spec.schema import JobSpec
+    from pipeline.verbs.relabel import Gate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,11 +51,11 @@ def _tick(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from pipeline.relabelling import Limits, tick
-    from pipeline.report.progress import shown_progress
-    from pipeline.report.summary import announced
-    from pipeline.report.tick import print_tick
-    from pipeline.spec import load_spec
+    from pipeline.report.console import shown_progress
+    from pipeline.report.drift import print_tick
+    from pipeline.report.run import announced
+    from pipeline.spec.parse import load_spec
+    from pipeline.verbs.relabel import Limits, tick
 
     spec = load_spec(options.spec)
     told = Console(file=sys.stderr, highlight=False, soft_wrap=True)
@@ -91,10 +86,10 @@ def _gate(spec: JobSpec, options: argparse.Namespace) -> Gate | None:
     """What judges the candidate; gold and gates are read, and refused, before any work."""
     if not options.gate and options.gold is None:
         return None
-    from pipeline.data.gold import HowGold, read_gold
     from pipeline.errors import Problem, SpecError
-    from pipeline.evaluating import Wishes, check_gates, evaluate
     from pipeline.evaluation.gates import parse_gate
+    from pipeline.gold.gold import HowGold, read_gold
+    from pipeline.verbs.evaluate import Wishes, check_gates, evaluate
 
     if not options.gate:
         raise SpecError([Problem("--gate", "missing; --gold judges nothing without one")])

@@ -10,12 +10,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipeline.data.labels import open_labels
-    from pipeline.data.run import dry_run, run
     from pipeline.errors import AssayError, RefusedError, SpecError
     from pipeline.labeller import Labeller
+    from pipeline.ledger.dataset import open_labels
     from pipeline.ray_datasets import label_dataset
-    from pipeline.spec import JobSpec, load_spec, parse_spec
+    from pipeline.runtime.run import dry_run, run
+    from pipeline.spec.parse import load_spec, parse_spec
+    from pipeline.spec.schema import JobSpec
 
 __all__ = [
     "AssayError",
@@ -32,12 +33,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "pipeline.data.labels": ("open_labels",),
-    "pipeline.data.run": ("dry_run", "run"),
+    "pipeline.ledger.dataset": ("open_labels",),
+    "pipeline.runtime.run": ("dry_run", "run"),
     "pipeline.errors": ("AssayError", "RefusedError", "SpecError"),
     "pipeline.labeller": ("Labeller",),
     "pipeline.ray_datasets": ("label_dataset",),
-    "pipeline.spec": ("JobSpec", "load_spec", "parse_spec"),
+    "pipeline.spec.parse": ("load_spec", "parse_spec"),
+    "pipeline.spec.schema": ("JobSpec",),
 }
 
 

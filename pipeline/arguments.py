@@ -6,7 +6,6 @@ Knows argparse. Knows nothing of what a verb does.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -132,17 +131,6 @@ _VERBS: dict[str, tuple[str, Callable[[Callable[..., Any]], None]]] = {
     "gc": ("name what nothing needs any more; --delete removes it", _gc),
     "bench": ("measure speed against the alternatives, in one run", _bench),
 }
-
-
-def require_positive(arguments: Mapping[str, float | None]) -> None:
-    """SpecError that names each argument that is given and is not a finite number above 0."""
-    wrong = [
-        Problem(name, "write a number above 0", value)
-        for name, value in arguments.items()
-        if value is not None and not (value > 0 and math.isfinite(value))
-    ]
-    if wrong:
-        raise SpecError(wrong)
 
 
 def numbers_of(place: str, written: str | None) -> tuple[int, ...]:

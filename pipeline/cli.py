@@ -22,7 +22,8 @@ from pipeline.errors import AssayError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipeline.data.gold import HowGold
+    from pipeline.gold.gold import HowGold
+from pipeline.cache import cache_dir
 
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
@@ -87,14 +88,14 @@ def _run(options: argparse.Namespace) -> int:
     elif options.address is None:
         # What a Ray of our own does unasked, only without announcing it. Read when ray is imported.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-    from pipeline.data.run import dry_run, run
-    from pipeline.report.progress import shown_progress
-    from pipeline.report.summary import announced, show_summary, summary_json
-    from pipeline.spec import load_spec
+    from pipeline.report.console import shown_progress
+    from pipeline.report.run import announced, show_summary, summary_json
+    from pipeline.runtime.run import dry_run, run
+    from pipeline.spec.parse import load_spec
 
     spec = load_spec(options.spec)
     if options.dry_run:
-        from pipeline.report.planned import plan_json, plan_table
+        from pipeline.report.run import plan_json, plan_table
 
         planned = dry_run(spec, cache_dir=cache_dir())
         _print(options, plan_json(planned), lambda console: console.print(plan_table(planned)))
@@ -122,9 +123,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _submit(options: argparse.Namespace) -> int:
     """The same command on a cluster, followed from here."""
-    from pipeline.data.cluster_access import asks_for_token
-    from pipeline.report.job_log import JobLog
-    from pipeline.spec import load_spec
+    from pipeline.cluster.access import asks_for_token
+    from pipeline.report.console import JobLog
+    from pipeline.spec.parse import load_spec
 
     spec = load_spec(options.spec)
     # Ray's client would go where these say, whatever the command says.
@@ -132,7 +133,7 @@ def _submit(options: argparse.Namespace) -> int:
         os.environ.pop(name, None)
     if asks_for_token(options.address, insecure=options.insecure_cluster):
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
-    from pipeline.data.submission import connect, follow, submit
+    from pipeline.cluster.submission import connect, follow, submit
 
     names = ("json", "retry_failed", "publish_partial")
     flags = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
@@ -153,8 +154,8 @@ def _submit(options: argparse.Namespace) -> int:
 
 
 def _stopped_following(client: Any, id: str, address: str) -> int:
-    from pipeline.data.submission import stop
-    from pipeline.report.job_log import wants_stop
+    from pipeline.cluster.submission import stop
+    from pipeline.report.console import wants_stop
 
     if wants_stop(id, sys.stderr, sys.stdin):
         stop(client, id)
@@ -166,9 +167,9 @@ def _stopped_following(client: Any, id: str, address: str) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from pipeline.check import check
-    from pipeline.report.findings import findings_json, show_findings
-    from pipeline.spec import load_spec
+    from pipeline.report.check import findings_json, show_findings
+    from pipeline.spec.parse import load_spec
+    from pipeline.verbs.check import check
 
     found = check(load_spec(options.spec), cache_dir=cache_dir(), documents=options.documents)
     _print(
@@ -180,9 +181,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from pipeline.planning import PlanWishes, estimate
-    from pipeline.report.planned import estimate_json, estimate_table
-    from pipeline.spec import load_spec
+    from pipeline.report.run import estimate_json, estimate_table
+    from pipeline.spec.parse import load_spec
+    from pipeline.verbs.plan import PlanWishes, estimate
 
     wishes = PlanWishes(options.workers, options.price, options.rate, options.documents)
     found = estimate(load_spec(options.spec), wishes, cache_dir=cache_dir())
@@ -191,9 +192,9 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from pipeline.evaluating import Wishes, evaluate
     from pipeline.report.evaluation_table import evaluation_json, show_evaluation
-    from pipeline.spec import load_spec
+    from pipeline.spec.parse import load_spec
+    from pipeline.verbs.evaluate import Wishes, evaluate
 
     wishes = Wishes(options.precision, options.recall, options.gate or (), options.resamples)
     spec = load_spec(options.spec)
@@ -207,10 +208,10 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _fit(options: argparse.Namespace) -> int:
-    from pipeline.fit import FitWishes, fit_readouts
-    from pipeline.report.fit_table import fit_json, show_fit
-    from pipeline.report.progress import shown_progress
-    from pipeline.spec import load_spec
+    from pipeline.report.console import shown_progress
+    from pipeline.report.fit import fit_json, show_fit
+    from pipeline.spec.parse import load_spec
+    from pipeline.verbs.fit import FitWishes, fit_readouts
 
     wishes = FitWishes(
         layers=options.layers,
@@ -232,7 +233,7 @@ def _fit(options: argparse.Namespace) -> int:
 
 
 def _how_gold(options: argparse.Namespace) -> HowGold:
-    from pipeline.data.gold import HowGold
+    from pipeline.gold.gold import HowGold
 
     return HowGold(
         id=options.id,
@@ -244,9 +245,9 @@ def _how_gold(options: argparse.Namespace) -> HowGold:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from pipeline.data.verification import verify_output
-    from pipeline.report.verdict import show_verified, verified_json
-    from pipeline.spec import load_spec
+    from pipeline.audit.verify import verify_output
+    from pipeline.report.maintenance import show_verified, verified_json
+    from pipeline.spec.parse import load_spec
 
     verified = verify_output(load_spec(options.spec), cache_dir=cache_dir())
     _print(options, verified_json(verified), lambda console: show_verified(verified, console))
@@ -254,9 +255,9 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    from pipeline.data.housekeeping import tidy
-    from pipeline.report.verdict import show_tidied, tidied_json
-    from pipeline.spec import load_spec
+    from pipeline.audit.gc import tidy
+    from pipeline.report.maintenance import show_tidied, tidied_json
+    from pipeline.spec.parse import load_spec
 
     spec = load_spec(options.spec)
     tidied = tidy(spec, cache_dir=cache_dir(), keep=options.keep, delete=options.delete)
@@ -265,9 +266,9 @@ def _gc(options: argparse.Namespace) -> int:
 
 
 def _filter(options: argparse.Namespace) -> int:
-    from pipeline.data.filtering import Request, filter_corpus
-    from pipeline.report.filtered import filtered_json, show_filtered
-    from pipeline.spec import load_spec
+    from pipeline.filters.run import Request, filter_corpus
+    from pipeline.report.maintenance import filtered_json, show_filtered
+    from pipeline.spec.parse import load_spec
 
     request = Request(options.to, options.dropped, options.on_error, tuple(options.by))
     filtered = filter_corpus(load_spec(options.spec), request, cache_dir=cache_dir())
@@ -276,11 +277,10 @@ def _filter(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from pipeline.data.comparison import compare
-    from pipeline.data.sides import side
-    from pipeline.data.storage import open_store
+    from pipeline.audit.diff import compare, side
     from pipeline.report.drift import comparison_json, show_comparison
-    from pipeline.spec import load_spec
+    from pipeline.spec.parse import load_spec
+    from pipeline.stores.store import open_store
 
     spec = load_spec(options.spec)
     store = open_store(spec.output, spec.storage_options)
@@ -290,9 +290,9 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from pipeline.calibrating import Wanted, calibrate
-    from pipeline.report.calibration_told import calibrated_json, show_calibrated
-    from pipeline.spec import load_spec
+    from pipeline.report.fit import calibrated_json, show_calibrated
+    from pipeline.spec.parse import load_spec
+    from pipeline.verbs.calibrate import Wanted, calibrate
 
     wanted = Wanted(options.task, options.method, options.gold, options.snapshot)
     made = calibrate(load_spec(options.spec), wanted, options.to, cache_dir=cache_dir())
@@ -301,9 +301,9 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from pipeline.bench import bench
-    from pipeline.report.bench_table import bench_json, bench_tables
-    from pipeline.spec import load_spec
+    from pipeline.report.bench import bench_json, bench_tables
+    from pipeline.spec.parse import load_spec
+    from pipeline.verbs.bench import bench
 
     measured = bench(
         load_spec(options.spec),
@@ -313,12 +313,6 @@ def _bench(options: argparse.Namespace) -> int:
     )
     _print(options, bench_json(measured), lambda console: console.print(bench_tables(measured)))
     return EXIT_COMPLETE
-
-
-def cache_dir() -> Path:
-    """Where hashes and converted models are remembered: ASSAY_CACHE, or the user's cache folder."""
-    fallback = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "assay"
-    return Path(os.environ.get("ASSAY_CACHE", fallback)).expanduser()
 
 
 def _console(stream: Any) -> Console:

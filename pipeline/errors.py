@@ -15,7 +15,8 @@ Knows nothing of what raises them or how they are shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -80,3 +81,14 @@ class FailedRowsError(AssayError):
 
 class DocumentError(AssayError):
     """This document cannot be labelled; its row carries the reason."""
+
+
+def require_positive(arguments: Mapping[str, float | None]) -> None:
+    """SpecError that names each argument that is given and is not a finite number above 0."""
+    wrong = [
+        Problem(name, "write a number above 0", value)
+        for name, value in arguments.items()
+        if value is not None and not (value > 0 and math.isfinite(value))
+    ]
+    if wrong:
+        raise SpecError(wrong)

@@ -13,26 +13,25 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.cli import cache_dir as default_cache_dir
-from pipeline.data.actor import (
+from pipeline.cache import cache_dir as default_cache_dir
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
+from pipeline.inference.model.quantisation import require_torchao
+from pipeline.inference.shard_answers import Answers
+from pipeline.ledger.label_files import DOCUMENT_COLUMNS, answers_table, with_calibrated
+from pipeline.runtime.assembly import (
     contextual_calibrations,
     fit_document,
     job_model,
     job_prompt,
     job_readouts,
     label_engine,
-    with_answers,
 )
-from pipeline.data.answers_table import answers_table
-from pipeline.data.calibrated import with_calibrated
-from pipeline.data.commit import DOCUMENT_COLUMNS
-from pipeline.data.devices import Placement, place, this_machine
-from pipeline.data.documents import RawRow, documents_from
-from pipeline.data.job import describe
-from pipeline.inference.answers import Answers
-from pipeline.inference.quantisation import require_torchao
-from pipeline.inference.tokens import DocumentTokenizer
-from pipeline.spec import JobSpec, TaskSpec, as_spec
+from pipeline.runtime.job import describe
+from pipeline.runtime.placement import Placement, place, this_machine
+from pipeline.runtime.worker import with_answers
+from pipeline.sources.documents import RawRow, documents_from
+from pipeline.spec.parse import as_spec
+from pipeline.spec.schema import JobSpec, TaskSpec
 
 
 class Labeller:

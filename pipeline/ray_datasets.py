@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import ray.data
 
-from pipeline.cli import cache_dir as default_cache_dir
-from pipeline.data.autoscaling import node_resources
-from pipeline.data.devices import Placement, cluster, place
+from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError
-from pipeline.spec import JobSpec, as_spec
+from pipeline.runtime.placement import Placement, cluster, node_resources, place
+from pipeline.spec.parse import as_spec
+from pipeline.spec.schema import JobSpec
 
 BATCH_ROWS = 256
 

@@ -15,7 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from pipeline.inference.loading import prepare
-from pipeline.inference.model import LoadedModel
+from pipeline.inference.model.loaded import LoadedModel
+
+pytest_plugins = ["data_fixtures"]
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

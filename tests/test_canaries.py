@@ -33,7 +33,7 @@ from torch import ones
 
 from pipeline.errors import ModelError, SpecError
 from pipeline.inference.loading import load_model, load_tokenizer
-from pipeline.spec import parse_spec
+from pipeline.spec.parse import parse_spec
 
 CANARY = "hunter2"
 SECRETS = {

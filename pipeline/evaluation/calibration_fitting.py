@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
-from pipeline.evaluation.calibration import (
+from pipeline.fitted.calibration import (
     Curve,
     Isotonic,
     Probabilities,

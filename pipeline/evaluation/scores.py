@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.evaluation import metrics
-from pipeline.evaluation.metrics import Floats, Ints, once
-from pipeline.evaluation.reliability import (
+from pipeline.evaluation.metrics import (
     Bin,
+    Floats,
+    Ints,
     confidence_and_hits,
     expected_calibration_error,
+    once,
     reliability_curve,
 )
 

@@ -91,3 +91,45 @@ def _best(
         float(points.recall[best]),
         int(points.flagged[best]),
     )
+
+
+# Of float32 sums: a label's mean over equal probabilities may lie above each of them.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Mislabelled:
+    """One suspected row, and the label that the answers point to."""
+
+    row: int
+    given: int
+    likely: int
+    p_given: float
+    p_likely: float
+
+
+def mislabelled(
+    truth: Ints,  # [rows]
+    p: Floats,  # [rows, labels]; not of a model that was fitted to these rows
+) -> tuple[Mislabelled, ...]:
+    """The suspected rows, by how much more likely the other label is: the surest first."""
+    rows, labels = p.shape
+    p_given = p[np.arange(rows), truth]
+    thresholds = np.full(labels, np.inf)
+    for label in np.unique(truth):
+        thresholds[label] = p[truth == label, label].mean()
+    reached = np.where(p >= thresholds - _ROUNDING, p, -1.0)
+    likely = reached.argmax(axis=1)
+    answered_otherwise = p.max(axis=1) > p_given
+    suspected = np.flatnonzero((reached.max(axis=1) >= 0) & (likely != truth) & answered_otherwise)
+    margin = p_given[suspected] - p[suspected, likely[suspected]]
+    return tuple(
+        Mislabelled(
+            int(row),
+            int(truth[row]),
+            int(likely[row]),
+            float(p_given[row]),
+            float(p[row, likely[row]]),
+        )
+        for row in suspected[np.argsort(margin, kind="stable")]
+    )

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from pipeline.errors import ModelError
-from pipeline.evaluation.calibration import Prior
+from pipeline.fitted.calibration import Prior
 from pipeline.inference.engine import DocumentIds, LabelEngine
-from pipeline.inference.tokens import PromptTokens
+from pipeline.inference.labels.prompt_tokens import PromptTokens
 
 
 def content_free_prior(engine: LabelEngine, documents: Sequence[DocumentIds], task: str) -> Prior:

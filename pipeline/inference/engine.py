@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import ModelError
-from pipeline.inference.asking import LaidOut, lay_out
-from pipeline.inference.depth_proof import proved_at
-from pipeline.inference.model import LoadedModel
-from pipeline.inference.packing import pack
-from pipeline.inference.reading import TokensRead, counting_tokens
-from pipeline.inference.schedules import read_opening
-from pipeline.inference.tokens import PromptTokens, Question
-from pipeline.inference.trained import Readouts, check_maps, layers_read
-from pipeline.spec import ExitSpec
+from pipeline.inference.labels.answers import LaidOut, Readouts, check_maps, lay_out, layers_read
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.loading import proved_at
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules.batching import TokensRead, counting_tokens, pack
+from pipeline.inference.schedules.select import read_opening
+from pipeline.spec.schema import ExitSpec
 
 DocumentIds = Sequence[int]
 

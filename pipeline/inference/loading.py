@@ -6,11 +6,13 @@ where the folder came from. Code that a model folder carries is never run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import dispatch_model
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -23,14 +25,13 @@ from transformers import (
 )
 
 from pipeline.errors import ModelError
-from pipeline.inference import layers
-from pipeline.inference.model import LoadedModel, plain_attention
-from pipeline.inference.quantisation import quantise
-from pipeline.inference.schedules import read_opening
-from pipeline.inference.spreading import spread
-from pipeline.inference.stages import Stages, cut_last_layer
-from pipeline.inference.varlen import Kernel, flash_kernel
-from pipeline.spec import Quantize
+from pipeline.inference.attention import hook as layers
+from pipeline.inference.attention.varlen import Kernel, flash_kernel
+from pipeline.inference.model.loaded import LoadedModel, Stages, cut_last_layer, plain_attention
+from pipeline.inference.model.quantisation import quantise
+from pipeline.inference.schedules.interface import Depth
+from pipeline.inference.schedules.select import read_opening
+from pipeline.spec.schema import Quantize
 
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
@@ -254,3 +255,73 @@ def refuse_unmodelled(config: Any) -> None:
 
 def _layer_types(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ())
+
+
+def spread(network: PreTrainedModel, devices: Sequence[str]) -> None:
+    """Moves the network, in place: as many of its layers to each device, give or take one."""
+    try:
+        dispatch_model(
+            network, device_map(network, devices), main_device=devices[0], force_hooks=True
+        )
+    except (RuntimeError, ValueError, AttributeError) as error:
+        raise ModelError(f"cannot be spread over {len(devices)} devices: {error}") from error
+
+
+def device_map(network: PreTrainedModel, devices: Sequence[str]) -> dict[str, str]:
+    """Where each part of the network goes, by its name in the network."""
+    decoder: Any = network.base_model
+    name, layers = network.base_model_prefix, len(decoder.layers)
+    if layers < len(devices):
+        raise ModelError(f"has {layers} layers; write gpus: {layers} or fewer")
+    heads = [child for child, _ in network.named_children() if child != name]
+    around = [f"{name}.{child}" for child, _ in decoder.named_children() if child != "layers"]
+    return {
+        **dict.fromkeys([*heads, *around], devices[0]),
+        **{f"{name}.layers.{i}": devices[i * len(devices) // layers] for i in range(layers)},
+    }
+
+
+def proved_at(model: LoadedModel, layers: Sequence[int]) -> LoadedModel:
+    """The model, run in parts or whole, once a short forward has shown its states there.
+
+    ModelError where neither gives them: layers of some families read more than the one before.
+    """
+    ways = [model] if model.stages is None else [model, replace(model, stages=None)]
+    errors = []
+    for way in ways:
+        errors.append(_depth_error(way, sorted(set(layers))))
+        if errors[-1] <= TOLERANCE[model.network.dtype]:
+            return way
+    raise ModelError(
+        f"model family {model.network.config.model_type!r} has other states between its layers "
+        f"than transformers gives: they differ by {min(errors):.1g} of their size after the "
+        f"layers {sorted(set(layers))}; use readouts of its last layer"
+    )
+
+
+@torch.inference_mode()
+def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
+    """How far the states lie apart, relative to their norm, at the layer where they do most."""
+    vocabulary = model.network.config.get_text_config().vocab_size
+    ids = [(7_919 * i + 13) % vocabulary for i in range(24)]
+    opening, below, document = ids[:3], tuple(ids[3:6]), ids[6:]
+    found: dict[int, Tensor] = {}
+
+    def take(depth: Depth, states: Sequence[Tensor]) -> None:
+        found[depth.layer] = torch.stack([place[0].float() for place in states])
+
+    depths = [Depth(layer, (below, None)) for layer in layers]
+    read_opening(model, opening, layers=max(layers)).look(depths).descend([document], take)
+    with plain_attention(model.network, "eager"):
+        output = model.decoder(
+            input_ids=torch.tensor([[*opening, *document, *below]], device=model.device),
+            use_cache=False,
+            output_hidden_states=True,
+        )
+    own = slice(len(opening), len(opening) + len(document))
+    errors = []
+    for layer in layers:
+        states = output.hidden_states[layer][0].float()
+        alone = torch.stack([states[-1], states[own].mean(dim=0)])
+        errors.append(relative(found[layer], alone))
+    return max(errors)

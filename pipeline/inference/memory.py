@@ -5,10 +5,11 @@ Knows a model's shapes. Knows nothing of devices or of how much memory there is.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
-from pipeline.inference.model import LoadedModel
-from pipeline.inference.readout import ROWS
+from pipeline.inference.labels.first_token import ROWS
+from pipeline.inference.model.loaded import LoadedModel
 
 # What may be filled of the memory that is free: the rest is for the kernels' own workspaces.
 _USABLE = 0.8
@@ -92,3 +93,29 @@ def _head_dim(config: object) -> int:
 def _kv_heads(config: object) -> int:
     heads: int = config.num_attention_heads  # type: ignore[attr-defined]
     return int(getattr(config, "num_key_value_heads", None) or heads)
+
+
+# From glibc's malloc.h: how much free memory at the heap's end goes back to the system, and from
+# what size on a block is mapped apart.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_TRIM_BYTES, _MMAP_BYTES = (1 << 31) - 1, 1 << 25  # the most that every glibc takes
+
+
+def keep_freed_memory() -> bool:
+    """Stop the allocator from giving activations back, for this process; False without glibc.
+
+    They would be mapped anew, and so zeroed page by page, in every layer: 0.4 of 4.8 seconds of
+    processor time a document of 1,000 tokens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    trimmed = mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(_TRIM_BYTES))
+    return bool(mallopt(_M_MMAP_THRESHOLD, ctypes.c_int(_MMAP_BYTES)) and trimmed)
+
+
+def give_freed_memory_back() -> None:
+    """Return what is free now to the system; the settings stay."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -10,9 +10,9 @@ from html import escape
 from pathlib import Path
 
 from pipeline.errors import StorageError
-from pipeline.evaluating import Evaluation, TaskEvaluation, Version
-from pipeline.evaluation.reliability import BINS
+from pipeline.evaluation.metrics import BINS
 from pipeline.evaluation.scores import HEADLINES, RANKED_LABELS
+from pipeline.report.console import printable, shortened
 from pipeline.report.evaluation_plots import plots
 from pipeline.report.evaluation_table import (
     NAMES,
@@ -23,7 +23,7 @@ from pipeline.report.evaluation_table import (
     warning,
     whereabouts,
 )
-from pipeline.report.printable import printable, shortened
+from pipeline.verbs.evaluate import Evaluation, TaskEvaluation, Version
 
 SHOWN_SUSPECTS = 100
 _TEXT_CHARS = 400

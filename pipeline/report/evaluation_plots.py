@@ -17,10 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from pipeline.evaluating import TaskEvaluation
 from pipeline.evaluation.metrics import Floats
 from pipeline.evaluation.thresholds import OperatingPoints, operating_points
-from pipeline.report.printable import shortened
+from pipeline.report.console import shortened
+from pipeline.verbs.evaluate import TaskEvaluation
 
 LABEL_CHARS = 18
 # More lines or panels than these are not told apart: those with the most gold rows are drawn.

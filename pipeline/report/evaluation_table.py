@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.evaluating import Evaluation, RowCounts, TaskEvaluation, Version
-from pipeline.evaluation.reliability import BINS
+from pipeline.evaluation.metrics import BINS
 from pipeline.evaluation.scores import HEADLINES, Figure
-from pipeline.report.printable import printable, shortened
-from pipeline.report.verdict import two_columns
+from pipeline.report.console import printable, shortened
+from pipeline.report.maintenance import two_columns
+from pipeline.verbs.evaluate import Evaluation, RowCounts, TaskEvaluation, Version
 
 SHOWN_SUSPECTS = 10
 _ID_CHARS = 40

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.evaluation.fitting import STRENGTHS, GoldStates, fit
+from pipeline.evaluation.fitting import STRENGTHS, GoldStates, fit, learning_curve
 from pipeline.evaluation.folds import folds
-from pipeline.evaluation.learning import learning_curve
 from pipeline.evaluation.linear import calibration, log_loss, probabilities
 from pipeline.evaluation.scores import score
 

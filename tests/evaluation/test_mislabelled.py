@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.evaluation.mislabelled import mislabelled
+from pipeline.evaluation.thresholds import mislabelled
 
 
 def test_the_suspected_are_those_of_the_method_read_row_by_row() -> None:

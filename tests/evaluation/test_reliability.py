@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.evaluation.metrics import once
-from pipeline.evaluation.reliability import (
+from pipeline.evaluation.metrics import (
     BINS,
     confidence_and_hits,
     expected_calibration_error,
+    once,
     reliability_curve,
 )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from pipeline.inference.tree import Node, Tree
+from pipeline.inference.attention.tree import Node, Tree
 
 Key = tuple[str, int]  # ("prefix", its number) or ("row", its number)
 Path = tuple[Key, ...]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.inference import reference
+from pipeline.inference.baselines import reference
 from pipeline.inference.content_free import content_free_prior
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.model import LoadedModel
-from pipeline.inference.tokens import PromptTokens, Question
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.model.loaded import LoadedModel
 
 LABELS = {"yes": (7, 8), "no": (9,), "maybe": (11,)}
 QUESTIONS = (

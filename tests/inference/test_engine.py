@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from pipeline.errors import ModelError
-from pipeline.inference import fused, plain_answers, reference
+from pipeline.inference.attention.varlen import attend_run_by_run
+from pipeline.inference.baselines import reference
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.model import LoadedModel
-from pipeline.inference.tokens import PromptTokens, Question
-from pipeline.inference.varlen import attend_run_by_run
+from pipeline.inference.labels import answers as plain_answers
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules import fused
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma3_text", "qwen3_moe"]
 # fp32 sums of a few thousand terms in another order; the contract allows 1e-4.

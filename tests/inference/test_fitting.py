@@ -8,10 +8,17 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import DocumentError
-from pipeline.inference.fitting import CHARS_PER_TOKEN, MAX_CHUNKED_CHARS, fit_text
-from pipeline.inference.pieces import MAX_CHUNKS, Pieces, TooLong, fit
-from pipeline.inference.tokens import DocumentTokenizer
-from pipeline.spec import DocumentsSpec
+from pipeline.inference.chunking import (
+    CHARS_PER_TOKEN,
+    MAX_CHUNKED_CHARS,
+    MAX_CHUNKS,
+    Pieces,
+    TooLong,
+    fit,
+    fit_text,
+)
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
+from pipeline.spec.schema import DocumentsSpec
 
 MAX_TOKENS = 8
 BOUND = CHARS_PER_TOKEN * MAX_TOKENS

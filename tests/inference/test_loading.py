@@ -18,8 +18,8 @@ from transformers import AutoConfig
 
 from pipeline.errors import ModelError
 from pipeline.inference.engine import LabelEngine
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_reason, context_tokens, load_model, prepare
-from pipeline.inference.tokens import PromptTokens, Question
 
 # Four pairs of a head's eight dimensions; the first trained length is 128 of a stretched 512.
 FACTORS = {"short_factor": [1.0] * 4, "long_factor": [1.0, 3.0, 8.0, 20.0]}

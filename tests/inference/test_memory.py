@@ -12,11 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.forward import prefill
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
 from pipeline.inference.memory import kv_bytes, plan_memory
-from pipeline.inference.model import LoadedModel
-from pipeline.inference.tokens import PromptTokens, Question
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules.forward import prefill
 
 SHAPES: dict[str, Any] = {
     "vocab_size": 2_000,

@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.inference import reference
-from pipeline.inference.baselines import expand, per_label, per_question
+from pipeline.inference.baselines import reference
+from pipeline.inference.baselines.baselines import expand, per_label, per_question
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.gguf import convert
+from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer
-from pipeline.inference.model import LoadedModel
-from pipeline.inference.tokens import DocumentTokenizer, PromptTokens, tokenise_prompt
-from pipeline.spec import load_spec
+from pipeline.inference.model.gguf import convert
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.spec.parse import load_spec
 
 # fp32 sums of a few thousand terms in another order; the contract allows 1e-4.
 TOLERANCE = 1e-4

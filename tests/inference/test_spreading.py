@@ -15,11 +15,10 @@ import pytest
 
 from pipeline.errors import ModelError
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.loading import prepare
-from pipeline.inference.model import LoadedModel
-from pipeline.inference.spreading import device_map, spread
-from pipeline.inference.states import document_states
-from pipeline.inference.tokens import PromptTokens, Question
+from pipeline.inference.hidden_states import document_states
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.loading import device_map, prepare, spread
+from pipeline.inference.model.loaded import LoadedModel
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe", "qwen3_next"])

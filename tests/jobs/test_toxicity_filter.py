@@ -14,14 +14,14 @@ import pytest
 
 from jobs.toxicity_filter import main as job
 from pipeline.cli import main as assay
-from pipeline.data.commit import LabelFile, commit_shard, label_table
-from pipeline.data.inputs import load_or_cut
-from pipeline.data.ledger import committed, record_specs
-from pipeline.data.local_store import LocalStore
-from pipeline.data.snapshots import SnapshotTask, publish
-from pipeline.data.source import find_objects, read_documents
-from pipeline.fingerprint import Fingerprint
-from pipeline.spec import load_spec
+from pipeline.ledger.cells import committed, record_specs
+from pipeline.ledger.label_files import LabelFile, commit_shard, label_table
+from pipeline.ledger.snapshots import SnapshotTask, publish
+from pipeline.sources.cuts import load_or_cut
+from pipeline.sources.source import find_objects, read_documents
+from pipeline.spec.fingerprint import Fingerprint
+from pipeline.spec.parse import load_spec
+from pipeline.stores.local import LocalStore
 
 SPEC = Path(__file__).parents[2] / "jobs" / "specs" / "toxicity_filter.yaml"
 PARTS = Path(__file__).parents[2] / "jobs" / "corpus" / "parts"

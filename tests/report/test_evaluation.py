@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pipeline.data.gold import Gold, GoldTask
 from pipeline.errors import StorageError
-from pipeline.evaluating import Cut, Evaluation, RowCounts, Suspect, TaskEvaluation, Version
 from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.scores import score
 from pipeline.evaluation.thresholds import Threshold
+from pipeline.gold.gold import Gold, GoldTask
+from pipeline.report.console import printable, shortened
 from pipeline.report.evaluation_page import page, write_page
 from pipeline.report.evaluation_table import evaluation_json, show_evaluation
-from pipeline.report.printable import printable, shortened
+from pipeline.verbs.evaluate import Cut, Evaluation, RowCounts, Suspect, TaskEvaluation, Version
 
 HOSTILE = "<script>alert('$x$')</script>\x1b[31m\u202e[red]\n\x00&\"日本"
 SIGN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202e]")

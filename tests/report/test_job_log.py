@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from pipeline.report.job_log import JobLog, wants_stop
+from pipeline.report.console import JobLog, wants_stop
 
 LOG = 'one\ntwo {"a": 1}\n{"documents": 3}\n{no json\nlast'
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pipeline.report.progress import LOG_INTERVAL_S, logged_progress
+from pipeline.report.console import LOG_INTERVAL_S, logged_progress
 
 
 def test_a_log_is_told_rarely_and_of_the_end(caplog: pytest.LogCaptureFixture) -> None:

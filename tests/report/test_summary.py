@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from pipeline.data.run import Outcome, Tally
-from pipeline.report.summary import show_summary
+from pipeline.report.run import show_summary
+from pipeline.runtime.run import Outcome, Tally
 
 
 @pytest.mark.parametrize("label", ["[a]", "[/a]", "[INST]", ":smile:"])

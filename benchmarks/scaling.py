@@ -1,0 +1,187 @@
+"""Documents a second on 1, 2 and 4 nodes, with an engine of a fixed cost in place of the model.
+
+    python -m jobs.scaling --model FOLDER [--documents N] [--seconds S]
+
+Each node is a Ray node of its own on this machine with one CPU for labelling; the engine sleeps, so
+that nodes do not compete for this machine's cores. What is measured is the graph and the storage:
+what they cost a node, and whether nodes wait for one another. Then one of two nodes is four times
+slower than the other, and one of four is taken away in the middle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
+SHARD_DOCUMENTS = 8
+_SPEC: Mapping[str, Any] = {
+    "name": "scaling",
+    "tasks": [{"name": "toxic", "question": "Rude?", "labels": ["Yes", "No"]}],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The nodes of a run."""
+
+    name: str
+    slower: Sequence[float]  # one a node: how many times longer each document takes there
+    preempted: bool = False  # one of them goes away when a third of the shards is committed
+
+    @property
+    def nodes(self) -> float:
+        """How many ordinary nodes they are worth."""
+        return sum(1 / times for times in self.slower)
+
+
+SHAPES = (
+    Shape("1", [1]),
+    Shape("2", [1, 1]),
+    Shape("4", [1, 1, 1, 1]),
+    Shape("2, one 4x slower", [1, 4]),
+    Shape("4, one taken away", [1, 1, 1, 1], preempted=True),
+)
+
+
+@dataclass(slots=True)
+class Measured:
+    """One run."""
+
+    rate: float  # documents a second, over the later half of the shards
+    again: int  # documents that reached an engine more than once
+
+
+@dataclass(slots=True)
+class Committed:
+    """Hears of shards as they are committed; takes a node away where that is asked for."""
+
+    cluster: Cluster
+    preempt_at: int | None  # so many shards
+    shards: list[tuple[float, int]] = field(default_factory=list)  # when, and its rows
+
+    def __call__(self, rows: int) -> None:
+        self.shards.append((time.monotonic(), rows))
+        if len(self.shards) == self.preempt_at:
+            node = next(iter(self.cluster.worker_nodes))
+            self.cluster.remove_node(node, allow_graceful=False)
+
+
+def main() -> None:
+    """Prints one row a shape."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", required=True, help="a small model: only its tokenizer works")
+    parser.add_argument("--documents", type=int, default=192, help="a node")
+    parser.add_argument("--seconds", type=float, default=0.25, help="of each document")
+    options = parser.parse_args()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    print(f"{'nodes':20}documents/s  of linear  computed again", flush=True)
+    alone = None
+    for shape in SHAPES:
+        documents = options.documents * len(shape.slower)
+        found = measured(shape, options.model, documents, options.seconds)
+        alone = alone or found.rate
+        nodes = shape.nodes - shape.preempted
+        share = found.rate / alone / nodes
+        print(f"{shape.name:20}{found.rate:11.2f}  {share:9.0%}  {found.again:14}", flush=True)
+
+
+def measured(shape: Shape, model: str, documents: int, seconds: float) -> Measured:
+    """The later half's documents a second: the pool grows while the first shards are labelled."""
+    from pipeline.runtime.run import run
+    from pipeline.spec.parse import spec_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        corpus, read = Path(folder) / "corpus.jsonl", Path(folder) / "read"
+        line = json.dumps({"text": "word " * 40})
+        corpus.write_text(f"{line}\n" * documents)
+        spec = spec_of(
+            {
+                **_SPEC,
+                "model": {"path": model, "device": "cpu"},
+                "input": {
+                    "path": str(corpus),
+                    "shard_bytes": SHARD_DOCUMENTS * (len(line) + 1),
+                },
+                "output": f"{folder}/out",
+            }
+        )
+        with cluster_of(shape, _SLEEPS.format(seconds=seconds, read=str(read))) as cluster:
+            preempt_at = documents // SHARD_DOCUMENTS // 3 if shape.preempted else None
+            committed = Committed(cluster, preempt_at)
+            outcome = run(
+                spec,
+                cache_dir=Path(folder) / "cache",
+                address=cluster.address,
+                announce=lambda _: committed,
+            )
+        assert outcome.complete and outcome.tally.rows == documents, outcome
+        again = sum(map(int, read.read_text().split())) - documents
+    half = len(committed.shards) // 2
+    (start, _), (end, _) = committed.shards[half - 1], committed.shards[-1]
+    return Measured(sum(rows for _, rows in committed.shards[half:]) / (end - start), again)
+
+
+@contextmanager
+def cluster_of(shape: Shape, engine: str) -> Iterator[Cluster]:
+    """A head without work, and the shape's nodes with one labelling actor's CPUs each."""
+    from ray.cluster_utils import Cluster
+
+    # Workers import `sitecustomize` before anything: the engine is replaced there, and only there.
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "sitecustomize.py").write_text(engine)
+        before = os.environ.get("PYTHONPATH", "")
+        os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [before])])
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        try:
+            for times in shape.slower:
+                made.add_node(num_cpus=1, env_vars={"SCALING_SLOWER": str(times)})
+            made.wait_for_nodes()
+            yield made
+        finally:
+            made.shutdown()  # type: ignore[no-untyped-call]
+            os.environ["PYTHONPATH"] = before
+
+
+_SLEEPS = """
+import importlib.abc, importlib.machinery, os, sys, time
+
+SECONDS = {seconds} * float(os.environ.get("SCALING_SLOWER", "1"))
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "pipeline.inference.engine":
+            return None
+        found = importlib.machinery.PathFinder.find_spec(name, path)
+        load = found.loader.exec_module
+        def exec_module(module):
+            load(module)
+            def label(self, documents, *, tasks=None):
+                import numpy as np
+                with open({read!r}, "a") as log:
+                    log.write(f"{{len(documents)}}\\n")
+                time.sleep(SECONDS * len(documents))
+                shapes = [(len(documents), len(q.labels)) for q in self.prompt.questions]
+                answers = [np.full(shape, -2.0, np.float32) for shape in shapes]
+                return module.Labelled(tuple(answers), module.Usage())
+            module.LabelEngine.label = label
+        found.loader.exec_module = exec_module
+        return found
+
+sys.meta_path.insert(0, Finder())
+"""
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Verify, compare and clean an output."""

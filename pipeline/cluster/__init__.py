@@ -1,0 +1,1 @@
+"""Submission to a Ray cluster."""

@@ -1,0 +1,150 @@
+"""What a submitted job takes along: its spec, this very program, and the versions it ran with here.
+
+Knows a folder that is uploaded and Ray's runtime environment as a dictionary. Knows nothing of
+clusters or jobs. No variable of the environment goes along: Ray shows them in clear text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import Problem, SpecError
+from pipeline.spec.schema import JobSpec
+
+SPEC_FILE = "spec.yaml"
+_PACKAGE = Path(__file__).parents[1]
+# Ray's own version is the cluster's, and pip must not change it below a running one.
+_NOT_PINNED = {"ray"}
+_NOT_FOR_JOBS = 'extra == "dev"'
+
+
+def portable(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
+    """The spec's content for another working directory, of this machine or of any.
+
+    SpecError for a relative path that other machines cannot follow.
+    """
+    content: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
+    problems = []
+    for place, holder, key in _paths(content):
+        path = str(holder[key])
+        if not _is_relative(path, model=place == "model.path"):
+            continue
+        if not same_machine:
+            fix = "lies in this machine's folder; write a URL, or a path that every node has"
+            problems.append(Problem(place, fix, path))
+        holder[key] = os.path.abspath(os.path.expanduser(path))
+    if problems:
+        raise SpecError(problems)
+    return content
+
+
+def _paths(content: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    yield "model.path", content["model"], "path"
+    yield "input.path", content["input"], "path"
+    yield "output", content, "output"
+
+
+def _is_relative(path: str, *, model: bool) -> bool:
+    """Whether the path depends on the folder that a command runs in; a hub's id does not."""
+    if "://" in path or os.path.isabs(path):
+        return False
+    return not model or path.endswith(".gguf") or Path(path).expanduser().is_dir()
+
+
+def content_id(content: Mapping[str, Any]) -> str:
+    """16 hex digits of all that a run depends on: the spec but for its filter, and what it names.
+
+    Files that go along count by their content: fitted again, they ask for another run.
+    """
+    asked = {key: value for key, value in content.items() if key != "filter"}
+    asked["tasks"] = [_with_files(task, _file_hash) for task in content["tasks"]]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def fill(folder: Path, content: Mapping[str, Any]) -> None:
+    """Writes the working directory of a job: the spec, small files it names, and the program."""
+    tasks = [_with_files(task, partial(_copied, folder=folder)) for task in content["tasks"]]
+    written = yaml.dump(
+        {**content, "tasks": tasks}, Dumper=_PlainDumper, sort_keys=False, allow_unicode=False
+    )
+    (folder / SPEC_FILE).write_text(written, encoding="utf-8")
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=ignored)
+    about = folder / f"assay-{version('assay')}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: assay\nVersion: {version('assay')}\n", encoding="utf-8"
+    )
+
+
+def _with_files(task: Mapping[str, Any], renamed: Callable[[str], str]) -> dict[str, Any]:
+    """The task with other names for the readout and calibration files that it names."""
+    moved = dict(task)
+    if task.get("readout"):
+        moved["readout"] = renamed(task["readout"])
+    calibration = task.get("calibration") or {}
+    if calibration.get("file"):
+        moved["calibration"] = {**calibration, "file": renamed(calibration["file"])}
+    return moved
+
+
+def _copied(path: str, folder: Path) -> str:
+    """The file's name in the folder; a path that names no file here is left for the job to find."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        return path
+    data = file.read_bytes()
+    name = f"{hashlib.sha256(data).hexdigest()[:16]}-{file.name}"
+    (folder / name).write_bytes(data)
+    return name
+
+
+def _file_hash(path: str) -> str:
+    """The hash of the file's content; a path that names no file here stands for itself."""
+    file = Path(path).expanduser()
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else path
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """YAML as the spec is read: no anchors for what stands twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def runtime_environment(folder: Path, *, installed: bool = False) -> dict[str, Any]:
+    """Ray's runtime environment: the working directory and the dependencies' versions of here.
+
+    Where all is `installed` on the nodes, nothing is: Ray would copy a virtual environment whole.
+    """
+    pinned = {} if installed else {"pip": {"packages": pins(), "pip_check": False}}
+    return {"working_dir": str(folder), **pinned}
+
+
+def pins() -> list[str]:
+    """Every direct dependency of assay as it is installed here, without builds' local labels.
+
+    A node that has these versions installs nothing.
+    """
+    found = {}
+    for requirement in requires("assay") or ():
+        name = re.match(r"[A-Za-z0-9._-]+", requirement)
+        assert name is not None, requirement
+        if name[0] in _NOT_PINNED or _NOT_FOR_JOBS in requirement:
+            continue
+        try:
+            found[name[0]] = version(name[0]).partition("+")[0]
+        except PackageNotFoundError:
+            continue  # of an extra that is not installed: this job does not need it
+    return [f"{name}=={number}" for name, number in sorted(found.items())]

@@ -1,0 +1,214 @@
+"""Hand a run over to a cluster through Ray's Job API, and follow it to its end.
+
+Knows submission ids, a job's states, its log and its exit code. Knows nothing of what a run does,
+of terminals, or of how the cluster was judged safe (`cluster_access`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+from pipeline.cluster.access import is_loopback
+from pipeline.cluster.bundle import SPEC_FILE, content_id, fill, portable, runtime_environment
+from pipeline.errors import RefusedError, UnavailableError
+from pipeline.spec.schema import JobSpec
+
+# The head's dashboard restarts now and then; a minute without an answer is something else.
+_TRIES, _PAUSE_S = 12, 5.0
+_POLL_S = 0.5
+# A connection may be lost without a word; a job that says nothing for so long is asked how it is.
+_SILENCE_S = 120.0
+_INCOMPLETE, _FAILED = 3, 1
+# Ray's client tells of each upload, and of the token's file, on standard error.
+for _name in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private"):
+    logging.getLogger(f"ray.{_name}").setLevel(logging.WARNING)
+# What ends a job from outside: another try goes on where it stopped.
+_CUT_SHORT = {"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"}
+
+# Another was quicker, and is followed; or a node that could take the job is still starting.
+_TRANSIENT = re.compile("already exists|try again later")
+
+Show = Callable[[str], None]  # called with pieces of the job's log, as they come
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job on a cluster."""
+
+    id: str
+    new: bool  # False: it was under way already
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended."""
+
+    status: str
+    exit_code: int  # as `assay run` gives it
+    message: str
+
+
+def connect(address: str) -> JobSubmissionClient:
+    """A client of the Job API at an address; RefusedError if it does not let us in."""
+    try:
+        return JobSubmissionClient(address)
+    except AuthenticationError as error:
+        reason = " ".join(str(error).split())
+        raise RefusedError(
+            f"--address: {address} refuses the token: {reason}; set RAY_AUTH_TOKEN or "
+            f"RAY_AUTH_TOKEN_PATH to the cluster's own"
+        ) from error
+    except (ConnectionError, RuntimeError, OSError) as error:
+        raise RefusedError(f"--address: no Ray cluster answers at {address}: {error}") from error
+
+
+def submit(
+    client: JobSubmissionClient,
+    spec: JobSpec,
+    address: str,
+    flags: Sequence[str] = (),
+    *,
+    installed: bool = False,
+) -> Submitted:
+    """Starts `assay run` with these flags on the cluster, unless it is under way there.
+
+    The same spec has the same id, so that two who submit it run it once; when it has ended, the
+    next has a number behind it.
+    """
+    content = portable(spec, same_machine=is_loopback(address))
+    base = f"assay-{spec.name}-{content_id(content)}"
+    options = " ".join(sorted(flags))
+    entrypoint = f"python -m pipeline run {SPEC_FILE} --address auto {options}".rstrip()
+    with tempfile.TemporaryDirectory() as folder:
+        fill(Path(folder), content)
+        environment = runtime_environment(Path(folder), installed=installed)
+        for tried in range(_TRIES):
+            time.sleep(_PAUSE_S if tried else 0)
+            try:
+                found = choose(client.list_jobs(), base)
+                if not found.new:
+                    _refuse_other_options(client, found.id, options)
+                    return found
+                client.submit_job(
+                    entrypoint=entrypoint,
+                    submission_id=found.id,
+                    runtime_env=environment,
+                    metadata={"assay_spec": spec.name, "assay_options": options},
+                )
+                return found
+            except OSError as error:  # requests' own are such, too
+                last = _line(error)
+            except RuntimeError as error:
+                last = _line(error)
+                if not _TRANSIENT.search(str(error)):
+                    raise RefusedError(f"the cluster took no job: {last}") from error
+    raise UnavailableError(f"the cluster takes no job yet: {last}; run the same command again")
+
+
+def choose(jobs: Sequence[JobDetails], base: str) -> Submitted:
+    """The job of this id that is under way, or the id that a new one takes."""
+    pattern = re.compile(re.escape(base) + r"(?:-(\d+))?")
+    mine = [
+        (int(found[1] or 1), job)
+        for job in jobs
+        if (found := pattern.fullmatch(job.submission_id or ""))
+    ]
+    for _, job in mine:
+        if not job.status.is_terminal():
+            return Submitted(str(job.submission_id), new=False)
+    last = max((number for number, _ in mine), default=0)
+    return Submitted(base if not last else f"{base}-{last + 1}", new=True)
+
+
+def _refuse_other_options(client: JobSubmissionClient, id: str, options: str) -> None:
+    running = (client.get_job_info(id).metadata or {}).get("assay_options", "")
+    if set(running.split()) - {"--json"} != set(options.split()) - {"--json"}:
+        raise RefusedError(
+            f"{id} is under way with {running or 'no options'!r} instead of "
+            f"{options or 'none'!r}; wait for its end, or stop it: ray job stop {id}"
+        )
+
+
+def follow(client: JobSubmissionClient, id: str, show: Show) -> Ended:
+    """Shows the job's log until it ends; UnavailableError if the cluster no longer answers."""
+    log = _Log(client, id, show)
+    failures = 0
+    while True:
+        try:
+            asyncio.run(log.tail())
+            info = client.get_job_info(id)
+            failures = 0
+            if info.status.is_terminal():
+                log.show_rest(client.get_job_logs(id))
+                return ended(info)
+        except (RuntimeError, OSError, aiohttp.ClientError) as error:
+            failures += 1
+            if failures == _TRIES:
+                raise UnavailableError(
+                    f"the cluster no longer answers: {_line(error)}; {id} may go on without us, "
+                    f"and the same command follows it again"
+                ) from error
+            time.sleep(_PAUSE_S)
+        time.sleep(_POLL_S)
+
+
+class _Log:
+    """A job's log, shown once however often it is asked for from its beginning."""
+
+    def __init__(self, client: JobSubmissionClient, id: str, show: Show) -> None:
+        self._client, self._id, self._show = client, id, show
+        self._shown = 0
+
+    async def tail(self) -> None:
+        """Shows what comes, until the connection ends or nothing has come for long."""
+        seen = 0
+        now = asyncio.get_running_loop().time
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SILENCE_S) as silence:
+                async for piece in self._client.tail_job_logs(self._id):
+                    silence.reschedule(now() + _SILENCE_S)
+                    start = max(0, self._shown - seen)
+                    seen += len(piece)
+                    if start < len(piece):
+                        self._show(piece[start:])
+                        self._shown = seen
+
+    def show_rest(self, log: str) -> None:
+        """Shows what the connection ended too soon for."""
+        if len(log) > self._shown:
+            self._show(log[self._shown :])
+            self._shown = len(log)
+
+
+def ended(info: JobDetails) -> Ended:
+    """What became of a job: its own exit code, or 3 where something from outside ended it."""
+    code, message = info.driver_exit_code, _line(info.message or "")
+    if info.status == JobStatus.SUCCEEDED:
+        return Ended("SUCCEEDED", 0, message)
+    killed = code is not None and not 0 < code < 128  # a signal, by Python's or a shell's count
+    if info.status == JobStatus.STOPPED or killed or str(info.error_type) in _CUT_SHORT:
+        return Ended(str(info.status), _INCOMPLETE, message)
+    return Ended(str(info.status), _FAILED if code is None else code, message)
+
+
+def stop(client: JobSubmissionClient, id: str) -> None:
+    """Asks the cluster to end a job; what it committed stands."""
+    client.stop_job(id)
+
+
+def _line(error: object) -> str:
+    """The first line of what Ray says, which may hold a whole traceback or the log's end."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else ""

@@ -1,1 +1,0 @@
-"""The data side: storage, shards, the ledger and the Ray graph. Never torch in the driver."""

@@ -1,0 +1,1 @@
+"""Keep and drop documents by a rule."""

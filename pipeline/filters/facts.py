@@ -1,0 +1,112 @@
+"""What a filter has to know of a shard's documents beside their answers: sizes, texts and groups.
+
+Knows input rows, and that they must be the ones that were labelled. Knows nothing of rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.sources.arrow import arrow_schema
+from pipeline.sources.documents import RawRow, TooLong, read_text, written
+from pipeline.sources.hashes import short_hash
+from pipeline.sources.parquet import parquet_schema
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import every_row
+from pipeline.sources.streams import Options, reading
+
+SAMPLE_ROWS = 100
+NO_VALUE = "null"
+TABLES_AT_ONCE = 16
+# The formats whose files have the same columns in every row.
+TABLES = {"parquet": parquet_schema, "arrow": arrow_schema}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of a shard's documents, in order."""
+
+    text_bytes: list[int]  # [docs]
+    dropped_texts: pa.Array  # of those that are not kept; null where there is none
+    groups: dict[str, list[str]]  # by column: [docs]
+
+
+def read_facts(
+    shard: Shard,
+    options: Options,
+    columns: Sequence[str],
+    *,
+    hashes: pa.Array,  # [docs]: of the texts that were labelled
+    keep: NDArray[np.bool_],  # [docs]
+) -> Facts:
+    """The facts; StorageError if a document is not the one that was labelled."""
+    sizes: list[int] = []
+    texts: list[str | None] = []
+    # — with the id column, as when they were labelled: what is damaged there cost these rows, too
+    for index, row in enumerate(every_row(shard, options)):
+        _, encoded, problem = read_text(row)
+        if short_hash(encoded) != hashes[index].as_py():
+            raise StorageError(
+                f"{shard.path}: row {shard.piece.start_row + index} is not the text that was "
+                f"labelled; run `assay run` to label the file as it is now"
+            )
+        sizes.append(len(encoded))
+        if not keep[index]:
+            texts.append(None if problem is not None else encoded.decode())
+    groups = {
+        column: [_value(row) for row in every_row(_with(shard, column), options)]
+        for column in columns
+    }
+    return Facts(sizes, pa.array(texts, pa.large_string()), groups)
+
+
+def check_columns_of(shards: Sequence[Shard], options: Options, columns: Sequence[str]) -> None:
+    """SpecError unless each table has the columns, and the first shard's rows have a value there.
+
+    Rows of other formats have no columns in common: one that lacks a column counts as null.
+    """
+    if not columns or not shards:
+        return
+    tables = {shard.path: shard for shard in shards if shard.version.format in TABLES}
+    with ThreadPoolExecutor(TABLES_AT_ONCE) as pool:
+        list(pool.map(lambda shard: _check_table(shard, options, columns), tables.values()))
+    for column in columns:
+        rows = islice(every_row(_with(shards[0], column), options), SAMPLE_ROWS)
+        if all(row.problem is not None or row.id is None for row in rows):
+            fix = f"{shards[0].path} has no such column with a value in its first rows"
+            raise SpecError([Problem("--by", fix, column)])
+
+
+def _check_table(shard: Shard, options: Options, columns: Sequence[str]) -> None:
+    with reading(shard.path):
+        schema = TABLES[shard.version.format](shard.path, options)
+    for column in columns:
+        found = schema.names.count(column)
+        if found != 1:
+            there = ", ".join(sorted(schema.names))
+            fix = f"{shard.path} has {found or 'no'} such column; it has: {there}"
+            raise SpecError([Problem("--by", fix, column)])
+        kind = schema.field(column).type
+        if pa.types.is_nested(kind):
+            fix = f"{shard.path} has {kind} there; name a column of strings or numbers"
+            raise SpecError([Problem("--by", fix, column)])
+
+
+def _with(shard: Shard, column: str) -> Shard:
+    """The shard, with what is wanted beside the text: the readers call it the id."""
+    return replace(shard, version=replace(shard.version, id_column=column))
+
+
+def _value(row: RawRow) -> str:
+    # — a row that cannot be read is named by its place: no value of the column
+    if row.problem is not None or row.id is None:
+        return NO_VALUE
+    return "too long" if isinstance(row.id, TooLong) else written(row.id)

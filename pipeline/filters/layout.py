@@ -1,0 +1,103 @@
+"""Where the files of a filtered corpus lie: named after the input's own, so its layout is kept.
+
+Knows paths, globs and keys. Knows nothing of what the files hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.errors import Problem, SpecError
+from pipeline.ledger.contents import NamedShard
+from pipeline.sources.source import format_of
+from pipeline.sources.streams import Options
+from pipeline.stores.store import check_key
+
+ROW_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The keys of one filter's files; all of them hold its id, so that two never mix."""
+
+    id: str
+    groups_id: str  # of the columns by which it counts
+    relative: Mapping[str, str]  # by input path, the path below the input's folder
+
+    def kept_key(self, shard: NamedShard) -> str:
+        """`kept/<id>/<folders>/<name>.<first row>.<format>`."""
+        path = self.relative[shard.path]
+        format = format_of(path)
+        assert format is not None, path
+        suffix = path[-len(format) - 1 :]
+        row = f"{shard.start_row:0{ROW_DIGITS}d}"
+        return f"kept/{self.id}/{path.removesuffix(suffix)}.{row}{suffix}"
+
+    def dropped_key(self, shard: NamedShard) -> str:
+        """`dropped/<id>/<folders>/<name>.<format>.<first row>.parquet`."""
+        row = f"{shard.start_row:0{ROW_DIGITS}d}"
+        return f"dropped/{self.id}/{self.relative[shard.path]}.{row}.parquet"
+
+    def counts_key(self, shard: NamedShard) -> str:
+        """Written last: with it a shard is done."""
+        return f"{self.counts_folder}{shard.sid}.json"
+
+    @property
+    def counts_folder(self) -> str:
+        return f"filters/{self.id}/{self.groups_id}/"
+
+    @property
+    def manifest_key(self) -> str:
+        """Written when every shard is done: with it the corpus is whole."""
+        return f"filters/{self.id}/{self.groups_id}.json"
+
+
+def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> dict[str, str]:
+    """Each path below the folder that a spec's `input.path` names; SpecError if it is no key."""
+    places = {path: url_to_fs(path, **options)[1] for path in paths}
+    folder = fixed_folder(url_to_fs(path_glob, **options)[1], list(places.values()))
+    if alone := [path for path, place in places.items() if not place.startswith(f"{folder}/")]:
+        raise SpecError([Problem("input.path", f"{alone[0]} does not lie below it", path_glob)])
+    relative = {path: _as_key(place.removeprefix(f"{folder}/")) for path, place in places.items()}
+    for below in relative.values():
+        check_key(below)
+    return relative
+
+
+def _as_key(path: str) -> str:
+    """The path with `%5C` for what no key holds, a backslash; two paths never have one key.
+
+    A path that could be taken for such a key has `%25` for its own `%`; all others stay.
+    """
+    if not re.search(r"\\|%(25)*5C", path):
+        return path
+    return path.replace("%", "%25").replace("\\", "%5C")
+
+
+def fixed_folder(place: str, places: Sequence[str]) -> str:
+    """The folder that a file, a folder or a glob stands for."""
+    place = place.rstrip("/")
+    if place in places:
+        return place.rpartition("/")[0]
+    if all(each.startswith(f"{place}/") for each in places):
+        return place
+    return re.split(r"[*?\[]", place)[0].rpartition("/")[0]
+
+
+def refuse_own_input(path_glob: str, to: str, options: Options) -> None:
+    """SpecError if the input takes in what is written: the next run would label it again."""
+    file_system, source = url_to_fs(path_glob, **options)
+    is_local = isinstance(file_system, LocalFileSystem)
+    target = url_to_fs(to)[1] if is_local and re.match(r"(?!\w+://)|file://", to) else to
+    place = source if is_local else path_glob
+    glob = re.search(r"[*?\[].*", place)
+    takes_in_folders = glob is None or "/" in glob[0] or "**" in glob[0]
+    folder = place.rstrip("/") if glob is None else place[: glob.start()].rpartition("/")[0]
+    if takes_in_folders and f"{target.rstrip('/')}/".startswith(f"{folder}/"):
+        fix = f"lies in the input {path_glob}, which would be labelled again; keep the two apart"
+        raise SpecError([Problem("--to", fix, to)])

@@ -1,0 +1,1 @@
+"""Values fitted to gold labels: readouts and calibrations."""

@@ -1,0 +1,119 @@
+"""The rows of a file of gold labels: CSV, JSON lines or Parquet, as columns of plain values.
+
+Knows the formats and how a broken file is named. Knows nothing of tasks, labels or documents.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from pipeline.errors import Problem, SpecError, UnreadableError
+from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, one_line, opened
+from pipeline.stores.errors import options_of
+
+FORMATS = ("csv", "csv.gz", "csv.zst", "jsonl", "jsonl.gz", "jsonl.zst", "parquet")
+MAX_BLOCK_BYTES = 2**31 - 1  # Arrow's
+
+
+@dataclass(frozen=True, slots=True)
+class GoldRows:
+    """The file's columns, each as long as it has rows; a missing value is None."""
+
+    path: str
+    columns: Mapping[str, Sequence[object]]
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def place(self, row: int) -> str:
+        """Where a row is, as errors name it."""
+        return f"{self.path}, row {row + 1}"
+
+
+def gold_format(path: str) -> str | None:
+    """The format that a file's name ends in, or None."""
+    name = path.lower()
+    return next((format for format in FORMATS if name.endswith(f".{format}")), None)
+
+
+def read_gold_rows(path: str, format: str, options: Options) -> GoldRows:
+    """All rows of the file, in order; gold is small, so it is held."""
+    try:
+        with options_of("input.storage_options", options), _reading_gold(path):
+            return GoldRows(path, _columns(path, format, options))
+    except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
+        raise SpecError([Problem("--gold", f"cannot be opened: {error}", path)]) from error
+
+
+@contextmanager
+def _reading_gold(path: str) -> Iterator[None]:
+    """Content that is not what its format asks for, as one UnreadableError line."""
+    try:
+        yield
+    except (OSError, EOFError, csv.Error, pa.ArrowException, UnicodeDecodeError) as error:
+        raise UnreadableError(f"{path}: is no gold that can be read: {one_line(error)}") from error
+
+
+def _columns(path: str, format: str, options: Options) -> dict[str, list[object]]:
+    if format == "parquet":
+        with opened(path, options) as file, pq.ParquetFile(file) as parquet:
+            return _as_columns(parquet.read(use_threads=False))
+    with decompressed(path, format, options) as stream:
+        blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
+        data = b"".join(blocks).removeprefix(codecs.BOM_UTF8)
+    return _csv_columns(data) if format.startswith("csv") else _jsonl_columns(path, data)
+
+
+def _csv_columns(data: bytes) -> dict[str, list[object]]:
+    """Every value a string: a label `01` or `yes` stays what it is."""
+    lines = csv.reader(io.StringIO(data.decode("utf-8"), newline=""))
+    names = next((line for line in lines if line), None)
+    if names is None:
+        return {}
+    table = pa.csv.read_csv(
+        pa.BufferReader(data),
+        # — a block as long as the file: a text may be longer than any other block
+        read_options=pa.csv.ReadOptions(
+            use_threads=False, block_size=min(len(data) + 1, MAX_BLOCK_BYTES)
+        ),
+        parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+        ),
+    )
+    return _as_columns(table)
+
+
+def _jsonl_columns(path: str, data: bytes) -> dict[str, list[object]]:
+    values = []
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise UnreadableError(f"{path}, line {number}: is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise UnreadableError(f"{path}, line {number}: is not a JSON object")
+        values.append(value)
+    names = dict.fromkeys(name for value in values for name in value)
+    return {name: [value.get(name) for value in values] for name in names}
+
+
+def _as_columns(table: pa.Table) -> dict[str, list[object]]:
+    names = table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise pa.ArrowInvalid(f"columns {twice} stand there twice")
+    return {name: table.column(name).to_pylist() for name in names}

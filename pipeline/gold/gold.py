@@ -1,0 +1,267 @@
+"""Gold labels: what people, or a better model, said of some documents.
+
+Read from a file with a column a task (`gold_rows`), or from the output of another assay run
+(`teacher`). Knows tasks' labels and how a gold row names its document. Knows nothing of answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import Problem, SpecError
+from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
+from pipeline.sources.documents import RawRow, documents_from
+from pipeline.sources.hashes import canonical_json, short_hash
+from pipeline.spec.schema import JobSpec, TaskSpec
+
+By = Literal["doc_id", "content_hash"]
+UNLABELLED = -1
+# Of values that are no label, so many are named: the rest follows from the same mistake.
+SHOWN_PROBLEMS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class HowGold:
+    """How gold is read where its names are not the spec's; None: as `read_gold` says."""
+
+    id: str | None = None  # the column of document ids
+    text: str | None = None  # the column of texts
+    columns: Mapping[str, str] | None = None  # task -> column
+    values: Sequence[tuple[str, str]] = ()  # gold value -> label, for every task with that label
+    tasks: Sequence[str] = ()  # these alone; none: all for which there is a column
+
+
+@dataclass(frozen=True, slots=True)
+class GoldTask:
+    """What the gold says for one task."""
+
+    labels: tuple[str, ...]  # the task's, in the spec's order
+    truth: NDArray[np.int64]  # [rows]: index of the label, or UNLABELLED
+    soft: NDArray[np.float64] | None = None  # [rows, labels]: a teacher's p; NaN where unlabelled
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """Gold rows, each of another document, named by `keys`.
+
+    A document's rows complete each other, and count once (`repeated` counts the others); one that
+    is given two labels for one task is left out (`contradictory` counts its rows).
+    """
+
+    source: str
+    by: By  # which column of the corpus the keys are
+    keys: tuple[str, ...]  # [rows]: distinct doc_id, or content_hash as `documents` makes it
+    tasks: Mapping[str, GoldTask]
+    texts: tuple[str | None, ...] | None  # [rows]; None: the gold has no texts
+    repeated: int = 0
+    contradictory: int = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self.keys)
+
+
+def read_gold(source: str, spec: JobSpec, how: HowGold | None = None) -> Gold:
+    """The gold at a path or URL, for the spec's tasks; SpecError names what does not fit.
+
+    A file is opened with the input's storage options, another run's output (a folder, a URL, or
+    its `snapshots/<number>.json`) with the output's. Rows of a file name their documents by the
+    column `how.id`, or `how.text`; else by the spec's own id column, its text column, or `id`,
+    whichever the file has. A task's labels are in the column `how.columns` says, or of its name.
+    """
+    asked = how or HowGold()
+    check_names(spec, asked)
+    format = gold_format(source)
+    if format is None:
+        from pipeline.gold.teacher import read_teacher
+
+        return read_teacher(source, spec, asked)
+    rows = read_gold_rows(source, format, spec.input.storage_options)
+    if not rows.rows:
+        raise SpecError([Problem("--gold", f"has no rows; {_supported()}", source)])
+    by, keys, texts = _documents(rows, spec, asked)
+    columns = task_columns(spec, asked, tuple(rows.columns), source)
+    tasks = {task.name: _gold_task(rows, task, column, asked) for task, column in columns}
+    return without_repeats(Gold(source, by, keys, tasks, texts))
+
+
+def check_names(spec: JobSpec, how: HowGold) -> None:
+    """SpecError if `how` names tasks or labels that the spec has not."""
+    names = [task.name for task in spec.tasks]
+    labels = {label for task in spec.tasks for label in task.labels}
+    fix = f"the spec has no such task; it has {', '.join(names)}"
+    problems = [Problem("--column", fix, task) for task in how.columns or () if task not in names]
+    problems += [Problem("--task", fix, task) for task in how.tasks if task not in names]
+    problems += [
+        Problem("--value", "no task has such a label; write GOLD_VALUE=LABEL", f"{value}={label}")
+        for value, label in how.values
+        if label not in labels
+    ]
+    if how.id and how.text:
+        problems.append(Problem("--text", "rows are joined by id or by text; name one", how.text))
+    if problems:
+        raise SpecError(problems)
+
+
+def task_columns(
+    spec: JobSpec, how: HowGold, there: Sequence[str], source: str
+) -> list[tuple[TaskSpec, str]]:
+    """The tasks that the gold has labels for, with the column of each; SpecError if it has none."""
+    named = how.columns or {}
+    wanted = [task for task in spec.tasks if not how.tasks or task.name in how.tasks]
+    columns = [(task, named.get(task.name, task.name)) for task in wanted]
+    required = set(named) | set(how.tasks)
+    fix = f"{source} has no such column; it has {', '.join(there)}; write --column TASK=COLUMN"
+    problems = [
+        Problem(f"gold of task {task.name}", fix, column)
+        for task, column in columns
+        if task.name in required and column not in there
+    ]
+    found = [(task, column) for task, column in columns if column in there]
+    if not found and not problems:
+        fix = f"has no column named as a task is ({', '.join(task.name for task in wanted)}); "
+        fix += f"it has {', '.join(there)}; write --column TASK=COLUMN"
+        problems = [Problem("--gold", fix, source)]
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def label_names(task: TaskSpec, how: HowGold) -> dict[str, int]:
+    """What the gold may say for a task -> the label's index; SpecError if one value says two."""
+    names = {label: index for index, label in enumerate(task.labels)}
+    given: dict[str, int] = {}
+    for value, label in how.values:
+        if label in names and given.setdefault(value, names[label]) != names[label]:
+            fix = f"{value!r} is mapped to two labels of task {task.name}; map it to one"
+            raise SpecError([Problem("--value", fix, f"{value}={label}")])
+    return {**names, **given}
+
+
+def without_repeats(gold: Gold) -> Gold:
+    """Each document once; none of which the rows contradict each other."""
+    kept: dict[str, int] = {}
+    contradicted: set[str] = set()
+    speaks = {name: np.arange(len(gold.keys)) for name in gold.tasks}  # the row with a task's label
+    for row, key in enumerate(gold.keys):
+        first = kept.setdefault(key, row)
+        for name, task in gold.tasks.items():
+            said, new = task.truth[speaks[name][first]], task.truth[row]
+            if said == UNLABELLED:
+                speaks[name][first] = row
+            elif new not in (UNLABELLED, said):
+                contradicted.add(key)
+    times = Counter(gold.keys)
+    chosen = [row for key, row in kept.items() if key not in contradicted]
+    tasks = {name: _of_rows(task, speaks[name][chosen]) for name, task in gold.tasks.items()}
+    return Gold(
+        gold.source,
+        gold.by,
+        tuple(gold.keys[row] for row in chosen),
+        tasks,
+        None if gold.texts is None else tuple(gold.texts[row] for row in chosen),
+        repeated=sum(n - 1 for key, n in times.items() if key not in contradicted),
+        contradictory=sum(times[key] for key in contradicted),
+    )
+
+
+def _of_rows(task: GoldTask, rows: NDArray[np.int64]) -> GoldTask:
+    return GoldTask(task.labels, task.truth[rows], None if task.soft is None else task.soft[rows])
+
+
+def gold_hash(gold: Gold, task: str) -> str:
+    """What the gold says for a task, in whatever format it is written."""
+    said = {"by": gold.by, "keys": list(gold.keys), "truth": gold.tasks[task].truth.tolist()}
+    return short_hash(canonical_json(said))
+
+
+def _documents(
+    rows: GoldRows, spec: JobSpec, how: HowGold
+) -> tuple[By, tuple[str, ...], tuple[str | None, ...] | None]:
+    """How rows name their documents, the names, and the texts where there are any."""
+    by, column = _key_column(rows, spec, how)
+    text_column = how.text or spec.input.text
+    texts = None
+    if text_column in rows.columns:
+        texts = tuple(text if isinstance(text, str) else None for text in rows.columns[text_column])
+    missing = [row for row, value in enumerate(rows.columns[column]) if value in (None, "")]
+    if missing:
+        fix = f"has no {column}, so it names no document ({len(missing)} such rows); remove it"
+        raise SpecError([Problem(rows.place(missing[0]), fix)])
+    values = rows.columns[column]
+    if by == "doc_id":
+        documents = documents_from(RawRow("", value) for value in values)
+    else:
+        documents = documents_from(map(RawRow, values))
+        bad = [row for row, s in enumerate(documents["status"].to_pylist()) if "error" in s]
+        if bad:
+            fix = f"its {column} is no text, by which rows are joined; name the id column: --id"
+            raise SpecError([Problem(rows.place(bad[0]), fix, values[bad[0]])])
+    return by, tuple(documents[by].to_pylist()), texts
+
+
+def _key_column(rows: GoldRows, spec: JobSpec, how: HowGold) -> tuple[By, str]:
+    choices: list[tuple[By, str | None]] = [("doc_id", how.id), ("content_hash", how.text)]
+    if not (how.id or how.text):
+        # — where documents have no id of their own, they are called by their text's hash
+        choices = [
+            ("doc_id", spec.input.id),
+            ("content_hash", spec.input.text),
+            ("doc_id", "id"),
+        ]
+    there = rows.columns
+    for by, column in choices:
+        if column in there and column is not None:
+            return by, column
+    wanted = " or ".join(dict.fromkeys(column for _, column in choices if column))
+    fix = f"has no column {wanted} to join its rows by; it has {', '.join(there)}; name one: --id"
+    raise SpecError([Problem("--gold", fix, rows.path)])
+
+
+def _gold_task(rows: GoldRows, task: TaskSpec, column: str, how: HowGold) -> GoldTask:
+    names = label_names(task, how)
+    written = [_written(value) for value in rows.columns[column]]
+    problems = list(_unknown(rows, task, column, written, names))
+    if problems:
+        raise SpecError(problems[:SHOWN_PROBLEMS])
+    truth = [UNLABELLED if value is None else names[value] for value in written]
+    return GoldTask(tuple(task.labels), np.array(truth, np.int64))
+
+
+def _unknown(
+    rows: GoldRows,
+    task: TaskSpec,
+    column: str,
+    written: Sequence[str | None],
+    names: Mapping[str, int],
+) -> Iterator[Problem]:
+    """One problem a value that is no label, at the first row that has it."""
+    times = Counter(value for value in written if value is not None and value not in names)
+    for value, count in times.items():
+        fix = (
+            f"is no label of task {task.name}, whose labels are {', '.join(task.labels)} "
+            f"({count} rows say so); write --value '{value}={next(iter(task.labels))}', or leave "
+            f"the task out with --task"
+        )
+        yield Problem(f"{rows.place(written.index(value))}, column {column}", fix, value)
+
+
+def _written(value: object) -> str | None:
+    """A gold value as its label would be written; None where the row has no label."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        if np.isnan(value):
+            return None
+        return str(int(value)) if value.is_integer() else str(value)
+    return None if value in (None, "") else str(value)
+
+
+def _supported() -> str:
+    return f"gold is {' '.join(f'.{format}' for format in FORMATS)}, or another run's output"

@@ -1,0 +1,228 @@
+"""The plan of a layer's attention: which runs of rows attend to which runs of keys.
+
+Levels are merged by log-sum-exp: the first gives every row its own span, each later one an
+ancestor. Knows rows, positions and windows. Knows nothing of tensors, devices or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.inference.attention.tree import Span, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A run of rows, and copies of it at equal distances."""
+
+    start: int
+    tokens: int
+    copies: int = 1
+    stride: int = 0  # rows from one copy to the next
+
+    @property
+    def stop(self) -> int:
+        """Where the first copy ends."""
+        return self.start + self.tokens
+
+    def part(self, start: int, tokens: int) -> Rows:
+        """`tokens` of these rows from their `start`th on, in every copy."""
+        return Rows(self.start + start, tokens, self.copies, self.stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Attention of query rows over key rows, copy by copy.
+
+    A query sees the keys at positions up to its own (`causal`) and less than `window` before
+    it; `None` where the window hides none. `offset` is the first query's position less the
+    first key's.
+    """
+
+    queries: Rows
+    keys: Rows
+    from_prefix: bool = False  # keys of the kept prefix, not of this batch
+    causal: bool = False
+    window: int | None = None
+    offset: int = 0
+
+
+Level = tuple[Call, ...]  # no row is a query twice
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """One layer's attention: the first level holds every row, the others are merged into it."""
+
+    levels: tuple[Level, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Rows, and the position of the first of them."""
+
+    rows: Rows
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Rows of each copy of the branches that ask: a whole span, or the last row of one."""
+
+    start: int  # counted from the first asking row of its copy
+    tokens: int
+    position: int  # of the first, counted from the document's end
+    row: int  # where the tree has the first, counted from the first row of its copy
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the asking rows of the branches lie in the queries."""
+
+    tree: Tree
+    asking: tuple[_Asking, ...]
+    first: int  # row where the first copy begins
+    stride: int  # rows of a copy
+
+    def all_copies(self, asking: _Asking) -> _Placed:
+        """These rows below every document; their position counts from the document's end."""
+        copies = len(self.tree.documents)
+        rows = Rows(self.first + asking.start, asking.tokens, copies, self.stride)
+        return _Placed(rows, asking.position)
+
+    def one_copy(self, asking: _Asking, document: int) -> _Placed:
+        rows = Rows(self.first + document * self.stride + asking.start, asking.tokens)
+        end = self.tree.prefix_tokens + self.tree.documents[document]
+        return _Placed(rows, end + asking.position)
+
+
+def plan_attention(tree: Tree, *, window: int | None) -> AttentionPlan:
+    """The calls for layers that see `window` positions back, or everything."""
+    asking = tuple(_Asking(s.start, s.tokens, s.position, s.start) for s in tree.spans)
+    layout = _Layout(tree, asking, tree.document_rows, tree.branch_rows)
+    every_span = (*_documents(tree), *(layout.all_copies(asked) for asked in asking))
+    return _merged(
+        [_over_itself(placed, window) for placed in every_span if tree.documents],
+        _over_prefix(layout, _documents(tree), window),
+        _over_documents(layout, window),
+        *(_over_span(layout, span, window) for span in tree.spans),
+    )
+
+
+def plan_ends(tree: Tree, ends: Sequence[int], *, window: int | None) -> AttentionPlan:
+    """The calls for a layer that is asked at the last rows of some spans only.
+
+    `ends` are rows of one copy, rising. The queries hold these alone, document by document: row
+    `document * len(ends) + i`. The keys are all of the tree's, in the tree's rows.
+    """
+    spans = {span.stop - 1: span for span in tree.spans}
+    asking = tuple(
+        _Asking(i, 1, spans[row].position + spans[row].tokens - 1, row)
+        for i, row in enumerate(ends)
+    )
+    layout = _Layout(tree, asking, first=0, stride=len(ends))
+    own = [
+        call
+        for asked in asking
+        for call in _in_window(layout.all_copies(asked), _keys(tree, spans[asked.row]), window)
+    ]
+    return _merged(
+        own,
+        _over_prefix(layout, [], window),
+        _over_documents(layout, window),
+        *(_over_span(layout, span, window) for span in tree.spans),
+    )
+
+
+def _merged(*levels: Iterable[Call]) -> AttentionPlan:
+    made = (tuple(level) for level in levels)
+    return AttentionPlan(tuple(level for level in made if level))
+
+
+def _documents(tree: Tree) -> list[_Placed]:
+    starts = zip(tree.document_starts, tree.documents, strict=True)
+    return [_Placed(Rows(start, tokens), tree.prefix_tokens) for start, tokens in starts]
+
+
+def _keys(tree: Tree, span: Span) -> _Placed:
+    """A span's rows below every document, as keys."""
+    start = tree.document_rows + span.start
+    rows = Rows(start, span.tokens, len(tree.documents), tree.branch_rows)
+    return _Placed(rows, span.position)
+
+
+def _over_itself(placed: _Placed, window: int | None) -> Call:
+    hides = window is not None and placed.rows.tokens > window
+    return Call(placed.rows, placed.rows, causal=True, window=window if hides else None)
+
+
+def _over_prefix(
+    layout: _Layout, documents: Sequence[_Placed], window: int | None
+) -> Iterator[Call]:
+    """`documents` that ask too lie before the asking rows of the branches."""
+    tree = layout.tree
+    if not tree.prefix_tokens or not tree.documents:
+        return
+    prefix = _Placed(Rows(0, tree.prefix_tokens), 0)
+    farthest = tree.prefix_tokens + max(tree.documents) + tree.depth - 1
+    if window is None or farthest < window:
+        rows = layout.first + len(tree.documents) * layout.stride
+        yield Call(Rows(0, rows), prefix.rows, from_prefix=True)
+        return
+    below = (
+        layout.one_copy(asked, document)
+        for document in range(len(tree.documents))
+        for asked in layout.asking
+    )
+    for placed in (*documents, *below):
+        yield from _in_window(placed, prefix, window, from_prefix=True)
+
+
+def _over_documents(layout: _Layout, window: int | None) -> Iterator[Call]:
+    tree = layout.tree
+    for document, placed in enumerate(_documents(tree) if layout.asking else ()):
+        if window is None or placed.rows.tokens + tree.depth - 1 < window:
+            start = layout.first + document * layout.stride
+            yield Call(Rows(start, layout.stride), placed.rows)
+            continue
+        for asked in layout.asking:
+            yield from _in_window(layout.one_copy(asked, document), placed, window)
+
+
+def _over_span(layout: _Layout, span: Span, window: int | None) -> Iterator[Call]:
+    below = [a for a in layout.asking if span.stop <= a.row < span.subtree_stop]
+    if not below or not layout.tree.documents:
+        return
+    keys = _keys(layout.tree, span)
+    farthest = max(asked.position + asked.tokens - 1 for asked in below)
+    if window is None or farthest - span.position < window:
+        start, stop = below[0].start, below[-1].start + below[-1].tokens
+        whole = Rows(layout.first + start, stop - start, keys.rows.copies, layout.stride)
+        yield Call(whole, keys.rows)
+        return
+    for asked in below:
+        yield from _in_window(layout.all_copies(asked), keys, window)
+
+
+def _in_window(
+    queries: _Placed, keys: _Placed, window: int | None, *, from_prefix: bool = False
+) -> Iterator[Call]:
+    """The call of those queries that still see any of the keys, all of which lie before them."""
+    if window is None:
+        yield Call(queries.rows, keys.rows, from_prefix=from_prefix)
+        return
+    last_key = keys.position + keys.rows.tokens - 1
+    seeing = min(queries.rows.tokens, last_key + window - queries.position)
+    if seeing <= 0:
+        return
+    hidden = max(0, queries.position - window + 1 - keys.position)  # before the first query's
+    offset = queries.position - keys.position - hidden
+    hides = offset + seeing > window
+    yield Call(
+        queries.rows.part(0, seeing),
+        keys.rows.part(hidden, keys.rows.tokens - hidden),
+        from_prefix=from_prefix,
+        window=window if hides else None,
+        offset=offset if hides else 0,
+    )

@@ -1,0 +1,1 @@
+"""Slow oracles and the alternatives that the tree is measured against."""

@@ -1,0 +1,46 @@
+"""The oracle: one document, one question, one label, one full forward. Never optimised.
+
+Knows the canonical prompt and the model as transformers runs it. Knows nothing of the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pipeline.inference.model.loaded import LoadedModel, plain_attention
+
+
+@torch.inference_mode()
+def label_log_prob(
+    model: LoadedModel,
+    opening: Sequence[int],
+    document: Sequence[int],
+    question: Sequence[int],
+    first_tokens: Sequence[int],
+) -> float:
+    """The log-probability that the answer begins with one of the label's first tokens."""
+    prompt = torch.tensor([[*opening, *document, *question]], device=model.device)
+    with plain_attention(model.network, "eager"):
+        logits = model.network(input_ids=prompt, use_cache=False).logits[0, -1]  # [vocab]
+    log_probs = logits.float().log_softmax(dim=-1)
+    return float(log_probs[list(first_tokens)].logsumexp(dim=0))
+
+
+@torch.inference_mode()
+def surface_log_prob(
+    model: LoadedModel,
+    opening: Sequence[int],
+    document: Sequence[int],
+    question: Sequence[int],
+    surface: Sequence[int],
+) -> float:
+    """The log-probability that the answer begins with all of the surface form's tokens."""
+    before = [*opening, *document, *question]
+    prompt = torch.tensor([[*before, *surface]], device=model.device)
+    with plain_attention(model.network, "eager"):
+        logits = model.network(input_ids=prompt, use_cache=False).logits[0]  # [tokens, vocab]
+    # — the logit at position i predicts token i + 1
+    log_probs = logits[len(before) - 1 : -1].float().log_softmax(dim=-1)
+    return sum(float(row[token_id]) for row, token_id in zip(log_probs, surface, strict=True))

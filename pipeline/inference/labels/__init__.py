@@ -1,0 +1,1 @@
+"""From tokens of labels to label probabilities."""

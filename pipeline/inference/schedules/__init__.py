@@ -1,0 +1,1 @@
+"""The fused and the staged schedule."""

@@ -1,0 +1,1 @@
+"""What is stored and what is missing."""

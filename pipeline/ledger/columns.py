@@ -1,0 +1,102 @@
+"""Which columns a task's answers have, and of what types.
+
+Knows the columns of label files. Knows nothing of rows, of files or of how answers are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipeline.spec.schema import TaskSpec
+
+# What a row of answers is, where every label has a probability in a struct and none is calibrated.
+ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
+CALIBRATED = "calibrated"  # beside them, where a task has a calibration
+CALIBRATED_COLUMNS = ("label", "p", "margin")  # of its struct
+# Labels with their probabilities, in an order that means something.
+RANKED = pa.list_(pa.field("element", pa.struct([("label", pa.string()), ("p", pa.float32())])))
+
+
+def answer_columns(task: TaskSpec) -> tuple[str, ...]:
+    """The columns of the task's label files, behind `doc_id`."""
+    return columns_with(
+        ranked=task.top_k is not None,
+        levels=task.separator is not None,
+        calibrated=task.calibration is not None,
+    )
+
+
+def columns_with(*, ranked: bool, levels: bool, calibrated: bool) -> tuple[str, ...]:
+    """The columns of label files whose answers have these."""
+    label, p, *others = ANSWER_COLUMNS
+    between = ("levels",) if levels else ()
+    behind = (CALIBRATED,) if calibrated else ()
+    return (label, "top" if ranked else p, *between, *others, *behind)
+
+
+def calibrated_type(p: pa.StructType) -> pa.StructType:
+    """The type of the calibrated column beside raw probabilities of the type `p`."""
+    return pa.struct(list(zip(CALIBRATED_COLUMNS, (pa.string(), p, pa.float32()), strict=True)))
+
+
+def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType:
+    """A row of answers as one struct, dictionaries as strings."""
+    types = {
+        "label": pa.string(),
+        "mass": pa.float32(),
+        "margin": pa.float32(),
+        "n_tokens": pa.int32(),
+        "n_chunks": pa.int16(),
+        "status": pa.string(),
+        "top": RANKED,
+        "levels": RANKED,
+    }
+    if "p" in columns:
+        types["p"] = pa.struct([(label, pa.float32()) for label in labels])
+        types[CALIBRATED] = calibrated_type(types["p"])
+    return pa.struct([(name, types[name]) for name in columns])
+
+
+RAW = "raw"  # beside `CALIBRATED`, the name of a column
+
+
+def versions(task_type: pa.StructType) -> tuple[str, ...]:
+    """Which probabilities there are: the model's own, and the calibrated where there are any."""
+    return (RAW, CALIBRATED) if task_type.get_field_index(CALIBRATED) >= 0 else (RAW,)
+
+
+def statuses(answers: pa.StructArray) -> list[str]:  # [rows]
+    found: list[str] = pc.struct_field(answers, "status").to_pylist()
+    return found
+
+
+def probabilities(
+    answers: pa.StructArray, version: str, labels: Sequence[str]
+) -> NDArray[np.float64]:  # [rows, labels]; NaN where there is no answer
+    part = pc.struct_field(answers, CALIBRATED) if version == CALIBRATED else answers
+    if part.type.get_field_index("p") >= 0:
+        columns = [pc.struct_field(part, ["p", label]) for label in labels]
+        filled = [column.to_numpy(zero_copy_only=False) for column in columns]
+        return np.stack(filled, axis=1).astype(np.float64)
+    return _from_top(pc.struct_field(part, "top").to_pylist(), labels)
+
+
+def _from_top(
+    rows: Sequence[Sequence[dict[str, object]] | None], labels: Sequence[str]
+) -> NDArray[np.float64]:  # [rows, labels]
+    """What the likeliest labels leave is shared evenly by all others: more is not known."""
+    index = {label: number for number, label in enumerate(labels)}
+    p = np.full((len(rows), len(labels)), np.nan)
+    for row, top in enumerate(rows):
+        if not top:
+            continue
+        known = {index[str(each["label"])]: float(str(each["p"])) for each in top}
+        left = max(0.0, 1 - sum(known.values()))
+        p[row] = left / max(1, len(labels) - len(known))
+        p[row, list(known)] = list(known.values())
+    return p

@@ -1,0 +1,131 @@
+"""A snapshot's rows, shard by shard: documents and the answers to each task, side by side.
+
+Rows are aligned by shard, so nothing is joined: a shard's documents file and label files are laid
+side by side, once their ids were seen to be the same. Knows a snapshot's files and their columns.
+Knows nothing of who reads the rows or how answers are made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import StorageError
+from pipeline.ledger.columns import answers_type
+from pipeline.ledger.contents import Contents, NamedFile, NamedShard, change_of, etags_now
+from pipeline.ledger.label_files import DOCUMENT_COLUMNS
+from pipeline.stores.store import Store
+
+DOCUMENT_SCHEMA = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("path", pa.string()),
+        ("row", pa.int64()),  # in the input object, from 0
+        ("content_hash", pa.string()),
+        ("n_chars", pa.int64()),
+        ("status", pa.string()),  # of reading; each task has its own of labelling
+    ]
+)
+# Shards that are read while the one before them is used: what is in memory, and what hides a
+# store's latency.
+READ_AHEAD = 4
+
+
+def wide_schema(found: Contents, tasks: Sequence[str]) -> pa.Schema:
+    """The documents' columns, then a struct for each task."""
+    named = ((task, found.tasks[task]) for task in tasks)
+    fields = (pa.field(task, answers_type(t.columns, t.labels)) for task, t in named)
+    return pa.schema([*DOCUMENT_SCHEMA, *fields])
+
+
+def aligned_batches(store: Store, found: Contents, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The snapshot's rows, a batch a shard, with the shards after it being read meanwhile."""
+    tasks = [name for name in schema.names if name not in DOCUMENT_SCHEMA.names]
+    read = partial(read_shard, store, schema=schema, tasks=tasks)
+    refuse_changed(store, found, tasks)
+    reading: deque[Future[pa.RecordBatch]] = deque()
+    pool = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="labels")
+    try:
+        for shard in found.shards:
+            reading.append(pool.submit(read, shard))
+            if len(reading) > READ_AHEAD:
+                yield reading.popleft().result()
+        while reading:
+            yield reading.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def refuse_changed(store: Store, found: Contents, tasks: Collection[str]) -> None:
+    """StorageError unless what is read lies there as it was published."""
+    files = [file for file in found.files if file.task is None or file.task in tasks]
+    etags = etags_now(store, files)
+    for file in files:
+        change = change_of(file, etags)
+        if change:
+            raise StorageError(
+                f"{store.url}/{file.key}: {change} (snapshot {found.number}); restore it, with its "
+                f"time if the output was copied, or run again; `assay verify` names all such files"
+            )
+
+
+def read_shard(
+    store: Store, shard: NamedShard, *, schema: pa.Schema, tasks: Sequence[str]
+) -> pa.RecordBatch:
+    """One shard's rows, in the columns of the schema; `tasks` are those among them."""
+    documents = _read_file(store, shard.documents, DOCUMENT_COLUMNS)
+    columns: dict[str, pa.Array] = dict(zip(documents.column_names, _plain(documents), strict=True))
+    if "path" in schema.names:
+        columns["path"] = pa.repeat(pa.scalar(shard.path), shard.rows)
+    if "row" in schema.names:
+        columns["row"] = pa.array(range(shard.start_row, shard.start_row + shard.rows), pa.int64())
+    for task in tasks:
+        wanted = schema.field(task).type
+        columns[task] = _answers(store, shard.labels[task], columns["doc_id"], wanted)
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def _answers(
+    store: Store, file: NamedFile, doc_ids: pa.Array, wanted: pa.StructType
+) -> pa.StructArray:
+    """A label file's rows as structs; StorageError unless they are these documents', in order."""
+    table = _read_file(store, file, ("doc_id", *(field.name for field in wanted)))
+    ids, *answers = _plain(table)
+    if not ids.equals(doc_ids):
+        raise StorageError(
+            f"{store.url}/{file.key}: its doc_id are not those of its shard's documents file, in "
+            f"order, so its answers would be put beside other documents; `assay verify` tells more"
+        )
+    found = pa.struct([(n, a.type) for n, a in zip(table.column_names[1:], answers, strict=True)])
+    if found != wanted:
+        raise StorageError(f"{store.url}/{file.key}: has {found} where {wanted} was published")
+    return pa.StructArray.from_arrays(answers, fields=list(wanted))
+
+
+def _read_file(store: Store, file: NamedFile, columns: Sequence[str]) -> pa.Table:
+    data = store.read(file.key)
+    try:
+        whole = pq.read_table(pa.BufferReader(data), columns=list(columns), use_threads=False)
+        table = whole.select(list(columns))
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise StorageError(f"{store.url}/{file.key}: cannot be read: {error}") from error
+    if table.num_rows != file.rows:
+        raise StorageError(
+            f"{store.url}/{file.key}: has {table.num_rows} rows where {file.rows} were published; "
+            f"restore it, or delete it and run again"
+        )
+    return table
+
+
+def _plain(table: pa.Table) -> list[pa.Array]:
+    """The columns, each one array, dictionaries as strings."""
+    return [_decoded(column.combine_chunks()) for column in table.columns]
+
+
+def _decoded(values: pa.Array) -> pa.Array:
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values

@@ -1,0 +1,221 @@
+"""Snapshots: a consistent view of finished work, numbered, the highest current.
+
+Knows which files belong together. Knows nothing of what the files hold or how they are made.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.errors import StorageError
+from pipeline.ledger.cells import Committed, File, is_whole
+from pipeline.ledger.columns import ANSWER_COLUMNS
+from pipeline.sources.hashes import canonical_json
+from pipeline.sources.shards import Shard
+from pipeline.stores.store import Store
+
+FOLDER = "snapshots/"
+# Each lost race is another run's snapshot; so many in a row mean that something else is wrong.
+MAX_LOST_RACES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTask:
+    """Which version of a task a snapshot holds, its labels in order, and its files' columns."""
+
+    fp: str
+    labels: tuple[str, ...]
+    columns: tuple[str, ...] = ANSWER_COLUMNS
+
+    def to_json(self) -> dict[str, object]:
+        """Columns only where they are others: a snapshot that stands is still what it shows."""
+        entry = asdict(self)
+        return {k: v for k, v in entry.items() if k != "columns" or v != ANSWER_COLUMNS}
+
+
+def complete(shards: Sequence[Shard], tasks: Collection[str], done: Committed) -> bool:
+    """Whether every shard has its documents file and every task's labels."""
+    return all(is_whole(shard.id, tasks, done) for shard in shards)
+
+
+def publish(
+    store: Store,
+    spec_name: str,
+    tasks: Mapping[str, SnapshotTask],
+    shards: Sequence[Shard],
+    done: Committed,
+    *,
+    created_at: str,
+    partial: bool = False,
+    missing_files: int = 0,
+) -> int:
+    """The number of the snapshot that shows this work: a new one, or the spec's last if it does.
+
+    A partial one leaves out each shard that lacks something, and says how many rows that are; of
+    `missing_files` not even the rows are known.
+    """
+    if not partial and (missing_files or not complete(shards, tasks, done)):
+        raise StorageError(f"{store.url}: the work is not complete, so there is no snapshot of it")
+    view = _view(spec_name, tasks, shards, done, missing_files)
+    stamp = canonical_json(created_at)
+    for _ in range(MAX_LOST_RACES):
+        numbers = snapshot_numbers(store)
+        last = _last_of(store, numbers, spec_name)
+        if last is not None and _shows(*last, view):
+            return last[1]
+        following = numbers[0] + 1 if numbers else 1
+        if store.create(snapshot_key(following), _whole(_written(view, following, stamp))):
+            return following
+    raise StorageError(f"{store.url}/{FOLDER}: {MAX_LOST_RACES} numbers in a row were taken")
+
+
+def current_snapshot(store: Store) -> dict[str, Any] | None:
+    """The snapshot with the highest number, or None."""
+    numbers = snapshot_numbers(store)
+    return read_snapshot(store, numbers[0]) if numbers else None
+
+
+def last_snapshot(store: Store, spec_name: str) -> int | None:
+    """The number of the spec's last snapshot, or None."""
+    last = _last_of(store, snapshot_numbers(store), spec_name)
+    return None if last is None else last[1]
+
+
+def read_snapshot(store: Store, number: int) -> dict[str, Any]:
+    """One snapshot's content."""
+    key = snapshot_key(number)
+    try:
+        snapshot: dict[str, Any] = json.loads(store.read(key))
+    except ValueError as error:
+        raise StorageError(f"{store.url}/{key}: is not JSON: {error}") from error
+    return snapshot
+
+
+def snapshot_key(number: int) -> str:
+    """Where a snapshot is."""
+    return f"{FOLDER}{number:08d}.json"
+
+
+def snapshot_numbers(store: Store) -> list[int]:
+    """Of all snapshots, the current one first."""
+    numbers = (_number(stored.key) for stored in store.list(FOLDER))
+    return sorted((number for number in numbers if number is not None), reverse=True)
+
+
+def _last_of(store: Store, numbers: Sequence[int], spec_name: str) -> tuple[bytes, int] | None:
+    """The spec's last snapshot: other specs' may have come after it."""
+    named = b'"spec":%b,"tasks":' % canonical_json(spec_name)
+    for number in numbers:
+        snapshot = store.read(snapshot_key(number))
+        if named in snapshot:
+            return snapshot, number
+    return None
+
+
+def _number(key: str) -> int | None:
+    matched = re.fullmatch(rf"{FOLDER}(\d{{8,}})\.json", key)
+    return int(matched[1]) if matched else None
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What two snapshots of the same work have in common."""
+
+    spec_name: str
+    tasks: Mapping[str, SnapshotTask]
+    shards: Sequence[Shard]
+    missing_rows: int  # of the shards that are left out
+    missing_files: int
+    complete: bool
+    done: Committed
+
+
+def _view(
+    spec_name: str,
+    tasks: Mapping[str, SnapshotTask],
+    shards: Sequence[Shard],
+    done: Committed,
+    missing_files: int,
+) -> _View:
+    whole = [shard for shard in shards if is_whole(shard.id, tasks, done)]
+    missing_rows = sum(shard.rows for shard in shards) - sum(shard.rows for shard in whole)
+    is_complete = len(whole) == len(shards) and not missing_files
+    return _View(spec_name, tasks, whole, missing_rows, missing_files, is_complete, done)
+
+
+def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
+    """The snapshot's canonical JSON, a shard at a time: as values it would fill the memory."""
+    tasks, done = view.tasks, view.done
+    yield b'{"complete":%b,"created_at":%b,"files":[' % (canonical_json(view.complete), created_at)
+    yield from _joined(canonical_json(_file_entries(s, tasks, done))[1:-1] for s in view.shards)
+    rows = sum(shard.rows for shard in view.shards)
+    counts = {
+        "missing_files": view.missing_files,
+        "missing_rows": view.missing_rows,
+        "number": number,
+        "rows": rows,
+    }
+    yield b'],%b,"shards":[' % canonical_json(counts)[1:-1]
+    yield from _joined(canonical_json(_shard_entry(shard)) for shard in view.shards)
+    named = {name: task.to_json() for name, task in tasks.items()}
+    yield b"],%b" % canonical_json({"spec": view.spec_name, "tasks": named})[1:]
+
+
+def _joined(written: Iterable[bytes]) -> Iterator[bytes]:
+    """With commas between them."""
+    comma = b""
+    for each in written:
+        yield comma + each
+        comma = b","
+
+
+def _whole(chunks: Iterable[bytes]) -> bytes:
+    # — unlike a join, which keeps every chunk beside the result, a buffer has the bytes once
+    buffer = io.BytesIO()
+    buffer.writelines(chunks)
+    return buffer.getvalue()
+
+
+def _shows(snapshot: bytes, number: int, view: _View) -> bool:
+    """Whether a snapshot is what would be written of the view, but for when it was made."""
+    stamped = re.match(rb'\{"complete":\w+,"created_at":("(?:[^"\\]|\\.)*"),', snapshot)
+    if stamped is None:  # an older program's, or a broken one
+        return False
+    at = 0
+    for chunk in _written(view, number, stamped[1]):
+        if not snapshot.startswith(chunk, at):
+            return False
+        at += len(chunk)
+    return at == len(snapshot)
+
+
+def _shard_entry(shard: Shard) -> dict[str, object]:
+    return {
+        "sid": shard.id,
+        "path": shard.path,
+        "start_row": shard.piece.start_row,
+        "end_row": shard.piece.end_row,
+        "rows": shard.rows,
+    }
+
+
+def _file_entries(shard: Shard, tasks: Collection[str], done: Committed) -> list[dict[str, object]]:
+    """The shard's documents file (its task is null), then its label files."""
+    sid = shard.id
+    entries = [_file_entry(done.documents_file(sid), shard, None)]
+    return entries + [_file_entry(done.label_file(task, sid), shard, task) for task in tasks]
+
+
+def _file_entry(file: File, shard: Shard, task: str | None) -> dict[str, object]:
+    return {
+        "key": file.key,
+        "rows": shard.rows,
+        "etag": file.etag,
+        "task": task,
+        "sid": shard.id,
+    }

@@ -1,0 +1,160 @@
+"""What a verification or a tidying-up found, for people and as JSON values.
+
+Knows findings. Knows nothing of how they came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.audit.gc import Tidied
+from pipeline.audit.verify import Verified
+from pipeline.filters.run import Filtered
+from pipeline.filters.shard import Parted
+from pipeline.report.console import printable
+
+SHOWN_DAMAGES = 50
+
+
+def show_verified(verified: Verified, console: Console) -> None:
+    """A table of what was read again, then a line for each thing that is wrong."""
+    console.print(
+        two_columns(
+            {
+                "output": f"{verified.output}, snapshot {verified.snapshot:08d} of {verified.spec}",
+                "read again": f"{verified.files:,} files of {verified.shards:,} shards",
+                "rows": f"{verified.rows:,}, {verified.cells:,} answers",
+                "input": _input(verified),
+                "verdict": "intact" if verified.intact else f"{len(verified.damages):,} DAMAGES",
+            }
+        ),
+        markup=False,
+    )
+    for damage in verified.damages[:SHOWN_DAMAGES]:
+        console.print(str(damage), markup=False)
+    if len(verified.damages) > SHOWN_DAMAGES:
+        console.print(f"and {len(verified.damages) - SHOWN_DAMAGES:,} more; --json has them all")
+
+
+def verified_json(verified: Verified) -> dict[str, Any]:
+    """The same for other programs."""
+    return {**asdict(verified), "intact": verified.intact}
+
+
+def show_tidied(tidied: Tidied, console: Console) -> None:
+    """A table of what is, or would be, removed below each prefix."""
+    removable = tidied.removable
+    kept = ", ".join(f"{number:08d}" for number in tidied.snapshots) or "none"
+    rows = {"output": tidied.output, "kept snapshots": kept}
+    for prefix, (count, size_bytes) in removable.per_prefix.items():
+        rows[prefix] = f"{count:,} objects, {size_bytes / 1e6:,.1f} MB"
+    if removable.unknown:
+        rows["left alone"] = f"{removable.unknown:,} keys that are not assay's"
+    rows["verdict"] = _verdict(tidied)
+    console.print(two_columns(rows), markup=False)
+
+
+def tidied_json(tidied: Tidied) -> dict[str, Any]:
+    """The same for other programs, with every key."""
+    removable = tidied.removable
+    return {
+        "output": tidied.output,
+        "kept_snapshots": list(tidied.snapshots),
+        "deleted": tidied.deleted,
+        "unknown": removable.unknown,
+        "prefixes": {
+            prefix: {"objects": count, "size_bytes": size_bytes}
+            for prefix, (count, size_bytes) in removable.per_prefix.items()
+        },
+        "keys": list(removable.keys),
+    }
+
+
+def two_columns(rows: dict[str, str]) -> Table:
+    """Names and values."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _verdict(tidied: Tidied) -> str:
+    if not tidied.removable.objects:
+        return "there is nothing to delete"
+    return "deleted" if tidied.deleted else "nothing was deleted: --delete removes these"
+
+
+def _input(verified: Verified) -> str:
+    compared = f"{verified.documents_read_again:,} documents read again"
+    changed = verified.inputs_changed
+    return f"{compared}, {changed:,} objects changed or gone since" if changed else compared
+
+
+SHOWN_GROUPS = 20
+MEASURES = ("documents", "text_bytes", "tokens")
+
+
+def show_filtered(filtered: Filtered, console: Console) -> None:
+    """A table of what was kept and dropped, in all and by group, and where it is."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", *MEASURES):
+        table.add_column(name.replace("_", " "), justify="right" if name else "left", no_wrap=True)
+    for row in _rows("all", filtered.counts.all):
+        table.add_row(*row)
+    for column, values in filtered.counts.groups.items():
+        for value, parted in _largest(values):
+            for row in _rows(printable(f"{column} = {value}"), parted):
+                table.add_row(*row)
+        if len(values) > SHOWN_GROUPS:
+            table.add_row(f"{column}: {len(values) - SHOWN_GROUPS:,} more; --json has them all")
+    console.print(table, markup=False)
+    console.print(two_columns(_facts(filtered)), markup=False)
+
+
+def filtered_json(filtered: Filtered) -> dict[str, Any]:
+    """The same for other programs."""
+    return {**asdict(filtered), "complete": filtered.complete}
+
+
+def _rows(name: str, parted: Parted) -> Iterator[tuple[str, ...]]:
+    whole = parted.kept + parted.dropped
+    for which, amount in (("kept", parted.kept), ("dropped", parted.dropped)):
+        numbers = ((getattr(amount, m), getattr(whole, m)) for m in MEASURES)
+        yield f"{name}, {which}", *(f"{n:,} ({_share(n, of)})" for n, of in numbers)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _largest(values: Mapping[str, Parted]) -> list[tuple[str, Parted]]:
+    def documents(each: tuple[str, Parted]) -> int:
+        return each[1].kept.documents + each[1].dropped.documents
+
+    return sorted(values.items(), key=documents, reverse=True)[:SHOWN_GROUPS]
+
+
+def _facts(filtered: Filtered) -> dict[str, str]:
+    rows = {
+        f"  {printable(reason)}": f"{count:,}"
+        for reason, count in sorted(filtered.counts.reasons.items())
+    }
+    rows["kept at"] = filtered.kept_at
+    rows["dropped at"] = filtered.dropped_at
+    rows["snapshot"] = f"{filtered.snapshot:08d}, {filtered.shards:,} shards"
+    rows["created now"] = f"{filtered.created:,} objects" if filtered.created else "nothing"
+    if not filtered.complete:
+        rows["incomplete"] = (
+            f"the snapshot leaves out {filtered.missing_rows:,} documents and "
+            f"{filtered.missing_files:,} files; run again, then filter again"
+        )
+    if filtered.new_files:
+        rows["not labelled yet"] = f"{filtered.new_files:,} files of the input are not in it"
+    return rows

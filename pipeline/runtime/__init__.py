@@ -1,0 +1,1 @@
+"""Where Ray and torch meet: the job, the graph and the run."""

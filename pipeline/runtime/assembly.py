@@ -1,0 +1,172 @@
+"""What assembles an engine on a worker: the model on this machine, the prompt, the readouts.
+
+Imports torch; the driver must not import it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.errors import DocumentError, Problem, SpecError
+from pipeline.fitted.calibration import Calibration
+from pipeline.inference.chunking import fit_text
+from pipeline.inference.content_free import content_free_prior
+from pipeline.inference.engine import LabelEngine
+from pipeline.inference.labels.answers import Readouts
+from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
+from pipeline.inference.loading import context_reason, context_tokens, load_model, load_tokenizer
+from pipeline.inference.memory import MemoryPlan, plan_memory
+from pipeline.inference.model.gguf import convert
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.model.quantisation import require_torchao
+from pipeline.runtime.fitted_files import load_readouts
+from pipeline.runtime.job import Job
+from pipeline.runtime.weights import fetch, settle
+from pipeline.sources.documents import EMPTY, OK, TRUNCATED
+from pipeline.spec.schema import ContextualSpec, DocumentsSpec, Quantize, TaskSpec
+
+# More tokens do not fill two cores better, and their activations no longer lie in the cache:
+# 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
+CPU_BATCH_TOKENS = 1_280
+CUDA_BATCH_TOKENS = 65_536
+
+
+def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
+    """How many tokens go through the model at once, and the memory that takes on its device."""
+    if model.device.type == "cuda":
+        free_bytes, most_tokens = torch.cuda.mem_get_info(model.device)[0], CUDA_BATCH_TOKENS
+    else:
+        free_bytes, most_tokens = psutil.virtual_memory().available, CPU_BATCH_TOKENS
+    return plan_memory(
+        model,
+        opening_tokens=len(prompt.opening),
+        free_bytes=free_bytes,
+        most_tokens=most_tokens,
+    )
+
+
+def local_model(job: Job) -> Path:
+    """The folder with the model's safetensors on this machine, brought or converted if need be."""
+    cache_dir = Path(job.cache_dir)
+    found = fetch(job.files, cache_dir, job.spec.model.storage_options)
+    if job.files.kind != "gguf":
+        return found
+    folder = cache_dir / "models" / job.files.id
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent))
+    convert(found, partial)
+    return settle(partial, folder)
+
+
+def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> LoadedModel:
+    """The model that gives the job's answers, with its weights as the spec says or as asked."""
+    return load_model(
+        folder,
+        dtype=job.placement.dtype,
+        device=job.placement.device,
+        quantize=job.spec.model.quantize if quantize is None else quantize,
+        gpus=job.spec.model.gpus,
+    )
+
+
+def label_engine(
+    job: Job, model: LoadedModel, prompt: PromptTokens, readouts: Readouts
+) -> LabelEngine:
+    """The job's tasks on its model, with as many tokens at once as there is memory for."""
+    planned = memory_plan(model, prompt)
+    return LabelEngine(
+        model,
+        prompt,
+        max_batch_tokens=planned.max_batch_tokens,
+        readouts=readouts,
+        exit_at=job.spec.exit,
+    )
+
+
+def job_readouts(job: Job) -> Readouts:
+    """The readouts of the job's tasks, by task."""
+    return load_readouts(job.readouts, job.spec)
+
+
+def job_prompt(
+    job: Job, tasks: Sequence[TaskSpec] | None = None
+) -> tuple[Path, PreTrainedTokenizerBase, PromptTokens]:
+    """The model's folder here, its tokenizer, and the prompt of the job's tasks, or of others.
+
+    SpecError unless a longest document and each question fit the model's context together.
+    """
+    folder = local_model(job)
+    tokenizer = load_tokenizer(folder)
+    prompt = tokenise_prompt(tokenizer, job.spec.prompt, job.spec.tasks if tasks is None else tasks)
+    context = context_tokens(folder)
+    wanted, room = job.spec.documents.max_tokens, prompt.room(context)
+    if wanted > room:
+        fix = (
+            f"the model's context of {context} tokens{context_reason(folder)} leaves "
+            f"{max(room, 0)} for a document beside the instruction and the longest question; "
+            "write at most that"
+        )
+        raise SpecError([Problem("documents.max_tokens", fix, wanted)])
+    return folder, tokenizer, prompt
+
+
+def preflight(job: Job) -> None:
+    """What can be wrong with the model and the prompt, found before any document is read."""
+    require_torchao(job.spec.model.quantize)
+    job_readouts(job)
+    _, tokenizer, _ = job_prompt(job)
+    content_free_ids(job, DocumentTokenizer(tokenizer))
+
+
+def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[list[int]]]:
+    """By task, its content-free documents as the model reads them; SpecError if it cannot."""
+    found: dict[str, list[list[int]]] = {}
+    for index, task in enumerate(job.spec.tasks):
+        if not isinstance(task.calibration, ContextualSpec):
+            continue
+        texts = task.calibration.documents
+        try:
+            ids = [tokenizer.encode(text) for text in texts]
+        except DocumentError as error:
+            place = f"tasks.{index}.calibration.documents"
+            raise SpecError([Problem(place, f"{error}; write others", texts)]) from error
+        found[task.name] = [each[: job.spec.documents.max_tokens] for each in ids]
+    return found
+
+
+def contextual_calibrations(
+    job: Job, engine: LabelEngine, tokenizer: DocumentTokenizer
+) -> dict[str, Calibration]:
+    """Measures the calibrations that come of documents without content, by task."""
+    labels = {task.name: tuple(task.labels) for task in job.spec.tasks}
+    return {
+        name: Calibration("contextual", labels[name], content_free_prior(engine, documents, name))
+        for name, documents in content_free_ids(job, tokenizer).items()
+    }
+
+
+def fit_document(
+    tokenizer: DocumentTokenizer, text: str | None, status: str, rules: DocumentsSpec
+) -> tuple[Sequence[tuple[int, ...]], str]:
+    """A document's pieces, and its status as far as labelling goes.
+
+    `status` is of its reading. One that cannot be labelled has no pieces, and the reason.
+    """
+    if status != OK or text is None:
+        return (), status
+    try:
+        fitted = fit_text(tokenizer, text, rules)
+    except DocumentError as error:
+        return (), f"error:{error}"
+    if not fitted.tokens:
+        return (), EMPTY
+    return fitted.token_ids, TRUNCATED if fitted.truncated else OK

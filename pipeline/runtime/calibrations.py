@@ -1,0 +1,154 @@
+"""Calibration files: one JSON value a file, at any fsspec path.
+
+Knows what a file says of itself, and whether it is for a task. Knows nothing of how calibrations
+are fitted or applied.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import Problem, SpecError
+from pipeline.fitted.calibration import Calibration, calibration_from_json
+from pipeline.ledger.keys import spec_key
+from pipeline.runtime.fitted_files import options_for, read_fitted, write_fitted
+from pipeline.sources.hashes import canonical_json, short_hash
+from pipeline.sources.streams import Options
+from pipeline.spec.fingerprint import Fingerprint
+from pipeline.spec.schema import FittedSpec, JobSpec
+from pipeline.stores.store import Store
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFile:
+    """A calibration, and where it comes from."""
+
+    task: str
+    calibration: Calibration
+    fingerprint: str  # of the raw answers that it was made of
+    source: Mapping[str, Any]  # {"snapshot": number}, for a gold set with {"gold": its SHA-256}
+    rows: int
+
+    def json(self) -> bytes:
+        """The file's content: the same bytes for the same values."""
+        content = {
+            "format": FORMAT,
+            "task": self.task,
+            **self.calibration.to_json(),
+            "fingerprint": self.fingerprint,
+            "source": dict(self.source),
+            "rows": self.rows,
+        }
+        return canonical_json(content) + b"\n"
+
+
+def write_calibration(path: str, file: CalibrationFile, options: Options) -> None:
+    """Puts the file at the path, in place of what was there."""
+    write_fitted(path, file.json(), options)
+
+
+def read_calibration(path: str, options: Options, *, place: str) -> CalibrationFile:
+    """The file at the path; ValueError, KeyError or TypeError if it is none.
+
+    SpecError for one that is not there: `place` is where the spec names it.
+    """
+    data = read_fitted(path, options, place=place, made_by="assay calibrate")
+    content = json.loads(data)
+    if content["format"] != FORMAT:
+        raise ValueError(f"its format is {content['format']!r}, and {FORMAT} is read")
+    return CalibrationFile(
+        task=str(content["task"]),
+        calibration=calibration_from_json(content),
+        fingerprint=str(content["fingerprint"]),
+        source=dict(content["source"]),
+        rows=int(content["rows"]),
+    )
+
+
+def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
+    """The calibration files of the spec's tasks; SpecError for those that are not for theirs."""
+    found: dict[str, CalibrationFile] = {}
+    problems: list[Problem] = []
+    for index, task in enumerate(spec.tasks):
+        if not isinstance(task.calibration, FittedSpec):
+            continue
+        path, place = task.calibration.file, f"tasks.{index}.calibration.file"
+        try:
+            file = read_calibration(path, options_for(path, spec), place=place)
+            _check(file, task.calibration.method, tuple(task.labels))
+            found[task.name] = file
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"missing {error}" if isinstance(error, KeyError) else str(error)
+            fix = f"cannot calibrate task {task.name!r}: {what}; `assay calibrate` makes another"
+            problems.append(Problem(place, fix, path))
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def calibration_hash(file: CalibrationFile) -> str:
+    """Changes exactly when the calibration does, wherever it was made."""
+    return short_hash(canonical_json(file.calibration.to_json()))
+
+
+def same_answers(store: Store, versions: Mapping[str, Fingerprint]) -> dict[str, list[str]]:
+    """By task, the other fingerprints in the output whose raw answers are this version's."""
+    return {task: list(_same_answers(store, task, of)) for task, of in versions.items()}
+
+
+def raw_version(store: Store, task: str, fp: str) -> str:
+    """The fingerprint of the same answers without calibration, by the words written down."""
+    return Fingerprint(_words(store, spec_key(task, fp))).raw.id
+
+
+def _same_answers(store: Store, task: str, version: Fingerprint) -> Iterator[str]:
+    own, raw = version.id, version.raw.id
+    for stored in store.list(spec_key(task, "").removesuffix(".json")):
+        fp = stored.key.rpartition("/")[2].removesuffix(".json")
+        if fp == own or stored.key != spec_key(task, fp):
+            continue
+        if raw_version(store, task, fp) == raw:
+            yield fp
+
+
+def _words(store: Store, key: str) -> dict[str, Any]:
+    """What a fingerprint stands for; one that was changed stands for nothing."""
+    try:
+        words = json.loads(store.read(key))
+    except ValueError:
+        words = None
+    return words if isinstance(words, dict) else {}
+
+
+def warn_of_others(
+    files: Mapping[str, CalibrationFile], fingerprints: Mapping[str, Fingerprint]
+) -> None:
+    """Tells of calibrations that were made of other answers than they are used on."""
+    for task, file in files.items():
+        raw = fingerprints[task].raw.id
+        if file.fingerprint != raw:
+            logger.warning(
+                "task %s: its calibration was made of answers under fingerprint %s, which are %s "
+                "now; `assay calibrate` makes one of these",
+                task,
+                file.fingerprint,
+                raw,
+            )
+
+
+def _check(file: CalibrationFile, method: str, labels: tuple[str, ...]) -> None:
+    if file.calibration.method != method:
+        raise ValueError(f"it is of method {file.calibration.method!r}, not {method!r}")
+    if file.calibration.labels != labels:
+        raise ValueError(
+            f"it is for the labels {list(file.calibration.labels)}, in this order, and the task "
+            f"has {list(labels)}"
+        )

@@ -1,0 +1,164 @@
+"""Where a model's files are: named by their content in the driver, brought in on a worker.
+
+Knows local folders, GGUF files, hub ids and object-store prefixes. Knows nothing of what is in
+the files: loading them is `inference.model`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsspec.core import url_to_fs
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from pipeline.errors import ModelError, Problem, SpecError
+from pipeline.sources.hashes import canonical_json, content_hash, short_hash
+from pipeline.sources.streams import Options
+from pipeline.spec.schema import ModelSpec
+from pipeline.stores.errors import REMOTE_ERRORS, explained
+
+# Weights, configuration, tokenizer, template: whatever else lies in the folder answers nothing.
+_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model that was found: where a worker gets it, and what identifies its content."""
+
+    kind: str  # folder | gguf | hub | remote
+    location: str
+    revision: str | None
+    hashes: Mapping[str, str]
+    size_bytes: int
+
+    @property
+    def id(self) -> str:
+        """Changes when any file does."""
+        return short_hash(canonical_json(dict(self.hashes)))
+
+
+def locate(model: ModelSpec, cache_dir: Path) -> ModelFiles:
+    """The model that `model.path` names; SpecError if it names none."""
+    path = Path(model.path).expanduser()
+    if path.is_dir():
+        return _folder(path, cache_dir)
+    if path.suffix == ".gguf":
+        return _gguf(path, cache_dir)
+    if "://" in model.path:
+        return _remote(model.path, model.storage_options)
+    return _hub(model)
+
+
+def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
+    """A local folder with the files, or the local GGUF file."""
+    if files.kind in ("folder", "gguf"):
+        if not Path(files.location).exists():
+            raise ModelError(f"{files.location}: not on this machine; use a path all machines see")
+        return Path(files.location)
+    if files.kind == "hub":
+        patterns = list(_FILES)
+        return Path(
+            snapshot_download(files.location, revision=files.revision, allow_patterns=patterns)
+        )
+    return _download(files, cache_dir / "models" / files.id, options)
+
+
+def _folder(path: Path, cache_dir: Path) -> ModelFiles:
+    found = sorted({file for pattern in _FILES for file in path.glob(pattern)})
+    if not any(file.suffix == ".safetensors" for file in found):
+        raise SpecError(
+            [
+                Problem(
+                    "model.path",
+                    "the folder holds no .safetensors file; pickled weights are not read, "
+                    "convert them",
+                    str(path),
+                )
+            ]
+        )
+    hashes = {file.name: content_hash(file, cache_dir) for file in found}
+    size_bytes = sum(file.stat().st_size for file in found if file.suffix == ".safetensors")
+    return ModelFiles("folder", os.path.abspath(path), None, hashes, size_bytes)
+
+
+def _gguf(path: Path, cache_dir: Path) -> ModelFiles:
+    if not path.is_file():
+        raise SpecError([Problem("model.path", "there is no such file", str(path))])
+    hashes = {"gguf": content_hash(path, cache_dir)}
+    return ModelFiles("gguf", os.path.abspath(path), None, hashes, path.stat().st_size)
+
+
+def _remote(url: str, options: Options) -> ModelFiles:
+    try:
+        file_system, place = url_to_fs(url, **options)
+        file_system.invalidate_cache()
+        infos = file_system.find(place, detail=True)
+    except (ValueError, TypeError, ImportError, *REMOTE_ERRORS) as error:
+        raise SpecError([Problem("model.path", f"cannot be opened: {error}", url)]) from error
+    wanted = {name: info for name, info in infos.items() if _is_ours(name)}
+    if not any(name.endswith(".safetensors") for name in wanted):
+        fix = "no .safetensors file is below it"
+        raise SpecError([Problem("model.path", fix, url)])
+    hashes = {
+        Path(name).name: str(info.get("ETag") or info.get("md5Hash") or file_system.checksum(name))
+        for name, info in wanted.items()
+    }
+    size_bytes = sum(info["size"] for name, info in wanted.items() if "safetensors" in name)
+    return ModelFiles("remote", url, None, hashes, size_bytes)
+
+
+def _is_ours(name: str) -> bool:
+    return any(Path(name).match(pattern) for pattern in _FILES)
+
+
+def _hub(model: ModelSpec) -> ModelFiles:
+    try:
+        info = HfApi().model_info(model.path, revision=model.revision, files_metadata=True)
+        assert info.sha is not None, info
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        size_bytes = sum(size for name, size in sizes.items() if name.endswith(".safetensors"))
+        revision = info.sha
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        revision, size_bytes = _cached(model, error)
+    return ModelFiles("hub", model.path, revision, {"revision": revision}, size_bytes)
+
+
+def _cached(model: ModelSpec, reason: Exception) -> tuple[str, int]:
+    """The commit and size of a hub model downloaded before, for when the hub is out of reach."""
+    try:
+        folder = Path(snapshot_download(model.path, revision=model.revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        fix = f"neither a local folder, a .gguf file, nor a model the hub knows: {reason}"
+        raise SpecError([Problem("model.path", " ".join(fix.split()), model.path)]) from error
+    return folder.name, sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _download(files: ModelFiles, folder: Path, options: Options) -> Path:
+    """The remote files, complete or not at all."""
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent))
+    with explained(files.location, "read"):
+        file_system, place = url_to_fs(files.location, **options)
+        for name in file_system.find(place):
+            if _is_ours(name):
+                file_system.get_file(name, str(partial / Path(name).name))
+    return settle(partial, folder)
+
+
+def settle(partial: Path, folder: Path) -> Path:
+    """Give a finished folder its name; if another process was first, its folder stands."""
+    try:
+        os.replace(partial, folder)
+    except OSError:
+        if not folder.exists():
+            raise
+        shutil.rmtree(partial)
+    return folder

@@ -1,0 +1,1 @@
+"""Find, cut and read input files."""

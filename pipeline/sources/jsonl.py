@@ -1,0 +1,128 @@
+"""JSON lines: the pieces of a stream in one pass, and the rows of one piece.
+
+Knows newlines and JSON. Knows nothing of compression, of shards' identity or of documents.
+A line of white space alone is not a row.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+
+from pipeline.sources.columns import check_named
+from pipeline.sources.documents import Gathered, RawRow, TooLong, too_long
+from pipeline.sources.shards import Piece, Shard, Unit, cut_units
+from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
+
+# A key that none of so many rows has is taken for a misspelling.
+SAMPLE_ROWS = 100
+
+
+def jsonl_pieces(
+    path: str,
+    format: str,
+    options: Options,
+    *,
+    text_column: str,
+    id_column: str | None,
+    target_bytes: int,
+) -> list[Piece]:
+    """Runs of lines. No line is held: one of any length passes through a block's memory."""
+    with decompressed(path, format, options) as stream:
+        _check_keys(path, stream, text_column=text_column, id_column=id_column)
+    with decompressed(path, format, options) as stream:
+        return list(cut_units(_line_units(stream), target_bytes))
+
+
+def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
+    """The shard's rows; one line is held at a time, and none that is too long."""
+    assert shard.piece.start_byte is not None and shard.piece.end_byte is not None, shard
+    with decompressed(shard.path, shard.version.format, options) as stream:
+        stream.seek(shard.piece.start_byte)
+        lines = lines_of(stream, shard.piece.end_byte - shard.piece.start_byte)
+        read = partial(
+            _row, text_column=shard.version.text_column, id_column=shard.version.id_column
+        )
+        yield from map(read, lines)  # a loop would hold a line beside the text that came of it
+
+
+def _check_keys(path: str, stream: Stream, *, text_column: str, id_column: str | None) -> None:
+    """SpecError if no row of the first hundred has a wanted key; an empty object has no rows."""
+    keys: set[str] = set()
+    wanted = {text_column, id_column} - {None}
+    rows = 0
+    for line in islice(lines_of(stream), SAMPLE_ROWS):
+        rows += 1
+        value, _ = _parsed(line)
+        keys.update(value or ())
+        if wanted <= keys:
+            return
+    if rows:
+        check_named(path, sorted(keys), text_column=text_column, id_column=id_column)
+
+
+def _line_units(stream: Stream) -> Iterator[Unit]:
+    """One unit for each row, with its place in the stream."""
+    start = position = 0
+    blank = True
+    for segment, ends in _segments(stream):
+        position += len(segment)
+        blank = blank and segment.isspace()
+        if ends:
+            if not blank:
+                yield Unit(1, position - start, start, position)
+            start, blank = position, True
+    if not blank:  # the last line has no newline
+        yield Unit(1, position - start, start, position)
+
+
+def lines_of(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes | TooLong]:
+    """The rows in the next `size_bytes` of the stream, or in all of it."""
+    line = Gathered()
+    for segment, ends in _segments(stream, size_bytes):
+        line.add(segment)
+        if ends:
+            if not line.blank:
+                yield line.take()
+            line = Gathered()
+    if not line.blank:
+        yield line.take()
+
+
+def _segments(stream: Stream, size_bytes: int | None = None) -> Iterator[tuple[bytes, bool]]:
+    """The stream in segments that end at a newline (True) or at a block's edge (False)."""
+    left = size_bytes
+    while block := stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left)):
+        start = 0
+        while newline := block.find(b"\n", start) + 1:
+            yield block[start:newline], True
+            start = newline
+        if start < len(block):
+            yield block[start:], False
+        left = None if left is None else left - len(block)
+
+
+def _row(line: bytes | TooLong, text_column: str, id_column: str | None) -> RawRow:
+    value, problem = _parsed(line)
+    if value is None:
+        return RawRow(problem=problem)
+    return RawRow(value.get(text_column), value.get(id_column) if id_column else None)
+
+
+def _parsed(line: bytes | TooLong) -> tuple[dict[str, object] | None, str | None]:
+    """The line's object, or why there is none."""
+    if isinstance(line, TooLong):
+        return None, too_long()
+    try:
+        # — decoded here: json.loads would guess UTF-16 from a stray NUL
+        value = json.loads(line.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
+    except UnicodeDecodeError:
+        return None, "invalid UTF-8"
+    except (ValueError, RecursionError):  # ValueError: also an integer of over 4,300 digits
+        return None, "not JSON"
+    if not isinstance(value, dict):
+        return None, "not an object"
+    return value, None

@@ -1,0 +1,140 @@
+"""Shards: which rows of which input object are labelled, and committed, together.
+
+Knows identities, row ranges and weights. Knows nothing of files, formats' insides or stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from pipeline.sources.hashes import canonical_json, short_hash
+
+MAX_SHARD_BYTES = 64 * 1024 * 1024
+# A row costs its questions too, about a hundred tokens of prompt however short its text is; without
+# this a shard of a million one-word rows would weigh next to nothing.
+ROW_WEIGHT_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Neighbouring rows measured together: a row group, a record batch, or one line."""
+
+    rows: int
+    text_bytes: int
+    start_byte: int | None = None
+    end_byte: int | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the rows cost to label, in bytes of text."""
+        return self.text_bytes + ROW_WEIGHT_BYTES * self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `start_row` to before `end_row` of one object, and where its stream has them."""
+
+    start_row: int
+    end_row: int
+    text_bytes: int
+    start_byte: int | None
+    end_byte: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """One version of one input object, and the columns that are wanted of it."""
+
+    path: str  # absolute, or a URL
+    size_bytes: int
+    etag: str
+    format: str
+    text_column: str
+    id_column: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A bounded piece of one version of one input object, known by what it holds."""
+
+    version: ObjectVersion
+    piece: Piece
+    # The `sid`: changes exactly when the rows could be others.
+    id: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
+        identity = canonical_json(_flat(self.version) | rows)
+        object.__setattr__(self, "id", short_hash(identity))
+
+    @property
+    def path(self) -> str:
+        """The object's path."""
+        return self.version.path
+
+    @property
+    def rows(self) -> int:
+        """How many rows go in, and so how many come out."""
+        return self.piece.end_row - self.piece.start_row
+
+    def to_json(self) -> dict[str, object]:
+        """The shard as JSON values, all at one level; `from_json` takes it back."""
+        return _flat(self.version) | _flat(self.piece)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Shard:
+        """The shard that `to_json` gave."""
+        version, piece = (
+            {f.name: content[f.name] for f in fields(t)} for t in (ObjectVersion, Piece)
+        )
+        return cls(ObjectVersion(**version), Piece(**piece))
+
+
+def _flat(value: ObjectVersion | Piece) -> dict[str, object]:
+    """Its fields by name; `dataclasses.asdict` copies deeply, which for 200,000 shards is felt."""
+    return {each.name: getattr(value, each.name) for each in fields(value)}
+
+
+def cut_units(units: Iterable[Unit], target_bytes: int) -> Iterator[Piece]:
+    """Pieces that weigh at most `target_bytes`, or are one row.
+
+    Law: the pieces hold every row once, in order, whatever the target. Light neighbours are
+    joined; a unit above the target is split into equal runs of rows.
+    """
+    limit = min(target_bytes, MAX_SHARD_BYTES)
+    assert limit > 0, target_bytes
+    row, joined = 0, Unit(rows=0, text_bytes=0)
+    for unit in units:
+        for part in _split(unit, limit):
+            if joined.rows and joined.weight_bytes + part.weight_bytes > limit:
+                yield _piece(joined, row)
+                row, joined = row + joined.rows, Unit(rows=0, text_bytes=0)
+            joined = _join(joined, part) if joined.rows else part
+    if joined.rows:
+        yield _piece(joined, row)
+
+
+def _split(unit: Unit, limit: int) -> Iterator[Unit]:
+    """A unit's rows in runs within the limit, each with its share of the bytes."""
+    if unit.rows <= 1 or unit.weight_bytes <= limit:
+        if unit.rows:
+            yield unit
+        return
+    assert unit.start_byte is None, unit  # rows inside a unit have no known place in a stream
+    rows_within_limit = max(1, unit.rows * limit // unit.weight_bytes)
+    parts = -(-unit.rows // rows_within_limit)
+    for part in range(parts):
+        rows = (part + 1) * unit.rows // parts - part * unit.rows // parts
+        yield Unit(rows, unit.text_bytes * rows // unit.rows)
+
+
+def _join(left: Unit, right: Unit) -> Unit:
+    rows, text_bytes = left.rows + right.rows, left.text_bytes + right.text_bytes
+    return Unit(rows, text_bytes, left.start_byte, right.end_byte)
+
+
+def _piece(unit: Unit, start_row: int) -> Piece:
+    end_row = start_row + unit.rows
+    return Piece(start_row, end_row, unit.text_bytes, unit.start_byte, unit.end_byte)

@@ -1,0 +1,288 @@
+"""The input: which objects a path names, how each is cut into shards, and a shard's documents.
+
+Knows fsspec paths, the supported formats and how a changed object is noticed. Knows nothing of what
+is inside a format (`parquet`, `arrow`, `jsonl`, `wet`), of tasks or of the output.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import stringify_path
+
+from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
+from pipeline.sources.arrow import arrow_pieces, arrow_rows
+from pipeline.sources.documents import RawRow, slices_from
+from pipeline.sources.hashes import content_hash
+from pipeline.sources.jsonl import jsonl_pieces, jsonl_rows
+from pipeline.sources.parquet import parquet_pieces, parquet_rows
+from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.sources.streams import Options, fetching, one_line, patiently, reading
+from pipeline.sources.wet import wet_pieces, wet_rows
+from pipeline.stores.errors import options_of
+
+FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz")
+# What remote file systems call the name of an object's content, then the time it was written.
+_CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
+_CLOCKS_APART_S = 60.0
+_TIME_KEYS = (
+    "LastModified",
+    "last_modified",
+    "Last-Modified",
+    "updated",
+    "mtime",
+    "modified",
+    "created",
+)
+NO_OPTIONS: Options = {}
+# Of why a file cannot be read, so much is kept in each of its rows.
+REASON_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class InputObject:
+    """One version of one input file."""
+
+    path: str  # absolute, or a URL
+    size_bytes: int
+    etag: str
+    format: str
+    options: Options = field(default_factory=dict)  # to open it with; no part of what it is
+
+    def version(self, text_column: str, id_column: str | None) -> ObjectVersion:
+        """What a cut of it is known by."""
+        return ObjectVersion(
+            self.path, self.size_bytes, self.etag, self.format, text_column, id_column
+        )
+
+
+def find_objects(
+    path_glob: str, cache_dir: Path, options: Options = NO_OPTIONS
+) -> list[InputObject]:
+    """The objects that a file, a glob or a folder names, sorted by path.
+
+    A folder stands for the supported files below it; every file that is named, or matched by a
+    glob, must be supported. Local files are hashed, once (`hashes.content_hash`).
+    """
+    with fetching(path_glob), options_of("input.storage_options", options):
+        file_system, place = _located(path_glob, options)
+        infos = list(_infos(file_system, place))
+    if not infos:
+        fix = f"names no file; supported are {_supported()}, globs and folders"
+        raise SpecError([Problem("input.path", fix, path_glob)])
+    unsupported = sorted(info["name"] for info in infos if format_of(info["name"]) is None)
+    if unsupported:
+        fix = f"{len(unsupported)} of {len(infos)} files are not {_supported()}; narrow the glob"
+        raise SpecError([Problem("input.path", fix, unsupported[0])])
+    _refuse_unwritable([info["name"] for info in infos])
+    objects = [_input_object(file_system, info, cache_dir, options) for info in infos]
+    return sorted(objects, key=lambda found: found.path)
+
+
+def cut(
+    found: InputObject, text_column: str, id_column: str | None, target_bytes: int
+) -> list[Shard]:
+    """The object's rows in shards of about `target_bytes`: every row once, in order."""
+    with reading(found.path):
+        pieces = _pieces(found, text_column, id_column, target_bytes)
+    version = found.version(text_column, id_column)
+    return [Shard(version, piece) for piece in pieces]
+
+
+def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> Iterator[pa.Table]:
+    """The shard's documents (`documents.SCHEMA`), one row for each of its rows, slice by slice.
+
+    Rows that a broken file no longer gives say why. StorageError, at the latest in place of the
+    last slice, if the object is not the one that was cut: its labels would be another's.
+    """
+    return slices_from(every_row(shard, options))
+
+
+def format_of(path: str) -> str | None:
+    """The supported format that a file's name ends in, or None."""
+    name = path.lower()
+    return next((format for format in FORMATS if name.endswith(f".{format}")), None)
+
+
+def _pieces(
+    found: InputObject, text_column: str, id_column: str | None, target_bytes: int
+) -> list[Piece]:
+    path, format, options = found.path, found.format, found.options
+    wanted: dict[str, Any] = {
+        "text_column": text_column,
+        "id_column": id_column,
+        "target_bytes": target_bytes,
+    }
+    if format == "parquet":
+        return parquet_pieces(path, options, **wanted)
+    if format == "arrow":
+        return arrow_pieces(path, options, **wanted)
+    if format == "warc.wet.gz":
+        return wet_pieces(path, format, options, **wanted)
+    return jsonl_pieces(path, format, options, **wanted)
+
+
+def every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
+    """The shard's rows as their file has them, one at a time; refuses as `read_documents` does."""
+    _check_unchanged(shard, options)
+    broken: UnreadableError | None = None
+    found = 0
+    try:
+        with reading(shard.path):
+            for row in _rows(shard, options):
+                found += 1
+                yield row
+                del row  # a text may be long: none is held beside the next one
+    except UnreadableError as error:
+        broken = error
+    # — also behind: it may have been another by the time that it was opened
+    _check_unchanged(shard, options)
+    if broken is not None:
+        yield from _unread_rows(shard, found, broken)
+    elif found != shard.rows:
+        raise StorageError(
+            f"{shard.path}: changed while the job ran: {found} rows where {shard.rows} were "
+            f"(from row {shard.piece.start_row}); run again to label the new one"
+        )
+
+
+def _unread_rows(shard: Shard, found: int, error: UnreadableError) -> Iterator[RawRow]:
+    """The rows behind those that were found, named by their place, each with the reason."""
+    name = shard.path.rpartition("/")[2]
+    reason = one_line(error.__cause__ or error)[:REASON_CHARS]
+    for row in range(shard.piece.start_row + found, shard.piece.end_row):
+        yield RawRow(id=f"{name}:{row}", problem=f"cannot be read: {reason}")
+
+
+def _rows(shard: Shard, options: Options) -> Iterator[RawRow]:
+    if shard.version.format == "parquet":
+        return parquet_rows(shard, options)
+    if shard.version.format == "arrow":
+        return arrow_rows(shard, options)
+    if shard.version.format == "warc.wet.gz":
+        return wet_rows(shard, options)
+    return jsonl_rows(shard, options)
+
+
+def _located(path_glob: str, options: Options) -> tuple[AbstractFileSystem, str]:
+    """The file system, which has forgotten what it listed before, and the path in it."""
+    try:
+        file_system, place = url_to_fs(path_glob, **options)
+        file_system.invalidate_cache()
+    except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
+        raise SpecError([Problem("input.path", f"cannot be opened: {error}", path_glob)]) from error
+    return file_system, stringify_path(place)
+
+
+def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str, Any]]:
+    """What the file system says of each file that `place` names."""
+    # — asked first, so that a file with a bracket in its name is that file and not a glob
+    itself = _info(file_system, place)
+    if itself is None:
+        if any(sign in place for sign in "*?["):
+            matched = patiently(partial(file_system.glob, place, detail=True)).values()
+            yield from (info for info in matched if info["type"] != "directory")
+    elif itself["type"] == "directory":
+        below = patiently(partial(file_system.find, place, detail=True)).values()
+        yield from (info for info in below if format_of(info["name"]) is not None)
+    else:
+        yield itself
+
+
+def _refuse_unwritable(names: Sequence[str]) -> None:
+    """SpecError for local names that are no text: no answer could be read back beside them."""
+    written = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names]
+    odd = sorted(shown for shown, name in zip(written, names, strict=True) if shown != name)
+    if odd:
+        fix = f"{len(odd)} of {len(names)} files have a name that is not UTF-8; rename them"
+        raise SpecError([Problem("input.path", fix, odd[0])])
+
+
+def _info(file_system: AbstractFileSystem, place: str) -> Mapping[str, Any] | None:
+    """What the file system says of the one file or folder at the place; None where it has none."""
+    try:
+        info: Mapping[str, Any] = patiently(partial(file_system.info, place))
+    except FileNotFoundError:
+        return None
+    return info
+
+
+def _input_object(
+    file_system: AbstractFileSystem, info: Mapping[str, Any], cache_dir: Path, options: Options
+) -> InputObject:
+    name, size_bytes = info["name"], info["size"]
+    format = format_of(name)
+    assert format is not None, name
+    if isinstance(file_system, LocalFileSystem):
+        return InputObject(name, size_bytes, content_hash(Path(name), cache_dir), format, options)
+    path = file_system.unstrip_protocol(name)
+    return InputObject(path, size_bytes, _remote_etag(path, info), format, options)
+
+
+def _check_unchanged(shard: Shard, options: Options) -> None:
+    """StorageError if the size, or a remote object's etag, is another than at the cut."""
+    with fetching(shard.path):
+        file_system, place = url_to_fs(shard.path, **options)
+        file_system.invalidate_cache()  # or a listing of before the change would answer
+        info = patiently(partial(file_system.info, place))
+    now: tuple[int, str] = info["size"], shard.version.etag
+    if not isinstance(file_system, LocalFileSystem):
+        now = info["size"], _remote_etag(shard.path, info)
+    if now != (shard.version.size_bytes, shard.version.etag):
+        raise StorageError(
+            f"{shard.path}: changed while the job ran: size and etag are {now}, and were "
+            f"{(shard.version.size_bytes, shard.version.etag)}; run again to label the new version"
+        )
+
+
+def check_content(shard: Shard, cache_dir: Path, since: float) -> None:
+    """StorageError if the shard's file is local, was written since, and holds something else.
+
+    Reading a local file looks at its size alone. `since` is in seconds since the epoch; only what
+    was written later, or a minute before by another machine's clock, is hashed again.
+    """
+    if "://" in shard.path:
+        return
+    with fetching(shard.path):
+        written = Path(shard.path).stat().st_mtime
+    if written < since - _CLOCKS_APART_S:
+        return
+    if content_hash(Path(shard.path), cache_dir) != shard.version.etag:
+        raise StorageError(
+            f"{shard.path}: changed while the job ran, and is as long as before; run again to "
+            f"label the new version"
+        )
+
+
+def _remote_etag(path: str, info: Mapping[str, Any]) -> str:
+    if info["size"] is None:
+        raise StorageError(f"{path}: its server does not tell its size; copy it to a disk or store")
+    for key in _CONTENT_KEYS:
+        if info.get(key):
+            return str(info[key]).strip('"')
+    for key in _TIME_KEYS:
+        if info.get(key):
+            return f"{_seconds(info[key])}-{info['size']}"
+    raise StorageError(
+        f"{path}: its file system tells neither a hash nor a time of writing, so a changed file "
+        f"would pass for the old one; copy the files to a disk or an object store"
+    )
+
+
+def _seconds(time: object) -> object:
+    # — one file system tells a time in two forms: a number in a listing, a datetime for one file
+    return time.timestamp() if isinstance(time, datetime) else time
+
+
+def _supported() -> str:
+    return " ".join(f".{format}" for format in FORMATS)

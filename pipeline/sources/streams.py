@@ -1,0 +1,164 @@
+"""Opens an input object as a stream of bytes, decompressed where its format says so.
+
+Knows fsspec paths, gzip and zstd. Knows nothing of rows, columns or shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+import pyarrow as pa
+from fsspec.core import url_to_fs
+
+from pipeline.errors import StorageError, UnreadableError
+from pipeline.stores.errors import (
+    REMOTE_ERRORS,
+    Cause,
+    Patience,
+    as_storage_error,
+    cause_of,
+    is_passing,
+    persistently,
+)
+
+# What the fsspec file system that opens a path is made with: a spec's storage_options.
+Options = Mapping[str, Any]
+
+BLOCK_BYTES = 1024 * 1024
+# Above the client's own tries, which leave out what some clients take for final: s3fs an error 500.
+_PATIENCE = Patience(attempts=6)
+
+Result = TypeVar("Result")
+
+
+class Stream(Protocol):
+    """What the line and record readers need of an open object."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end."""
+        ...
+
+    def seek(self, offset: int, /) -> int:
+        """Go to an offset from the start."""
+        ...
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Content that is not what its format asks for, as one UnreadableError line.
+
+    Whether the bytes come at all is told apart by `opened`, which raises its own errors.
+    """
+    try:
+        yield
+    except pa.ArrowMemoryError as error:  # a larger machine may read it
+        raise StorageError(_told(path, error)) from error
+    except (OSError, EOFError, pa.ArrowException) as error:
+        raise UnreadableError(_told(path, error)) from error
+
+
+@contextmanager
+def fetching(path: str) -> Iterator[None]:
+    """Whatever keeps the bytes of the object at `path` from coming, as one StorageError line."""
+    try:
+        yield
+    except REMOTE_ERRORS as error:
+        cause = cause_of(error) if _is_remote(path) else Cause.OTHER
+        if cause is Cause.EXISTS:  # of another version: s3fs reads on only if the etag is the same
+            raise StorageError(
+                f"{path}: changed while the job ran; run again to label the new version"
+            ) from error
+        if cause is not Cause.OTHER:
+            raise as_storage_error(error, path, "read") from error
+        raise StorageError(_told(path, error)) from error
+
+
+def patiently(call: Callable[[], Result]) -> Result:
+    """What a request to an input's store gives, made again where it may well succeed later."""
+    return persistently(call, is_passing, _PATIENCE)
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, or what it is where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _told(path: str, error: BaseException) -> str:
+    reason = one_line(error)
+    return f"{path}: cannot be read: {reason}; replace the file or take it out of input.path"
+
+
+def _is_remote(path: str) -> bool:
+    return "://" in path and not path.startswith("file:")
+
+
+@contextmanager
+def opened(path: str, options: Options) -> Iterator[Fetched]:
+    """The object's bytes as they are stored."""
+    with fetching(path):
+        file_system, place = url_to_fs(path, **options)
+        file = patiently(partial(file_system.open, place, "rb"))
+    with file:
+        yield Fetched(file, path)
+
+
+@contextmanager
+def decompressed(path: str, format: str, options: Options) -> Iterator[Stream]:
+    """The object's bytes after gzip or zstd, of any number of members or frames.
+
+    Arrow's reader is used because it fails where the data stops short: zstandard's own stream
+    reader ends quietly there, and a truncated file would pass for a shorter one.
+    """
+    codecs = {"gz": "gzip", "zst": "zstd"}
+    codec = codecs.get(format.rpartition(".")[2])
+    with opened(path, options) as file:
+        yield file if codec is None else _Inflated(file, codec)
+
+
+class Fetched:
+    """An open file whose own errors are StorageErrors, whoever reads it: Arrow passes them on."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        self._file = file
+        self._path = path
+
+    def read(self, size: int = -1, /) -> bytes:
+        with fetching(self._path):
+            return patiently(partial(self._file.read, size))  # one that fails stays where it was
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        with fetching(self._path):
+            return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+
+class _Inflated:
+    """One compressed stream, read forwards."""
+
+    def __init__(self, file: Fetched, codec: str) -> None:
+        self._stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
+        self._offset = 0
+
+    def read(self, size: int, /) -> bytes:
+        data: bytes = self._stream.read(size)
+        self._offset += len(data)
+        return data
+
+    def seek(self, offset: int, /) -> int:
+        """Reads and drops what lies before: a compressed stream has no shorter way."""
+        assert offset >= self._offset, (offset, self._offset)
+        while self._offset < offset and self.read(min(BLOCK_BYTES, offset - self._offset)):
+            pass
+        return self._offset

@@ -1,0 +1,118 @@
+"""WET files of web archives: the pieces of a stream in one pass, and the rows of one piece.
+
+Knows WARC records; a row is a conversion record, with the columns text, id, url and date. Knows
+nothing of shards' identity or of documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from warcio.archiveiterator import ArchiveIterator
+from warcio.exceptions import ArchiveLoadFailed
+from warcio.recordloader import ArcWarcRecord
+
+from pipeline.sources.columns import check_named
+from pipeline.sources.documents import Gathered, RawRow, TooLong
+from pipeline.sources.shards import Piece, Shard, Unit, cut_units
+from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
+
+# What a record's headers take at most; without a limit, one endless line would be held.
+MAX_HEADER_BYTES = 1024 * 1024
+_HEADERS = {"id": "WARC-Record-ID", "url": "WARC-Target-URI", "date": "WARC-Date"}
+COLUMNS = ["text", *_HEADERS]
+
+
+def wet_pieces(
+    path: str,
+    format: str,
+    options: Options,
+    *,
+    text_column: str,
+    id_column: str | None,
+    target_bytes: int,
+) -> list[Piece]:
+    """Runs of conversion records; no record is held."""
+    check_named(path, COLUMNS, text_column=text_column, id_column=id_column)
+    with decompressed(path, format, options) as stream:
+        return list(cut_units(_record_units(stream), target_bytes))
+
+
+def wet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
+    """The shard's rows; one record is held at a time, and none that is too long."""
+    assert shard.piece.start_byte is not None, shard
+    with decompressed(shard.path, shard.version.format, options) as stream:
+        stream.seek(shard.piece.start_byte)
+        found = 0
+        for _, record in records_of(stream):
+            if record.rec_type != "conversion":
+                continue
+            if found == shard.rows:
+                return
+            found += 1
+            yield _row(record, shard.version.text_column, shard.version.id_column)
+
+
+def _record_units(stream: Stream) -> Iterator[Unit]:
+    for archive, record in records_of(stream):
+        text_bytes = sum(len(block) for block in blocks_of(record))
+        start = archive.get_record_offset()
+        if record.rec_type == "conversion":
+            yield Unit(1, text_bytes, start, start + archive.get_record_length())
+
+
+def records_of(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
+    """The records, each left whole behind; OSError where the data is no WARC."""
+    forward = _Forward(stream)
+    archive = ArchiveIterator(forward, no_record_parse=True)
+    try:
+        for record in archive:
+            forward.left = None
+            yield archive, record
+            archive.read_to_end()
+            if archive.err_count:
+                raise OSError("a WARC record's Content-Length is not its length")
+            forward.left = MAX_HEADER_BYTES
+    except ArchiveLoadFailed as error:
+        raise OSError(f"not a WARC record: {error}") from error
+
+
+def _row(record: ArcWarcRecord, text_column: str, id_column: str | None) -> RawRow:
+    wanted = {text_column, id_column or text_column}
+    headers = {name: record.rec_headers.get_header(_HEADERS[name]) for name in wanted - {"text"}}
+    values: dict[str, object] = {**headers, "text": _text(record) if "text" in wanted else ""}
+    return RawRow(values[text_column], values[id_column] if id_column else None)
+
+
+def _text(record: ArcWarcRecord) -> bytes | TooLong:
+    text = Gathered()
+    for block in blocks_of(record):
+        text.add(block)
+    return text.take()
+
+
+def blocks_of(record: ArcWarcRecord) -> Iterator[bytes]:
+    """The record's content; OSError if it is shorter than its header says."""
+    declared = record.rec_headers.get_header("Content-Length")
+    position = 0
+    while block := record.raw_stream.read(BLOCK_BYTES):
+        position += len(block)
+        yield block
+    if declared != str(position):
+        raise OSError(f"a WARC record of {position} bytes says {declared}")
+
+
+class _Forward:
+    """A stream without tell(): warcio then counts its offsets from where it began to read."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.left: int | None = MAX_HEADER_BYTES  # None while a record's content is read
+
+    def read(self, size: int, /) -> bytes:
+        data = self._stream.read(size)
+        if self.left is not None:
+            self.left -= len(data)
+            if self.left < 0:
+                raise OSError(f"a WARC record's headers are over {MAX_HEADER_BYTES:,} bytes")
+        return data

@@ -1,0 +1,117 @@
+"""What an answer depends on, and the hash of it.
+
+Knows the parts of a spec that can change a task's answers. Knows nothing of where answers are
+kept, of how weights are found, or of other tasks: adding one changes no fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from pipeline.spec.schema import ContextualSpec, ExitSpec, JobSpec, TaskSpec
+
+# Raised when the same spec would be answered otherwise by this program, or written otherwise.
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """One version of one task: what it stands for, without secrets, and its hash."""
+
+    content: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """16 hex digits; changes exactly when an answer could change."""
+        return hashlib.sha256(self.json()).hexdigest()[:16]
+
+    @property
+    def raw(self) -> Fingerprint:
+        """The same task without calibration: its answers are the same, but for that."""
+        return Fingerprint({k: v for k, v in self.content.items() if k != "calibration"})
+
+    def json(self) -> bytes:
+        return json.dumps(self.content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def fingerprints(
+    spec: JobSpec,
+    *,
+    weights: Mapping[str, str],
+    dtype: str,
+    readouts: Mapping[str, str] = MappingProxyType({}),
+    calibrations: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Fingerprint]:
+    """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files.
+
+    `readouts` and `calibrations` are the hashes of the files that tasks name, by task.
+    """
+    return {
+        task.name: _fingerprint(spec, task, weights, dtype, readouts, calibrations)
+        for task in spec.tasks
+    }
+
+
+def _fingerprint(
+    spec: JobSpec,
+    task: TaskSpec,
+    weights: Mapping[str, str],
+    dtype: str,
+    readouts: Mapping[str, str],
+    calibrations: Mapping[str, str],
+) -> Fingerprint:
+    documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
+    asked: dict[str, Any] = {
+        "question": task.question,
+        "labels": [[label, list(surfaces)] for label, surfaces in task.labels.items()],
+        # — `auto` follows from the labels and the tokenizer, which are named; where it finds no
+        #   labels that begin alike, it is this
+        "scoring": "full" if task.scoring == "full" else "first_token",
+        **_not_at_default(task, ("length_penalty", "beam", "top_k", "separator")),
+    }
+    if spec.documents.too_long == "chunk":
+        documents["overlap_tokens"] = spec.documents.overlap_tokens
+        asked["chunks"] = task.chunks
+    if task.readout is not None:
+        asked["readout"] = readouts[task.name]
+    content: dict[str, Any] = {
+        "schema": SCHEMA_VERSION,
+        "task": asked,
+        "prompt": spec.prompt.model_dump(mode="json"),
+        "documents": documents,
+        "weights": dict(weights),
+        "dtype": dtype,
+    }
+    # Only where it is asked for: answers that were given before there was a choice still stand.
+    if spec.model.quantize != "none":
+        content["quantize"] = spec.model.quantize
+    if spec.exit is not None:
+        content["exit"] = _exit(spec.exit, readouts)
+    if isinstance(task.calibration, ContextualSpec):
+        content["calibration"] = task.calibration.model_dump(mode="json")
+    elif task.calibration is not None:
+        method = task.calibration.method
+        content["calibration"] = {"method": method, "hash": calibrations[task.name]}
+    return Fingerprint(content)
+
+
+def _exit(way: ExitSpec, readouts: Mapping[str, str]) -> dict[str, Any]:
+    """How deep documents are read. Where that hangs on every task's confidence, so does an answer.
+
+    It is the one place where one task changes another's answers: their readouts are named here.
+    """
+    if way.layer is not None:
+        return {"layer": way.layer}
+    others = sorted(readouts.values())
+    return {"layers": list(way.layers), "confidence": way.confidence, "readouts": others}
+
+
+def _not_at_default(task: TaskSpec, keys: Sequence[str]) -> dict[str, Any]:
+    """Only what is asked for: answers that were given before there was a choice still stand."""
+    content = task.model_dump(mode="json", include=set(keys), exclude_defaults=True)
+    return {key: content[key] for key in keys if key in content}

@@ -1,0 +1,140 @@
+"""YAML as a spec is written: what surprises in it is refused, and no line of it is repeated.
+
+Knows YAML. Knows nothing of a spec's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import (
+    ValidationError,
+)
+from pydantic_core import ErrorDetails
+
+from pipeline.errors import Problem, SpecError
+from pipeline.spec.locations import masked
+from pipeline.spec.schema import JobSpec
+
+
+class PlainLoader(yaml.SafeLoader):
+    """YAML without its surprises: `yes` is a string, a key stands once, no anchors."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            line = event.start_mark.line + 1
+            raise yaml.YAMLError(f"write the value out: anchors are not read, line {line}")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.YAMLError(f"a key is one word, line {key_node.start_mark.line + 1}")
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                mark = key_node.start_mark
+                raise yaml.YAMLError(f"{key!r} stands twice, line {mark.line + 1}; keep one")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads yes, no, on, off as booleans and 2026-11-01 as a date: labels, here.
+PlainLoader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag in ("tag:yaml.org,2002:null", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def reason(error: Exception) -> str:
+    """Why YAML cannot be read, and in which line; not the line itself, which may hold a secret."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+    return f"{' '.join(part for part in (error.context, error.problem) if part)}{line}"
+
+
+def problems_of(error: ValidationError) -> list[Problem]:
+    """One for each cause."""
+    details = error.errors()
+    places = [".".join(str(part) for part in detail["loc"]) for detail in details]
+    return [
+        Problem(place or "spec", _fix(detail["msg"]), _value(detail))
+        for place, detail in zip(places, details, strict=True)
+        # A wrong element also makes its list "too short": say the cause, not the echo.
+        if not (detail["type"] == "too_short" and any(p.startswith(f"{place}.") for p in places))
+    ]
+
+
+def _value(detail: ErrorDetails) -> object:
+    """What stands at the place; a key that is missing has no value to show."""
+    if "storage_options" in detail["loc"]:  # the names alone: a value may be a secret
+        given = detail["input"]
+        return sorted(given) if isinstance(given, dict) else type(given).__name__
+    # — with its key: a misspelt place of a secret is still one
+    key = str(detail["loc"][-1]) if detail["loc"] else ""
+    shown = masked({key: detail["input"]})
+    assert isinstance(shown, dict)
+    return None if detail["type"] == "missing" else shown[key]
+
+
+def _fix(message: str) -> str:
+    known = {
+        "Extra inputs are not permitted": "no such key; remove it or correct its spelling",
+        "Field required": "missing; add it",
+    }
+    return known.get(message, message.removeprefix("Value error, "))
+
+
+def load_spec(path: str | Path) -> JobSpec:
+    """The spec in a YAML file; SpecError with one line a problem."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Problem(str(path), f"cannot be read: {error}", str(path))]) from error
+    return parse_spec(text, place=str(path))
+
+
+# Where there is neither input nor output, a spec in Python need not name them.
+_UNUSED: Mapping[str, Any] = {
+    "name": "labeller",
+    "input": {"path": "unused"},
+    "output": "unused",
+}
+
+
+def as_spec(spec: str | Path | Mapping[str, Any] | JobSpec) -> JobSpec:
+    """A spec from its file, from a dictionary of its keys, or as it is.
+
+    A dictionary may leave out the name, the input and the output, for those who use neither.
+    """
+    if isinstance(spec, JobSpec):
+        return spec
+    return spec_of({**_UNUSED, **spec}) if isinstance(spec, Mapping) else load_spec(spec)
+
+
+def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
+    """The spec in a YAML text; `place` names the text in errors."""
+    try:
+        content = yaml.load(text, Loader=PlainLoader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number that is none, `0x_`
+        raise SpecError([Problem(place, f"is not plain YAML: {reason(error)}", place)]) from None
+    if not isinstance(content, dict):
+        raise SpecError([Problem(place, "write a mapping of keys to values", content)])
+    return spec_of(content)
+
+
+def spec_of(content: Mapping[str, Any]) -> JobSpec:
+    """The spec that a YAML file of this content would be."""
+    try:
+        return JobSpec.model_validate(dict(content))
+    except ValidationError as error:
+        raise SpecError(problems_of(error)) from error

@@ -1,0 +1,84 @@
+"""The text around a document: one prompt as a tree of three spans.
+
+    opening            system prompt, examples, instruction: the same for every document
+      └─ document      the text itself, never seen here
+           └─ closing  what follows it: the question and the answer position, one per task
+
+Knows messages, templates and where a document stands in them. Knows nothing of tokens or models;
+a chat template arrives as a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import ModelError
+from pipeline.spec.schema import PromptSpec, TaskSpec
+
+Message = Mapping[str, str]
+Render = Callable[[Sequence[Message]], str]
+
+# Private-use characters: no template tests for them, no writer types them.
+_DOCUMENT = "\ue0d0document\ue0d1"
+_QUESTION = "\ue0d0question\ue0d1"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """The text before and after a document, and what stands between answer and its first label."""
+
+    opening: str
+    closings: Mapping[str, str]  # by task name; without a question, of an empty one
+    answer_prefix: str  # " " where the prompt ends in "Answer:", "" behind a chat header
+
+
+def prompt_text(
+    prompt: PromptSpec, tasks: Sequence[TaskSpec], *, render: Render | None
+) -> PromptText:
+    """The prompt of every task; `render` is the tokenizer's chat template, if it has one."""
+    whole = _plain(prompt) if render is None else render(_messages(prompt))
+    opening, behind = _split(whole, _DOCUMENT)
+    before_question, after_question = _split(behind, _QUESTION)
+    return PromptText(
+        opening=opening,
+        closings={t.name: before_question + (t.question or "") + after_question for t in tasks},
+        answer_prefix=" " if render is None else "",
+    )
+
+
+def _messages(prompt: PromptSpec) -> list[Message]:
+    messages: list[Message] = []
+    if prompt.system is not None:
+        messages.append({"role": "system", "content": prompt.system})
+    for example in prompt.examples:
+        user = _user_turn(prompt, example.document, example.question)
+        messages.append({"role": "user", "content": user})
+        messages.append({"role": "assistant", "content": example.answer})
+    messages.append({"role": "user", "content": _user_turn(prompt, _DOCUMENT, _QUESTION)})
+    return messages
+
+
+def _plain(prompt: PromptSpec) -> str:
+    """The same turns without a chat template: paragraphs, each ending in `Answer:`."""
+    turns = [
+        f"{_user_turn(prompt, example.document, example.question)}\nAnswer: {example.answer}\n\n"
+        for example in prompt.examples
+    ]
+    system = "" if prompt.system is None else f"{prompt.system}\n\n"
+    return system + "".join(turns) + f"{_user_turn(prompt, _DOCUMENT, _QUESTION)}\nAnswer:"
+
+
+def _user_turn(prompt: PromptSpec, document: str, question: str) -> str:
+    parts = [prompt.instruction, prompt.document.replace("{document}", document), question]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _split(text: str, mark: str) -> tuple[str, str]:
+    before, found, after = text.partition(mark)
+    if not found or mark in after:
+        raise ModelError(
+            f"the model's chat template shows the user's turn {text.count(mark)} times instead of "
+            "once; use a model with a plain chat template"
+        )
+    return before, after

@@ -1,0 +1,1 @@
+"""Object stores with create-only writes."""

@@ -1,0 +1,133 @@
+"""The store on Google Cloud Storage: an upload that only makes generation 0's successor.
+
+Knows the requests of the JSON API, made through gcsfs, which tries again by itself. gcsfs is not
+installed by default: `pip install 'assay[gcs]'`. Knows nothing of what the objects hold.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import Problem, RefusedError, SpecError, UnavailableError
+from pipeline.stores.errors import REMOTE_ERRORS, Cause, as_storage_error, cause_of, options_of
+from pipeline.stores.store import StoredObject, check_key, check_prefix, is_listed
+
+try:
+    from gcsfs.core import GCSFileSystem  # the REST client; `gcsfs.GCSFileSystem` asks gRPC first
+    from gcsfs.retry import ChecksumError, HttpError
+    from google.auth.exceptions import GoogleAuthError, RefreshError
+except ImportError as missing:
+    fix = f"gs:// needs gcsfs ({missing}); pip install 'assay[gcs]'"
+    raise SpecError([Problem("output", fix, "gs://")]) from missing
+
+# The object's metadata names the create that made it, as in `s3_store`.
+ATTEMPT = "assay-attempt"
+# gcsfs raises ValueError for an answer that says "invalid".
+_ERRORS = (*REMOTE_ERRORS, HttpError, ChecksumError, GoogleAuthError, ValueError)
+
+
+def open_gcs(url: str, options: Mapping[str, Any]) -> GcsStore:
+    """The store at gs://bucket/prefix; the options are gcsfs's."""
+    with options_of("storage_options", options), _explained(url, "opened"):
+        file_system = GCSFileSystem(**options)
+    bucket, prefix, _ = file_system.split_path(url)
+    if not bucket:
+        raise RefusedError(f"output: write gs://bucket/prefix (got {url!r})")
+    return GcsStore(bucket, prefix.strip("/"), file_system)
+
+
+@dataclass(frozen=True, slots=True)
+class GcsStore:
+    """The objects below a prefix of a bucket."""
+
+    bucket: str
+    prefix: str
+    file_system: GCSFileSystem
+
+    @property
+    def url(self) -> str:
+        """The bucket and the prefix."""
+        return f"gs://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def create(self, key: str, data: bytes) -> bool:
+        """True: this call made the object, even if the reply was lost. False: it was there."""
+        nonce = uuid.uuid4().hex
+        place = f"{self.bucket}/{self._place(key)}"
+        with _explained(f"{self.url}/{key}", "written"):
+            try:
+                # — mode="create" is ifGenerationMatch=0
+                self.file_system.pipe_file(place, data, metadata={ATTEMPT: nonce}, mode="create")
+            except _ERRORS as error:
+                if cause_of(error) is not Cause.EXISTS:
+                    raise
+                return self._maker(key) == nonce
+        return True
+
+    def read(self, key: str) -> bytes:
+        """The object's content."""
+        place = f"{self.bucket}/{self._place(key)}"
+        with _explained(f"{self.url}/{key}", "read"):
+            data: bytes = self.file_system.cat_file(place)
+            return data
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """The objects are gone; one that was not there is no error."""
+        for key in keys:
+            with _explained(f"{self.url}/{key}", "deleted"), suppress(FileNotFoundError):
+                self.file_system.call("DELETE", "b/{}/o/{}", self.bucket, self._place(key))
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """The objects whose key starts with `prefix`, in the order of their keys."""
+        check_prefix(prefix)
+        with _explained(f"{self.url}/{prefix}", "listed"):
+            found = [stored for page in self._pages(prefix) for stored in self._stored(page)]
+        yield from (stored for stored in found if is_listed(stored.key, prefix))
+
+    def _pages(self, prefix: str) -> Iterator[dict[str, Any]]:
+        asked = {"prefix": self._start + prefix}
+        while True:
+            page = self._get("b/{}/o", self.bucket, **asked)
+            yield page
+            if not page.get("nextPageToken"):
+                return
+            asked = {**asked, "pageToken": page["nextPageToken"]}
+
+    def _stored(self, page: dict[str, Any]) -> Iterator[StoredObject]:
+        for entry in page.get("items", ()):
+            key = entry["name"].removeprefix(self._start)
+            yield StoredObject(key, int(entry["size"]), entry.get("md5Hash") or entry["etag"])
+
+    def _maker(self, key: str) -> str | None:
+        """The nonce of the create that made the object."""
+        found = self._get("b/{}/o/{}", self.bucket, self._place(key))
+        nonce: str | None = found.get("metadata", {}).get(ATTEMPT)
+        return nonce
+
+    def _get(self, path: str, *names: str, **asked: str) -> dict[str, Any]:
+        reply: dict[str, Any] = self.file_system.call("GET", path, *names, json_out=True, **asked)
+        return reply
+
+    @property
+    def _start(self) -> str:
+        return f"{self.prefix}/" if self.prefix else ""
+
+    def _place(self, key: str) -> str:
+        check_key(key)
+        return self._start + key
+
+
+@contextmanager
+def _explained(place: str, done: str) -> Iterator[None]:
+    try:
+        yield
+    except RefreshError as error:
+        raise UnavailableError(
+            f"{place}: cannot be {done}: the credentials ran out ({error}); what is committed "
+            f"stands; renew them and run again to go on"
+        ) from error
+    except _ERRORS as error:
+        raise as_storage_error(error, place, done) from error

@@ -1,0 +1,267 @@
+"""Measure the tree against what people do without one, in one process and in turns.
+
+Knows the workloads and the methods. Knows nothing of how time is taken or figures are shown.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from pipeline.errors import Problem, SpecError, require_positive
+from pipeline.inference.baselines.baselines import expand, per_label, per_question, tree_flops
+from pipeline.inference.engine import DocumentIds, LabelEngine
+from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
+from pipeline.inference.memory import keep_freed_memory
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.runtime.assembly import job_model, job_prompt, job_readouts, label_engine, memory_plan
+from pipeline.runtime.job import describe, plan
+from pipeline.runtime.placement import place, this_machine
+from pipeline.spec.schema import JobSpec, TaskSpec
+from pipeline.stores.store import open_store
+from pipeline.verbs.samples import take_samples
+from pipeline.verbs.stopwatch import Turn, matmul_flops, take_turns
+
+BATCH = 8  # documents that the batched baseline expands at once
+FEW_SHOT_TOKENS = 1_500
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Documents of one length, under so many questions, below an opening at least so long."""
+
+    tokens: int
+    questions: int | None = None  # the spec's own, or this many
+    opening: int = 0
+    documents: int = 4
+    rounds: int = 3
+    methods: tuple[str, ...] = ("tree", "expand")
+
+
+ALL_METHODS = ("tree", "expand", "per_question", "per_label")
+STANDARD = (
+    Workload(1_000, methods=ALL_METHODS),
+    Workload(1_000, questions=16, methods=("tree",)),
+    Workload(200, documents=16, methods=("tree", "expand", "expand_batched")),
+    Workload(4_000, questions=32, documents=1, rounds=2),
+    Workload(1_000, opening=FEW_SHOT_TOKENS, documents=2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it was measured."""
+
+    processor: str
+    threads: int
+    device: str
+    dtype: str
+    quantize: str
+    torch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One method on one workload."""
+
+    workload: str
+    method: str
+    document_tokens: int
+    seconds_per_document: float  # the median of the rounds
+    times_tree: float  # of the tree's seconds: the median of paired rounds
+    peak_bytes: int  # above what the process held before
+    matmul_share: float  # the tree's arithmetic in this time, of the machine's own rate
+
+    @property
+    def docs_per_s(self) -> float:
+        return 1 / self.seconds_per_document
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The documents' own tokens, whatever a method reads beside them or again."""
+        return self.document_tokens / self.seconds_per_document
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """All rows of one run of the bench."""
+
+    machine: Machine
+    matmul_flops: float  # a second, the best of all workloads
+    rows: tuple[Row, ...]
+
+
+def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | None) -> Bench:
+    """The spec's model and questions on documents of its corpus, made equally long.
+
+    With `tokens`, one workload of that length instead of the standard ones. Tasks with a readout
+    are asked as questions as well, as far as they have one; the method `readouts` is the spec.
+    """
+    require_positive({"--rounds": rounds, "--tokens": tokens})
+    placement = place(spec.model, this_machine())
+    job = describe(spec, placement, cache_dir)
+    folder, tokenizer, prompt = job_prompt(job, as_questions(spec.tasks))
+    store = open_store(spec.output, spec.storage_options)
+    shards = plan(job, store, keep=False).shards
+    samples = [sample.token_ids for sample in take_samples(shards, tokenizer, spec, 64)]
+    torch.set_num_threads(placement.threads)
+    keep_freed_memory()
+    model = job_model(job, folder)
+    trained = None
+    if job.readouts:
+        whole = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
+        trained = label_engine(job, model, whole, job_readouts(job))
+    workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
+    fitting = [each for each in workloads if fits(each, prompt, model.context_tokens)]
+    if not fitting:
+        room = prompt.room(model.context_tokens)
+        fix = (
+            f"the model's context has {max(room - 1, 0):,} beside the questions; write at most that"
+        )
+        raise SpecError([Problem("--tokens", fix, tokens)])
+    measured = [
+        _measure(
+            model,
+            prompt,
+            samples,
+            workload if rounds is None else replace(workload, rounds=rounds),
+            trained,
+        )
+        for workload in fitting
+    ]
+    machine = Machine(
+        processor=_processor(),
+        threads=torch.get_num_threads(),
+        device=placement.device,
+        dtype=placement.dtype,
+        quantize=spec.model.quantize,
+        torch=torch.__version__,
+    )
+    rates, rows = zip(*measured, strict=True)
+    return Bench(machine, max(rates), tuple(row for of_workload in rows for row in of_workload))
+
+
+def as_questions(tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
+    """The tasks as the model's own words answer them; SpecError where none has a question."""
+    asked = [task.model_copy(update={"readout": None}) for task in tasks if task.question]
+    if not asked:
+        fix = "the bench compares ways to ask questions; give at least one task a question"
+        raise SpecError([Problem("tasks", fix, [task.name for task in tasks])])
+    return asked
+
+
+def fits(workload: Workload, prompt: PromptTokens, context: int) -> bool:
+    """Whether the model reads a document of the workload with its opening and any question."""
+    opening = max(len(prompt.opening), workload.opening)
+    room = prompt.room(context) + len(prompt.opening) - opening - 1  # 1: what tells repeats apart
+    return workload.tokens <= room
+
+
+def _measure(
+    model: LoadedModel,
+    prompt: PromptTokens,
+    samples: Sequence[DocumentIds],
+    workload: Workload,
+    trained: LabelEngine | None,
+) -> tuple[float, list[Row]]:
+    """The machine's rate while it was measured, and one row a method."""
+    stream = [token for sample in samples for token in sample]
+    asked = shaped(prompt, workload, stream)
+    documents = equally_long(stream, workload.tokens, workload.documents)
+    hidden = int(model.network.config.get_text_config().hidden_size)
+    before = matmul_flops(hidden, model.device, model.network.dtype)
+    turns = _turns(model, asked, documents, workload)
+    if trained is not None and workload.questions is None and not workload.opening:
+        label = partial(trained.label, documents)
+        turns["readouts"] = Turn(label, len(documents), workload.rounds, warm_up=True)
+    timed = take_turns(turns)
+    rate = max(before, matmul_flops(hidden, model.device, model.network.dtype))
+    floor_seconds = tree_flops(model, asked, workload.tokens) / rate
+    rows = [
+        Row(
+            workload=workload_name(asked, workload.tokens),
+            method=method,
+            document_tokens=workload.tokens,
+            seconds_per_document=found.median,
+            times_tree=found.times(timed["tree"]),
+            peak_bytes=found.peak_bytes,
+            matmul_share=floor_seconds / found.median,
+        )
+        for method, found in timed.items()
+    ]
+    return rate, rows
+
+
+def _turns(
+    model: LoadedModel,
+    prompt: PromptTokens,
+    documents: Sequence[DocumentIds],
+    workload: Workload,
+) -> dict[str, Turn]:
+    planned = memory_plan(model, prompt)
+    engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
+    every, rounds = len(documents), workload.rounds
+    # The slow methods' time for one document varies little, and is minutes.
+    turns = {
+        "tree": Turn(partial(engine.label, documents), every, rounds, warm_up=True),
+        "expand": Turn(partial(expand, model, prompt, documents), every, rounds, warm_up=True),
+        "expand_batched": Turn(
+            partial(expand, model, prompt, documents, batch=BATCH), every, rounds, warm_up=True
+        ),
+        "per_question": Turn(
+            partial(per_question, model, prompt, documents[:1]), 1, rounds=1, warm_up=False
+        ),
+        "per_label": Turn(
+            partial(per_label, model, prompt, documents[:1]), 1, rounds=1, warm_up=False
+        ),
+    }
+    return {method: turns[method] for method in workload.methods}
+
+
+def shaped(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> PromptTokens:
+    """The prompt with as many questions and as long an opening as the workload wants.
+
+    Questions beyond the spec's are its own again behind a token that tells them apart; a longer
+    opening is the corpus's text, as examples of it would be.
+    """
+    wanted = workload.questions or len(prompt.questions)
+    questions = []
+    for i in range(wanted):
+        repeat, place = divmod(i, len(prompt.questions))
+        question = prompt.questions[place]
+        told_apart = (stream[repeat % len(stream)],) * bool(repeat)
+        questions.append(
+            replace(question, name=f"q{i}", token_ids=(*told_apart, *question.token_ids))
+        )
+    missing = max(0, workload.opening - len(prompt.opening))
+    more = equally_long(stream, missing, 1)[0] if missing else []
+    return PromptTokens((*prompt.opening, *more), tuple(questions))
+
+
+def equally_long(stream: Sequence[int], tokens: int, wanted: int) -> list[list[int]]:
+    """`wanted` documents of exactly `tokens` tokens, made of the corpus's own in order."""
+    repeats = -(-tokens * wanted // len(stream))
+    repeated = [*stream] * repeats
+    return [repeated[i * tokens : (i + 1) * tokens] for i in range(wanted)]
+
+
+def workload_name(prompt: PromptTokens, tokens: int) -> str:
+    labels = sum(len(question.labels) for question in prompt.questions)
+    return (
+        f"{tokens:,} tokens x {len(prompt.questions)} questions, {labels} labels, "
+        f"{len(prompt.opening):,} before"
+    )
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.processor() or platform.machine()
+    lines = cpuinfo.read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

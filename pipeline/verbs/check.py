@@ -1,0 +1,153 @@
+"""Prove a spec before it costs anything: storage, model, prompts, labels, exactness.
+
+Knows how to put the parts together on one document at a time, in this process. Knows nothing of
+Ray or of how findings are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.errors import Problem, SpecError
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.loading import context_tokens
+from pipeline.runtime.assembly import job_prompt, job_readouts
+from pipeline.runtime.job import Job, describe, plan
+from pipeline.runtime.placement import place, this_machine
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.store import check_create_only, open_store
+from pipeline.verbs.exactness import Proof, prove
+from pipeline.verbs.samples import Sample, take_samples
+
+DEFAULT_DOCUMENTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One task's canonical prompt of one document."""
+
+    doc_id: str
+    task: str
+    text: str
+    token_ids: tuple[int, ...]
+    labels: dict[str, list[int]]  # first tokens
+    surfaces: dict[str, list[list[int]]] | None  # all tokens, where whole labels are scored
+
+    @property
+    def scoring(self) -> str:
+        """What is read of the labels: their tokens, or nothing where a map knows them."""
+        if not any(self.labels.values()):
+            return "readout"
+        return "first_token" if self.surfaces is None else "full"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadoutFacts:
+    """A trained readout that fits its task."""
+
+    path: str
+    sha256: str
+    kind: str
+    pooling: str
+    layer: int  # where it is read unless `exit` says otherwise
+    layers: tuple[int, ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a check found."""
+
+    output: str
+    documents: int
+    model_folder: str
+    device: str
+    dtype: str
+    quantize: str
+    context_tokens: int
+    has_chat_template: bool
+    label_tokens: dict[str, dict[str, list[str]]]  # task -> label -> first tokens as text
+    readouts: dict[str, ReadoutFacts]  # by task, of those that are read off fitted maps
+    prompts: tuple[Prompt, ...]
+    proof: Proof
+
+
+def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
+    """Every part of the spec tried once; AssayError names the first that cannot work."""
+    if documents is not None and documents < 0:
+        raise SpecError([Problem("--documents", "write how many, or 0 for none", documents)])
+    store = open_store(spec.output, spec.storage_options)
+    check_create_only(store)
+    placement = place(spec.model, this_machine())
+    job = describe(spec, placement, cache_dir)
+    planned = plan(job, store, keep=False)
+    folder, tokenizer, prompt = job_prompt(job)
+    wanted = DEFAULT_DOCUMENTS if documents is None else documents
+    samples = take_samples(planned.shards, tokenizer, spec, wanted)
+    return Findings(
+        output=store.url,
+        documents=planned.rows,
+        model_folder=str(folder),
+        device=placement.device,
+        dtype=placement.dtype,
+        quantize=spec.model.quantize,
+        context_tokens=context_tokens(folder),
+        has_chat_template=bool(tokenizer.chat_template),
+        label_tokens=_label_tokens(tokenizer, prompt),
+        readouts=_readout_facts(job),
+        prompts=_prompts(tokenizer, prompt, samples[:1]),
+        proof=prove(job, folder, prompt, [sample.token_ids for sample in samples]),
+    )
+
+
+def _readout_facts(job: Job) -> dict[str, ReadoutFacts]:
+    return {
+        task: ReadoutFacts(
+            path=job.readouts[task].path,
+            sha256=job.readouts[task].sha256,
+            kind=readout.card.kind,
+            pooling=readout.card.pooling,
+            layer=readout.card.layer,
+            layers=tuple(readout.layers),
+            labels=readout.card.labels,
+        )
+        for task, readout in job_readouts(job).items()
+    }
+
+
+def _label_tokens(
+    tokenizer: PreTrainedTokenizerBase, prompt: PromptTokens
+) -> dict[str, dict[str, list[str]]]:
+    return {
+        question.name: {
+            label: [str(tokenizer.decode([token_id])) for token_id in token_ids]
+            for label, token_ids in question.labels.items()
+        }
+        for question in prompt.questions
+        if any(question.labels.values())  # a trained readout's have none
+    }
+
+
+def _prompts(
+    tokenizer: PreTrainedTokenizerBase, prompt: PromptTokens, samples: Sequence[Sample]
+) -> tuple[Prompt, ...]:
+    found = []
+    for sample in samples:
+        for question in prompt.questions:
+            token_ids = (*prompt.opening, *sample.token_ids, *question.token_ids)
+            labels = {label: list(first) for label, first in question.labels.items()}
+            text = str(tokenizer.decode(list(token_ids)))
+            surfaces = _surfaces(question)
+            found.append(Prompt(sample.doc_id, question.name, text, token_ids, labels, surfaces))
+    return tuple(found)
+
+
+def _surfaces(question: Question) -> dict[str, list[list[int]]] | None:
+    if question.trie is None:
+        return None
+    forms = zip(question.labels, question.trie.forms, strict=True)
+    return {label: [list(path) for path in paths] for label, paths in forms}

@@ -1,0 +1,116 @@
+"""One tick of a schedule: label what is new, and publish it only if it is good and did not drift.
+
+Knows the order of a tick and its limits. Knows nothing of when ticks come, or of how a tick is
+shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.audit.diff import Comparison, compare
+from pipeline.evaluation.gates import Decision
+from pipeline.ledger.contents import Contents, contents
+from pipeline.ledger.snapshots import last_snapshot
+from pipeline.runtime.job import Plan
+from pipeline.runtime.run import Labelled, Outcome, Progress, label
+from pipeline.spec.schema import JobSpec
+
+# By custom a PSI below 0.1 is no shift (`evaluation.drift`).
+MAX_PSI = 0.1
+MAX_FLIP_RATE = 0.05
+MAX_FAILING = 0.05
+
+Gate = Callable[[Contents], tuple[Decision, ...]]  # judges what is not published yet
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a task may drift from the last snapshot."""
+
+    max_psi: float = MAX_PSI
+    max_flip_rate: float = MAX_FLIP_RATE
+    max_failing: float = MAX_FAILING  # of all rows: those that had an answer before and fail now
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """How a tick ended."""
+
+    outcome: Outcome
+    previous: int | None  # the snapshot it was compared with
+    comparison: Comparison | None  # None: there was none before, or not everything is labelled
+    decisions: tuple[Decision, ...]  # of the gates
+    held_back: tuple[str, ...]  # why it is not published
+
+    @property
+    def published(self) -> bool:
+        return self.outcome.snapshot is not None
+
+
+def tick(
+    spec: JobSpec,
+    *,
+    cache_dir: Path,
+    address: str | None = None,
+    gate: Gate | None = None,
+    limits: Limits | None = None,
+    announce: Callable[[Plan], Progress],
+) -> Tick:
+    """Labels what is missing and publishes it if gates and limits hold; else the last stays.
+
+    What is labelled is kept in any case, so the next tick does none of it again.
+    """
+    done = label(spec, cache_dir=cache_dir, address=address, announce=announce)
+    return judge(done, gate, limits or Limits())
+
+
+def judge(done: Labelled, gate: Gate | None, limits: Limits) -> Tick:
+    """The second half of a tick: what was labelled is compared, judged, and published or not."""
+    previous = last_snapshot(done.store, done.job.spec.name)
+    if not done.complete:
+        return Tick(done.outcome(None), previous, None, (), ())
+    candidate = done.contents
+    decisions = gate(candidate) if gate else ()
+    comparison, common = None, set[str]()
+    if previous is not None:
+        before = contents(done.store, previous)
+        common = set(before.tasks) & set(candidate.tasks)
+        comparison = compare(done.store, before, candidate) if common else None
+    held_back = (*_failed(decisions), *(_drifted(comparison, limits) if comparison else ()))
+    number = None if held_back else done.publish()
+    return Tick(done.outcome(number), previous, comparison, decisions, held_back)
+
+
+def _failed(decisions: tuple[Decision, ...]) -> tuple[str, ...]:
+    return tuple(
+        f"gate {each.gate} does not hold: it is "
+        f"{'undefined' if each.value is None else format(each.value, '.4f')}"
+        for each in decisions
+        if not each.passed
+    )
+
+
+def _drifted(comparison: Comparison, limits: Limits) -> tuple[str, ...]:
+    """A reason for each limit that a task is above; tasks that only one side has have none."""
+    reasons = []
+    for change in comparison.tasks:
+        if change.psi > limits.max_psi:
+            reasons.append(
+                f"the labels of {change.task} shifted: PSI {change.psi:.4f} is above "
+                f"{limits.max_psi:g}"
+            )
+        if change.flip_rate > limits.max_flip_rate:
+            reasons.append(
+                f"the answers of {change.task} flipped: {change.flip_rate:.2%} of the shared texts "
+                f"is above {limits.max_flip_rate:.2%}"
+            )
+        failing = change.newly_failing / max(1, comparison.rows[1])
+        if failing > limits.max_failing:
+            reasons.append(
+                f"{change.newly_failing:,} rows of {change.task} fail that had an answer: "
+                f"{failing:.2%} of all is above {limits.max_failing:.2%}"
+            )
+    return tuple(reasons)

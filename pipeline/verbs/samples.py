@@ -1,0 +1,75 @@
+"""A few of a corpus's documents, as the model reads them, for a check, a plan or a bench.
+
+Knows shards and tokenizers. Knows nothing of models or of what the samples are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.errors import Problem, SpecError
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
+from pipeline.runtime.assembly import fit_document
+from pipeline.sources.documents import OK
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import read_documents
+from pipeline.spec.schema import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A document as the model reads it: whole, or in the pieces of one read in chunks."""
+
+    doc_id: str
+    pieces: tuple[tuple[int, ...], ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first piece."""
+        return self.pieces[0]
+
+
+def take_samples(
+    shards: Sequence[Shard], tokenizer: PreTrainedTokenizerBase, spec: JobSpec, wanted: int
+) -> list[Sample]:
+    """Up to `wanted` readable documents of shards spread evenly over the corpus, in its order.
+
+    Shards are opened until there are enough; of each, no more is read than is taken.
+    SpecError where no document can be read: there is nothing to try the model on.
+    """
+    encoder = DocumentTokenizer(tokenizer)
+    step = max(1, len(shards) // max(1, wanted))
+    spread = shards[::step]
+    rest = [shard for place, shard in enumerate(shards) if place % step]
+    samples: list[Sample] = []
+    for place, shard in enumerate([*spread, *rest]):
+        if len(samples) >= wanted:
+            break
+        share = -(-(wanted - len(samples)) // max(1, len(spread) - place))
+        samples += islice(_readable(shard, encoder, spec), share)
+    if wanted and not samples:
+        fix = "no document there has text that can be read; name the column that holds it"
+        raise SpecError([Problem("input.text", fix, spec.input.text)])
+    return samples
+
+
+def _readable(shard: Shard, encoder: DocumentTokenizer, spec: JobSpec) -> Iterator[Sample]:
+    slices = read_documents(shard, spec.input.storage_options)
+    rows = (row for documents in slices for row in _rows(documents))
+    for doc_id, text in rows:
+        pieces, _ = fit_document(encoder, text, OK, spec.documents)
+        if pieces:  # else a run writes its row with the reason
+            yield Sample(doc_id, tuple(pieces))
+
+
+def _rows(documents: pa.Table) -> Iterator[tuple[str, str]]:
+    """The ids and texts of those with a text, one by one."""
+    columns = (documents.column(name) for name in ("doc_id", "text", "status"))
+    for doc_id, text, status in zip(*columns, strict=True):
+        if status.as_py() == OK:
+            yield doc_id.as_py(), text.as_py()

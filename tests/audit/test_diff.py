@@ -1,0 +1,148 @@
+"""What changed between two snapshots, against counts by plain Python over the rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finished import LABELS, Corpus, finish
+
+from pipeline.audit.diff import compare, side
+from pipeline.errors import SpecError, StorageError
+from pipeline.ledger.contents import contents
+from pipeline.ledger.dataset import open_labels
+from pipeline.report.drift import comparison_json
+from pipeline.spec.fingerprint import Fingerprint
+from pipeline.stores.local import LocalStore
+
+
+def fingerprints(version: str = "1") -> dict[str, Fingerprint]:
+    return {
+        task: Fingerprint({"task": {"labels": [[label, []] for label in labels]}, "v": version})
+        for task, labels in LABELS.items()
+    }
+
+
+@pytest.fixture
+def twice(tmp_path: Path) -> LocalStore:
+    """Snapshot 1; one file rewritten and one task asked otherwise; snapshot 2."""
+    store = LocalStore(tmp_path / "out")
+    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
+    corpus.write()
+    finish(store, corpus.shards(store), fingerprints())
+    corpus.write_file(1, seed=5)
+    changed = {**fingerprints(), "topic": fingerprints("2")["topic"]}
+    finish(store, corpus.shards(store), changed)
+    return store
+
+
+def rows_of(store: LocalStore, snapshot: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = (
+        open_labels(str(store.root), snapshot=snapshot).to_table().to_pylist()
+    )
+    return rows
+
+
+def test_the_figures_are_those_counted_by_hand(twice: LocalStore) -> None:
+    before, after = rows_of(twice, 1), rows_of(twice, 2)
+    compared = compare(twice, contents(twice, 1), contents(twice, 2), by="path")
+    texts = [{row["content_hash"] for row in rows} for rows in (before, after)]
+    both = texts[0] & texts[1]
+    assert compared.documents == (len(texts[0] - both), len(both), len(texts[1] - both))
+    assert compared.rows == (90, 90)
+    for change in compared.tasks:
+        task, labels = change.task, LABELS[change.task]
+        for counts, rows in ((change.before, before), (change.after, after)):
+            counted = Counter(row[task]["label"] for row in rows)
+            assert counts.tolist() == [counted[label] for label in labels]
+        told = {row["content_hash"]: row[task]["label"] for row in before}
+        went = Counter(
+            (told[row["content_hash"]], row[task]["label"])
+            for row in after
+            if row["content_hash"] in told and row[task]["label"] is not None
+        )
+        assert change.flips.tolist() == [[went[x, y] for y in labels] for x in labels]
+        flipped = sum(count for (x, y), count in went.items() if x != y)
+        assert change.flip_rate == pytest.approx(flipped / went.total())
+        assert sum(group.flipped for group in change.groups.values()) == flipped
+        files = {Path(path).name for path in change.groups}
+        assert files == {"0.jsonl", "2.jsonl"}  # of the third, no text is the same
+    flipped_tasks = {change.task for change in compared.tasks if change.flip_rate}
+    assert flipped_tasks == {"topic"}  # the other's answers were taken over, or are of new texts
+
+
+def test_a_snapshot_against_itself_has_not_changed(twice: LocalStore) -> None:
+    compared = compare(twice, contents(twice, 2), contents(twice, 2))
+    assert compared.documents[::2] == (0, 0)
+    for change in compared.tasks:
+        assert change.psi == change.jensen_shannon == change.flip_rate == 0
+        assert change.newly_failing == 0
+
+
+def test_versions_of_a_task_are_compared_by_their_fingerprints(twice: LocalStore) -> None:
+    fps = [contents(twice, number).tasks["topic"].fp for number in (1, 2)]
+    a, b = (side(twice, f"fp:topic:{fp}") for fp in fps)
+    compared = comparison_json(compare(twice, a, b))
+    assert list(compared["tasks"]) == ["topic"]
+    whole = comparison_json(compare(twice, contents(twice, 1), contents(twice, 2)))
+    for figure in ("flips", "before", "after"):
+        assert compared["tasks"]["topic"][figure] == whole["tasks"]["topic"][figure]
+
+
+def test_rows_that_newly_fail_are_named(tmp_path: Path) -> None:
+    """The seventh text of each file is emptied (no failure), the eighth has no answer any more."""
+    store = LocalStore(tmp_path / "out")
+    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
+    corpus.write()
+    finish(store, corpus.shards(store), fingerprints())
+    for file in corpus.folder.glob("*.jsonl"):
+        lines = file.read_text().splitlines()
+        lines[6] = json.dumps(json.loads(lines[6]) | {"text": " "})
+        lines[8] = json.dumps(json.loads(lines[8]) | {"text": None})
+        file.write_text("".join(f"{line}\n" for line in lines))
+    finish(store, corpus.shards(store), fingerprints())
+    for change in compare(store, contents(store, 1), contents(store, 2)).tasks:
+        assert change.newly_failing == 3
+        assert change.failing_ids == ("0-8", "1-8", "2-8")
+
+
+@pytest.mark.parametrize("task", ["order", "group", "table", "null", "h", "a", "b", "x", "path_"])
+def test_a_task_may_be_called_like_a_word_of_sql(
+    tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LABELS, task, ("yes", "no"))
+    store = LocalStore(tmp_path / "out")
+    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
+    corpus.write()
+    for version in "12":
+        finish(store, corpus.shards(store), {task: Fingerprint({"version": version})})
+        file = corpus.folder / "0.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text(
+            "".join(f"{json.dumps(row)}\n" for row in [{**lines[0], "text": 1}, *lines[1:]])
+        )
+    before, after = (
+        {row["content_hash"]: row[task]["label"] for row in rows_of(store, n)} for n in (1, 2)
+    )
+    went = Counter((x, after[text]) for text, x in before.items() if x and after.get(text))
+    (change,) = compare(store, contents(store, 1), contents(store, 2)).tasks
+    assert change.flips.tolist() == [[went[x, y] for y in ("yes", "no")] for x in ("yes", "no")]
+    counted = Counter(row[task]["label"] for row in rows_of(store, 2))
+    assert change.after.tolist() == [counted["yes"], counted["no"]]
+    assert change.flip_rate > 0 and change.failing_ids == ("0-0",)
+
+
+@pytest.mark.parametrize("written", ["latest", "fp:toxic", "fp:toxic:xyz", "-1", ""])
+def test_what_is_no_side_is_refused(twice: LocalStore, written: str) -> None:
+    with pytest.raises(SpecError, match=r"fp:TASK:FINGERPRINT"):
+        side(twice, written)
+
+
+def test_a_side_that_is_not_there_is_named(twice: LocalStore) -> None:
+    with pytest.raises(StorageError, match=r"snapshots/00000009\.json"):
+        side(twice, "9")
+    with pytest.raises(StorageError, match=r"labels/toxic/0123456789abcdef/: has no answers"):
+        side(twice, "fp:toxic:0123456789abcdef")

@@ -1,0 +1,301 @@
+"""Verification: an intact output passes, and each kind of damage that is planted is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from finished import (
+    FILES,
+    LABELS,
+    ROWS,
+    Corpus,
+    finish,
+    label_file,
+    read_parquet,
+    rewrite,
+    snapshot_json,
+    toy_fingerprints,
+    write_parquet,
+    write_snapshot,
+)
+
+from pipeline.audit.invariants import broken_answers
+from pipeline.audit.verify import Verified, verify
+from pipeline.cli import main
+from pipeline.ledger.contents import contents
+from pipeline.ledger.keys import label_key, spec_key
+from pipeline.stores.local import LocalStore
+from pipeline.stores.store import Store
+
+FP = {task: fingerprint.id for task, fingerprint in toy_fingerprints().items()}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    made = Corpus(tmp_path / "corpus", tmp_path / "cache")
+    made.write()
+    return made
+
+
+@pytest.fixture
+def finished(store: LocalStore, corpus: Corpus) -> LocalStore:
+    assert finish(store, corpus.shards(store), toy_fingerprints()) == 1
+    return store
+
+
+@pytest.fixture
+def look(corpus: Corpus) -> Callable[[Store], Verified]:
+    return lambda store: verify(store, contents(store), corpus.cache_dir, {})
+
+
+Look = Callable[[Store], Verified]
+
+
+def accept(store: Store) -> None:
+    """Writes into the snapshot the etags that are there now, so that only content can tell."""
+    content: dict[str, Any] = snapshot_json(store)
+    etags = {stored.key: stored.etag for stored in store.list("")}
+    content["files"] = [{**file, "etag": etags[file["key"]]} for file in content["files"]]
+    write_snapshot(store, content)
+
+
+def damages(verified: Verified) -> list[tuple[str, str]]:
+    return [(damage.key, damage.what) for damage in verified.damages]
+
+
+def keys_of(store: Store, task: str = "toxic") -> list[str]:
+    """The task's label files in the input's order."""
+    return [shard.labels[task].key for shard in contents(store).shards]
+
+
+def test_an_intact_output_is_found_intact_and_counted(finished: LocalStore, look: Look) -> None:
+    shards = len(list(finished.list("documents/")))
+    assert look(finished) == Verified(
+        output=finished.url,
+        snapshot=1,
+        spec="job",
+        shards=shards,
+        files=3 * shards,
+        rows=ROWS * FILES,
+        cells=2 * ROWS * FILES,
+        documents_read_again=ROWS * FILES,
+        inputs_changed=0,
+        damages=(),
+    )
+
+
+def test_a_missing_file_is_named_and_every_other_is_still_read(
+    finished: LocalStore, look: Look
+) -> None:
+    first, second, *_ = keys_of(finished)
+    documents = contents(finished).shards[2].documents.key
+    finished.delete([second, documents])
+    found = look(finished)
+    assert damages(found) == [(second, "is not there"), (documents, "is not there")]
+    assert "assay run" in str(found.damages[0]) and first not in str(found.damages)
+
+
+def test_an_edited_label_file_of_the_same_shape_is_named(finished: LocalStore, look: Look) -> None:
+    key = keys_of(finished)[1]
+    table = read_parquet(finished, key)
+    doubled = pa.array(table.column("n_tokens").to_numpy() * 2, pa.int32())
+    edited = table.set_column(table.column_names.index("n_tokens"), "n_tokens", doubled)
+    rewrite(finished, key, write_parquet(edited))
+    ((named, what),) = damages(look(finished))
+    assert named == key and "has the etag" in what
+
+
+def test_files_of_two_shards_that_were_swapped_are_both_named(
+    finished: LocalStore, look: Look
+) -> None:
+    first, second, *_ = keys_of(finished)
+    contents_of = {first: finished.read(second), second: finished.read(first)}
+    for key, data in contents_of.items():
+        rewrite(finished, key, data)
+    accept(finished)
+    found = damages(look(finished))
+    for key in (first, second):
+        told = [what for named, what in found if named == key]
+        assert any("says of itself that its shard is" in what for what in told)
+        assert any("doc_id is not that of documents/" in what for what in told)
+    assert {named for named, _ in found} == {first, second}
+
+
+def test_a_label_file_of_another_task_or_fingerprint_is_named(
+    finished: LocalStore, corpus: Corpus, look: Look
+) -> None:
+    shard = corpus.shards(finished)[0]
+    other = label_file(shard, "toxic", toy_fingerprints("2")["toxic"])
+    key = label_key("toxic", FP["toxic"], shard.id)
+    metadata = {"assay.task": "topic", "assay.fp": other.fp, "assay.shard": "{}"}
+    rewrite(finished, key, write_parquet(other.table.replace_schema_metadata(metadata)))
+    accept(finished)
+    found = [what for named, what in damages(look(finished)) if named == key]
+    assert len(found) == 3
+    assert found[0].startswith("says of itself that its task is 'topic'")
+    assert found[1].startswith(f"says of itself that its fp is '{other.fp}'")
+    assert found[2].startswith("says of itself that its shard is None")
+
+
+def test_a_spec_that_does_not_hash_to_its_fingerprint_is_named(
+    finished: LocalStore, look: Look
+) -> None:
+    key = spec_key("topic", FP["topic"])
+    rewrite(finished, key, finished.read(key).replace(b"topic", b"Topic"))
+    ((named, what),) = damages(look(finished))
+    assert named == key and "its words were changed" in what
+    finished.delete([key])
+    ((named, what),) = damages(look(finished))
+    assert named == key and "cannot be read" in what
+
+
+def test_rows_in_another_order_are_named(finished: LocalStore, look: Look) -> None:
+    key = keys_of(finished)[0]
+    table = read_parquet(finished, key)
+    order = [1, 0, *range(2, table.num_rows)]
+    rewrite(finished, key, write_parquet(table.take(order)))
+    accept(finished)
+    ((named, what),) = damages(look(finished))
+    assert named == key and what.endswith("differs in row 0 and 1 more")
+
+
+def test_all_files_of_a_shard_in_another_order_are_caught_by_the_input(
+    finished: LocalStore, look: Look
+) -> None:
+    shard = contents(finished).shards[0]
+    for file in shard.files:
+        table = read_parquet(finished, file.key)
+        rewrite(finished, file.key, write_parquet(table.take([1, 0, *range(2, table.num_rows)])))
+    accept(finished)
+    found = damages(look(finished))
+    assert [named for named, _ in found] == [shard.documents.key] * 2
+    assert all(f"is not that of {shard.path} from row 0" in what for _, what in found)
+
+
+def test_a_lost_row_is_named(finished: LocalStore, look: Look) -> None:
+    key = keys_of(finished)[0]
+    table = read_parquet(finished, key)
+    rewrite(finished, key, write_parquet(table.slice(1)))
+    accept(finished)
+    found = damages(look(finished))
+    assert {named for named, _ in found} == {key}
+    assert any(what.startswith(f"has {table.num_rows - 1} rows") for _, what in found)
+
+
+def test_what_is_no_parquet_is_named(finished: LocalStore, look: Look) -> None:
+    first, second, *_ = keys_of(finished)
+    rewrite(finished, first, b"PAR1")
+    rewrite(finished, second, write_parquet(pa.table({"doc_id": ["x"]})))
+    accept(finished)
+    found = damages(look(finished))
+    assert [named for named, _ in found] == [first, second]
+    assert all(what.startswith("is not a file of assay") for _, what in found)
+
+
+def test_inputs_that_changed_or_are_gone_are_counted_and_not_failed(
+    finished: LocalStore, corpus: Corpus, look: Look
+) -> None:
+    corpus.write_file(0, seed=4)
+    (corpus.folder / "1.jsonl").unlink()
+    found = look(finished)
+    assert (found.intact, found.inputs_changed, found.documents_read_again) == (True, 2, ROWS)
+    for path in corpus.folder.iterdir():
+        path.unlink()
+    corpus.folder.rmdir()
+    found = look(finished)
+    assert (found.intact, found.inputs_changed, found.documents_read_again) == (True, FILES, 0)
+
+
+GOOD = {
+    "doc_id": ["a", "b", "c"],
+    "label": ["yes", None, "no"],
+    "p": [{"yes": 0.75, "no": 0.25}, None, {"yes": 0.125, "no": 0.875}],
+    "mass": [0.5, None, None],
+    "margin": [0.5, None, 0.75],
+    "n_tokens": [3, 0, 4],
+    "n_chunks": [1, 0, 1],
+    "status": ["ok", "error:no text", "truncated"],
+}
+P = pa.struct([("yes", pa.float32()), ("no", pa.float32())])
+
+
+def answers(**changes: list[Any]) -> pa.Table:
+    columns = {**GOOD, **changes}
+    kinds = {"p": P, "mass": pa.float32(), "margin": pa.float32()}
+    return pa.table({name: pa.array(column, kinds.get(name)) for name, column in columns.items()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"p": [{"yes": 0.8, "no": 0.25}, *GOOD["p"][1:]]}, "p does not sum to 1 in row 0"),
+        ({"p": [{"yes": 1.5, "no": -0.5}, *GOOD["p"][1:]]}, "p is not between 0 and 1 in row 0"),
+        ({"p": [{"yes": np.nan, "no": 0.5}, *GOOD["p"][1:]]}, "p is not a number in row 0"),
+        ({"p": [{"yes": None, "no": 1.0}, *GOOD["p"][1:]]}, "p is not a number in row 0"),
+        ({"label": ["no", None, "no"]}, "label is not the most probable in row 0"),
+        ({"label": ["maybe", None, "yes"]}, "label is not the most probable in row 0 and 1 more"),
+        ({"margin": [0.5, None, 0.7]}, "margin is not the first probability minus the second in"),
+        ({"margin": [None, None, 0.75]}, "margin is there without an answer, or not with one"),
+        ({"mass": [0.0, None, None]}, "mass is not above 0 and at most 1 in row 0"),
+        ({"mass": [1.01, None, None]}, "mass is not above 0 and at most 1 in row 0"),
+        ({"mass": [0.5, 0.5, None]}, "mass is there without an answer in row 1"),
+        ({"label": ["yes", "yes", "no"]}, "label is there without an answer, or not with one in"),
+        ({"p": [*GOOD["p"][:2], None]}, "p is there without an answer, or not with one in row 2"),
+        ({"status": ["ok", "odd", "ok"]}, "status is unknown in row 1"),
+        ({"status": ["ok", None, "ok"]}, "status is unknown in row 1"),
+        ({"status": ["ok", "ok", "ok"]}, "label is there without an answer, or not with one in"),
+    ],
+)
+def test_rows_that_no_model_can_have_answered_are_told(
+    changes: dict[str, list[Any]], rule: str
+) -> None:
+    assert list(broken_answers(answers(), ["yes", "no"])) == []
+    told = list(broken_answers(answers(**changes), ["yes", "no"]))
+    assert any(line.startswith(rule) for line in told), told
+
+
+def test_labels_other_than_the_published_are_told() -> None:
+    (told,) = broken_answers(answers(), ["yes", "no", "maybe"])
+    assert told.startswith("p has the labels ['yes', 'no'] where")
+
+
+def test_an_edited_probability_is_named_in_a_whole_output(finished: LocalStore, look: Look) -> None:
+    key = keys_of(finished, "topic")[1]
+    table = read_parquet(finished, key)
+    p = table.column("p").to_pylist()
+    row = next(index for index, value in enumerate(p) if value is not None)
+    p[row]["art"] += 0.01
+    index = table.column_names.index("p")
+    edited = table.set_column(index, "p", pa.array(p, table.schema.field("p").type))
+    rewrite(finished, key, write_parquet(edited))
+    accept(finished)
+    found = damages(look(finished))
+    assert (key, f"p does not sum to 1 in row {row}") in found
+    assert {named for named, _ in found} == {key}
+
+
+def test_the_command_says_what_is_wrong_and_fails(
+    finished: LocalStore,
+    corpus: Corpus,
+    write_spec: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(corpus.cache_dir))
+    spec = str(write_spec(input={"path": str(corpus.folder)}, output=str(finished.root)))
+    assert main(["verify", spec]) == 0
+    assert "intact" in capsys.readouterr().out
+    key = keys_of(finished)[0]
+    finished.delete([key])
+    assert main(["verify", spec]) == 1
+    assert f"{key}: is not there; restore it" in capsys.readouterr().out
+    assert main(["verify", spec, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["intact"] is False and [d["key"] for d in found["damages"]] == [key]
+    assert (found["rows"], found["cells"]) == (ROWS * FILES, len(LABELS) * ROWS * FILES)

@@ -1,0 +1,159 @@
+"""What a submitted job takes along: a spec that means the same elsewhere, and no secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.cluster.bundle import content_id, fill, pins, portable, runtime_environment
+from pipeline.errors import SpecError
+from pipeline.spec.parse import load_spec, parse_spec
+
+ODD = "yes\n'no': \U0001f642 \u2028 & *a {document}"
+
+
+def test_the_uploaded_spec_is_the_spec(write_spec: Callable[..., Path], tmp_path: Path) -> None:
+    spec = load_spec(
+        write_spec(
+            documents={"max_tokens": 7, "too_long": "chunk", "overlap_tokens": 3},
+            prompt={
+                "document": ODD,
+                "examples": [{"document": "1", "question": "", "answer": ODD}],
+            },
+            storage_options={"anon": True, "config_kwargs": {"retries": {"max_attempts": 3}}},
+            max_error_rate=0.00001,
+        )
+    )
+    fill(tmp_path, portable(spec, same_machine=False))
+    assert load_spec(tmp_path / "spec.yaml") == spec
+
+
+def test_the_uploaded_program_is_this_one_and_knows_its_version(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    fill(tmp_path, portable(load_spec(write_spec()), same_machine=False))
+    code = (
+        "import pipeline.spec, importlib.metadata as m; "
+        "print(pipeline.spec.__file__, m.version('assay'))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    found = subprocess.check_output(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True
+    )
+    assert found.split() == [str(tmp_path / "pipeline" / "spec.py"), version("assay")]
+
+
+def test_a_relative_path_is_followed_here_and_refused_elsewhere(
+    write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    spec = load_spec(
+        write_spec(input={"path": "in/*.jsonl"}, output="out", model={"path": "model"})
+    )
+    content = portable(spec, same_machine=True)
+    assert content["input"]["path"] == str(tmp_path / "in/*.jsonl")
+    assert content["output"] == str(tmp_path / "out")
+    assert content["model"]["path"] == str(tmp_path / "model")
+    with pytest.raises(SpecError) as raised:
+        portable(spec, same_machine=False)
+    lines = str(raised.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["model.path", "input.path", "output"]
+
+
+def test_urls_absolute_paths_and_ids_of_a_hub_stay_as_they_are(
+    write_spec: Callable[..., Path],
+) -> None:
+    spec = load_spec(
+        write_spec(
+            input={"path": "s3://corpus/*.parquet"}, output="/data/out", model={"path": "org/model"}
+        )
+    )
+    content = portable(spec, same_machine=False)
+    assert content["input"]["path"] == "s3://corpus/*.parquet"
+    assert (content["output"], content["model"]["path"]) == ("/data/out", "org/model")
+
+
+def test_the_id_changes_with_what_is_asked_and_with_nothing_else(
+    write_spec: Callable[..., Path],
+) -> None:
+    def id_of(**changes: object) -> str:
+        return content_id(portable(load_spec(write_spec(**changes)), same_machine=True))
+
+    tasks = [{"name": "toxic", "question": "Rude", "labels": ["Yes", "No"]}]
+    ids = [id_of(), id_of(output="/elsewhere"), id_of(tasks=tasks), id_of(name="other")]
+    # — the same words, of another place or another model's numbers
+    endpoint = {"endpoint_url": "http://other:9000"}
+    ids += [id_of(storage_options=endpoint), id_of(max_error_rate=0.5)]
+    model, place = (
+        portable(load_spec(write_spec()), same_machine=True)[k] for k in ("model", "input")
+    )
+    ids += [id_of(model={**model, "storage_options": endpoint})]
+    ids += [id_of(input={**place, "storage_options": endpoint})]
+    assert len(set(ids)) == 8
+    assert id_of() == id_of(filter={"keep": "toxic.label = 'clean'"}) == ids[0]
+
+
+def test_a_readout_or_calibration_that_was_fitted_again_is_another_job(tmp_path: Path) -> None:
+    readout, calibration = tmp_path / "toxic.safetensors", tmp_path / "toxic.json"
+    tasks = [
+        {"name": "a", "readout": str(readout)},
+        {"name": "b", "calibration": {"method": "batch", "file": str(calibration)}},
+        {"name": "c", "readout": "/nowhere/x"},
+    ]
+
+    def id_of(weights: bytes, numbers: bytes) -> str:
+        readout.write_bytes(weights)
+        calibration.write_bytes(numbers)
+        return content_id({"tasks": tasks})
+
+    ids = [id_of(b"1", b"1"), id_of(b"2", b"1"), id_of(b"1", b"2")]
+    assert len(set(ids)) == 3 and id_of(b"1", b"1") == ids[0]
+    assert content_id({"tasks": [*tasks[:2], {"name": "c", "readout": "/nowhere/y"}]}) != ids[0]
+
+
+def test_small_files_that_a_task_names_go_along(tmp_path: Path) -> None:
+    readout, folder = tmp_path / "toxic.safetensors", tmp_path / "up"
+    readout.write_bytes(b"weights")
+    folder.mkdir()
+    tasks = [
+        {"name": "a", "readout": str(readout)},
+        {"name": "b", "calibration": {"method": "batch", "file": str(readout)}},
+        {"name": "c", "calibration": {"method": "contextual"}, "readout": "/nowhere/x"},
+    ]
+    fill(folder, {"tasks": tasks})
+    a, b, c = yaml.safe_load((folder / "spec.yaml").read_text())["tasks"]
+    assert (folder / a["readout"]).read_bytes() == b"weights"
+    assert b["calibration"] == {"method": "batch", "file": a["readout"]}
+    assert c == tasks[2]
+
+
+def test_the_runtime_environment_pins_versions_and_holds_no_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-canary")
+    environment = runtime_environment(tmp_path)
+    assert set(environment) == {"working_dir", "pip"}
+    assert "canary" not in json.dumps(environment)
+    pinned = dict(pin.split("==") for pin in pins())
+    assert pinned["transformers"] == version("transformers")
+    assert pinned["torch"] == version("torch").partition("+")[0]
+    assert "ray" not in pinned and "pytest" not in pinned and "ruff" not in pinned
+    assert runtime_environment(tmp_path, installed=True) == {"working_dir": str(tmp_path)}
+
+
+def test_a_spec_in_flow_style_parses_as_its_dump() -> None:
+    spec = parse_spec(
+        "{name: a, model: {path: o/m}, input: {path: /i}, output: /o, "
+        "tasks: [{name: t, question: Q, labels: [yes, no]}]}"
+    )
+    content = portable(spec, same_machine=False)
+    assert parse_spec(yaml.safe_dump(content)) == spec

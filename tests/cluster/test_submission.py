@@ -1,0 +1,335 @@
+"""Jobs on a cluster: one id a spec, followed to its end, and a killed driver loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from local_cluster import REPOSITORY, LocalCluster, local_cluster
+from many_rows import assert_every_row_once, has_begun, write_many
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+from pipeline.cluster import submission
+from pipeline.cluster.submission import Submitted, choose, ended, follow, submit
+from pipeline.errors import RefusedError, UnavailableError
+from pipeline.spec.parse import load_spec
+
+DOCUMENTS = 600
+
+
+def job(id: str, status: str = "SUCCEEDED", **more: Any) -> JobDetails:
+    return JobDetails(type="SUBMISSION", submission_id=id, status=status, entrypoint="x", **more)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "chosen"),
+    [
+        ([], Submitted("assay-a-1", True)),
+        ([job("assay-a-1")], Submitted("assay-a-1-2", True)),
+        ([job("assay-a-1"), job("assay-a-1-9", "FAILED")], Submitted("assay-a-1-10", True)),
+        ([job("assay-a-1", "STOPPED"), job("assay-a-1-2", "RUNNING")], ("assay-a-1-2", False)),
+        ([job("assay-a-1", "PENDING")], Submitted("assay-a-1", False)),
+        # — of other jobs, though their names begin alike
+        ([job("assay-a-12", "RUNNING"), job("assay-a-1-x", "RUNNING")], ("assay-a-1", True)),
+        ([job("assay-a.1", "RUNNING"), job("my-assay-a-1", "RUNNING")], ("assay-a-1", True)),
+    ],
+)
+def test_a_job_under_way_is_followed_and_an_ended_one_gets_a_successor(
+    jobs: list[JobDetails], chosen: Submitted | tuple[str, bool]
+) -> None:
+    found = choose(jobs, "assay-a-1")
+    assert found == (chosen if isinstance(chosen, Submitted) else Submitted(*chosen))
+
+
+@pytest.mark.parametrize(
+    ("details", "code"),
+    [
+        ({"status": "SUCCEEDED", "driver_exit_code": 0}, 0),
+        ({"status": "FAILED", "driver_exit_code": 1}, 1),
+        ({"status": "FAILED", "driver_exit_code": 2}, 2),
+        ({"status": "FAILED", "driver_exit_code": 3}, 3),
+        ({"status": "FAILED", "driver_exit_code": 4}, 4),
+        ({"status": "FAILED", "driver_exit_code": -9}, 3),
+        ({"status": "FAILED", "driver_exit_code": 137}, 3),
+        ({"status": "FAILED", "error_type": "JOB_SUPERVISOR_ACTOR_DIED"}, 3),
+        ({"status": "FAILED", "error_type": "RUNTIME_ENV_SETUP_FAILURE"}, 1),
+        ({"status": "STOPPED"}, 3),
+    ],
+)
+def test_a_jobs_exit_code_is_passed_on_and_what_a_try_can_mend_is_3(
+    details: dict[str, Any], code: int
+) -> None:
+    assert ended(job("a", **details)).exit_code == code
+
+
+class Flaky:
+    """A cluster whose connection breaks in the middle of a log, so many times."""
+
+    LOG = "first\nsecond\nthird\n"
+
+    def __init__(self, breaks: int) -> None:
+        self.breaks = breaks
+
+    async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
+        for end in (4, 9):
+            yield self.LOG[end - 4 if end == 4 else 4 : end]
+        await asyncio.sleep(0)
+        if self.breaks:
+            self.breaks -= 1
+            raise RuntimeError("WebSocket connection closed unexpectedly")
+        yield self.LOG[9:]
+
+    def get_job_info(self, id: str) -> JobDetails:
+        return job(id)
+
+    def get_job_logs(self, id: str) -> str:
+        return self.LOG
+
+
+def test_a_broken_connection_shows_each_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "_PAUSE_S", 0)
+    shown: list[str] = []
+    end = follow(Flaky(breaks=3), "a", shown.append)  # type: ignore[arg-type]
+    assert "".join(shown) == Flaky.LOG and end.exit_code == 0
+
+
+def test_a_cluster_that_answers_no_more_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "_PAUSE_S", 0)
+    with pytest.raises(UnavailableError, match="may go on without us") as raised:
+        follow(Flaky(breaks=1_000), "a", lambda piece: None)  # type: ignore[arg-type]
+    assert raised.value.exit_code == 3
+
+
+class Silent(Flaky):
+    """A cluster whose connection falls silent in the middle of a log, while the job goes on."""
+
+    async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
+        yield self.LOG[: 18 - 5 * self.breaks]
+        await asyncio.sleep(20)
+
+    def get_job_info(self, id: str) -> JobDetails:
+        self.breaks -= 1
+        return job(id, "RUNNING" if self.breaks else "SUCCEEDED")
+
+
+def test_a_connection_that_fell_silent_does_not_hide_the_jobs_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(submission, "_SILENCE_S", 0.05)
+    shown: list[str] = []
+
+    def follow_it() -> int:
+        return follow(Silent(breaks=3), "a", shown.append).exit_code  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(follow_it).result(timeout=10) == 0
+    assert "".join(shown) == Flaky.LOG
+
+
+def test_a_job_that_speaks_now_and_then_is_followed_on_one_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pauses are shorter than the silence that is borne, all of them together are not."""
+    monkeypatch.setattr(submission, "_SILENCE_S", 0.5)
+    connections: list[str] = []
+
+    class Slow(Flaky):
+        async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
+            connections.append(id)
+            for letter in self.LOG:
+                await asyncio.sleep(0.05)
+                yield letter
+
+    shown: list[str] = []
+    follow(Slow(breaks=0), "a", shown.append)  # type: ignore[arg-type]
+    assert "".join(shown) == Flaky.LOG and len(connections) == 1
+
+
+class Jobs:
+    """A cluster's list of jobs; the first tries to add one fail as they are told to."""
+
+    def __init__(self, *failures: str) -> None:
+        self.failures = list(failures)
+        self.jobs: list[JobDetails] = []
+        self.asked: list[dict[str, Any]] = []
+        self.cut_off = 0  # so many requests for the list are not answered
+
+    def list_jobs(self) -> list[JobDetails]:
+        if self.cut_off:
+            self.cut_off -= 1
+            raise requests.exceptions.ConnectionError("Connection reset by peer")
+        return list(self.jobs)
+
+    def get_job_info(self, id: str) -> JobDetails:
+        return next(found for found in self.jobs if found.submission_id == id)
+
+    def submit_job(self, **asked: Any) -> None:
+        self.asked.append(asked)
+        if self.failures:
+            failure = self.failures.pop(0)
+            if "already exists" in failure:
+                self._add(asked)
+            raise RuntimeError(failure)
+        self._add(asked)
+
+    def _add(self, asked: dict[str, Any]) -> None:
+        self.jobs.append(job(asked["submission_id"], "RUNNING", metadata=asked["metadata"]))
+
+
+@pytest.fixture
+def submitted(
+    write_spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Submitted]:
+    monkeypatch.setattr(submission, "_PAUSE_S", 0)
+    spec = load_spec(write_spec())
+
+    def submitted(jobs: Jobs, *flags: str) -> Submitted:
+        return submit(jobs, spec, "http://127.0.0.1:1", flags)  # type: ignore[arg-type]
+
+    return submitted
+
+
+def test_the_same_spec_is_one_job_and_its_folder_holds_what_it_runs(
+    submitted: Callable[..., Submitted],
+) -> None:
+    jobs = Jobs()
+    first, second = submitted(jobs), submitted(jobs, "--json")
+    assert first.new and second == Submitted(first.id, new=False) and len(jobs.asked) == 1
+    assert jobs.asked[0]["entrypoint"] == "python -m pipeline run spec.yaml --address auto"
+    assert set(jobs.asked[0]["runtime_env"]) == {"working_dir", "pip"}
+
+
+def test_one_who_was_quicker_is_followed(submitted: Callable[..., Submitted]) -> None:
+    jobs = Jobs("Job with submission_id x already exists.")
+    assert submitted(jobs).new is False and len(jobs.asked) == 1
+
+
+def test_a_cluster_that_is_still_starting_is_waited_for(
+    submitted: Callable[..., Submitted],
+) -> None:
+    jobs = Jobs(*["No available agent to submit job, please try again later."] * 2)
+    assert submitted(jobs).new is True and len(jobs.asked) == 3
+
+
+def test_a_head_that_is_cut_off_is_asked_again(submitted: Callable[..., Submitted]) -> None:
+    jobs = Jobs()
+    jobs.cut_off = 3
+    assert submitted(jobs).new is True and len(jobs.asked) == 1
+    jobs.cut_off = 1_000
+    with pytest.raises(UnavailableError, match="Connection reset by peer; run the same") as raised:
+        submitted(jobs)
+    assert raised.value.exit_code == 3 and len(jobs.asked) == 1
+
+
+def test_another_failure_is_refused_in_one_line(submitted: Callable[..., Submitted]) -> None:
+    with pytest.raises(RefusedError, match=r"the cluster took no job: status 500: no$"):
+        submitted(Jobs("status 500: no\nTraceback ..."))
+
+
+def test_a_job_under_way_with_other_options_is_not_taken_for_this_one(
+    submitted: Callable[..., Submitted],
+) -> None:
+    jobs = Jobs()
+    submitted(jobs)
+    with pytest.raises(RefusedError, match="under way with 'no options' instead of"):
+        submitted(jobs, "--retry-failed")
+
+
+# — from here on, a real cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """With secrets in its nodes' environment, as clusters have them."""
+    with local_cluster(tmp_path_factory.mktemp("cluster"), CLUSTER_SECRET="canary-node") as made:
+        yield made
+
+
+def start(
+    cluster: LocalCluster, spec: Path, *options: str, **environment: str
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pipeline", "run", str(spec), "--address", cluster.address]
+    return subprocess.Popen(
+        [*command, "--installed", "--json", *options],
+        env={**cluster.environment, **environment},
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def long_spec(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
+    return write_spec(input=write_many(tmp_path, DOCUMENTS, shard_bytes=40_000))
+
+
+def test_a_token_that_is_not_the_clusters_is_refused(
+    cluster: LocalCluster, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    wrong = start(cluster, write_spec(), RAY_AUTH_TOKEN="canary-token" * 3)
+    out, err = wrong.communicate(timeout=120)
+    assert wrong.returncode == 4 and not out
+    assert "refuses the token" in err and len(err.splitlines()) == 1 and "canary" not in err
+    none = start(cluster, write_spec(), RAY_AUTH_TOKEN_PATH="", HOME=str(tmp_path))
+    _, err = none.communicate(timeout=120)
+    assert none.returncode == 4 and "RAY_AUTH_TOKEN" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_killed_driver_and_the_same_command_again_label_every_row_once(
+    cluster: LocalCluster, long_spec: Path, tmp_path: Path
+) -> None:
+    first = start(cluster, long_spec, AWS_SECRET_ACCESS_KEY="canary-submitter")
+    wait_until(first, lambda: has_begun(tmp_path / "out"))
+    for driver in cluster.drivers():
+        driver.send_signal(signal.SIGKILL)
+    _, err = first.communicate(timeout=120)
+    assert first.returncode == 3, err
+    assert "FAILED" in err.splitlines()[-1]
+    assert not list((tmp_path / "out" / "snapshots").glob("*.json"))
+    again = start(cluster, long_spec)
+    wait_until(again, lambda: bool(cluster.drivers()))
+    both = start(cluster, long_spec)  # while it is under way: followed, not started
+    out, err = again.communicate(timeout=400)
+    assert again.returncode == 0, err
+    found = json.loads(out)
+    assert found["complete"] and found["documents"] == DOCUMENTS
+    other_out, other_err = both.communicate(timeout=120)
+    assert both.returncode == 0 and json.loads(other_out) == found
+    assert "is under way there already" in other_err
+    assert_every_row_once(tmp_path / "out", DOCUMENTS)
+    print(f"\ndriver killed on a cluster | documents {DOCUMENTS}, kills 1, lost 0, doubled 0")
+    assert_jobs_hold_no_secret(cluster, err + other_err)
+
+
+def assert_jobs_hold_no_secret(cluster: LocalCluster, shown: str) -> None:
+    """Two jobs of one id, of whose metadata and logs nobody learns a secret."""
+    headers = {"Authorization": f"Bearer {cluster.token}"}
+    client = JobSubmissionClient(cluster.address, headers=headers)
+    jobs = [found for found in client.list_jobs() if found.submission_id]
+    jobs.sort(key=lambda found: str(found.submission_id))
+    assert [found.status for found in jobs] == [JobStatus.FAILED, JobStatus.SUCCEEDED]
+    assert jobs[1].submission_id == f"{jobs[0].submission_id}-2"
+    for found in jobs:
+        whole = found.model_dump_json() + client.get_job_logs(str(found.submission_id)) + shown
+        assert "canary" not in whole and cluster.token not in whole
+
+
+def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 400
+    while not reached():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "not reached after minutes"
+        time.sleep(0.1)

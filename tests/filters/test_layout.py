@@ -1,0 +1,90 @@
+"""Filtered files lie as the input's do, and never where the next run would label them."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import SpecError, StorageError
+from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
+from pipeline.ledger.contents import NamedFile, NamedShard
+
+
+@pytest.mark.parametrize(
+    "path_glob, paths, wanted",
+    [
+        ("/in", ["/in/a.jsonl", "/in/b/a.jsonl"], ["a.jsonl", "b/a.jsonl"]),
+        ("/in/", ["/in/x/a.jsonl"], ["x/a.jsonl"]),
+        ("/in/a.jsonl", ["/in/a.jsonl"], ["a.jsonl"]),
+        ("/in/*/a.jsonl", ["/in/x/a.jsonl", "/in/y/a.jsonl"], ["x/a.jsonl", "y/a.jsonl"]),
+        ("/in/2026-*/**/*.jsonl", ["/in/2026-11/d/a.jsonl"], ["2026-11/d/a.jsonl"]),
+        ("/in/a[1].jsonl", ["/in/a[1].jsonl"], ["a[1].jsonl"]),
+        ("memory://c/in/**/*.gz", ["memory:///c/in/x/a.jsonl.gz"], ["x/a.jsonl.gz"]),
+        ("memory://c/in", ["memory:///c/in/x/a.jsonl"], ["x/a.jsonl"]),
+    ],
+)
+def test_a_file_lies_as_deep_as_in_the_input(
+    path_glob: str, paths: list[str], wanted: list[str]
+) -> None:
+    assert list(relative_paths(path_glob, paths, {}).values()) == wanted
+
+
+def test_a_name_that_no_store_can_hold_is_refused() -> None:
+    with pytest.raises(StorageError, match="is not a key"):
+        relative_paths("/in", ["/in/a\0b.jsonl"], {})
+
+
+def test_a_name_with_a_backslash_has_a_key_that_no_other_name_has() -> None:
+    parts = ("a", "\\", "%5C", "%", "25", "5C")
+    names = {"".join(chosen) for size in (1, 2, 3, 4) for chosen in product(parts, repeat=size)}
+    paths = sorted(f"/in/{name}.jsonl" for name in names)
+    keys = relative_paths("/in", paths, {})
+    assert len({*keys.values()}) == len(keys) == len(paths)
+    assert keys["/in/a\\a.jsonl"] == "a%5Ca.jsonl"
+    for name in ("a%a", "a%25", "5C"):  # what is no such name is not changed
+        assert keys[f"/in/{name}.jsonl"] == f"{name}.jsonl"
+
+
+def shard(path: str, start_row: int = 0) -> NamedShard:
+    return NamedShard("s", path, start_row, 1, NamedFile("k", "e", 1, "s", None), {})
+
+
+def test_no_two_files_have_one_key() -> None:
+    names = ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.0000000000.jsonl", "A.PARQUET", "b/a.jsonl"]
+    layout = Layout("id", "all", {name: name for name in names})
+    shards = [shard(name, row) for name in names for row in (0, 7)]
+    keys = [key(each) for each in shards for key in (layout.kept_key, layout.dropped_key)]
+    assert len(set(keys)) == len(keys)
+    assert layout.kept_key(shard("a.jsonl.gz", 7)) == "kept/id/a.0000000007.jsonl.gz"
+    assert layout.kept_key(shard("A.PARQUET")) == "kept/id/A.0000000000.PARQUET"
+    assert layout.dropped_key(shard("b/a.jsonl")) == "dropped/id/b/a.jsonl.0000000000.parquet"
+
+
+@pytest.mark.parametrize(
+    "path_glob, to, is_refused",
+    [
+        ("{in}", "{in}/clean", True),
+        ("{in}", "{in}", True),
+        ("{in}/**/*.jsonl", "{in}/clean", True),
+        ("{in}/*/a.jsonl", "{in}/clean", True),
+        ("{in}", "file://{in}/clean", True),
+        ("file://{in}", "{in}/clean", True),
+        ("{in}", "{in}-clean", False),
+        ("{in}/*.jsonl", "{in}/clean", False),
+        ("{in}", "s3://bucket/in", False),
+        ("memory://c/in", "memory://c/in/clean", True),
+        ("memory://c/in/*.jsonl", "memory://c/in/clean", False),
+        ("memory://c/in", "memory://c/out", False),
+    ],
+)
+def test_what_would_be_labelled_again_is_refused(
+    tmp_path: Path, path_glob: str, to: str, is_refused: bool
+) -> None:
+    source, target = (each.format(**{"in": tmp_path / "in"}) for each in (path_glob, to))
+    if not is_refused:
+        refuse_own_input(source, target, {})
+        return
+    with pytest.raises(SpecError, match="--to: lies in the input"):
+        refuse_own_input(source, target, {})

@@ -1,0 +1,318 @@
+"""A filtered corpus, its files read with DuckDB, pyarrow and json alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from finished import Corpus, finish, toy_fingerprints
+
+from pipeline.errors import FailedRowsError, SpecError, StorageError
+from pipeline.filters.run import Filtered, OnError, Request, filter_corpus
+from pipeline.ledger.dataset import open_labels
+from pipeline.sources.source import read_documents
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.local import LocalStore
+
+KEEP = "toxic.p.toxic < 0.6 and topic.label <> 'law'"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two files below one folder, one above, of three shards each, labelled."""
+    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
+    corpus.write()
+    for file in list(corpus.folder.glob("*.jsonl")):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        chosen = random.Random(file.name)
+        lines = [json.dumps(row | {"lang": chosen.choice(["en", "de"])}) + "\n" for row in rows]
+        file.write_text("".join(lines))
+    (corpus.folder / "deep").mkdir()
+    (corpus.folder / "1.jsonl").rename(corpus.folder / "deep" / "1.jsonl")
+    store = LocalStore(tmp_path / "out")
+    finish(store, corpus.shards(store), toy_fingerprints())
+    return tmp_path
+
+
+def spec_of(folder: Path, **filter: Any) -> JobSpec:
+    content = {
+        "name": "job",
+        "model": {"path": "none"},
+        "input": {"path": str(folder / "in"), "id": "id"},
+        "output": str(folder / "out"),
+        "tasks": [
+            {"name": "toxic", "question": "?", "labels": ["toxic", "clean"]},
+            {"name": "topic", "question": "?", "labels": ["art", "law", "sport"]},
+        ],
+        "filter": {"keep": KEEP, **filter},
+    }
+    return parse_spec(json.dumps(content))
+
+
+def run(folder: Path, on_error: OnError | None = "drop", by: tuple[str, ...] = ()) -> Filtered:
+    request = Request(str(folder / "to"), on_error=on_error, by=by)
+    return filter_corpus(spec_of(folder), request, cache_dir=folder / "cache")
+
+
+def oracle(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """The ids that a plain query keeps, drops, and has no answer for."""
+    labels = open_labels(str(folder / "out")).to_table()
+    answered = "toxic.status = 'ok' and topic.status = 'ok'"
+    queries = (f"{KEEP} and {answered}", f"not ({KEEP}) and {answered}", f"not ({answered})")
+    assert labels.num_rows == 90
+    with duckdb.connect() as database:
+        database.register("labels", labels)
+        found = [database.sql(f"select doc_id from labels where {q}").fetchall() for q in queries]
+    kept, dropped, failed = ([identifier for (identifier,) in rows] for rows in found)
+    assert len(kept) > 20 and len(dropped) > 20 and len(failed) == 3
+    return kept, dropped, failed
+
+
+def kept_lines(filtered: Filtered) -> list[str]:
+    files = sorted(Path(filtered.kept_at).rglob("*.jsonl"))
+    return [line for file in files for line in file.read_text().splitlines(keepends=True)]
+
+
+def input_lines(folder: Path) -> dict[str, str]:
+    files = [folder / "in" / name for name in ("0.jsonl", "2.jsonl", "deep/1.jsonl")]
+    lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
+    return {json.loads(line)["id"]: line for line in lines}
+
+
+def state(folder: Path) -> dict[str, int]:
+    files = (file for file in (folder / "to").rglob("*") if file.is_file())
+    return {
+        str(file.relative_to(folder / "to")): file.stat().st_mtime_ns
+        for file in files
+        if "attempts" not in file.parts
+    }
+
+
+def test_kept_and_dropped_are_what_a_plain_query_says(folder: Path) -> None:
+    filtered = run(folder)
+    kept, dropped, failed = oracle(folder)
+    written = input_lines(folder)
+    assert kept_lines(filtered) == [written[i] for i in written if i in kept]
+    files = f"{filtered.dropped_at}/**/*.parquet"
+    table = duckdb.sql(f"select * from '{files}'").to_arrow_table()
+    rows = {row["doc_id"]: row for row in table.to_pylist()}
+    assert sorted(rows) == sorted(dropped + failed) and len(rows) == table.num_rows
+    whole = {row["doc_id"]: row for row in open_labels(str(folder / "out")).to_table().to_pylist()}
+    for identifier, row in rows.items():
+        assert row.pop("_text") == json.loads(written[identifier])["text"]
+        wanted = "on_error: empty" if identifier in failed else f"keep is false: {KEEP}"
+        assert row.pop("_dropped_by") == wanted
+        assert row == whole[identifier]
+
+
+def test_the_layout_is_the_inputs(folder: Path) -> None:
+    names = {
+        str(file.relative_to(run(folder).kept_at)).split(".")[0]
+        for file in Path(run(folder).kept_at).rglob("*.jsonl")
+    }
+    assert names == {"0", "2", "deep/1"}
+
+
+def test_what_is_counted_is_what_lies_there(folder: Path) -> None:
+    filtered = run(folder, by=("lang", "id"))
+    kept, _, _ = oracle(folder)
+    written = {i: json.loads(line) for i, line in input_lines(folder).items()}
+    labels = open_labels(str(folder / "out")).to_table().to_pylist()
+    tokens = {row["doc_id"]: row["topic"]["n_tokens"] for row in labels}
+    for value in ("en", "de"):
+        group = filtered.counts.groups["lang"][value]
+        of_value = [i for i in written if written[i]["lang"] == value]
+        for amount, ids in (
+            (group.kept, [i for i in of_value if i in kept]),
+            (group.dropped, [i for i in of_value if i not in kept]),
+        ):
+            assert amount.documents == len(ids)
+            assert amount.text_bytes == sum(len(written[i]["text"].encode()) for i in ids)
+            assert amount.tokens == sum(tokens[i] for i in ids)
+    both = filtered.counts.groups["lang"]
+    assert both["en"] + both["de"] == filtered.counts.all
+    assert len(filtered.counts.groups["id"]) == 90
+    assert filtered.counts.reasons == {
+        f"keep is false: {KEEP}": 90 - len(kept) - 3,
+        "on_error: empty": 3,
+    }
+
+
+def test_a_second_run_writes_nothing_and_says_the_same(folder: Path) -> None:
+    first, before = run(folder), state(folder)
+    second = run(folder)
+    assert first.created == len(before) > 20
+    assert second.created == 0 and second.counts == first.counts
+    assert state(folder) == before
+
+
+@pytest.mark.parametrize("kind", ["kept", "dropped", "filters"])
+def test_only_a_missing_object_is_written_again(folder: Path, kind: str) -> None:
+    run(folder)
+    before = state(folder)
+    lost = sorted(name for name in before if name.startswith(kind))[1]
+    content = (folder / "to" / lost).read_bytes()
+    (folder / "to" / lost).unlink()
+    assert run(folder).created == 1
+    after = state(folder)
+    assert {name for name in after if after[name] != before[name]} == {lost}
+    assert (folder / "to" / lost).read_bytes() == content
+
+
+def test_another_rule_does_not_mix_with_the_first(folder: Path) -> None:
+    first, before = run(folder), state(folder)
+    request = Request(str(folder / "to"), on_error="drop")
+    other = filter_corpus(spec_of(folder, keep="true"), request, cache_dir=folder / "cache")
+    assert other.kept_at != first.kept_at
+    assert len(kept_lines(other)) == 87 and kept_lines(first) == kept_lines(run(folder))
+    assert before.items() <= state(folder).items()
+
+
+def test_counting_by_another_column_writes_no_document_again(folder: Path) -> None:
+    run(folder)
+    before = state(folder)
+    counted = run(folder, by=("lang",))
+    new = set(state(folder)) - set(before)
+    assert new and all(name.startswith("filters/") for name in new)
+    assert counted.created == len(new)
+
+
+def test_documents_without_an_answer_do_what_is_asked(folder: Path) -> None:
+    with pytest.raises(FailedRowsError, match=r"3 of 90 documents have no answer \(empty 3\)"):
+        run(folder, on_error=None)
+    assert not state(folder)
+    kept, _, failed = oracle(folder)
+    found = {json.loads(line)["id"] for line in kept_lines(run(folder, on_error="keep"))}
+    assert found == {*kept, *failed}
+
+
+def test_an_input_that_changed_since_is_refused_by_name(folder: Path) -> None:
+    path = folder / "in" / "deep" / "1.jsonl"
+    path.write_text(path.read_text().replace("0", "1", 1))
+    with pytest.raises(StorageError, match=r"deep/1\.jsonl: is gone, or another than snapshot 1"):
+        run(folder)
+    assert not any(name.startswith(("kept", "filters")) for name in state(folder))
+
+
+def test_a_text_that_is_not_the_labelled_one_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where the file's hash was remembered from before."""
+    path = folder / "in" / "0.jsonl"
+    path.write_text(path.read_text().replace("0 1 ", "0 9 ", 1))
+    files = (folder / "out" / "documents").glob("*.parquet")
+    origins = [json.loads(pq.read_schema(file).metadata[b"assay.shard"]) for file in files]
+    hashes = {origin["path"]: origin["etag"] for origin in origins}
+    monkeypatch.setattr("pipeline.sources.source.content_hash", lambda path, _: hashes[str(path)])
+    with pytest.raises(StorageError, match=r"0\.jsonl: row 1 is not the text that was labelled"):
+        run(folder)
+
+
+@pytest.mark.parametrize(
+    "change, request_changes, place",
+    [
+        ({"keep": "toxic.p.rude < 1"}, {}, "filter.keep"),
+        ({"keep": "true; copy x to 'y'"}, {}, "filter.keep"),
+        ({}, {"by": ("no",)}, "--by"),
+        ({}, {"to": "in/to"}, "--to"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(
+    folder: Path, change: Mapping[str, Any], request_changes: dict[str, Any], place: str
+) -> None:
+    to = str(folder / request_changes.pop("to", "to"))
+    request = Request(to, on_error="drop", **request_changes)
+    with pytest.raises(SpecError) as refused:
+        filter_corpus(spec_of(folder, **change), request, cache_dir=folder / "cache")
+    assert [problem.place for problem in refused.value.problems] == [place]
+    assert not state(folder)
+
+
+def add_table(folder: Path, name: str, columns: Mapping[str, Any], damaged: str = "") -> int:
+    """Labels one more file, in which a column's middle page may be broken; its rows."""
+    path, table = folder / "in" / name, pa.table(dict(columns))
+    if path.suffix == ".arrow":
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, path, row_group_size=20, compression="none", use_dictionary=False)
+    if damaged:
+        chunk = pq.ParquetFile(path).metadata.row_group(1).column(table.schema.names.index(damaged))
+        data = bytearray(path.read_bytes())
+        data[chunk.data_page_offset : chunk.data_page_offset + 30] = b"\xff" * 30
+        path.write_bytes(data)
+    store = LocalStore(folder / "out")
+    finish(store, Corpus(folder / "in", folder / "cache").shards(store), toy_fingerprints())
+    return table.num_rows
+
+
+IDS, WORDS = [f"p{i}" for i in range(60)], [f"text number {i} " * 5 for i in range(60)]
+
+
+@pytest.fixture
+def any_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "finished.documents_of",
+        lambda shard: pa.concat_tables(read_documents(shard)).combine_chunks(),
+    )
+
+
+@pytest.mark.usefixtures("any_format")
+@pytest.mark.parametrize("name", ["z.parquet", "z.arrow"])
+@pytest.mark.parametrize(
+    "lang, told",
+    [
+        ({}, r"has no such column; it has: id, text"),
+        ({"lang": [["en"]] * 60}, r"has list<.*> there; name a column of strings or numbers"),
+    ],
+)
+def test_a_later_table_without_the_column_is_named(
+    folder: Path, name: str, lang: dict[str, Any], told: str
+) -> None:
+    add_table(folder, name, {"id": IDS, "text": WORDS, **lang})
+    with pytest.raises(SpecError, match=rf"^--by: .*{name} {told} \(got 'lang'\)"):
+        run(folder, by=("lang",))
+    assert not state(folder)
+
+
+@pytest.mark.usefixtures("any_format")
+@pytest.mark.parametrize(
+    "damaged, by", [("id", ()), ("id", ("lang", "id")), ("text", ("lang",)), ("lang", ("lang",))]
+)
+def test_rows_of_a_damaged_page_are_dropped_and_belong_to_no_group(
+    folder: Path, damaged: str, by: tuple[str, ...]
+) -> None:
+    add_table(
+        folder, "z.parquet", {"id": IDS, "text": WORDS, "lang": ["en", "de"] * 30}, damaged=damaged
+    )
+    # — a row is kept whole or not at all: with a damaged column it can but be dropped
+    keep = "toxic.p.toxic < 0" if damaged == "lang" else KEEP
+    request = Request(str(folder / "to"), on_error="drop", by=by)
+    counts = filter_corpus(spec_of(folder, keep=keep), request, cache_dir=folder / "cache").counts
+    assert counts.all.kept.documents + counts.all.dropped.documents == 150
+    unreadable = sum(n for reason, n in counts.reasons.items() if "cannot be read" in reason)
+    assert unreadable == (0 if damaged == "lang" else 20)
+    if by:
+        groups = counts.groups["lang"]
+        of_value = {v: g.kept.documents + g.dropped.documents for v, g in groups.items()}
+        assert sum(of_value.values()) == 150
+        assert of_value.pop("null", 0) == (0 if damaged == "id" else 20)
+        assert set(of_value) == {"en", "de"}
+
+
+def test_a_rule_that_says_neither_drops_and_says_so(folder: Path) -> None:
+    keep = "nullif(toxic.label, 'toxic') = 'clean'"
+    request = Request(str(folder / "to"), on_error="drop")
+    filtered = filter_corpus(spec_of(folder, keep=keep), request, cache_dir=folder / "cache")
+    toxic = open_labels(str(folder / "out")).to_table(
+        filter=pa.compute.field("toxic", "label") == "toxic"
+    )
+    assert filtered.counts.reasons == {"on_error: empty": 3, f"keep is null: {keep}": len(toxic)}

@@ -1,0 +1,167 @@
+"""The varlen kernel is called as its torch wants it, and its slow twin equals the definition."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from dense_oracle import HEADS, SCALE, assert_same, dense, some, some_kv
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from pipeline.inference.attention.hook import LayerKV
+from pipeline.inference.attention.kernels import Attended
+from pipeline.inference.attention.varlen import Kernel, Runs, attend_run_by_run, flash_kernel
+
+Q_TOKENS, K_TOKENS = [3, 0, 1, 9], [5, 7, 2, 1]
+
+
+def defined(
+    q: Tensor,  # [tokens, heads, dim]
+    k: Tensor,  # [keys, kv_heads, dim]
+    v: Tensor,  # [keys, kv_heads, dim]
+    q_starts: Tensor,
+    k_starts: Tensor,
+    longest: tuple[int, int],
+    scale: float,
+    window_size: tuple[int, int],
+) -> tuple[Tensor, Tensor]:  # [tokens, heads, dim], [heads, tokens] fp32
+    """What torch documents of its kernel, and asserts of what it is given."""
+    assert scale == SCALE
+    assert q_starts.dtype == k_starts.dtype == torch.int32 and q_starts.is_contiguous()
+    assert (q_starts[-1], k_starts[-1]) == (len(q), len(k))
+    assert longest[0] >= 2  # at 1 the kernel wants one query in every run
+    assert longest == (max(2, int(q_starts.diff().max())), int(k_starts.diff().max()))
+    parts = []
+    for (start, stop), (first, last) in zip(
+        pairwise(q_starts.tolist()), pairwise(k_starts.tolist()), strict=True
+    ):
+        behind = torch.arange(stop - start)[:, None] - torch.arange(last - first)[None, :]
+        behind += (last - first) - (stop - start)  # the last query's own key is the last
+        before, after = window_size
+        seen = (behind <= before) | torch.tensor(before < 0)
+        seen &= (behind >= -after) | torch.tensor(after < 0)
+        kv = LayerKV(k[None, first:last], v[None, first:last])
+        parts.append(dense(q[None, start:stop], kv, seen))
+    out = torch.cat([part.out[0] for part in parts])
+    return out.to(q.dtype), torch.cat([part.lse[0] for part in parts]).T.float().contiguous()
+
+
+def of_2_11(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> tuple[Tensor, Tensor]:
+    assert return_aux.lse and scale is not None
+    longest = (max_q, max_k)
+    return defined(query, key, value, cu_seq_q, cu_seq_k, longest, scale, window_size)
+
+
+def of_2_13(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    assert enable_gqa and return_aux.lse and scale is not None and cu_seq_k is not None
+    longest = (max_q, max_k)
+    return defined(query, key, value, cu_seq_q, cu_seq_k, longest, scale, window_size)
+
+
+def as_documented(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """A kernel that keeps the documentation's word: the lse comes by tokens."""
+    out, lse = of_2_11(*args, **kwargs)
+    return out, lse.T
+
+
+KERNELS = {
+    "twin": attend_run_by_run,
+    "2.11": flash_kernel(of_2_11),
+    "2.13": flash_kernel(of_2_13),
+    "documented": flash_kernel(as_documented),
+}
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return KERNELS[request.param]
+
+
+def starts(tokens: list[int]) -> Tensor:
+    return torch.tensor([0, *torch.tensor(tokens).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def some_runs(q_tokens: list[int], k_tokens: list[int], **kind: Any) -> Runs:
+    return Runs(starts(q_tokens), starts(k_tokens), max(q_tokens), max(k_tokens), **kind)
+
+
+def block_mask(q_tokens: list[int], k_tokens: list[int], see: Callable[[Tensor], Tensor]) -> Tensor:
+    """Each run's queries see of their own keys what `see` leaves; of all others nothing."""
+    blocks = [see(torch.ones(q, k)) for q, k in zip(q_tokens, k_tokens, strict=True)]
+    return torch.block_diag(*blocks).bool()
+
+
+def under(q: Tensor, kv: LayerKV, seen: Tensor) -> Attended:
+    return dense(q[None], LayerKV(kv.k[None], kv.v[None]), seen)
+
+
+@pytest.mark.parametrize("heads, kv_heads", HEADS)
+def test_a_run_of_queries_sees_its_own_run_of_keys_and_no_other(
+    heads: int, kv_heads: int, kernel: Kernel
+) -> None:
+    q, kv = some(0, sum(Q_TOKENS), heads), some_kv(1, sum(K_TOKENS), kv_heads)
+    found = kernel(q, kv.k, kv.v, some_runs(Q_TOKENS, K_TOKENS), scale=SCALE)
+    assert_same(found, under(q, kv, block_mask(Q_TOKENS, K_TOKENS, torch.clone)))
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 5, 9, 40])
+def test_a_causal_run_sees_the_keys_up_to_its_own_or_a_window_of_them(
+    window: int | None, kernel: Kernel
+) -> None:
+    tokens = [9, 1, 4, 7]
+    q, kv = some(0, sum(tokens), 6), some_kv(1, sum(tokens), 2)
+    runs = some_runs(tokens, tokens, causal=True, window=window)
+    found = kernel(q, kv.k, kv.v, runs, scale=SCALE)
+    hidden_behind = -(window or max(tokens))
+    seen = block_mask(tokens, tokens, lambda ones: ones.tril().triu(hidden_behind + 1))
+    assert_same(found, under(q, kv, seen))
+
+
+def test_runs_of_one_query_do_not_take_the_kernels_other_way(kernel: Kernel) -> None:
+    q, kv = some(0, 2, 6), some_kv(1, 9, 2)
+    found = kernel(q, kv.k, kv.v, some_runs([1, 0, 1], [4, 3, 2]), scale=SCALE)
+    assert_same(found, under(q, kv, block_mask([1, 0, 1], [4, 3, 2], torch.clone)))
+
+
+def test_as_many_tokens_as_heads_are_read_as_the_kernel_gives_them() -> None:
+    q, kv = some(0, 6, 6), some_kv(1, 9, 2)
+    found = flash_kernel(of_2_13)(q, kv.k, kv.v, some_runs([6], [9]), scale=SCALE)
+    assert_same(found, under(q, kv, torch.ones(6, 9, dtype=torch.bool)))
+
+
+def test_this_torchs_kernel_takes_one_of_the_signatures() -> None:
+    known = [list(inspect.signature(fake).parameters) for fake in (of_2_11, of_2_13)]
+    assert list(inspect.signature(varlen_attn).parameters) in known

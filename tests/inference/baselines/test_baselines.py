@@ -1,0 +1,69 @@
+"""What the bench compares with answers the same questions alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pipeline.inference.baselines import reference
+from pipeline.inference.baselines.baselines import expand, per_label, per_question
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.labels.trie import LabelTrie
+from pipeline.inference.model.loaded import LoadedModel
+
+TinyModel = Callable[[str], LoadedModel]
+FAMILIES = ["llama", "qwen3", "gemma3_text", "qwen3_5_text", "lfm2"]
+
+
+def some_prompt() -> PromptTokens:
+    questions = (
+        Question("a", (5, 6, 7, 8), {"x": (1,), "y": (2, 3)}),
+        Question("b", (9,), {"x": (4,), "y": (5,), "z": (6,)}),
+    )
+    return PromptTokens((1, 2, 3), questions)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+@pytest.mark.parametrize("method", [expand, per_question, per_label])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_method_answers_as_the_reference_does(
+    family: str, method: Callable[..., list[list[torch.Tensor]]], batch: int, tiny_model: TinyModel
+) -> None:
+    if batch > 1 and method is not expand:
+        return
+    more = {"batch": batch} if method is expand else {}
+    model, prompt, source = tiny_model(family), some_prompt(), random.Random(family)
+    documents = [source.choices(range(300), k=tokens) for tokens in (12, 40, 1)]
+    for document, answers in zip(documents, method(model, prompt, documents, **more), strict=True):
+        for question, answer in zip(prompt.questions, answers, strict=True):
+            expected = [
+                reference.label_log_prob(model, prompt.opening, document, question.token_ids, first)
+                for first in question.labels.values()
+            ]
+            torch.testing.assert_close(
+                answer.double(), torch.tensor(expected).double(), rtol=0, atol=1e-4
+            )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
+def test_a_prompt_a_surface_form_answers_with_whole_labels(
+    family: str, tiny_model: TinyModel
+) -> None:
+    model, first = tiny_model(family), some_prompt().questions[0]
+    labels = [[(1, 2), (3,)], [(1, 4, 5)]]
+    whole = replace(first, trie=LabelTrie.of(labels, length_penalty=0.5))
+    (found,) = per_question(model, PromptTokens((1, 2, 3), (first, whole)), [[9] * 20])
+    asked = (model, (1, 2, 3), [9] * 20, first.token_ids)
+    expected = [
+        torch.tensor(
+            [reference.surface_log_prob(*asked, p) / len(p) ** 0.5 for p in paths]
+        ).logsumexp(0)
+        for paths in labels
+    ]
+    torch.testing.assert_close(found[1], torch.stack(expected), rtol=0, atol=1e-4)
+    alone = reference.label_log_prob(*asked, (1,))
+    assert float(found[0][0]) == pytest.approx(alone, abs=1e-4)

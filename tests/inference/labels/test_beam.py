@@ -1,0 +1,220 @@
+"""A search as wide as the trie is exact; a narrower one scores what it reaches, and exactly so."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.inference.baselines import reference
+from pipeline.inference.engine import LabelEngine
+from pipeline.inference.labels.beam import search
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.labels.trie import LabelTrie, Path
+from pipeline.inference.model.loaded import LoadedModel
+
+TinyModel = Callable[[str], LoadedModel]
+# fp32 sums of a few thousand terms in another order, as for first tokens, of five tokens.
+TOLERANCE = 5e-4
+FAMILIES = ["llama", "gemma3_text", "qwen3_5_text"]
+
+
+def taxonomy(source: random.Random) -> list[set[Path]]:
+    """Three levels of words of one to three tokens, as paths."""
+    words = [tuple(source.choices(range(200), k=source.randint(1, 3))) for _ in range(30)]
+    paths = {
+        (*top, 250, *middle, 250, *source.choice(words))
+        for top in source.sample(words, 3)
+        for middle in source.sample(words, 3)
+        for _ in range(3)
+    }
+    return [{path} for path in sorted(paths)]
+
+
+def question_of(
+    labels: list[set[Path]], beam: int | None, name: str = "q", ids: Path = (3, 4, 5)
+) -> Question:
+    named = {str(i): tuple(sorted({p[0] for p in paths})) for i, paths in enumerate(labels)}
+    return Question(name, ids, named, LabelTrie.of(labels), beam)
+
+
+def brute_force(
+    model: LoadedModel, prompt: PromptTokens, question: Question, document: list[int]
+) -> np.ndarray:
+    asked = (prompt.opening, document, question.token_ids)
+    found = np.full(len(question.labels), -np.inf)
+    assert question.trie is not None
+    for end, label in question.trie.ends:
+        one = reference.surface_log_prob(model, *asked, question.trie.path(end))
+        found[label] = np.logaddexp(found[label], one)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("opening, ids", [(0, (9,)), (1, (9,)), (7, (3, 4, 5))])
+def test_a_beam_as_wide_as_the_trie_is_brute_force(
+    family: str, opening: int, ids: Path, tiny_model: TinyModel
+) -> None:
+    model, source = tiny_model(family), random.Random(family)
+    question = question_of(taxonomy(source), beam=1_000, ids=ids)
+    prompt = PromptTokens(tuple(range(opening)), (question,))
+    documents = [[source.randrange(200) for _ in range(tokens)] for tokens in (1, 40)]
+    for budget in (1, 60, 10_000):
+        found = LabelEngine(model, prompt, max_batch_tokens=budget).label(documents).log_probs[0]
+        for row, document in enumerate(documents if budget == 60 else documents[:1]):
+            expected = brute_force(model, prompt, question, document)
+            np.testing.assert_allclose(found[row], expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_search_beside_other_questions_changes_none_and_reads_documents_once(
+    family: str, tiny_model: TinyModel
+) -> None:
+    model, source = tiny_model(family), random.Random(f"{family} 2")
+    labels = taxonomy(source)
+    searched = question_of(labels, beam=3)
+    first = Question("first", (6, 7), {"a": (1, 2), "b": (3,)})
+    whole = question_of([{(1, 2)}, {(1, 3)}], None, "whole", (6, 7, 8))
+    prompt = PromptTokens((1, 2, 3), (first, searched, whole))
+    documents = [[source.randrange(200) for _ in range(tokens)] for tokens in (30, 2)]
+    engine = LabelEngine(model, prompt, max_batch_tokens=500)
+    together = engine.label(documents)  # fails unless each document is read once
+    for i, question in enumerate(prompt.questions):
+        alone = LabelEngine(model, PromptTokens((1, 2, 3), (question,)), max_batch_tokens=500)
+        (expected,) = alone.label(documents).log_probs
+        np.testing.assert_allclose(together.log_probs[i], expected, rtol=0, atol=TOLERANCE)
+    assert together.usage.prefix_tokens_computed in (32, 34)  # staged reads the opening's last
+    assert not np.isinf(together.log_probs[0]).any()
+    assert np.isinf(together.log_probs[1]).any()
+
+
+@pytest.mark.parametrize("beam", [1, 2, 4])
+def test_what_a_narrow_beam_reaches_has_its_exact_log_probability(
+    beam: int, tiny_model: TinyModel
+) -> None:
+    model, source = tiny_model("llama"), random.Random(beam)
+    question = question_of(taxonomy(source), beam=beam)
+    prompt = PromptTokens((1, 2), (question,))
+    (found,) = LabelEngine(model, prompt, max_batch_tokens=500).label([[5, 6, 7]]).log_probs
+    expected = brute_force(model, prompt, question, [5, 6, 7])
+    reached = np.isfinite(found[0])
+    assert 0 < reached.sum() < len(expected)
+    np.testing.assert_allclose(found[0][reached], expected[reached], rtol=0, atol=TOLERANCE)
+
+
+def bigrams(vocabulary: int, seed: int) -> np.ndarray:
+    scores = np.random.default_rng(seed).normal(scale=2, size=(vocabulary, vocabulary))
+    return scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+
+
+def by_hand(trie: LabelTrie, log_probs: np.ndarray, beam: int) -> set[int]:
+    """Labels that a beam reaches, level by level; every path has a parting at every token."""
+    live, reached = [(0.0, 0)], set()
+    ends = dict(trie.ends)
+    while live:
+        following = []
+        for score, node in live:
+            last = trie.token_ids[node] if node else 0
+            for child in trie.children(node):
+                below = score + log_probs[last, trie.token_ids[child]]
+                if child in ends:
+                    reached.add(ends[child])
+                if trie.children(child):
+                    following.append((below, child))
+        live = sorted(following, reverse=True)[:beam]
+    return reached
+
+
+@pytest.mark.parametrize("beam", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_likeliest_nodes_are_followed_at_every_parting(beam: int, seed: int) -> None:
+    source = random.Random(seed)
+    letters = [source.sample(range(1, 20), 4) for _ in range(3)]
+    paths = [(a, b, c) for a in letters[0] for b in letters[1] for c in letters[2]]
+    trie = LabelTrie.of([{path} for path in paths])
+    log_probs = bigrams(20, seed)
+    table = torch.from_numpy(log_probs).float()
+
+    def states(asked: object) -> torch.Tensor:  # a token's state is its own one-hot vector
+        return torch.eye(20)[[path[-1] if path else 0 for path in asked]]  # type: ignore[attr-defined]
+
+    found = search(trie, states, lambda rows: rows @ table, beam=beam, max_tokens=7)
+    assert set(np.flatnonzero(np.isfinite(found))) == by_hand(trie, log_probs, beam)
+    for label in np.flatnonzero(np.isfinite(found)):
+        expected = sum(
+            log_probs[a, b] for a, b in zip((0, *paths[label]), paths[label], strict=False)
+        )
+        assert found[label] == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_follows_for_certain_takes_no_forward_of_its_own() -> None:
+    trie = LabelTrie.of([{(1, 2, 3, 4, 5)}, {(1, 2, 3, 4, 6, 7, 8)}, {(9, 1, 1, 1)}])
+    asked: list[list[Path]] = []
+
+    def states(paths: object) -> torch.Tensor:
+        asked.append(list(paths))  # type: ignore[call-overload]
+        return torch.zeros(len(asked[-1]), 20)
+
+    found = search(trie, states, lambda rows: rows, beam=None, max_tokens=1_000)
+    assert len(asked) == 3
+    assert sorted(path for paths in asked for path in paths) == sorted(map(trie.path, trie.inner))
+    np.testing.assert_allclose(found, -np.log(20) * np.array([5, 7, 4]), rtol=1e-6)
+
+
+def test_a_trie_that_is_too_large_to_be_read_at_once_is_followed_and_exact(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, source = tiny_model("llama"), random.Random(8)
+    question = question_of(taxonomy(source), beam=None)
+    prompt = PromptTokens((1, 2), (question,))
+    engine = LabelEngine(model, prompt, max_batch_tokens=200)
+    assert not question.searched
+    at_once = engine.label([[5, 6, 7]]).log_probs[0]
+    monkeypatch.setattr("pipeline.inference.labels.prompt_tokens.MOST_AT_ONCE", 10)
+    assert question.searched
+    followed = engine.label([[5, 6, 7]]).log_probs[0]
+    np.testing.assert_allclose(followed, at_once, rtol=0, atol=TOLERANCE)
+
+
+def test_a_search_for_which_memory_does_not_suffice_names_its_document(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama")
+    question = replace(question_of(taxonomy(random.Random(1)), beam=2), name="x")
+    prompt = PromptTokens((1, 2), (question,))
+    engine = LabelEngine(model, prompt, max_batch_tokens=500)
+    keep = engine._schedule.keep
+
+    def small(document: list[int], *rest: object) -> object:
+        if len(document) > 5:
+            raise torch.OutOfMemoryError("no room")
+        return keep(document, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine._schedule, "keep", small)
+    found = engine.label([[5] * 9, [6] * 3])
+    assert found.out_of_memory == {0} and engine.max_batch_tokens < 128
+    assert np.isnan(found.log_probs[0][0]).all() and np.isfinite(found.log_probs[0][1]).any()
+
+
+def test_a_search_is_done_in_smaller_parts_before_its_document_is_given_up(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = replace(question_of(taxonomy(random.Random(1)), beam=2), name="x")
+    prompt = PromptTokens((1, 2), (question,))
+    engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=500)
+    [expected] = engine.label([[5] * 9]).log_probs
+    keep = engine._schedule.keep
+
+    def small(document: list[int], *rest: object) -> object:
+        if engine.max_batch_tokens > 130:
+            raise torch.OutOfMemoryError("no room")
+        return keep(document, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine._schedule, "keep", small)
+    found = engine.label([[5] * 9])  # alone: no smaller batch of documents can be made
+    assert not found.out_of_memory
+    np.testing.assert_allclose(found.log_probs[0], expected, rtol=0, atol=TOLERANCE)

@@ -1,0 +1,378 @@
+"""Maps answer as they do on the hidden states of transformers, at any layer and in any company."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from fitted import bare_card
+from torch import nn
+
+from pipeline.errors import ModelError
+from pipeline.fitted.readout import LinearMap, Readout
+from pipeline.inference.attention.varlen import attend_run_by_run
+from pipeline.inference.engine import LabelEngine
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.loading import prepare
+from pipeline.inference.model.loaded import LoadedModel, Stages, plain_attention
+from pipeline.inference.schedules import fused as descent
+from pipeline.spec.schema import ExitSpec
+
+Pooling = Literal["last", "mean"]
+# fp32 sums in another order, of states that grow from layer to layer.
+TOLERANCE = 2e-4
+LAYERS = 4
+HIDDEN = 48
+CHANGES: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": LAYERS},
+    "gemma3_text": {
+        "num_hidden_layers": LAYERS,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "qwen3_moe": {"num_hidden_layers": LAYERS},
+    "qwen3_5_text": {
+        "num_hidden_layers": LAYERS,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "lfm2": {"num_hidden_layers": LAYERS, "layer_types": ["conv", "full_attention"] * 2},
+}
+PART = Stages.part
+CLOSING = (280, 281, 282)  # of the empty question
+MakeNetwork = Callable[..., Any]
+SEEN: dict[Any, list[np.ndarray]] = {}  # one prompt's states answer many tasks and tests
+
+
+@pytest.fixture(scope="session")
+def deep_model(make_network: MakeNetwork) -> Callable[[str], LoadedModel]:
+    made: dict[str, LoadedModel] = {}
+
+    def make(family: str) -> LoadedModel:
+        if family not in made:
+            made[family] = prepare(make_network(family, **CHANGES[family]))
+        return made[family]
+
+    return make
+
+
+def ways_to_run(model: LoadedModel) -> dict[str, LoadedModel]:
+    return {
+        "in parts": model,
+        "whole": replace(model, stages=None),
+        "compiled": replace(model, kernel=attend_run_by_run),
+    }
+
+
+def some_ids(source: random.Random, tokens: int) -> list[int]:
+    return [source.randrange(280) for _ in range(tokens)]
+
+
+def readout(
+    labels: int, *, layer: int, pooling: Pooling = "last", scale: float = 1.0, seed: int = 0
+) -> Readout:
+    """Maps of chance for every layer."""
+    source = np.random.default_rng([seed, labels, layer])
+    maps = {
+        at: LinearMap(
+            (scale * source.normal(size=(labels, HIDDEN)) / HIDDEN).astype(np.float32),
+            source.normal(size=labels).astype(np.float32),
+        )
+        for at in range(1, LAYERS + 1)
+    }
+    card = bare_card(labels, pooling=pooling, layer=layer)
+    return Readout(card, maps)
+
+
+def question(name: str, token_ids: Sequence[int], labels: int) -> Question:
+    return Question(name, tuple(token_ids), {f"l{i}": (i,) for i in range(labels)})
+
+
+def all_kinds() -> tuple[PromptTokens, dict[str, Readout]]:
+    """Plain and trained questions, document readouts at the end and over all tokens."""
+    source = random.Random(7)
+    asked = some_ids(source, 9)
+    questions = (
+        question("plain", asked, 3),
+        question("trained", [*asked[:5], 3, 4], 2),
+        question("shallow", [*asked[:5], 3, 4], 4),  # the same question at another layer
+        question("document", CLOSING, 5),
+        question("document_too", CLOSING, 2),
+        question("averaged", CLOSING, 3),
+        question("averaged_deep", CLOSING, 2),
+    )
+    readouts = {
+        "trained": readout(2, layer=LAYERS),
+        "shallow": readout(4, layer=1),
+        "document": readout(5, layer=3),
+        "document_too": readout(2, layer=3, seed=1),
+        "averaged": readout(3, layer=2, pooling="mean"),
+        "averaged_deep": readout(2, layer=LAYERS, pooling="mean"),
+    }
+    return PromptTokens(tuple(some_ids(source, 11)), questions), readouts
+
+
+def hidden_states(model: LoadedModel, token_ids: Sequence[int]) -> list[np.ndarray]:
+    """[layer][token, hidden] as transformers gives them for one prompt alone."""
+    key = (id(model.network), tuple(token_ids))
+    if key not in SEEN:
+        SEEN[key] = forward(model, token_ids)
+    return SEEN[key]
+
+
+@torch.inference_mode()
+def forward(model: LoadedModel, token_ids: Sequence[int]) -> list[np.ndarray]:
+    with plain_attention(model.network, "eager"):
+        output = model.network.model(
+            input_ids=torch.tensor([token_ids]), output_hidden_states=True, use_cache=False
+        )
+    return [states[0].numpy() for states in output.hidden_states]
+
+
+def oracle(
+    model: LoadedModel,
+    prompt: PromptTokens,
+    document: Sequence[int],
+    asked: Question,
+    fitted: Readout,
+    layer: int,
+) -> np.ndarray:
+    """[labels] by the mathematics alone: log softmax of W h + b."""
+    before, below = list(prompt.opening), list(asked.token_ids)
+    if fitted.card.pooling == "mean":
+        states = hidden_states(model, [*before, *document])[layer]
+        state = states[len(before) :].astype(np.float64).mean(axis=0)
+    else:
+        state = hidden_states(model, [*before, *document, *below])[layer][-1]
+    logits = fitted.maps[layer].weight @ state + fitted.maps[layer].bias
+    return logits - np.logaddexp.reduce(logits)
+
+
+def plain_oracle(
+    model: LoadedModel, prompt: PromptTokens, document: Sequence[int], asked: Question
+) -> np.ndarray:
+    ids = torch.tensor([[*prompt.opening, *document, *asked.token_ids]])
+    with torch.inference_mode(), plain_attention(model.network, "eager"):
+        log_probs = model.network(input_ids=ids, use_cache=False).logits[0, -1].log_softmax(-1)
+    return log_probs[: len(asked.labels)].numpy()
+
+
+def documents(lengths: Sequence[int] = (1, 2, 17, 40, 5)) -> list[list[int]]:
+    source = random.Random(3)
+    return [some_ids(source, tokens) for tokens in lengths]
+
+
+@pytest.mark.parametrize("budget", [1, 80, 100_000], ids=["alone", "mixed", "together"])
+@pytest.mark.parametrize("way", ["in parts", "whole", "compiled"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe"])
+def test_every_kind_of_answer_equals_the_states_of_independent_prompts(
+    family: str, way: str, budget: int, deep_model: Callable[[str], LoadedModel]
+) -> None:
+    model = ways_to_run(deep_model(family))[way]
+    assert_every_kind_equals_its_oracle(model, budget)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
+def test_recurrent_families_answer_as_independent_prompts_do(
+    family: str, deep_model: Callable[[str], LoadedModel]
+) -> None:
+    assert deep_model(family).schedule == "staged"
+    assert_every_kind_equals_its_oracle(deep_model(family), 100)
+
+
+def assert_every_kind_equals_its_oracle(model: LoadedModel, budget: int) -> None:
+    prompt, readouts = all_kinds()
+    engine = LabelEngine(model, prompt, max_batch_tokens=budget, readouts=readouts)
+    labelled = engine.label(documents())
+    for asked, answers in zip(prompt.questions, labelled.log_probs, strict=True):
+        for row, document in enumerate(documents()):
+            if fitted := readouts.get(asked.name):
+                layer = fitted.card.layer
+                expected = oracle(model, prompt, document, asked, fitted, layer)
+            else:
+                expected = plain_oracle(model, prompt, document, asked)
+            np.testing.assert_allclose(answers[row], expected, rtol=0, atol=TOLERANCE)
+
+
+@contextmanager
+def rows_through(model: LoadedModel) -> Iterator[list[int]]:
+    """How many rows go through each layer's feed-forward."""
+    blocks: nn.ModuleList = model.network.model.layers
+    rows = [0] * len(blocks)
+
+    def count(at: int) -> Callable[..., None]:
+        def hook(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            rows[at] += inputs[0].shape[:-1].numel()
+
+        return hook
+
+    handles = [block.mlp.register_forward_pre_hook(count(i)) for i, block in enumerate(blocks)]
+    try:
+        yield rows
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def document_tasks(
+    tasks: int, *, layer: int = LAYERS, pooling: Pooling = "last", scale: float = 1.0
+) -> tuple[PromptTokens, dict[str, Readout]]:
+    names = [f"t{i}" for i in range(tasks)]
+    readouts = {
+        name: readout(2 + i % 3, layer=layer, pooling=pooling, scale=scale, seed=i)
+        for i, name in enumerate(names)
+    }
+    questions = [question(name, CLOSING, 2 + i % 3) for i, name in enumerate(names)]
+    return PromptTokens((1, 2, 3), tuple(questions)), readouts
+
+
+@pytest.mark.parametrize("tasks", [1, 9])
+@pytest.mark.parametrize("pooling, below", [("last", len(CLOSING)), ("mean", 0)])
+def test_document_readouts_share_one_answer_position_or_need_none(
+    tasks: int, pooling: Pooling, below: int, deep_model: Callable[[str], LoadedModel]
+) -> None:
+    prompt, readouts = document_tasks(tasks, pooling=pooling)
+    model = deep_model("llama")
+    usage = (
+        LabelEngine(model, prompt, max_batch_tokens=99, readouts=readouts)
+        .label([[7] * 20, [8] * 5])
+        .usage
+    )
+    assert usage.prefix_tokens_computed == 25
+    assert usage.question_tokens_computed == 2 * below
+    alone = tasks * (25 + 2 * 3) + 2 * tasks * below
+    assert usage.tokens_saved == alone - 25 - 2 * below
+
+
+@pytest.mark.parametrize("way", ["in parts", "whole"])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("layer", [1, 2, 3, 4])
+def test_exit_at_a_layer_reads_it_and_runs_nothing_deeper(
+    layer: int, pooling: Pooling, way: str, deep_model: Callable[[str], LoadedModel]
+) -> None:
+    model = ways_to_run(deep_model("llama"))[way]
+    prompt, readouts = document_tasks(3, pooling=pooling)
+    engine = LabelEngine(
+        model, prompt, max_batch_tokens=99, readouts=readouts, exit_at=ExitSpec(layer=layer)
+    )
+    with rows_through(model) as rows:
+        labelled = engine.label(documents())
+    assert [count > 0 for count in rows] == [at < layer for at in range(LAYERS)]
+    assert sorted(engine._schedule._prefix.layers) == list(range(layer)), "of the opening, too"
+    for asked, answers in zip(prompt.questions, labelled.log_probs, strict=True):
+        fitted = readouts[asked.name]
+        expected = [oracle(model, prompt, d, asked, fitted, layer) for d in documents()]
+        np.testing.assert_allclose(answers, expected, rtol=0, atol=TOLERANCE)
+
+
+def left_at(
+    model: LoadedModel,
+    prompt: PromptTokens,
+    readouts: dict[str, Readout],
+    way: ExitSpec,
+    document: Sequence[int],
+) -> dict[str, int]:
+    """The layer at which each task is read for a document, by brute force."""
+    for layer in way.layers:
+        surest = [
+            oracle(model, prompt, document, q, readouts[q.name], layer).max()
+            for q in prompt.questions
+        ]
+        if min(surest) >= np.log(way.confidence or 1):
+            return dict.fromkeys(readouts, layer)
+    return {name: fitted.card.layer for name, fitted in readouts.items()}
+
+
+MANY = tuple(range(1, 31))
+
+
+@pytest.mark.parametrize("budget", [1, 300, 10_000])
+@pytest.mark.parametrize("way", ["in parts", "whole", "compiled"])
+def test_exit_by_confidence_is_exit_at_the_layer_where_each_document_is_sure(
+    way: str, budget: int, deep_model: Callable[[str], LoadedModel]
+) -> None:
+    model = ways_to_run(deep_model("llama"))[way]
+    prompt, readouts = document_tasks(3, scale=8)
+    readouts["t2"] = readout(4, layer=2, scale=8, pooling="mean")  # and not as deep as others
+    assert_leaves_as_brute_force_says(model, prompt, readouts, budget)
+
+
+def test_exit_by_confidence_of_a_recurrent_family(
+    deep_model: Callable[[str], LoadedModel],
+) -> None:
+    prompt, readouts = document_tasks(2, scale=8)
+    assert_leaves_as_brute_force_says(deep_model("qwen3_5_text"), prompt, readouts, 300)
+
+
+def assert_leaves_as_brute_force_says(
+    model: LoadedModel, prompt: PromptTokens, readouts: dict[str, Readout], budget: int
+) -> None:
+    way = ExitSpec(layers=(1, 3), confidence=0.8)
+    engine = LabelEngine(model, prompt, max_batch_tokens=budget, readouts=readouts, exit_at=way)
+    labelled = engine.label(documents(MANY))
+    last = prompt.questions[-1]
+    alone = engine.label(documents(MANY), tasks=[last.name]).log_probs
+    np.testing.assert_allclose(alone[0], labelled.log_probs[-1], rtol=0, atol=TOLERANCE)
+    left = [left_at(model, prompt, readouts, way, d) for d in documents(MANY)]
+    assert {layers["t0"] for layers in left} == {1, 3, LAYERS}, "the case tells nothing"
+    for asked, answers in zip(prompt.questions, labelled.log_probs, strict=True):
+        expected = [
+            oracle(model, prompt, d, asked, readouts[asked.name], layers[asked.name])
+            for d, layers in zip(documents(MANY), left, strict=True)
+        ]
+        np.testing.assert_allclose(answers, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_documents_that_are_settled_go_through_no_deeper_layer(
+    deep_model: Callable[[str], LoadedModel],
+) -> None:
+    model = deep_model("llama")
+    prompt, readouts = document_tasks(3, scale=8)
+    way = ExitSpec(layers=(1, 3), confidence=0.8)
+    engine = LabelEngine(model, prompt, max_batch_tokens=300, readouts=readouts, exit_at=way)
+    with rows_through(model) as rows:
+        engine.label(documents(MANY))
+    left = [left_at(model, prompt, readouts, way, d)["t0"] for d in documents(MANY)]
+    read = list(zip(MANY, left, strict=True))
+    lengths = {depth: sum(n + 3 for n, at in read if at >= depth) for depth in (1, 2)}
+    ends = sum(at == LAYERS for at in left)  # the last layer is run at these rows only
+    assert rows == [lengths[1], lengths[2], lengths[2], ends]
+
+
+def one_layer_less(stages: Stages, start: int, stop: int) -> nn.Module:
+    return PART(stages, start, max(start + 1, stop - 1))
+
+
+def test_a_decoder_that_cannot_be_cut_there_is_run_whole(
+    deep_model: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stages, "part", one_layer_less)
+    model = deep_model("llama")
+    prompt, readouts = document_tasks(2, layer=3)
+    engine = LabelEngine(model, prompt, max_batch_tokens=99, readouts=readouts)
+    assert engine.model.stages is None
+    asked = prompt.questions[0]
+    expected = [oracle(model, prompt, d, asked, readouts["t0"], 3) for d in documents()]
+    answers = engine.label(documents()).log_probs[0]
+    np.testing.assert_allclose(answers, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_states_that_are_wrong_either_way_are_refused(
+    deep_model: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stages, "part", one_layer_less)
+    monkeypatch.setattr(descent, "states_at", lambda *_args, **_called: {3: torch.zeros(1, 99, 48)})
+    prompt, readouts = document_tasks(2, layer=3)
+    with pytest.raises(ModelError, match="'llama' has other states between its layers"):
+        LabelEngine(deep_model("llama"), prompt, max_batch_tokens=99, readouts=readouts)
+
+
+def test_a_map_of_another_model_is_refused(deep_model: Callable[[str], LoadedModel]) -> None:
+    prompt, readouts = document_tasks(1)
+    deep = Readout(readouts["t0"].card, {LAYERS + 1: readouts["t0"].maps[1]})
+    with pytest.raises(ModelError, match="reads states of 48 numbers after layer 5; the model has"):
+        LabelEngine(deep_model("llama"), prompt, max_batch_tokens=9, readouts={"t0": deep})

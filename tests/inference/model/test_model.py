@@ -1,0 +1,375 @@
+"""What is loaded, what is refused by name, and that nothing a folder carries is ever run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from pipeline.errors import ModelError
+from pipeline.inference import loading
+from pipeline.inference.attention.hook import IMPLEMENTATION
+from pipeline.inference.attention.kernels import Attended
+from pipeline.inference.attention.tree import Node, Tree
+from pipeline.inference.attention.varlen import Kernel, attend_run_by_run
+from pipeline.inference.loading import (
+    context_tokens,
+    load_model,
+    load_tokenizer,
+    prepare,
+    refuse_unmodelled,
+)
+from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.inference.schedules import staged
+from pipeline.inference.schedules.forward import end_states, prefill
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": {"rope_theta": 1e4}}
+# float32 sums of a few hundred terms in another order; the contract allows 1e-4.
+TOLERANCE = 1e-4
+
+
+def network_of(family: str, **changes: Any) -> Any:
+    """A random two-layer model whose attention is far from uniform."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{**SIZES, **changes})
+    network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.25) if parameter.ndim > 1 else None
+    return network.eval()
+
+
+@torch.inference_mode()
+def difference_from_a_plain_forward(model: LoadedModel) -> float:
+    """The largest error of the last question's log-probabilities below a prefix and a document."""
+    source = torch.Generator().manual_seed(0)
+    ids = torch.randint(300, (60,), generator=source).tolist()
+    tree = Tree.of([20], [Node(10), Node(15)], prefix_tokens=15)
+    states = end_states(model, ids[15:], tree, prefix=prefill(model, ids[:15]), ends=[24])
+    read = model.unembed(states[0])[0].log_softmax(dim=-1)
+    alone = torch.tensor([ids[:35] + ids[45:]])
+    with plain_attention(model.network, "eager"):
+        plain = model.network(input_ids=alone, use_cache=False).logits[0, -1].log_softmax(dim=-1)
+    return float((read - plain).abs().max())
+
+
+WINDOWS: list[Any] = [
+    ("llama", {}, {None}),
+    ("mistral", {"sliding_window": None}, {None}),
+    ("gemma3_text", SLIDING, {8, None}),
+    ("cohere2", SLIDING, {8, None}),
+    ("gemma2", {**SLIDING, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0}, {8, None}),
+    ("gpt_oss", {**SLIDING, **EXPERTS}, {8, None}),
+    (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        {8, None},
+    ),
+]
+WINDOWS_OF_CONFIGURATIONS = [
+    ("mistral", {"sliding_window": 8}, {8, None}),
+    ("phi3", {"sliding_window": 8}, {8, None}),
+    ("starcoder2", {"sliding_window": 8}, {8, None}),
+]
+
+
+@pytest.mark.parametrize("family, changes, windows", [*WINDOWS, *WINDOWS_OF_CONFIGURATIONS])
+def test_every_window_of_a_model_is_known_and_its_answers_are_exact(
+    family: str, changes: dict[str, Any], windows: set[int | None]
+) -> None:
+    model = prepare(network_of(family, **changes))
+    assert model.windows == windows
+    assert difference_from_a_plain_forward(model) < TOLERANCE
+    fused = replace(model, kernel=attend_run_by_run)
+    assert difference_from_a_plain_forward(fused) < TOLERANCE
+
+
+def wrong(q: torch.Tensor, *args: Any, **kwargs: Any) -> Attended:
+    attended = attend_run_by_run(q, *args, **kwargs)
+    return Attended(attended.out, 1.4 * attended.lse)  # in powers of two
+
+
+def broken(*args: Any, **kwargs: Any) -> Attended:
+    raise RuntimeError("head_size must be a multiple of 8")
+
+
+@pytest.mark.parametrize(
+    "kernel, used", [(attend_run_by_run, True), (wrong, False), (broken, False)]
+)
+def test_a_fused_kernel_is_used_only_once_it_has_answered_as_independent_prompts_do(
+    kernel: Kernel, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "fused_kernel", lambda network: kernel)
+    model = prepare(network_of("llama"))
+    assert model.kernel is (kernel if used else None)
+    assert difference_from_a_plain_forward(model) < TOLERANCE
+
+
+def test_a_model_on_a_cpu_has_no_fused_kernel_and_cudnns_attention_is_off_for_all() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert prepare(network_of("llama")).kernel is None
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize(
+    "family, changes",
+    [
+        ("llama", {}),
+        ("cohere", {"logit_scale": 0.0625}),
+        ("granite", {"logits_scaling": 3.0}),
+        ("falcon_h1", {"lm_head_multiplier": 0.5}),
+        ("gemma3_text", {**SLIDING, "final_logit_softcapping": 2.0}),
+    ],
+)
+@torch.inference_mode()
+def test_unembedding_gives_the_networks_own_logits(family: str, changes: dict[str, Any]) -> None:
+    network = network_of(family, **changes)
+    ids = torch.arange(20)[None]
+    expected = network(input_ids=ids, use_cache=False).logits[0]
+    states = network.model(input_ids=ids, use_cache=False).last_hidden_state[0]
+    logits = LoadedModel(network, frozenset({None}), 512, stages=None, schedule="fused").unembed(
+        states
+    )
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+    raw = network.lm_head(states)
+    assert (family == "llama") == torch.equal(raw, logits)
+
+
+REFUSED: list[Any] = [
+    ("llama4_text", {}, "chunked_attention"),
+    ("deepseek_v32", {}, "indexed_attention"),
+    ("deepseek_v4", {}, "compressed_sparse_attention"),
+    ("falcon", {"alibi": True}, "ALiBi positions"),
+    ("t5", {}, "an encoder"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional attention"),
+    ("llama", {"layer_types": ["full_attention", "odd_attention"]}, "odd_attention"),
+]
+
+
+@pytest.mark.parametrize("family, changes, reason", REFUSED)
+def test_a_family_that_the_tree_does_not_model_is_refused_by_name(
+    family: str, changes: dict[str, Any], reason: str
+) -> None:
+    config = AutoConfig.for_model("llama", num_hidden_layers=2)
+    if family == "llama":
+        vars(config).update(changes)  # a layer type that this transformers would not let through
+    else:
+        config = AutoConfig.for_model(family, **changes)
+    with pytest.raises(ModelError) as caught:
+        refuse_unmodelled(config)
+    message = str(caught.value)
+    assert f"model family {family!r}" in message
+    assert reason in message
+    assert "use a decoder with full or sliding-window attention" in message
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "llama4_text"])
+def test_such_a_family_is_refused_before_its_weights_are_read(family: str, tmp_path: Path) -> None:
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match=f"model family '{family}'"):
+        load_model(tmp_path, dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize(
+    "family, changes",
+    [
+        ("bloom", {}),  # ALiBi without a key that says so
+        ("gpt2", {}),  # a decoder that is not called `model`
+        ("nemotron", {}),  # layers that drop the tree's argument
+        ("deepseek_v3", {}),  # values of another size than keys
+        ("diffllama", {}),  # a difference of two attentions: wrong answers, and no error
+    ],
+)
+def test_a_model_that_cannot_be_exact_is_refused_when_it_is_prepared(
+    family: str, changes: dict[str, Any]
+) -> None:
+    network = network_of(family, **changes)
+    with pytest.raises(ModelError):
+        prepare(network)
+
+
+def test_logits_that_the_engine_would_not_reproduce_are_refused() -> None:
+    network = network_of("llama")
+    real = network.forward
+
+    def doubled(*args: Any, **kwargs: Any) -> Any:
+        output = real(*args, **kwargs)
+        output.logits = output.logits * 2
+        return output
+
+    network.forward = doubled
+    with pytest.raises(ModelError, match=r"its states or logits differ by 0\.5"):
+        prepare(network)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_that_is_not_carried_on_is_refused(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = network_of("lfm2", layer_types=["conv", "full_attention"]).to(dtype)
+    assert prepare(network).schedule == "staged"
+    monkeypatch.setattr(staged, "clone_states", lambda *_: None)
+    with pytest.raises(ModelError, match="model family 'lfm2' answers otherwise under the tree"):
+        prepare(network)
+
+
+CANARY = """
+from pathlib import Path
+Path({path!r}).write_text("ran")
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+class EvilConfig(LlamaConfig):
+    model_type = {family!r}
+class EvilModel(LlamaForCausalLM):
+    config_class = EvilConfig
+class EvilTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.fixture(params=["llama", "evil"])
+def folder_with_code(
+    request: pytest.FixtureRequest, model_folder: Path, tmp_path: Path
+) -> Iterator[tuple[Path, str, Path]]:
+    """A model folder that brings its own Python, under a known family's name and its own."""
+    folder, canary = tmp_path / "model", tmp_path / "canary"
+    shutil.copytree(model_folder, folder)
+    code = CANARY.format(path=str(canary), family=request.param)
+    (folder / "evil.py").write_text(code)
+    autos = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"}
+    edit_json(folder / "config.json", auto_map=autos, model_type=request.param)
+    edit_json(
+        folder / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "evil.EvilTokenizer"]}
+    )
+    yield folder, request.param, canary
+    assert not canary.exists()
+
+
+def test_code_that_a_folder_carries_is_never_run(folder_with_code: tuple[Path, str, Path]) -> None:
+    folder, family, _ = folder_with_code
+    if family == "llama":
+        model = load_model(folder, dtype="float32", device="cpu")
+        assert type(model.network).__module__.startswith("transformers.")
+        assert type(load_tokenizer(folder)).__module__.startswith("transformers.")
+    else:
+        with pytest.raises(ModelError, match="cannot be loaded"):
+            load_model(folder, dtype="float32", device="cpu")
+
+
+class Explosive:
+    """A pickle that leaves a trace when it is read."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.canary,)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_pickled_weights_are_refused_unread(name: str, model_folder: Path, tmp_path: Path) -> None:
+    folder, canary = tmp_path / "model", tmp_path / "canary"
+    shutil.copytree(model_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / name).write_bytes(pickle.dumps(Explosive(canary)))
+    with pytest.raises(ModelError, match=r"holds no \.safetensors file; .* convert them"):
+        load_model(folder, dtype="float32", device="cpu")
+    assert not canary.exists()
+
+
+def test_a_folder_that_is_not_there_holds_no_weights(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds no \.safetensors file"):
+        load_model(tmp_path / "no", dtype="float32", device="cpu")
+
+
+def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match="cannot be loaded") as caught:
+        load_model(tmp_path, dtype="float32", device="cpu")
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_folder_without_a_tokenizer_is_named(model_folder: Path, tmp_path: Path) -> None:
+    shutil.copy(model_folder / "config.json", tmp_path)
+    with pytest.raises(ModelError, match="its tokenizer cannot be loaded") as caught:
+        load_tokenizer(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_weights_of_another_shape_than_the_configuration_says_are_a_model_error(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    edit_json(folder / "config.json", intermediate_size=32)
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(folder, dtype="float32", device="cpu")
+
+
+def test_a_broken_weight_file_is_a_model_error(model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1_000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(folder, dtype="float32", device="cpu")
+
+
+def test_a_loaded_model_holds_the_weights_of_its_folder(model_folder: Path) -> None:
+    model = load_model(model_folder, dtype="float32", device="cpu")
+    assert not model.network.training
+    assert not any(parameter.requires_grad for parameter in model.network.parameters())
+    assert model.context_tokens == context_tokens(model_folder) == 4_096
+    assert model.device == torch.device("cpu")
+    held = model.network.state_dict()
+    for name, weights in load_file(model_folder / "model.safetensors").items():
+        assert torch.equal(held[name], weights)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_have_the_type_that_was_asked_for(dtype: str, model_folder: Path) -> None:
+    model = load_model(model_folder, dtype=dtype, device="cpu")
+    assert {p.dtype for p in model.network.parameters()} == {getattr(torch, dtype)}
+
+
+def test_plain_attention_lasts_as_long_as_its_block(model_folder: Path) -> None:
+    network = load_model(model_folder, dtype="float32", device="cpu").network
+    assert network.config._attn_implementation == IMPLEMENTATION
+    with pytest.raises(RuntimeError, match="inside"), plain_attention(network, "sdpa"):
+        assert network.config._attn_implementation == "sdpa"
+        raise RuntimeError("inside")
+    assert network.config._attn_implementation == IMPLEMENTATION
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family, changes, _windows", WINDOWS)
+def test_on_a_gpu_in_half_precision_the_flash_kernel_is_proved_and_used(
+    family: str, changes: dict[str, Any], _windows: set[int | None]
+) -> None:
+    network = network_of(family, **changes).to("cuda", torch.bfloat16)
+    assert prepare(network).kernel is not None

@@ -1,0 +1,180 @@
+"""Levels are attended to as one span would be, viewed where they lie, and never written again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from dense_oracle import SCALE, assert_same, dense, some, some_kv
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from pipeline.inference.attention import kernels as attention
+from pipeline.inference.attention.hook import LayerKV
+from pipeline.inference.attention.kernels import Attended
+from pipeline.inference.engine import LabelEngine
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules.staged import (
+    Level,
+    StagedAttention,
+    StagedSchedule,
+    clone_states,
+    read,
+)
+
+TinyModel = Callable[[str], LoadedModel]
+
+COPIES, TOKENS, HEADS, KV_HEADS = 3, 5, 6, 2
+
+
+def kept(seed: int, keys: int, stop: int, layer: DynamicLayer) -> Level:
+    """A level of random keys, kept as transformers keeps them."""
+    kv = some_kv(seed, 1, KV_HEADS, keys)
+    cache = Cache(layers=[layer])
+    cache.update(kv.k, kv.v, 0)
+    return Level(cache, stop)  # type: ignore[arg-type]
+
+
+def joined(above: list[Level], own: LayerKV, copy: int) -> LayerKV:  # of one copy
+    parts = [level.kv(0) for level in above] + [LayerKV(own.k[copy], own.v[copy])]
+    return LayerKV(*(torch.cat([getattr(p, name) for p in parts])[None] for name in ("k", "v")))
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 9, 16, 100])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("levels", [0, 1, 2])
+def test_attending_to_levels_equals_attending_to_one_span(
+    window: int | None, softcap: float | None, levels: int
+) -> None:
+    above = [kept(9, 7, 7, DynamicLayer()), kept(8, 11, 18, DynamicLayer())][:levels]
+    q, own = some(0, COPIES, TOKENS, HEADS), some_kv(1, COPIES, TOKENS, KV_HEADS)
+    attended = StagedAttention(tuple(above)).attend(
+        0, q, own, scale=SCALE, window=window, softcap=softcap
+    )
+    start = above[-1].stop if above else 0
+    seen = torch.ones(start + TOKENS, start + TOKENS, dtype=torch.bool).tril()
+    if window is not None:
+        seen = seen.triu(1 - window)
+    for copy in range(COPIES):
+        found = Attended(attended.out[copy, None], attended.lse[copy, None])
+        expected = dense(q[copy, None], joined(above, own, copy), seen[start:], softcap)
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("window", [4, 9, 16])
+def test_a_level_that_kept_a_window_of_its_keys_is_read_like_a_whole_one(window: int) -> None:
+    q, own = some(0, COPIES, TOKENS, HEADS), some_kv(1, COPIES, TOKENS, KV_HEADS)
+    whole, part = (
+        StagedAttention((kept(9, 7, 7, make()), kept(8, 11, 18, make()))).attend(
+            0, q, own, scale=SCALE, window=window, softcap=None
+        )
+        for make in (DynamicLayer, partial(DynamicSlidingWindowLayer, window))
+    )
+    assert_same(part, whole)
+
+
+def pointer(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@pytest.fixture
+def read_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
+    """The keys and values that reach the kernel, as they reach it."""
+    reached: list[tuple[Tensor, Tensor]] = []
+    real = attention._flash_cpu
+
+    def watched(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        reached.append((k, v))
+        return real(q, k, v, *rest)
+
+    monkeypatch.setattr(attention, "_flash_cpu", watched)
+    return reached
+
+
+def read_levels(model: LoadedModel) -> tuple[Level, Level]:
+    """An opening of 9 tokens and a document of 40."""
+    _, opening = read(model, (), torch.arange(9)[None])
+    _, document = read(model, (opening,), torch.arange(100, 140)[None])
+    return opening, document
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "nemotron_h", "granitemoehybrid"])
+def test_the_kernel_reads_every_level_in_one_copy_where_it_was_left(
+    family: str, tiny_model: TinyModel, read_by_kernel: list[tuple[Tensor, Tensor]]
+) -> None:
+    model = tiny_model(family)
+    opening, document = read_levels(model)
+    read_by_kernel.clear()
+    read(model, (opening, document), torch.arange(4 * 6).view(4, 6))
+    for level, tokens in ((opening, 9), (document, 40)):
+        found = [pair for pair in read_by_kernel if pair[0].shape[-2] == tokens]
+        assert len(found) == 1  # of the only attention layer, whatever the number of questions
+        of_layer = next(x for x in level.cache.layers if isinstance(x, DynamicLayer))
+        for tensor, left in zip(found[0], (of_layer.keys, of_layer.values), strict=True):
+            assert pointer(tensor) == pointer(left)
+            assert tensor.shape[:2] == (KV_HEADS, HEADS // KV_HEADS)
+            assert tensor.stride(1) == 0
+
+
+def states_of(level: Level) -> list[Tensor]:
+    layers = [layer for layer in level.cache.layers if hasattr(layer, "conv_states")]
+    states = [s for x in layers for s in (*x.conv_states.values(), *x.recurrent_states.values())]
+    return [state for state in states if state is not None]
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "nemotron_h", "falcon_h1"])
+def test_reading_below_a_level_writes_nothing_into_it(family: str, tiny_model: TinyModel) -> None:
+    model = tiny_model(family)
+    opening, document = read_levels(model)
+    before = [state.clone() for level in (opening, document) for state in states_of(level)]
+    assert before and all(state.abs().sum() > 0 for state in before)
+    read(model, (opening, document), torch.arange(4 * 6).view(4, 6))
+    after = [state for level in (opening, document) for state in states_of(level)]
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+def test_every_copy_has_a_clone_of_its_own(tiny_model: TinyModel) -> None:
+    model = tiny_model("qwen3_5_text")
+    opening, _ = read_levels(model)
+    cache = DynamicCache(config=model.network.config)
+    with torch.inference_mode():
+        clone_states(opening.cache, cache, 3)
+        clones = states_of(Level(cache, stop=9))
+        for clone, state in zip(clones, states_of(opening), strict=True):
+            assert torch.equal(clone, torch.cat([state] * 3))
+            clone[1] = 0
+            assert torch.equal(clone[2:], state)
+
+
+def test_a_span_of_one_token_below_a_level_is_never_read(tiny_model: TinyModel) -> None:
+    model = tiny_model("nemotron_h")
+    opening, _ = read_levels(model)
+    with pytest.raises(AssertionError, match="a span of 1 tokens"):
+        read(model, (opening,), torch.tensor([[1]]))
+
+
+def test_usage_counts_padding_and_the_openings_last_token(tiny_model: TinyModel) -> None:
+    asked = {"x": (1, 2, 3, 4, 5), "y": (1, 2), "z": (7,)}
+    questions = tuple(Question(name, ids, {"a": (4,), "b": (5,)}) for name, ids in asked.items())
+    prompt = PromptTokens((1,) * 10, questions)
+    engine = LabelEngine(tiny_model("lfm2"), prompt, max_batch_tokens=99)
+    usage = engine.label([[1] * 50, [2] * 20]).usage
+    assert usage.prefix_tokens_computed == 51 + 21
+    assert usage.question_tokens_computed == 2 * 3 * 5
+    alone = 3 * (60 + 30) + 2 * 8
+    assert usage.tokens_saved == alone - 72 - 30
+
+
+@pytest.mark.parametrize("opening, left", [(0, 0), (1, 1), (2, 1)])
+def test_documents_read_the_last_token_of_the_opening(
+    opening: int, left: int, tiny_model: TinyModel
+) -> None:
+    asked = StagedSchedule(tiny_model("lfm2"), [5] * opening).ask([(1,), (2,)])
+    assert asked.opening_tokens == left
+    assert asked.question_tokens == 2 * 2
+    assert asked.states([[1], [2, 3], [4]]).shape == (2, 3, 48)

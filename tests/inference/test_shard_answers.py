@@ -1,0 +1,67 @@
+"""What is kept of a task's answers is what every label's probability says, in bounded memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.inference.shard_answers import Answers, TaskAnswers, level_names
+from pipeline.spec.schema import TaskSpec
+
+LABELS = ["a/x/1", "a/x/2", "a/y", "b/x", "b/y/1", "c"]
+
+
+def task(**more: object) -> TaskSpec:
+    return TaskSpec.model_validate({"name": "t", "question": "?", "labels": LABELS, **more})
+
+
+def some(seed: int, pieces: int = 1) -> np.ndarray:
+    return np.log(np.random.default_rng(seed).dirichlet(np.ones(6), size=pieces)).astype(np.float32)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4, 6, 50])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_likeliest_are_kept_with_the_sum_of_all(top_k: int, seed: int) -> None:
+    kept = TaskAnswers.of(task(top_k=top_k), 3)
+    log_probs = some(seed)
+    assert kept.take(1, log_probs)
+    ranked = sorted(range(6), key=lambda label: -log_probs[0, label])[: max(2, top_k)]
+    assert kept.labels is not None and kept.labels[1].tolist() == ranked
+    np.testing.assert_allclose(np.exp(kept.log_probs[1]), np.exp(log_probs[0])[ranked], rtol=1e-6)
+    assert np.exp(kept.log_mass[1]) == pytest.approx(1, abs=1e-5)
+    assert np.isnan(kept.log_probs[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_level_has_the_probability_of_all_labels_below_it(seed: int) -> None:
+    kept = TaskAnswers.of(task(top_k=2, separator="/"), 1)
+    log_probs = some(seed)
+    kept.take(0, log_probs)
+    p = dict(zip(LABELS, np.exp(log_probs[0]), strict=True))
+    names = level_names(max(p, key=lambda label: p[label]), "/")
+    expected = [sum(p[x] for x in p if x == n or x.startswith(f"{n}/")) for n in names]
+    assert kept.levels is not None
+    np.testing.assert_allclose(np.exp(kept.levels[0, : len(names)]), expected, rtol=1e-5)
+    assert np.isnan(kept.levels[0, len(names) :]).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_an_answer_that_is_no_number_is_none(bad: float) -> None:
+    kept = TaskAnswers.of(task(top_k=2, separator="/"), 1)
+    assert not kept.take(0, np.full((1, 6), bad, np.float32))
+    kept.take(0, some(1))
+    kept.forget(0)
+    assert np.isnan(kept.log_probs).all() and np.isnan(kept.log_mass).all()
+
+
+def test_no_more_answers_are_asked_for_at_once_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.inference.shard_answers.ANSWERS_AT_ONCE", 6 * 4)
+    pieces = [[[1]] * n for n in (1, 2, 0, 2, 3, 9, 1)]
+    answers = Answers(pieces, [task()])
+    runs = list(answers.runs(1, 7))
+    assert [row for first, last in runs for row in range(first, last)] == list(range(1, 7))
+    sizes = [sum(len(pieces[row]) for row in range(*run)) for run in runs]
+    assert all(
+        size <= 4 or last - first == 1 for size, (first, last) in zip(sizes, runs, strict=True)
+    )
+    assert len(runs) == 4 and list(answers.runs(3, 3)) == []

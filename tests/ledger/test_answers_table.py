@@ -1,0 +1,166 @@
+"""Ranked answers: rows are what the labelling stage found, and edited ones are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.audit.invariants import broken_answers
+from pipeline.ledger.cells import Earlier, Work, committed
+from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns, answers_type
+from pipeline.ledger.dataset import open_labels
+from pipeline.ledger.keys import label_key
+from pipeline.ledger.label_files import LabelFile, answers_table, commit_shard, to_parquet
+from pipeline.ledger.reuse import EarlierAnswers, overlaid
+from pipeline.ledger.snapshots import SnapshotTask, publish
+from pipeline.sources.documents import RawRow, documents_from
+from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.spec.schema import TaskSpec
+from pipeline.stores.local import LocalStore
+
+LABELS = ["a/x", "a/y", "b/x", "b/y", "c"]
+P = [[0.5, 0.125, 0.25, 0.0625, 0.0625], [np.nan] * 5, [0.0, 0.0, 0.75, 0.25, 0.0]]
+MASS = [0.5, np.nan, 0.25]
+
+
+def task(**more: Any) -> TaskSpec:
+    content = {"name": "topic", "question": "?", "labels": LABELS, **more}
+    return TaskSpec.model_validate(content)
+
+
+def lists(values: Any, kind: pa.DataType) -> pa.Array:
+    array = np.asarray(values)
+    return pa.FixedSizeListArray.from_arrays(pa.array(array.ravel(), kind), array.shape[1])
+
+
+def block(top_k: int | None) -> pa.Table:
+    """Three documents as the labelling stage sends them: one has no answer."""
+    p, order = np.array(P), np.array([[0, 2, 1, 3, 4], [0] * 5, [2, 3, 0, 1, 4]])
+    with np.errstate(divide="ignore"):
+        log_probs = np.log(p * np.array(MASS)[:, None]).astype(np.float32)
+    levels = [[0.625, 0.5], [np.nan] * 2, [1.0, 0.75]]
+    columns: dict[str, Any] = {
+        "doc_id": ["a", "b", "c"],
+        "n_tokens": pa.array([7, 0, 9], pa.int32()),
+        "n_chunks": pa.array([1, 0, 1], pa.int16()),
+        "label_status": ["ok", "empty", "ok"],
+        "log_mass:topic": pa.array(np.log(MASS), pa.float32()),
+        "levels:topic": lists(np.log(np.array(levels) * np.array(MASS)[:, None]), pa.float32()),
+    }
+    if top_k is None:
+        columns["log_probs:topic"] = lists(log_probs, pa.float32())
+    else:
+        kept = order[:, : max(2, top_k)]
+        columns["log_probs:topic"] = lists(np.take_along_axis(log_probs, kept, 1), pa.float32())
+        columns["places:topic"] = lists(kept, pa.int32())
+    return pa.table(columns)
+
+
+def rounded(pairs: list[dict[str, Any]] | None) -> list[tuple[str, float]] | None:
+    return None if pairs is None else [(x["label"], round(x["p"], 5)) for x in pairs]
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 5])
+def test_the_likeliest_labels_are_kept_in_falling_order(top_k: int) -> None:
+    table = answers_table(block(top_k), task(top_k=top_k, separator="/"))
+    first = [("a/x", 0.5), ("b/x", 0.25), ("a/y", 0.125), ("b/y", 0.0625), ("c", 0.0625)]
+    second = [("b/x", 0.75), ("b/y", 0.25)]  # what has no probability was never reached
+    tops = [rounded(top) for top in table.column("top").to_pylist()]
+    assert tops == [first[:top_k], None, second[:top_k]]
+    levels = [rounded(of_row) for of_row in table.column("levels").to_pylist()]
+    assert levels == [[("a", 0.625), ("a/x", 0.5)], None, [("b", 1.0), ("b/x", 0.75)]]
+    rest = table.drop_columns(["top", "levels"]).to_pylist()
+    assert [row["label"] for row in rest] == ["a/x", None, "b/x"]
+    assert [row["margin"] for row in rest] == pytest.approx([0.25, None, 0.5])
+    assert [row["mass"] for row in rest] == pytest.approx([0.5, None, 0.25])
+    assert list(broken_answers(table, LABELS)) == []
+
+
+def test_without_top_k_every_label_has_its_column_and_levels_stand_beside_them() -> None:
+    table = answers_table(block(None), task(separator="/"))
+    assert table.column("p").to_pylist()[2] == pytest.approx(dict(zip(LABELS, P[2], strict=True)))
+    assert rounded(table.column("levels").to_pylist()[0]) == [("a", 0.625), ("a/x", 0.5)]
+    assert table.column_names == ["doc_id", *answer_columns(task(separator="/"))]
+    plain = answers_table(block(None), task())
+    assert tuple(plain.column_names[1:]) == ANSWER_COLUMNS
+    assert list(broken_answers(table, LABELS)) == list(broken_answers(plain, LABELS)) == []
+
+
+def test_scores_with_a_length_penalty_have_no_mass() -> None:
+    table = answers_table(block(3), task(top_k=3, length_penalty=0.5))
+    assert table.column("mass").null_count == 3
+    assert table.column("top").null_count == 1
+
+
+@pytest.mark.parametrize(
+    "column, change, rule",
+    [
+        ("top", lambda r: r[0][0].update(p=0.2), "top does not fall in row 0"),
+        ("top", lambda r: r[0][0].update(p=0.9), "top sums to more than 1 in row 0"),
+        ("top", lambda r: r[2][1].update(p=0.0), "top is not between 0 and 1 in row 2"),
+        ("top", lambda r: r[0][2].update(label="z"), "top has a label that was not published"),
+        ("top", lambda r: r[0][0].update(label="c"), "label is not the first of top in row 0"),
+        ("top", lambda r: r[0][1].update(p=0.2), "margin is not the first probability minus"),
+        ("top", lambda r: r[2].clear(), "top is empty in row 2"),
+        ("top", lambda r: r.__setitem__(2, None), "top is there without an answer, or not with"),
+        ("levels", lambda r: r[0][1].update(p=0.7), "a level is likelier than what it lies below"),
+        ("levels", lambda r: r[0][0].update(label="b"), "a level is not of the label's path in"),
+        ("levels", lambda r: r[0][0].update(p=1.5), "levels is not between 0 and 1 in row 0"),
+        ("levels", lambda r: r.__setitem__(0, None), "levels is there without a label, or not"),
+    ],
+)
+def test_ranked_rows_that_no_model_can_have_answered_are_told(
+    column: str, change: Any, rule: str
+) -> None:
+    table = answers_table(block(3), task(top_k=3, separator="/"))
+    rows = table.column(column).to_pylist()
+    change(rows)
+    index = table.column_names.index(column)
+    edited = table.set_column(index, column, pa.array(rows, table.schema.field(column).type))
+    told = list(broken_answers(edited, LABELS))
+    assert any(line.startswith(rule) for line in told), told
+
+
+SHARD = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
+DOCUMENTS = documents_from([RawRow("one", "a"), RawRow("", "b"), RawRow("three", "c")])
+
+
+def test_a_snapshot_shows_ranked_answers_as_they_were_committed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "out")
+    asked = task(top_k=3, separator="/")
+    table = answers_table(block(3), asked)
+    commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, table, {})])
+    done = committed(store, {"topic": "f" * 16}, {SHARD.id})
+    shown = {"topic": SnapshotTask("f" * 16, tuple(LABELS), answer_columns(asked))}
+    publish(store, "spec", shown, [SHARD], done, created_at="now")
+    labels = open_labels(str(tmp_path / "out"))
+    assert labels.schema.field("topic").type == answers_type(answer_columns(asked), LABELS)
+    shown_rows = labels.to_table().column("topic").to_pylist()
+    assert shown_rows == table.drop_columns(["doc_id"]).to_pylist()
+    found = duckdb.sql("select topic.top[1].label, topic.levels[1].p from labels").fetchall()
+    assert found == [("a/x", pytest.approx(0.625)), (None, None), ("b/x", pytest.approx(1.0))]
+
+
+def test_ranked_answers_that_are_known_are_laid_over_those_that_are_computed(
+    tmp_path: Path,
+) -> None:
+    store = LocalStore(tmp_path / "out")
+    asked = task(top_k=3, separator="/")
+    table = answers_table(block(3), asked)
+    commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, table, {})])
+    earlier = Earlier(SHARD.id, {"topic": label_key("topic", "f" * 16, SHARD.id)})
+    work = Work(shard=SHARD, tasks=("topic",), documents=False, earlier=(earlier,))
+    known = EarlierAnswers(store).find(work, DOCUMENTS, 0)["topic"]
+    assert known.is_valid().to_pylist() == [True, False, True]
+    other = answers_table(block(3).set_column(0, "doc_id", pa.array(["x", "y", "z"])), asked)
+    blank = other.set_column(2, "top", pa.nulls(3, other.schema.field("top").type))
+    merged = overlaid(blank, known)
+    assert merged.schema == table.schema
+    assert merged.drop_columns(["doc_id"]).equals(table.drop_columns(["doc_id"]))
+    assert pq.read_table(pa.BufferReader(to_parquet(merged, {}))).num_rows == 3

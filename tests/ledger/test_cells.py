@@ -1,0 +1,165 @@
+"""Resume: what is missing is computed, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.errors import StorageError
+from pipeline.ledger.cells import Committed, Work, committed, record_specs, remaining
+from pipeline.ledger.keys import documents_key, label_key, spec_key
+from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.stores.local import LocalStore
+
+FIRST = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
+SHARDS = [Shard(FIRST.version, Piece(start, start + 3, 8, 0, 10)) for start in range(0, 15, 3)]
+SIDS = [shard.id for shard in SHARDS]
+TASKS = {"toxic": "f1", "topic": "f2"}
+
+
+@pytest.fixture
+def full(store: LocalStore) -> LocalStore:
+    """A store with everything for SHARDS and TASKS."""
+    for shard in SHARDS:
+        store.create(documents_key(shard.id), b"")
+        for task, fp in TASKS.items():
+            store.create(label_key(task, fp, shard.id), b"")
+    return store
+
+
+def test_keys_are_where_the_design_says() -> None:
+    assert label_key("toxic", "f1", "abcd") == "labels/toxic/f1/ab/abcd.parquet"
+    assert documents_key("abcd") == "documents/abcd.parquet"
+    assert spec_key("toxic", "f1") == "specs/toxic/f1.json"
+
+
+def test_in_an_empty_store_everything_remains_in_order(store: LocalStore) -> None:
+    works = remaining(SHARDS, TASKS, committed(store, TASKS, SIDS), {})
+    assert works == [Work(shard, ("toxic", "topic"), documents=True) for shard in SHARDS]
+
+
+def test_in_a_full_store_nothing_remains(full: LocalStore) -> None:
+    assert remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {}) == []
+
+
+def test_a_deleted_label_file_is_the_only_work(full: LocalStore) -> None:
+    (full.root / label_key("topic", "f2", SHARDS[2].id)).unlink()
+    works = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {})
+    assert works == [Work(SHARDS[2], ("topic",), documents=False)]
+
+
+def test_a_deleted_documents_file_is_the_only_work(full: LocalStore) -> None:
+    (full.root / documents_key(SHARDS[1].id)).unlink()
+    works = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {})
+    assert works == [Work(SHARDS[1], (), documents=True)]
+
+
+def test_an_added_task_alone_is_computed(full: LocalStore) -> None:
+    tasks = {**TASKS, "quality": "f3"}
+    works = remaining(SHARDS, tasks, committed(full, tasks, SIDS), {})
+    assert works == [Work(shard, ("quality",), documents=False) for shard in SHARDS]
+
+
+def test_a_changed_task_alone_is_computed(full: LocalStore) -> None:
+    tasks = {**TASKS, "toxic": "f9"}
+    works = remaining(SHARDS, tasks, committed(full, tasks, SIDS), {})
+    assert works == [Work(shard, ("toxic",), documents=False) for shard in SHARDS]
+
+
+def test_a_removed_task_leaves_nothing_to_do(full: LocalStore) -> None:
+    assert remaining(SHARDS, {"topic": "f2"}, committed(full, {"topic": "f2"}, SIDS), {}) == []
+
+
+def before(etag: str, count: int) -> list[str]:
+    """The shards of another version of the file."""
+    version = replace(FIRST.version, etag=etag)
+    return [Shard(version, Piece(row, row + 3, 8, 0, 10)).id for row in range(0, 3 * count, 3)]
+
+
+def answer(store: LocalStore, sids: list[str], *tasks: str) -> None:
+    for sid in sids:
+        store.create(documents_key(sid), b"")
+        for task in tasks:
+            store.create(label_key(task, THREE[task], sid), b"")
+
+
+THREE = {**TASKS, "quality": "f3"}
+
+
+def parts(store: LocalStore, *versions: list[str]) -> list[tuple[tuple[str, ...], list[str]]]:
+    """For the first shard of a rewritten file: which tasks are asked, and where first looked."""
+    sids = [FIRST.id, *(sid for version in versions for sid in version)]
+    done = committed(store, THREE, sids)
+    works = remaining([FIRST], THREE, done, {FIRST.path: versions})
+    assert all(work.documents and work.shard == FIRST for work in works)
+    assert all(set(e.labels) == set(work.tasks) for work in works for e in work.earlier)
+    return [(work.tasks, [earlier.sid for earlier in work.earlier]) for work in works]
+
+
+def test_of_a_file_edited_as_a_task_is_added_the_other_tasks_are_taken_over(
+    store: LocalStore,
+) -> None:
+    old = before("old", 3)
+    answer(store, old, *TASKS)
+    assert parts(store, old) == [(("toxic", "topic"), old), (("quality",), [])]
+
+
+def test_tasks_that_the_newest_version_has_whole_stay_together(store: LocalStore) -> None:
+    older, old = before("older", 3), before("old", 2)
+    answer(store, older, "toxic")
+    answer(store, old, *THREE)
+    assert parts(store, old, older) == [(tuple(THREE), old)]
+    answer(store, older, "topic", "quality")
+    assert parts(store, old, older) == [(tuple(THREE), [*old, *older])]
+
+
+def test_what_a_broken_off_run_left_to_an_older_version_is_taken_from_there(
+    store: LocalStore,
+) -> None:
+    older, old = before("older", 3), before("old", 2)
+    answer(store, older, *TASKS)
+    answer(store, old[:1], *THREE)
+    assert parts(store, old, older) == [
+        (("toxic", "topic"), [old[0], *older]),
+        (("quality",), [old[0]]),
+    ]
+
+
+def test_a_version_without_rows_hides_no_answers(store: LocalStore) -> None:
+    old = before("old", 2)
+    answer(store, old, *TASKS)
+    assert parts(store, [], old) == [(("toxic", "topic"), old), (("quality",), [])]
+
+
+def test_a_missing_documents_file_of_a_rewritten_file_is_work(full: LocalStore) -> None:
+    (full.root / documents_key(FIRST.id)).unlink()
+    works = remaining([FIRST], TASKS, committed(full, TASKS, SIDS), {FIRST.path: [["x"]]})
+    assert works == [Work(FIRST, (), documents=True)]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        f"labels/toxic/f1/{FIRST.id[:2]}/{FIRST.id}.parquet.copy",
+        f"labels/toxic/f1/{FIRST.id[:2]}/{FIRST.id}.json",
+        f"labels/toxic/f1/{FIRST.id}.parquet",
+        f"labels/toxic/f10/{FIRST.id[:2]}/{FIRST.id}.parquet",
+        f"labels/toxic2/f1/{FIRST.id[:2]}/{FIRST.id}.parquet",
+        f"attempts/f1/{FIRST.id}/{FIRST.id}.parquet",
+    ],
+)
+def test_a_key_that_only_resembles_a_shards_is_not_its_labels(store: LocalStore, key: str) -> None:
+    store.create(key, b"")
+    assert committed(store, TASKS, SIDS) == Committed(
+        TASKS, {}, {"toxic": {}, "topic": {}}, {"toxic": {}, "topic": {}}
+    )
+
+
+def test_a_spec_is_written_down_once(store: LocalStore) -> None:
+    record_specs(store, TASKS, {"toxic": b"{1}", "topic": b"{2}"})
+    record_specs(store, {"toxic": "f1"}, {"toxic": b"{1}"})
+    with pytest.raises(StorageError, match=r"specs/toxic/f1\.json: is not what"):
+        record_specs(store, {"toxic": "f1"}, {"toxic": b"{changed}"})
+    assert store.read("specs/toxic/f1.json") == b"{1}"
+    assert store.read("specs/topic/f2.json") == b"{2}"

@@ -1,0 +1,112 @@
+"""Commits through a bad connection: every row once, whatever the proxy breaks and whoever races."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fault_proxy import Faults, proxied
+from servers import Server
+
+from pipeline.ledger.cells import committed, remaining
+from pipeline.ledger.label_files import Created, LabelFile, commit_shard, label_table
+from pipeline.ledger.snapshots import SnapshotTask, current_snapshot, publish
+from pipeline.sources.documents import RawRow, documents_from
+from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.stores.errors import Patience
+from pipeline.stores.s3 import S3Store, open_s3
+from pipeline.stores.store import Store
+
+SHARES = {
+    "error_500": 0.06,
+    "slow_down": 0.10,
+    "reset": 0.05,
+    "lost_reply": 0.10,
+    "cut_off": 0.05,
+    "conflict": 0.04,
+}
+SHARDS, ROWS, WRITERS = 40, 25, 2
+LABELS = ("yes", "no")
+TASKS = {"first": "a" * 16, "second": "b" * 16}
+# A share of 0.4 to the power of 20 is one in a hundred million.
+STUBBORN = Patience(attempts=20, first_wait_s=0.001, longest_wait_s=0.02)
+
+
+def shard(number: int) -> Shard:
+    return Shard(
+        ObjectVersion(f"s3://corpus/{number}.jsonl", 10, "etag", "jsonl", "text", "id"),
+        Piece(0, ROWS, 8, 0, 10),
+    )
+
+
+def commit(store: Store, number: int, writer: int) -> Created:
+    """Commits a shard whose rows say in `n_tokens` who wrote them."""
+    documents = documents_from([RawRow("text", f"{number}-{row}") for row in range(ROWS)])
+    table = label_table(
+        documents.column("doc_id"),
+        p=np.full((ROWS, 2), 0.5, np.float32),
+        mass=np.ones(ROWS, np.float32),
+        n_tokens=np.full(ROWS, writer),
+        n_chunks=np.ones(ROWS, np.int64),
+        status=["ok"] * ROWS,
+        labels=LABELS,
+    )
+    files = [LabelFile(task, fp, table, {"fp": fp}) for task, fp in TASKS.items()]
+    return commit_shard(store, shard(number), documents, files)
+
+
+def read(store: Store, key: str) -> pa.Table:
+    return pq.read_table(pa.BufferReader(store.read(key)))
+
+
+def everyone_commits_everything(store: S3Store) -> dict[str, list[int]]:
+    """By key, the writers whose create made the object: all writers commit all shards at once."""
+    makers: dict[str, list[int]] = {}
+    work = [(number, writer) for number in range(SHARDS) for writer in range(WRITERS)]
+    with ThreadPoolExecutor(2 * WRITERS) as pool:
+        done = pool.map(lambda item: (item[1], commit(store, *item)), work)
+        for writer, created in done:
+            for key in created.made:
+                makers.setdefault(key, []).append(writer)
+    return makers
+
+
+@pytest.mark.parametrize("server", ["moto", "seaweedfs"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_row_is_there_once_and_every_maker_knows_it(
+    server: str, seed: int, request: pytest.FixtureRequest
+) -> None:
+    direct: Server = request.getfixturevalue(server)
+    url, faults = direct.new_url(), Faults(SHARES, seed)
+    with proxied(direct.endpoint, faults) as endpoint:
+        store = replace(
+            open_s3(url, {**direct.options, "endpoint_url": endpoint}), patience=STUBBORN
+        )
+        makers = everyone_commits_everything(store)
+        shards = [shard(number) for number in range(SHARDS)]
+        done = committed(store, TASKS, [each.id for each in shards])
+        assert remaining(shards, list(TASKS), done, {}) == []
+        tasks = {task: SnapshotTask(fp, LABELS) for task, fp in TASKS.items()}
+        number = publish(store, "job", tasks, shards, done, created_at="now")
+    assert min(faults.counted[kind] for kind in SHARES) > 0, faults.counted
+    plain = open_s3(url, direct.options)
+    assert set(makers) == {stored.key for stored in plain.list("")} - {
+        f"snapshots/{number:08}.json"
+    }
+    doc_ids = {task: Counter[str]() for task in TASKS}
+    for key, writers in makers.items():
+        table = read(plain, key)
+        if key.startswith("labels/"):
+            doc_ids[key.split("/")[1]].update(table.column("doc_id").to_pylist())
+            # — the one writer that was told so made the object, even where its reply was lost
+            assert set(table.column("n_tokens").to_pylist()) == set(writers)
+        assert len(writers) == 1 and table.num_rows == ROWS
+    wanted = Counter(f"{number}-{row}" for number in range(SHARDS) for row in range(ROWS))
+    assert doc_ids == {"first": wanted, "second": wanted}
+    snapshot = current_snapshot(plain)
+    assert snapshot is not None and snapshot["rows"] == SHARDS * ROWS

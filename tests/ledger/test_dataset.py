@@ -1,0 +1,319 @@
+"""The wide dataset: what DuckDB makes of it equals a join of the raw files by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pytest
+from finished import (
+    FILES,
+    LABELS,
+    ROWS,
+    Corpus,
+    finish,
+    read_parquet,
+    rewrite,
+    snapshot_json,
+    toy_fingerprints,
+    write_parquet,
+    write_snapshot,
+)
+from servers import Server
+
+import pipeline
+from pipeline.errors import SpecError, StorageError
+from pipeline.ledger.contents import contents
+from pipeline.ledger.dataset import LabelDataset, open_labels
+from pipeline.ledger.rows import DOCUMENT_SCHEMA, READ_AHEAD, aligned_batches
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import DOCUMENT_COLUMNS
+from pipeline.stores.local import LocalStore
+from pipeline.stores.store import open_store
+
+FP = {task: fingerprint.id for task, fingerprint in toy_fingerprints().items()}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    made = Corpus(tmp_path / "corpus", tmp_path / "cache")
+    made.write()
+    return made
+
+
+@pytest.fixture
+def finished(store: LocalStore, corpus: Corpus) -> LocalStore:
+    assert finish(store, corpus.shards(store), toy_fingerprints()) == 1
+    return store
+
+
+def joined(store: LocalStore) -> list[dict[str, Any]]:
+    """The rows of the output, put together by doc_id from the raw files with DuckDB."""
+    answers = "struct_pack(label := {t}.label::varchar, p := {t}.p, mass := {t}.mass, margin := "
+    answers += "{t}.margin, n_tokens := {t}.n_tokens, n_chunks := {t}.n_chunks, "
+    answers += "status := {t}.status::varchar) as {t}"
+    wide = ", ".join(answers.format(t=task) for task in LABELS)
+    joins = " ".join(
+        f"join '{store.root}/labels/{task}/*/*/*.parquet' as {task} using (doc_id)"
+        for task in LABELS
+    )
+    documents = f"'{store.root}/documents/*.parquet' as d"
+    return (
+        duckdb.sql(
+            f"select doc_id, split_part(doc_id, '-', 2)::bigint as row, d.content_hash, d.n_chars, "
+            f"d.status::varchar as status, {wide} from {documents} {joins} "
+            "order by split_part(doc_id, '-', 1)::int, row"
+        )
+        .to_arrow_table()
+        .to_pylist()
+    )
+
+
+def sole(store: LocalStore, prefix: str) -> str:
+    return next(iter(store.list(prefix))).key
+
+
+class Counting:
+    """A store that writes down which objects were read."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self.url, self.list, self._store = store.url, store.list, store
+        self.keys: list[str] = []
+
+    def read(self, key: str) -> bytes:
+        self.keys.append(key)
+        return self._store.read(key)
+
+
+def test_the_table_is_the_join_of_the_raw_files(finished: LocalStore, corpus: Corpus) -> None:
+    table = open_labels(str(finished.root)).to_table()
+    assert table.schema.names == [*DOCUMENT_COLUMNS, *sorted(LABELS)]
+    rows = table.to_pylist()
+    paths = [row.pop("path") for row in rows]
+    assert rows == joined(finished)
+    assert paths == [str(corpus.folder / f"{n}.jsonl") for n in range(FILES) for _ in range(ROWS)]
+    assert rows[7]["toxic"]["label"] is None and rows[7]["topic"]["p"] is None
+    assert not any(pa.types.is_dictionary(field.type) for field in table.schema.field("toxic").type)
+    shards = corpus.shards(finished)
+    assert len(shards) > READ_AHEAD + 2 and any(shard.piece.start_row for shard in shards)
+
+
+@pytest.mark.parametrize(
+    ("wide", "raw"),
+    [
+        (
+            "select toxic.label, count(*) from labels group by 1 order by 1",
+            "select label::varchar, count(*) from {toxic} group by 1 order by 1",
+        ),
+        (
+            "select doc_id, topic.p.law from labels where toxic.label = 'clean' order by 1",
+            "select t.doc_id, t.p.law from {topic} t join {toxic} x using (doc_id) "
+            "where x.label = 'clean' order by 1",
+        ),
+        (
+            "select count(*), sum(row) from labels where status = 'empty' and topic.p is null",
+            f"select count(*), {7 * FILES} from {{topic}} where label is null",
+        ),
+    ],
+)
+def test_duckdb_finds_what_it_finds_in_the_raw_files(
+    finished: LocalStore, wide: str, raw: str
+) -> None:
+    labels = open_labels(str(finished.root))
+    files = {task: f"'{finished.root}/labels/{task}/*/*/*.parquet'" for task in LABELS}
+    found = duckdb.sql(wide).fetchall()
+    assert found and found == duckdb.sql(raw.format(**files)).fetchall()
+    assert labels.snapshot == 1
+
+
+FIELD = pc.field
+
+
+@pytest.mark.parametrize(
+    ("columns", "filter", "tasks"),
+    [
+        (["doc_id", "row"], None, set()),
+        (["toxic"], None, {"toxic"}),
+        (["toxic.label"], None, {"toxic"}),
+        ({"x": FIELD("topic", "margin")}, None, {"topic"}),
+        (["doc_id"], FIELD("toxic", "mass") > 0.5, {"toxic"}),
+        (["doc_id"], FIELD("n_chars") > 5, set()),
+        ([], (FIELD("toxic", "label") == "clean") & FIELD("topic", "p").is_valid(), set(LABELS)),
+        (None, None, set(LABELS)),
+        (["doc_id"], FIELD(4) > 5, set(LABELS)),
+    ],
+)
+def test_only_the_files_that_are_asked_for_are_read(
+    finished: LocalStore, columns: Any, filter: Any, tasks: set[str]
+) -> None:
+    counting = Counting(finished)
+    labels = LabelDataset(counting, contents(finished), list(LABELS))  # type: ignore[arg-type]
+    whole = labels.to_table()
+    counting.keys.clear()
+    found = labels.to_table(columns=columns, filter=filter)
+    read = {key.split("/")[1] for key in counting.keys if key.startswith("labels/")}
+    assert read == tasks
+    oracle = ds.dataset(whole).to_table(columns=columns, filter=filter)
+    assert found.equals(oracle) and found.num_rows
+    assert labels.count_rows(filter=filter) == oracle.num_rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "filter"),
+    [([], None), ({"one": pc.scalar(1)}, None), ([], pc.scalar(True)), ({}, None)],
+)
+def test_a_scan_that_reads_no_column_has_every_row(
+    finished: LocalStore, columns: Any, filter: Any
+) -> None:
+    labels = open_labels(str(finished.root))
+    found = labels.to_table(columns=columns, filter=filter)
+    assert found.num_rows == ROWS * FILES and found.column_names == list(columns)
+    assert labels.count_rows(filter=filter) == ROWS * FILES
+
+
+def test_rows_are_read_as_they_are_needed_and_counted_without_reading(
+    finished: LocalStore,
+) -> None:
+    counting = Counting(finished)
+    labels = LabelDataset(counting, contents(finished), list(LABELS))  # type: ignore[arg-type]
+    assert labels.count_rows() == ROWS * FILES and labels.schema and counting.keys == []
+    batches = aligned_batches(counting, contents(finished), labels.schema)  # type: ignore[arg-type]
+    first = next(batches)
+    shards = {key for key in counting.keys if key.startswith("documents/")}
+    assert len(shards) <= READ_AHEAD + 1 < len(contents(finished).shards)
+    assert first.to_pylist() == labels.head(first.num_rows).to_pylist()
+    whole = labels.to_table()
+    assert labels.take(pa.array([0, 41])).to_pylist() == whole.take([0, 41]).to_pylist()
+
+
+def test_the_tasks_that_are_named_are_the_columns(finished: LocalStore) -> None:
+    labels = pipeline.open_labels(str(finished.root), ["topic"], snapshot=1)
+    assert labels.schema.names == [*DOCUMENT_COLUMNS, "topic"]
+    assert DOCUMENT_SCHEMA.names == list(DOCUMENT_COLUMNS)
+    whole = open_labels(str(finished.root)).to_table().drop_columns(["toxic"])
+    assert labels.to_table().equals(whole)
+
+
+def test_a_snapshot_that_is_none_is_named(finished: LocalStore) -> None:
+    write_snapshot(finished, {"number": 1})
+    with pytest.raises(StorageError, match="is not a snapshot: KeyError"):
+        open_labels(str(finished.root))
+
+
+@pytest.mark.parametrize("name", DOCUMENT_SCHEMA.names)
+def test_a_task_named_as_a_column_of_every_document_is_refused(name: str) -> None:
+    task = {"name": name, "question": "Who?", "labels": ["x", "y"]}
+    spec = {"name": "j", "model": {"path": "m"}, "input": {"path": "i"}, "output": "o"}
+    with pytest.raises(SpecError, match=r"tasks\.0\.name: every document has a column of this"):
+        parse_spec(json.dumps({**spec, "tasks": [task]}))
+    parse_spec(json.dumps({**spec, "tasks": [{**task, "name": f"{name}s"}]}))
+
+
+def test_an_older_snapshot_stays_readable(finished: LocalStore, corpus: Corpus) -> None:
+    before = open_labels(str(finished.root)).to_table()
+    corpus.write_file(1, seed=9)
+    assert finish(finished, corpus.shards(finished), toy_fingerprints("2")) == 2
+    assert open_labels(str(finished.root), snapshot=1).to_table().equals(before)
+    assert not open_labels(str(finished.root)).to_table().equals(before)
+
+
+def test_what_is_not_there_is_named(finished: LocalStore, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"tasks: snapshot 1 of .* it has: topic, toxic \(got 'x'"):
+        open_labels(str(finished.root), ["x"])
+    with pytest.raises(StorageError, match="has no snapshot yet; `assay run`"):
+        open_labels(str(tmp_path / "nothing"))
+    with pytest.raises(StorageError, match=r"00000007\.json: cannot be read"):
+        open_labels(str(finished.root), snapshot=7)
+
+
+@pytest.mark.parametrize("of", ["documents/", f"labels/topic/{FP['topic']}/"])
+def test_a_file_that_is_another_or_gone_is_named(finished: LocalStore, of: str) -> None:
+    key = sole(finished, of)
+    table = read_parquet(finished, key)
+    rewrite(finished, key, write_parquet(table))
+    labels = open_labels(str(finished.root))
+    with pytest.raises(StorageError, match=f"{key}: has the etag .* published with"):
+        labels.to_table()
+    finished.delete([key])
+    with pytest.raises(StorageError, match=f"{key}: is not there"):
+        labels.to_table()
+    if of.startswith("labels"):
+        assert labels.to_table(columns=["toxic"]).num_rows == ROWS * FILES
+
+
+def test_answers_in_another_order_are_refused_though_their_etag_is_the_snapshots(
+    finished: LocalStore,
+) -> None:
+    key = sole(finished, "labels/toxic/")
+    table = read_parquet(finished, key)
+    rewrite(finished, key, write_parquet(table.take(list(range(table.num_rows))[::-1])))
+    content = snapshot_json(finished)
+    etag = next(stored.etag for stored in finished.list(key))
+    for file in content["files"]:  # type: ignore[attr-defined]
+        file["etag"] = etag if file["key"] == key else file["etag"]
+    write_snapshot(finished, content)
+    labels = open_labels(str(finished.root))
+    with pytest.raises(StorageError, match=f"{key}: its doc_id are not those"):
+        labels.to_table()
+    with pytest.raises(duckdb.Error, match="its doc_id are not those"):
+        duckdb.sql("select max(toxic.margin) from labels").fetchall()
+    assert labels.to_table(columns=["topic"]).num_rows == ROWS * FILES
+
+
+PYARROW_S = {name for name in dir(ds.Dataset) if not name.startswith("_")}
+IMPLEMENTED = {"schema", "scanner", "to_batches", "to_table", "head", "take", "count_rows"}
+
+
+@pytest.mark.parametrize("name", [*sorted(PYARROW_S - IMPLEMENTED), "__reduce__", "children"])
+def test_what_a_dataset_of_arrow_has_and_this_one_has_not_is_said(
+    finished: LocalStore, name: str
+) -> None:
+    labels = open_labels(str(finished.root))
+    with pytest.raises(NotImplementedError, match="LabelDataset has no"):
+        getattr(labels, name)()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda labels: ds.Scanner.from_dataset(labels).to_table(),
+        lambda labels: ds.dataset([labels, labels]).to_table(),
+    ],
+)
+def test_code_that_goes_past_the_methods_gets_an_error_and_no_rows(
+    finished: LocalStore, use: Callable[[LabelDataset], object]
+) -> None:
+    labels = open_labels(str(finished.root))
+    with pytest.raises((OSError, NotImplementedError, TypeError)):
+        print(use(labels))
+
+
+def test_what_takes_a_scanner_can_take_it(finished: LocalStore, tmp_path: Path) -> None:
+    labels = open_labels(str(finished.root))
+    ds.write_dataset(labels, tmp_path / "copy", format="parquet", preserve_order=True)
+    assert ds.dataset(tmp_path / "copy").to_table().equals(labels.to_table())
+
+
+def test_a_bucket_is_read_with_the_users_options(moto: Server, corpus: Corpus) -> None:
+    url = moto.new_url()
+    store = open_store(url, moto.options)
+    finish(store, corpus.shards(store), toy_fingerprints())
+    labels = open_labels(url, storage_options=moto.options)
+    counted = duckdb.from_arrow(labels).aggregate("count(distinct doc_id), count(toxic.label)")
+    assert counted.fetchall() == [(ROWS * FILES, (ROWS - 1) * FILES)]
+
+
+def test_importing_the_package_imports_no_arrow() -> None:
+    command = "import sys, pipeline; assert 'pyarrow' not in sys.modules; pipeline.open_labels; "
+    command += "assert not {'ray', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", command], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'open_lables'"):
+        pipeline.open_lables  # type: ignore[attr-defined]  # noqa: B018

@@ -1,0 +1,143 @@
+"""Snapshots: published when complete, once for one content, never two with one number."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from pipeline.errors import StorageError
+from pipeline.ledger.cells import committed
+from pipeline.ledger.keys import documents_key, label_key
+from pipeline.ledger.snapshots import (
+    SnapshotTask,
+    complete,
+    current_snapshot,
+    publish,
+    read_snapshot,
+    snapshot_key,
+)
+from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.stores.local import LocalStore
+
+FIRST = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
+SHARDS = [FIRST, replace(FIRST, piece=Piece(3, 5, 8, 0, 10))]
+SIDS = [shard.id for shard in SHARDS]
+FPS = {"toxic": "f1", "topic": "f2"}
+TASKS = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
+
+
+@pytest.fixture
+def full(store: LocalStore) -> LocalStore:
+    """A store with everything for SHARDS and TASKS."""
+    for shard in SHARDS:
+        store.create(documents_key(shard.id), b"")
+        for task, fp in FPS.items():
+            store.create(label_key(task, fp, shard.id), b"")
+    return store
+
+
+def publish_now(store: LocalStore, name: str = "job", tasks: tuple[str, ...] = tuple(FPS)) -> int:
+    done = committed(store, FPS, SIDS)
+    wanted = {task: TASKS[task] for task in tasks}
+    return publish(store, name, wanted, SHARDS, done, created_at="2026-11-01T00:00:00Z")
+
+
+def test_a_snapshot_names_every_shard_and_every_file(full: LocalStore) -> None:
+    assert publish_now(full) == 1
+    snapshot = current_snapshot(full)
+    assert snapshot is not None
+    assert snapshot == read_snapshot(full, 1)
+    assert [stored.key for stored in full.list("snapshots/")] == ["snapshots/00000001.json"]
+    assert (snapshot["number"], snapshot["spec"], snapshot["rows"]) == (1, "job", 5)
+    assert snapshot["created_at"] == "2026-11-01T00:00:00Z"
+    assert snapshot["tasks"]["topic"] == {"fp": "f2", "labels": ["yes", "no"]}
+    assert snapshot["shards"][1] == {
+        "sid": SHARDS[1].id,
+        "path": "/a.jsonl",
+        "start_row": 3,
+        "end_row": 5,
+        "rows": 2,
+    }
+    etags = {stored.key: stored.etag for stored in full.list("")}
+    assert [(file["task"], file["sid"], file["rows"]) for file in snapshot["files"]] == [
+        (task, shard.id, shard.rows) for shard in SHARDS for task in (None, "toxic", "topic")
+    ]
+    assert all(file["etag"] == etags[file["key"]] for file in snapshot["files"])
+
+
+def test_the_same_content_is_not_published_again(full: LocalStore) -> None:
+    assert (publish_now(full), publish_now(full)) == (1, 1)
+
+
+def test_other_content_is_the_next_number_and_the_old_one_stays(full: LocalStore) -> None:
+    assert publish_now(full) == 1
+    before = full.read(snapshot_key(1))
+    assert publish_now(full, tasks=("topic",)) == 2
+    assert publish_now(full) == 3
+    assert full.read(snapshot_key(1)) == before
+
+
+def test_a_file_made_anew_is_other_content(full: LocalStore) -> None:
+    publish_now(full)
+    key = documents_key(FIRST.id)
+    (full.root / key).unlink()
+    full.create(key, b"of another size")
+    assert publish_now(full) == 2
+
+
+def test_unfinished_work_has_no_snapshot(full: LocalStore) -> None:
+    (full.root / label_key("topic", "f2", FIRST.id)).unlink()
+    assert not complete(SHARDS, FPS, committed(full, FPS, SIDS))
+    with pytest.raises(StorageError, match="not complete"):
+        publish_now(full)
+    assert current_snapshot(full) is None
+
+
+def test_the_highest_number_is_current_and_other_names_are_none(store: LocalStore) -> None:
+    for name in ("00000009", "00000010", "100000000", "README", "0000011"):
+        number = int(name) if name.isdigit() else 0
+        store.create(f"snapshots/{name}.json", b'{"number": %d}' % number)
+    assert current_snapshot(store) == {"number": 100_000_000}
+
+
+def test_runs_that_publish_at_once_get_a_number_each(full: LocalStore) -> None:
+    numbers: list[int] = []
+    start = threading.Barrier(6)
+
+    def race(name: str) -> None:
+        start.wait()
+        numbers.append(publish_now(full, name))
+
+    threads = [threading.Thread(target=race, args=(f"job{job}",)) for job in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_snapshot_that_is_not_json_is_one_line(store: LocalStore) -> None:
+    store.create(snapshot_key(1), b"{")
+    with pytest.raises(StorageError, match=r"snapshots/00000001\.json: is not JSON"):
+        current_snapshot(store)
+
+
+def test_another_specs_snapshot_is_not_a_change_of_this_ones(full: LocalStore) -> None:
+    assert publish_now(full) == 1
+    assert publish_now(full, name="other", tasks=("topic",)) == 2
+    assert publish_now(full) == 1
+    assert publish_now(full, tasks=("topic",)) == 3  # the spec itself has changed
+    assert publish_now(full) == 4  # and back
+
+
+def test_files_that_could_not_be_read_make_a_snapshot_partial(full: LocalStore) -> None:
+    done = committed(full, FPS, SIDS)
+    stamp = "2026-11-01T00:00:00Z"
+    with pytest.raises(StorageError, match="not complete"):
+        publish(full, "job", TASKS, SHARDS, done, created_at=stamp, missing_files=1)
+    publish(full, "job", TASKS, SHARDS, done, created_at=stamp, missing_files=1, partial=True)
+    snapshot = read_snapshot(full, 1)
+    assert (snapshot["complete"], snapshot["missing_files"], snapshot["rows"]) == (False, 1, 5)
+    assert publish_now(full) == 2

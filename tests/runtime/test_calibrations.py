@@ -1,0 +1,223 @@
+"""Calibration files, the work that they make, and the column that comes of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.audit.invariants import broken_answers
+from pipeline.errors import SpecError
+from pipeline.fitted.calibration import Calibration, Prior, Temperature
+from pipeline.ledger.cells import (
+    Earlier,
+    Work,
+    committed,
+    committed_others,
+    missing_tasks,
+    record_specs,
+    remaining,
+)
+from pipeline.ledger.keys import documents_key, label_key
+from pipeline.ledger.label_files import calibrated_type, label_table, with_calibrated
+from pipeline.runtime.calibrations import (
+    CalibrationFile,
+    calibration_hash,
+    load_calibrations,
+    read_calibration,
+    same_answers,
+    warn_of_others,
+    write_calibration,
+)
+from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.spec.fingerprint import Fingerprint
+from pipeline.spec.parse import load_spec
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.local import LocalStore
+
+LABELS = ("yes", "no")
+BATCH = Calibration("batch", LABELS, Prior((0.75, 0.25)))
+FILE = CalibrationFile("rude", BATCH, "0123456789abcdef", {"snapshot": 3}, 1_000)
+
+
+@pytest.fixture
+def make_spec(write_spec: Callable[..., Path]) -> Callable[..., JobSpec]:
+    def make(method: str, file: str, labels: tuple[str, ...] = LABELS) -> JobSpec:
+        calibration = {"method": method, "file": file}
+        task = {"name": "rude", "question": "?", "labels": list(labels), "calibration": calibration}
+        return load_spec(write_spec(tasks=[task]))
+
+    return make
+
+
+@pytest.mark.parametrize("place", ["{folder}/new/c.json", "file://{folder}/c.json", "memory://c/c"])
+def test_a_file_is_read_as_it_was_written(place: str, tmp_path: Path) -> None:
+    path = place.format(folder=tmp_path)
+    write_calibration(path, CalibrationFile("rude", BATCH, "0", {"gold": "a"}, 7), {})
+    write_calibration(path, FILE, {})  # in its place
+    assert read_calibration(path, {}, place="--to") == FILE
+
+
+def test_a_calibration_is_known_by_what_it_does_and_not_by_where_it_is_from() -> None:
+    moved = CalibrationFile("other", BATCH, "f", {"gold": "a"}, 7)
+    assert calibration_hash(moved) == calibration_hash(FILE)
+    other = CalibrationFile("rude", Calibration("batch", LABELS, Prior((0.7, 0.3))), "f", {}, 7)
+    assert calibration_hash(other) != calibration_hash(FILE)
+
+
+@pytest.mark.parametrize(
+    ("method", "labels", "told"),
+    [
+        ("batch", ("no", "yes"), "it is for the labels ['yes', 'no'], in this order"),
+        ("batch", ("yes", "no", "maybe"), "and the task has ['yes', 'no', 'maybe']"),
+        ("temperature", LABELS, "it is of method 'batch', not 'temperature'"),
+    ],
+)
+def test_another_tasks_calibration_is_refused(
+    make_spec: Callable[..., JobSpec],
+    tmp_path: Path,
+    method: str,
+    labels: tuple[str, ...],
+    told: str,
+) -> None:
+    path = str(tmp_path / "c.json")
+    write_calibration(path, FILE, {})
+    assert load_calibrations(make_spec("batch", path)) == {"rude": FILE}
+    with pytest.raises(SpecError) as refused:
+        load_calibrations(make_spec(method, path, labels))
+    (problem,) = refused.value.problems
+    assert problem.place == "tasks.0.calibration.file" and problem.value == path
+    assert "task 'rude'" in problem.fix and told in problem.fix
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 2}', FILE.json()[:-9]])
+def test_what_is_no_calibration_file_is_refused(
+    make_spec: Callable[..., JobSpec], tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "c.json"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match=r"tasks\.0\.calibration\.file: cannot calibrate"):
+        load_calibrations(make_spec("batch", str(path)))
+
+
+def test_a_calibration_of_other_answers_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    raw = Fingerprint({"task": "rude"})
+    calibrated = Fingerprint({"task": "rude", "calibration": "x"})
+    made = CalibrationFile("rude", BATCH, raw.id, {"snapshot": 1}, 9)
+    with caplog.at_level(logging.WARNING):
+        warn_of_others({"rude": made}, {"rude": calibrated})
+        assert not caplog.records
+        warn_of_others({"rude": made}, {"rude": Fingerprint({"task": "reworded"})})
+    assert raw.id in caplog.text and "task rude" in caplog.text
+
+
+RAW = Fingerprint({"q": 1})
+FIRST, SECOND = (Fingerprint({"q": 1, "calibration": which}) for which in "ab")
+OTHER = Fingerprint({"q": 2})
+VERSION = ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None)
+SHARDS = [Shard(VERSION, Piece(start, start + 3, 8, 0, 10)) for start in (0, 3)]
+
+
+@pytest.fixture
+def answered(store: LocalStore) -> Callable[[Shard, Fingerprint], str]:
+    def answer(shard: Shard, version: Fingerprint) -> str:
+        record_specs(store, {"t": version.id}, {"t": version.json()})
+        store.create(documents_key(shard.id), b"")
+        key = label_key("t", version.id, shard.id)
+        store.create(key, b"")
+        return key
+
+    return answer
+
+
+def works_for(
+    store: LocalStore, version: Fingerprint, earlier: dict[str, list[list[str]]]
+) -> list[Work]:
+    """What is to do for the tasks `t`, of this version, and `u`."""
+    fp = {"t": version.id, "u": "f"}
+    before = [sid for versions in earlier.values() for sids in versions for sid in sids]
+    sids = [shard.id for shard in SHARDS] + before
+    done = committed(store, fp, sids)
+    missing = [task for task in missing_tasks(SHARDS, list(fp), done) if task == "t"]
+    versions = same_answers(store, dict.fromkeys(missing, version))
+    others = committed_others(store, done, versions, sids)
+    return remaining(SHARDS, list(fp), done, earlier, others)
+
+
+@pytest.mark.parametrize("there", [RAW, FIRST])
+def test_answers_of_another_calibration_are_taken_apart_from_what_is_asked(
+    store: LocalStore, answered: Callable[[Shard, Fingerprint], str], there: Fingerprint
+) -> None:
+    key = answered(SHARDS[0], there)
+    answered(SHARDS[0], OTHER)
+    first, second, third = works_for(store, SECOND, {})
+    assert first == Work(SHARDS[0], ("t",), False, (Earlier(SHARDS[0].id, {"t": key}),))
+    assert second == Work(SHARDS[0], ("u",), documents=False)
+    assert third == Work(SHARDS[1], ("t", "u"), documents=True)
+    assert [work.asks for work in (first, second, third)] == [False, True, True]
+
+
+def test_another_questions_answers_are_not_taken(
+    store: LocalStore, answered: Callable[[Shard, Fingerprint], str]
+) -> None:
+    answered(SHARDS[0], OTHER)
+    assert [work.tasks for work in works_for(store, SECOND, {})] == [("t", "u")] * 2
+
+
+def test_an_earlier_version_of_the_file_gives_its_raw_answers_too(
+    store: LocalStore, answered: Callable[[Shard, Fingerprint], str]
+) -> None:
+    old = Shard(ObjectVersion("/a.jsonl", 9, "old", "jsonl", "text", None), Piece(0, 3, 8, 0, 9))
+    key = answered(old, RAW)
+    store.create(label_key("u", "f", old.id), b"")
+    (first, _) = works_for(store, FIRST, {"/a.jsonl": [[old.id]]})
+    assert [earlier.labels["t"] for earlier in first.earlier] == [key]
+
+
+def answers() -> pa.Table:
+    p = np.array([[0.6, 0.4], [np.nan, np.nan], [0.9, 0.1]], np.float32)
+    mass = np.array([0.5, np.nan, 0.5], np.float32)
+    counts = np.array([1, 0, 1])
+    status = ["ok", "empty", "truncated"]
+    return label_table(["a", "b", "c"], p, mass, counts, counts, status, LABELS)
+
+
+def test_the_column_is_what_the_calibration_gives_and_null_without_an_answer() -> None:
+    table = with_calibrated(answers(), BATCH)
+    first, second, third = table.column("calibrated").to_pylist()
+    assert second is None
+    odds = (0.6 / 0.75) / (0.4 / 0.25), (0.9 / 0.75) / (0.1 / 0.25)  # by hand
+    for row, odd, label in ((first, odds[0], "no"), (third, odds[1], "yes")):
+        assert row["label"] == label
+        assert row["p"]["yes"] == pytest.approx(odd / (1 + odd), abs=1e-6)
+        assert row["margin"] == pytest.approx(abs(row["p"]["yes"] - row["p"]["no"]), abs=1e-6)
+    assert table.drop_columns(["calibrated"]).equals(answers())
+    assert table.column("label").to_pylist() == ["yes", None, "yes"]  # is always raw
+
+
+def test_a_damaged_column_is_told() -> None:
+    table = with_calibrated(answers(), Calibration("temperature", LABELS, Temperature(2.0)))
+    assert list(broken_answers(table, LABELS)) == []
+    rows = table.column("calibrated").to_pylist()
+
+    def told(changed: list[Any]) -> list[str]:
+        kind = calibrated_type(table.schema.field("p").type)
+        column = pa.array(changed, kind)
+        return list(broken_answers(table.set_column(8, "calibrated", column), LABELS))
+
+    assert told([*rows[:2], None]) == [
+        "calibrated is there without an answer, or not with one in row 2"
+    ]
+    assert told([rows[0], rows[0], rows[2]]) == [
+        "calibrated is there without an answer, or not with one in row 1"
+    ]
+    assert told([{**rows[0], "label": "no"}, *rows[1:]]) == [
+        "calibrated.label is not the most probable in row 0"
+    ]
+    skewed = {**rows[2], "p": {"yes": 0.9, "no": 0.3}}
+    assert told([*rows[:2], skewed])[0] == "calibrated.p does not sum to 1 in row 2"

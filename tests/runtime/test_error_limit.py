@@ -1,0 +1,116 @@
+"""The limit on failed rows: what it counts, and that no snapshot is above it; labels are toys."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from finished import documents_of, label_file
+
+from pipeline.errors import FailedRowsError, UnavailableError
+from pipeline.ledger.cells import Work
+from pipeline.ledger.label_files import commit_shard
+from pipeline.runtime.graph import ShardCounts
+from pipeline.runtime.job import Job
+from pipeline.runtime.run import Outcome, run
+from pipeline.spec.parse import load_spec
+from pipeline.stores.store import open_store
+
+ROWS, FAILED = 20, 4  # the failed ones are in the first of two files
+
+Run = Callable[..., Outcome]
+
+
+@dataclass
+class ToyGraph:
+    """Commits toy answers for so many works, counts them by task, then breaks off or ends."""
+
+    works: int
+    error: Exception | None = None
+
+    def __call__(self, works: Sequence[Work], job: Job) -> Iterator[ShardCounts]:
+        store = open_store(job.spec.output, {})
+        for work in works[: self.works]:
+            documents = documents_of(work.shard)
+            status = Counter(documents.column("status").to_pylist())
+            files = [label_file(work.shard, t, job.fingerprints[t]) for t in work.tasks]
+            commit_shard(store, work.shard, documents, files)
+            for task in work.tasks:  # as if each were a work of its own
+                labels = {task: Counter[str]()}
+                yield ShardCounts(
+                    work.shard.id, work.shard.rows, 0, 1, status, labels, 0.0, 0, 0, 0
+                )
+        self.works = 0
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def run_toy(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """Runs a spec with a limit, with a toy in the place of Ray and the model."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for name, failed in (("a", FAILED), ("b", 0)):
+        texts = [None if row < failed else f"Text {row}." for row in range(ROWS)]
+        lines = (json.dumps({"id": f"{name}{i}", "text": text}) for i, text in enumerate(texts))
+        (corpus / f"{name}.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr("pipeline.runtime.run._local_ray", lambda _placement: nullcontext())
+    monkeypatch.setattr("pipeline.runtime.run.check_ahead", lambda _job: None)
+
+    def run_it(graph: ToyGraph, limit: float | None, *, publish_partial: bool = True) -> Outcome:
+        monkeypatch.setattr("pipeline.runtime.run.label_works", graph)
+        file = write_spec(input={"path": str(corpus), "id": "id"}, max_error_rate=limit)
+        return run(load_spec(file), cache_dir=tmp_path / "cache", publish_partial=publish_partial)
+
+    return run_it
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path) -> Callable[[], list[Path]]:
+    return lambda: list((tmp_path / "out").glob("snapshots/*"))
+
+
+def test_a_row_that_failed_in_two_works_of_its_shard_counts_once(run_toy: Run) -> None:
+    outcome = run_toy(ToyGraph(2), FAILED / (2 * ROWS))
+    assert outcome.complete and outcome.snapshot == 1
+
+
+def test_a_run_that_its_limit_ends_publishes_no_part(
+    run_toy: Run, snapshots: Callable[[], list[Path]]
+) -> None:
+    with pytest.raises(FailedRowsError, match="4 of 40 rows failed"):
+        run_toy(ToyGraph(2), 0.09)
+    assert not snapshots()
+
+
+@pytest.mark.parametrize(("limit", "published"), [(0.19, 0), (0.2, 1)])
+def test_what_breaks_off_publishes_a_part_within_the_limit_alone(
+    limit: float,
+    published: int,
+    run_toy: Run,
+    snapshots: Callable[[], list[Path]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(UnavailableError, match="the store is gone"):
+        run_toy(ToyGraph(1, UnavailableError("the store is gone")), limit)
+    assert len(snapshots()) == published
+    assert ("no snapshot of a part: 4 of 20 rows failed" in caplog.text) == (not published)
+
+
+@pytest.mark.parametrize("done_before", [True, False])
+def test_what_ends_before_the_last_shard_publishes_a_part_within_the_limit_alone(
+    done_before: bool, run_toy: Run, snapshots: Callable[[], list[Path]]
+) -> None:
+    if done_before:
+        assert run_toy(ToyGraph(1), None, publish_partial=False).snapshot is None
+    with pytest.raises(FailedRowsError, match="4 of 20 rows failed"):
+        run_toy(ToyGraph(0 if done_before else 1), 0.19)
+    assert not snapshots()
+    assert run_toy(ToyGraph(0), 0.2).snapshot == 1

@@ -1,0 +1,185 @@
+"""The fault table: what is done to runs, and that rows out are rows in, none twice, none missing.
+
+`pytest -s tests/runtime/test_fault_table.py` prints it. A fault's place is an environment variable
+of the command (`ledger.failpoints`); the connection's faults are drawn with the seed that is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import libfaketime
+import psutil
+import pytest
+from shell import BAD_CONNECTION, DOCUMENTS, Shell
+
+from pipeline.ledger.snapshots import read_snapshot
+
+Open = Callable[..., Shell]
+WHOLE = pytest.mark.whole_table
+SECOND = pytest.param("seaweedfs", marks=WHOLE)
+SERVERS = pytest.mark.parametrize("server", ["moto", SECOND])
+# Where the driver, or the worker that commits, can be when the driver is killed.
+PLACES = [
+    "probed",
+    "planned",
+    "specs recorded",
+    "create 0",
+    "create 1",
+    "create 2",
+    "created",
+    "labelled",
+    "published",
+]
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[Callable[..., None]]:
+    """Takes the table's rows, and prints them at the end."""
+    lines: list[str] = []
+
+    def add(fault: str, server: str, **counts: object) -> None:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        lines.append(f"{fault} | {server} | documents {DOCUMENTS}, {told}, lost 0, doubled 0")
+
+    yield add
+    print("\n" + "\n".join(lines))
+
+
+def kill_at(shell: Shell, place: str, file: Path) -> bool:
+    """Kills the driver when it, or a worker, comes to the place; False if none ever does."""
+    process = shell.start(ASSAY_FAULT=f"{place}=wait:{file}")
+    family = psutil.Process(process.pid)
+    while not file.exists():
+        if process.poll() is not None:
+            process.communicate()
+            return False
+        time.sleep(0.02)
+    workers = family.children(recursive=True)
+    process.kill()
+    process.communicate()
+    # — Ray's own processes end by themselves, but for one that sleeps at the place
+    for worker in workers:
+        with suppress(psutil.NoSuchProcess):
+            worker.kill()
+    psutil.wait_procs(workers, timeout=60)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("server", "places"),
+    [
+        ("moto", ["specs recorded", "created", "labelled"]),
+        pytest.param("moto", PLACES, marks=WHOLE),
+        pytest.param("seaweedfs", PLACES, marks=WHOLE),
+    ],
+)
+def test_the_driver_killed_at_every_commit_point(
+    server: str, places: list[str], shell_on: Open, tmp_path: Path, table: Callable[..., None]
+) -> None:
+    shell = shell_on(server)
+    killed = [place for place in places if kill_at(shell, place, tmp_path / place)]
+    assert killed == places
+    done = {stored.key: stored.etag for stored in shell.output.list("labels/")}
+    code, out, err = shell.run()
+    assert code == 0, err
+    assert json.loads(out)["documents_labelled"] == 0  # the last kill came with all done
+    assert done == {stored.key: stored.etag for stored in shell.output.list("labels/")}
+    shell.assert_every_row_once()
+    table("driver killed at every commit point", server, kills=len(killed))
+
+
+@SERVERS
+@pytest.mark.parametrize("place", ["document d100", pytest.param("create 1", marks=WHOLE)])
+def test_a_worker_killed(
+    server: str, place: str, shell_on: Open, tmp_path: Path, table: Callable[..., None]
+) -> None:
+    shell = shell_on(server)
+    file = tmp_path / "died"
+    code, _, err = shell.run(ASSAY_FAULT=f"{place}=die:{file}")
+    assert code == 0, err
+    assert file.exists()
+    shell.assert_every_row_once()
+    stage = "labelling" if "document" in place else "committing"
+    table(f"worker killed while {stage}", server, kills=1)
+
+
+def both(first: Shell, second: Shell) -> list[dict[str, Any]]:
+    """Runs two shells at once; the result of each."""
+    processes = [first.start(), second.start()]
+    ended = [process.communicate(timeout=500) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], [err for _, err in ended]
+    return [json.loads(out) for out, _ in ended]
+
+
+@SERVERS
+def test_two_runs_at_once_on_one_output(
+    server: str, shell_on: Open, table: Callable[..., None]
+) -> None:
+    shell = shell_on(server)
+    results = both(shell, shell)
+    files = shell.label_files()
+    created = sum(result["objects_created"] for result in results)
+    assert created == files + len(list(shell.output.list("documents/")))
+    shell.assert_every_row_once()
+    assert [result["snapshot"] for result in results] == [1, 1]
+    table("two runs at once", server, runs=2)
+
+
+@SERVERS
+def test_two_runs_with_different_specs_at_once(
+    server: str, shell_on: Open, table: Callable[..., None]
+) -> None:
+    shell = shell_on(server)
+    mood = {"name": "mood", "question": "Happy?", "labels": ["glad", "sad"]}
+    topic = {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]}
+    other = shell.other(name="other", tasks=[topic, mood])
+    results = both(shell, other)
+    assert sorted(result["snapshot"] for result in results) == [1, 2]
+    for number, name in enumerate(("cli", "other")):  # each finds its own snapshot's work done
+        again = [shell, other][number]
+        code, out, err = again.run()
+        assert code == 0, err
+        assert json.loads(out)["documents_labelled"] == 0, name
+        again.assert_every_row_once(*(["toxic", "topic"], ["topic", "mood"])[number])
+    table("two runs with different specs", server, runs=2)
+
+
+@SERVERS
+def test_a_bad_connection_and_a_killed_driver(
+    server: str, shell_on: Open, tmp_path: Path, table: Callable[..., None]
+) -> None:
+    shell = shell_on(server, shares=BAD_CONNECTION, seed=11)
+    assert kill_at(shell, "create 1", tmp_path / "waited")
+    code, _, err = shell.run()
+    assert code == 0, err
+    shell.assert_every_row_once()
+    injected = " + ".join(f"{shell.faults.counted[kind]} {kind}" for kind in BAD_CONNECTION)
+    assert min(shell.faults.counted[kind] for kind in BAD_CONNECTION) > 0
+    table("bad connection, driver killed", server, seed=11, kills=1, injected=injected)
+
+
+@pytest.mark.parametrize("hours", ["+1h", pytest.param("-1h", marks=WHOLE)])
+def test_a_clock_that_is_an_hour_off(
+    hours: str, shell_on: Open, tmp_path: Path, table: Callable[..., None]
+) -> None:
+    shell = shell_on("moto")
+    assert kill_at(shell, "create 1", tmp_path / "waited")
+    library = Path(libfaketime.__file__).parent / "vendor/libfaketime/src/libfaketime.so.1"
+    clock = {"LD_PRELOAD": str(library), "FAKETIME": hours, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    code, out, err = shell.run(**clock)
+    assert code == 0, err
+    shell.assert_every_row_once()
+    number = json.loads(out)["snapshot"]
+    created_at = datetime.fromisoformat(read_snapshot(shell.output, number)["created_at"])
+    off_s = (created_at - datetime.now(UTC)).total_seconds()
+    assert abs(abs(off_s) - 3600) < 600, "the clock was not off"
+    code, out, err = shell.run()  # with the clock set right again
+    assert code == 0 and json.loads(out)["snapshot"] == number, err
+    table(f"clock {hours} in the second run, driver killed in the first", "moto", kills=1)

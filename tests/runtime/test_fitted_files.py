@@ -1,0 +1,92 @@
+"""Readouts and calibrations lie where the spec says, whole, and are named where they do not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from pipeline.errors import SpecError, StorageError
+from pipeline.runtime import fitted_files
+from pipeline.runtime.fitted_files import options_for, read_fitted, write_fitted
+from pipeline.spec.parse import load_spec
+
+PLACES = ["{folder}/new/c.json", "file://{folder}/new/c.json", "memory://{folder}/new/c.json"]
+
+
+def read(path: str) -> bytes:
+    return read_fitted(path, {}, place="tasks.0.readout", made_by="assay fit")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_last_that_was_written_is_read(place: str, tmp_path: Path) -> None:
+    path = place.format(folder=tmp_path)
+    write_fitted(path, b"first, and longer", {})
+    write_fitted(path, b"second", {})
+    assert read(path) == b"second"
+
+
+def test_a_file_in_the_home_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_fitted("~/c.json", b"{}", {})
+    assert (tmp_path / "c.json").read_bytes() == read("~/c.json") == b"{}"
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.json"
+    path.write_bytes(b"before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fitted_files.os, "replace", full)
+    with pytest.raises(StorageError, match=f"{path}: cannot be written: .*No space left"):
+        write_fitted(str(path), b"after", {})
+    assert os.listdir(tmp_path) == ["c.json"] and path.read_bytes() == b"before"
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("{folder}/none", "No such file or directory"),
+        ("{folder}", "Is a directory"),
+        ("memory://{folder}/none", "there is no such file"),
+    ],
+)
+def test_a_file_that_is_not_there_is_a_problem_of_the_spec(
+    place: str, reason: str, tmp_path: Path
+) -> None:
+    path = place.format(folder=tmp_path)
+    with pytest.raises(SpecError) as refused:
+        read(path)
+    (problem,) = refused.value.problems
+    assert problem.place == "tasks.0.readout" and problem.value == path
+    assert problem.fix == f"the file cannot be read: {reason}; `assay fit` makes one"
+
+
+def test_a_store_that_does_not_answer_is_no_problem_of_the_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> bytes:
+        raise ConnectionRefusedError("nobody there")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", away)
+    with pytest.raises(StorageError, match=r"memory://c: cannot be read: .*run again"):
+        read("memory://c")
+
+
+def test_the_options_of_the_output_open_a_file_in_the_same_kind_of_store(
+    write_spec: Callable[..., Path],
+) -> None:
+    options = {"endpoint_url": "x"}
+    update = {"output": "s3://labels/out", "storage_options": options}
+    spec = load_spec(write_spec()).model_copy(update=update)
+    assert options_for("s3://other/c.json", spec) == options
+    assert options_for("/c.json", spec) == {} == options_for("gs://c/c.json", spec)

@@ -1,0 +1,245 @@
+"""A readout is taken for the spec that it was fitted for, and refused by name for another."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import safetensors.numpy
+from fitted import card_of, write_readout
+
+from pipeline.errors import SpecError, StorageError
+from pipeline.runtime import job
+from pipeline.runtime.fitted_files import find_readouts, load_readouts
+from pipeline.runtime.job import described_anywhere
+from pipeline.runtime.weights import ModelFiles
+from pipeline.spec.fingerprint import fingerprints
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import JobSpec
+
+WEIGHTS = {"model.safetensors": "1", "tokenizer.json": "2"}
+Make = Callable[..., JobSpec]
+
+
+@pytest.fixture
+def fitted(tmp_path: Path) -> Make:
+    """A spec whose first task has a readout that fits it, with whatever is then changed."""
+
+    def make(card: dict[str, Any] | None = None, **changes: Any) -> JobSpec:
+        content: dict[str, Any] = {
+            "name": "job",
+            "model": {"path": "m"},
+            "input": {"path": "in"},
+            "output": "out",
+            "tasks": [
+                {"name": "a", "question": None, "labels": ["x", "y"], "readout": "?"},
+                {"name": "b", "question": "B?", "labels": ["p", "q"]},
+            ],
+        }
+        path = tmp_path / "a.safetensors"
+        content["tasks"][0]["readout"] = str(path)
+        spec = parse_spec(json.dumps(content))
+        was = card_of(spec, spec.tasks[0], weights=WEIGHTS, dtype="float32", **card or {})
+        write_readout(path, was, hidden=4, layers=[1, 2])
+        content["tasks"][0].update(changes.pop("task", {}))
+        return parse_spec(json.dumps({**content, **changes}))  # JSON is YAML without anchors
+
+    return make
+
+
+def found(spec: JobSpec, **changes: Any) -> list[str]:
+    """The problems with the spec's readouts."""
+    with pytest.raises(SpecError) as caught:
+        find_readouts(spec, **{"weights": WEIGHTS, "dtype": "float32", **changes})
+    return str(caught.value).splitlines()
+
+
+def test_a_readout_that_fits_is_found_and_loaded_whole(fitted: Make, tmp_path: Path) -> None:
+    spec = fitted()
+    refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
+    readout = load_readouts(refs, spec)["a"]
+    tensors = safetensors.numpy.load_file(tmp_path / "a.safetensors")
+    assert list(refs) == ["a"]
+    assert readout.layers == [1, 2]
+    np.testing.assert_array_equal(readout.maps[1].weight, tensors["layer1.weight"])
+    np.testing.assert_array_equal(readout.maps[2].bias, tensors["layer2.bias"])
+
+
+@pytest.mark.parametrize(
+    "card, changes, what",
+    [
+        ({}, {"task": {"labels": ["y", "x"]}}, "labels: ['x', 'y']"),
+        ({}, {"task": {"labels": ["x", "y", "z"]}}, "labels: ['x', 'y']"),
+        ({}, {"task": {"question": "A?"}}, "question: None"),
+        ({}, {"prompt": {"instruction": "Read."}}, "prompt.instruction: 'Read the text"),
+        ({}, {"documents": {"max_tokens": 9}}, "documents.max_tokens: 2048"),
+        ({}, {"documents": {"too_long": "tail"}}, "documents.too_long: 'head'"),
+        ({}, {"model": {"path": "m", "quantize": "int8"}}, "model.quantize: 'none'"),
+        (
+            {"model": {"weights": {**WEIGHTS, "tokenizer.json": "3"}, "dtype": "float32"}},
+            {},
+            "the model's files: tokenizer.json",
+        ),
+        ({"model": {"weights": WEIGHTS, "dtype": "bfloat16"}}, {}, "model.dtype: 'bfloat16'"),
+    ],
+)
+def test_a_readout_fitted_for_something_else_is_refused_by_what_differs(
+    card: dict[str, Any], changes: dict[str, Any], what: str, fitted: Make, tmp_path: Path
+) -> None:
+    (line,) = found(fitted(card, **changes))
+    path = tmp_path / "a.safetensors"
+    assert line.startswith(
+        f"tasks.0.readout: task 'a': the readout {path} was fitted with another {what}"
+    )
+
+
+def test_a_mean_is_not_calibrated_by_documents_without_content(fitted: Make) -> None:
+    contextual = {"calibration": {"method": "contextual"}}
+    (line,) = found(fitted({"pooling": "mean"}, task=contextual))
+    assert line.startswith("tasks.0.calibration: the readout ")
+    assert line.endswith("; calibrate by a file of `assay calibrate` (got 'contextual')")
+    assert find_readouts(fitted(task=contextual), weights=WEIGHTS, dtype="float32")
+
+
+def test_exit_at_a_layer_that_the_file_does_not_hold_is_refused(fitted: Make) -> None:
+    task = fitted().tasks[0].model_dump(mode="json")
+    spec = fitted(tasks=[task], exit={"layers": [1, 3, 5], "confidence": 0.9})
+    line, _ = found(spec)
+    assert line.startswith("exit: the readout ")
+    assert "holds the layers [1, 2], not [3, 5]; choose among them" in line
+
+
+def test_exit_where_every_task_has_been_read_is_refused(fitted: Make) -> None:
+    task = fitted().tasks[0].model_dump(mode="json")
+    (line,) = found(fitted(tasks=[task], exit={"layers": [1, 2], "confidence": 0.9}))
+    assert line == (
+        "exit.layers: the readouts are read at layer 2 at the latest; name layers before that "
+        "(got [1, 2])"
+    )
+
+
+def damaged(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    tensors = safetensors.numpy.load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    card = json.loads(header["__metadata__"]["card"])
+    if how == "cut off":
+        path.write_bytes(data[:-5])
+    elif how == "a pickle":
+        path.write_bytes(pickle.dumps(tensors))
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "no card":
+        path.write_bytes(safetensors.numpy.save(tensors))
+    else:
+        if how == "not a number":
+            tensors["layer1.weight"][0, 0] = np.nan
+        elif how == "no bias":
+            del tensors["layer1.bias"]
+        elif how == "no such layer":
+            card["layer"] = 7
+        elif how == "a card of tomorrow":
+            card["format"] = 2
+        path.write_bytes(safetensors.numpy.save(tensors, metadata={"card": json.dumps(card)}))
+
+
+@pytest.mark.parametrize(
+    "how, what",
+    [
+        ("cut off", "is no safetensors file: "),
+        ("a pickle", "is no safetensors file with a readout's card"),
+        ("empty", "is no safetensors file with a readout's card"),
+        ("no card", "is no safetensors file with a readout's card"),
+        ("not a number", "layer1.weight or its bias holds what is no number"),
+        ("no bias", "layer1.weight and its bias do not map to the 2 labels of the card"),
+        ("no such layer", "names layer 7 and holds the layers [1, 2]"),
+        ("a card of tomorrow", "has a card that is none: format: "),
+    ],
+)
+def test_a_broken_file_is_one_line(how: str, what: str, fitted: Make, tmp_path: Path) -> None:
+    spec = fitted()
+    damaged(tmp_path / "a.safetensors", how)
+    (line,) = found(spec)
+    assert line.startswith(f"tasks.0.readout: {what}")
+
+
+def test_a_file_that_is_not_there_is_a_problem_of_the_spec(fitted: Make, tmp_path: Path) -> None:
+    spec = fitted()
+    (tmp_path / "a.safetensors").unlink()
+    (line,) = found(spec)
+    assert line.startswith("tasks.0.readout: the file cannot be read: No such file")
+
+
+def test_only_formats_that_the_readouts_were_fitted_in_are_described(
+    fitted: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ModelFiles("folder", "", None, WEIGHTS, 0)
+    monkeypatch.setattr(job, "locate", lambda *_: files)
+    spec = fitted()  # dtype: auto, and a readout that was fitted in float32
+    assert [each.placement.dtype for each in described_anywhere(spec, tmp_path)] == ["float32"]
+    bare = spec.model_copy(update={"tasks": spec.tasks[1:]})
+    dtypes = [each.placement.dtype for each in described_anywhere(bare, tmp_path)]
+    assert dtypes == ["float32", "bfloat16"]
+    strange = fitted({"model": {"weights": WEIGHTS, "dtype": "float16", "quantize": "none"}})
+    with pytest.raises(SpecError, match="fitted with another"):
+        described_anywhere(strange, tmp_path)
+
+
+def test_a_readout_in_another_kind_of_store_is_not_given_the_outputs_options(
+    fitted: Make, tmp_path: Path
+) -> None:
+    url = f"memory://{tmp_path.name}/a.safetensors"
+    options = {"output": "s3://bucket/out", "storage_options": {"profile": "labels"}}
+    spec = fitted(task={"readout": url}, **options)
+    with fsspec.open(url, "wb") as file:
+        file.write((tmp_path / "a.safetensors").read_bytes())
+    refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
+    assert load_readouts(refs, spec)["a"].layers == [1, 2]
+
+
+def test_a_file_that_changed_since_it_was_found_is_not_used(fitted: Make, tmp_path: Path) -> None:
+    spec = fitted()
+    refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
+    card = card_of(spec, spec.tasks[0], weights=WEIGHTS, dtype="float32")
+    write_readout(tmp_path / "a.safetensors", card, hidden=4, layers=[1, 2], seed=1)
+    with pytest.raises(StorageError, match="is another than when the run began"):
+        load_readouts(refs, spec)
+
+
+def fps(spec: JobSpec, readouts: dict[str, str]) -> dict[str, str]:
+    versions = fingerprints(spec, weights=WEIGHTS, dtype="float32", readouts=readouts)
+    return {name: version.id for name, version in versions.items()}
+
+
+def test_a_readout_is_part_of_its_own_tasks_fingerprint_alone(fitted: Make) -> None:
+    one, other = fps(fitted(), {"a": "1"}), fps(fitted(), {"a": "2"})
+    assert one["a"] != other["a"]
+    assert one["b"] == other["b"]
+
+
+def both_trained(fitted: Make, **changes: Any) -> JobSpec:
+    task = fitted().tasks[0].model_dump(mode="json")
+    return fitted(tasks=[task, {**task, "name": "b"}], **changes)
+
+
+def test_with_exit_at_one_layer_tasks_stay_apart_and_each_names_the_layer(fitted: Make) -> None:
+    at_1, at_2 = (both_trained(fitted, exit={"layer": layer}) for layer in (1, 2))
+    readouts = {"a": "1", "b": "2"}
+    ids = [fps(both_trained(fitted), readouts), fps(at_1, readouts), fps(at_2, readouts)]
+    assert len({each["a"] for each in ids}) == 3
+    assert fps(at_1, {**readouts, "b": "3"})["a"] == ids[1]["a"]
+
+
+def test_with_exit_by_confidence_every_task_names_all_readouts(fitted: Make) -> None:
+    spec = both_trained(fitted, exit={"layers": [1], "confidence": 0.9})
+    surer = both_trained(fitted, exit={"layers": [1], "confidence": 0.95})
+    readouts = {"a": "1", "b": "2"}
+    first = fps(spec, readouts)
+    assert first["a"] != fps(spec, {**readouts, "b": "3"})["a"]
+    assert first["a"] != fps(surer, readouts)["a"]

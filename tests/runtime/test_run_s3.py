@@ -1,0 +1,91 @@
+"""Whole runs of the command with input and output on S3, in a shell with ordinary AWS variables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from shell import BAD_CONNECTION, Shell
+
+from pipeline.cli import main
+from pipeline.ledger.snapshots import read_snapshot
+
+
+@pytest.mark.parametrize(
+    "server", ["moto", pytest.param("seaweedfs", marks=pytest.mark.whole_table)]
+)
+def test_a_run_over_a_bad_connection_is_complete_and_the_next_has_nothing_to_do(
+    server: str, shell_on: Callable[..., Shell]
+) -> None:
+    shell = shell_on(server, shares=BAD_CONNECTION, seed=7)
+    code, out, err = shell.run()
+    assert code == 0, err
+    assert json.loads(out)["snapshot"] == 1
+    shell.assert_every_row_once()
+    assert min(shell.faults.counted[kind] for kind in BAD_CONNECTION) > 0, shell.faults.counted
+    before = list(shell.output.list(""))
+    shell.faults.shares, shell.faults.requests[:] = {}, []
+    code, out, err = shell.run()
+    assert code == 0, err
+    assert json.loads(out)["snapshot"] == 1 and json.loads(out)["documents_labelled"] == 0
+    assert list(shell.output.list("")) == before
+    assert not [line for line in shell.faults.requests if line.startswith("GET") and "/in/" in line]
+    written = [line for line in shell.faults.requests if line.startswith("PUT")]
+    assert written and all("create-only-probe" in line for line in written)
+
+
+def test_credentials_that_expire_in_the_middle_end_the_run_and_the_next_goes_on(
+    shell_on: Callable[..., Shell],
+) -> None:
+    shell = shell_on("moto")
+    process = shell.start()
+    shell.wait_for(process, label_files=4)
+    shell.faults.shares = {"expired": 1.0}
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 3, err
+    assert "Traceback" not in err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("assay: s3://") and "renew the credentials" in last
+    done = {stored.key: stored.etag for stored in shell.output.list("labels/")}
+    shell.faults.shares = {}
+    code, _, err = shell.run()
+    assert code == 0, err
+    shell.assert_every_row_once()
+    assert done.items() <= {s.key: s.etag for s in shell.output.list("labels/")}.items()
+
+
+def test_an_input_overwritten_in_the_middle_is_noticed_and_the_next_run_labels_the_new_one(
+    shell_on: Callable[..., Shell],
+) -> None:
+    def overwrite(requests: list[str]) -> None:
+        planned = [at for at, line in enumerate(requests) if "PUT" in line and "/inputs/" in line]
+        since = requests[planned[0] :] if planned else []
+        if sum("GET" in line and "/in/corpus" in line for line in since) == 3:
+            shell.faults.watch = None
+            shell.write_corpus("NUMBER")  # as many bytes
+
+    shell = shell_on("moto", watch=overwrite)
+    code, _, err = shell.run()
+    assert code == 1, err
+    assert "Traceback" not in err
+    assert "changed while the job ran" in err.strip().splitlines()[-1]
+    code, _, err = shell.run()
+    assert code == 0, err
+    shell.assert_every_row_once()
+    (shard_path,) = {entry["path"] for entry in read_snapshot(shell.output, 1)["shards"]}
+    assert shard_path == shell.corpus
+
+
+def test_a_store_that_ignores_the_condition_is_refused_before_any_work(
+    shell_on: Callable[..., Shell],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = shell_on("moto", dropped_headers=frozenset({"if-none-match"}))
+    for name, value in shell.environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["run", str(shell.spec)]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"assay: {shell.output.url}: a second create of")
+    assert list(shell.output.list("")) == []

@@ -1,0 +1,73 @@
+"""A model is found by path and named by content."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ModelError, SpecError
+from pipeline.inference.loading import load_tokenizer
+from pipeline.runtime.weights import fetch, locate, settle
+from pipeline.spec.schema import ModelSpec
+
+
+def test_a_folder_is_named_by_its_files_and_not_by_its_place(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(model_folder, copy)
+    (copy / "README.md").write_text("answers nothing")
+    first = locate(ModelSpec(path=str(model_folder)), tmp_path / "cache")
+    second = locate(ModelSpec(path=str(copy)), tmp_path / "cache")
+    assert first.hashes == second.hashes and first.id == second.id
+    assert fetch(second, tmp_path / "cache", {}) == copy
+    config = copy / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert locate(ModelSpec(path=str(copy)), tmp_path / "cache").id != first.id
+
+
+def test_a_folder_that_is_gone_on_the_worker_is_a_model_error(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(model_folder, copy)
+    found = locate(ModelSpec(path=str(copy)), tmp_path / "cache")
+    shutil.rmtree(copy)
+    with pytest.raises(ModelError, match="not on this machine"):
+        fetch(found, tmp_path / "cache", {})
+
+
+def test_a_remote_folder_is_brought_in_whole_and_once(model_folder: Path, tmp_path: Path) -> None:
+    found = locate(ModelSpec(path=f"file://{model_folder}"), tmp_path / "cache")
+    assert found.kind == "remote" and "model.safetensors" in found.hashes
+    folder = fetch(found, tmp_path / "cache", {})
+    assert load_tokenizer(folder).chat_template == load_tokenizer(model_folder).chat_template
+    assert fetch(found, tmp_path / "cache", {}) == folder
+    assert [path.name for path in folder.parent.iterdir()] == [found.id]
+
+
+@pytest.mark.parametrize(
+    ("path", "fix"),
+    [
+        ("no/such.gguf", "there is no such file"),
+        (".", "holds no .safetensors file"),
+        ("file:///nowhere/model", "no .safetensors file is below it"),
+        ("nosuchprotocol://model", "cannot be opened"),
+    ],
+)
+def test_a_path_that_names_no_model_is_a_spec_error(path: str, fix: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=fix):
+        locate(ModelSpec(path=path), tmp_path / "cache")
+
+
+def test_two_processes_that_finish_one_folder_leave_one(tmp_path: Path) -> None:
+    final = tmp_path / "final"
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "by").write_text(name)
+        assert settle(tmp_path / name, final) == final
+    assert (final / "by").read_text() == "first"
+    assert os.listdir(tmp_path) == ["final"]

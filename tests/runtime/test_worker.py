@@ -1,0 +1,168 @@
+"""The tokenising stage: one block a shard, whatever its file holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from pipeline.errors import StorageError
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
+from pipeline.ledger.attempts import DEATHS_OF_A_READER
+from pipeline.runtime.job import describe, plan, work_to_json
+from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.worker import Tokenise
+from pipeline.sources import documents, source
+from pipeline.spec.parse import load_spec
+from pipeline.stores.local import LocalStore
+
+LONG = "0123456789" * 2_000
+LINES = [
+    b'{"id": "a", "text": "one"}',
+    b'{"id": "b", "text": null}',
+    b'{"id": "c", "text": "\xff"}',
+    b"{broken",
+    b'{"id": "e", "text": "' + LONG.encode() + b'"}',
+    b'{"id": "f", "text": "  "}',
+]
+
+
+def tokenised(
+    write_spec: Callable[..., Path], tmp_path: Path, *, break_it: Callable[[], None], **rules: Any
+) -> list[list[pa.Table]]:
+    """The blocks that come of each shard of the folder `corpus`, broken once it is cut."""
+    wanted = {"path": str(tmp_path / "corpus"), "id": "id"}
+    spec = load_spec(write_spec(input=wanted, documents={"max_tokens": 16, **rules}))
+    job = describe(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    works = plan(job, LocalStore(tmp_path / "out")).works
+    break_it()
+    stage = Tokenise(job, [work.earlier for work in works])
+    rows = ({"work": [work_to_json(work)], "earlier": [n]} for n, work in enumerate(works))
+    return [list(stage(pa.table(row))) for row in rows]
+
+
+@pytest.mark.parametrize("slice_rows", [1, 2, 10_000])
+def test_each_shard_is_one_block_with_a_status_and_pieces_for_every_row(
+    slice_rows: int,
+    write_spec: Callable[..., Path],
+    tmp_path: Path,
+    byte_tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(documents, "SLICE_ROWS", slice_rows)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(b"\n".join(LINES))
+    rows = pa.table({"id": ["g", "h"], "text": ["two", "three"]})
+    pq.write_table(rows, folder / "b.parquet", compression="none", use_dictionary=False)
+    holed = (folder / "b.parquet").read_bytes()
+
+    def break_it() -> None:
+        (folder / "b.parquet").write_bytes(holed[:4] + b"\xff" * 100 + holed[104:])
+        os.utime(folder / "b.parquet", (0, 0))  # as rot leaves it: nobody wrote the file
+
+    blocks = tokenised(write_spec, tmp_path, break_it=break_it, too_long="tail")
+    assert [len(of_shard) for of_shard in blocks] == [1, 1]
+    (lines,), (parquet,) = blocks
+    encode = DocumentTokenizer(byte_tokenizer).encode
+    assert lines.column("pieces").to_pylist() == [
+        [encode("one")], [], [], [], [encode(LONG)[-16:]], []
+    ]  # fmt: skip
+    assert lines.column("label_status").to_pylist() == [
+        "ok",
+        "error:no text",
+        "error:invalid UTF-8",
+        "error:not JSON",
+        "truncated",
+        "empty",
+    ]
+    assert lines.column("n_chars").to_pylist() == [3, 0, 0, 0, len(LONG), 2]
+    assert "text" not in lines.column_names
+    assert parquet.column("doc_id").to_pylist() == ["b.parquet:0", "b.parquet:1"]
+    statuses = parquet.column("label_status").to_pylist()
+    assert all(status.startswith("error:cannot be read: ") for status in statuses)
+    for block in (lines, parquet):
+        (work,) = set(block.column("work").to_pylist())
+        shard = json.loads(work)["shard"]
+        assert block.num_rows == shard["end_row"] - shard["start_row"]
+
+
+@pytest.mark.parametrize("age_s", [0, 30])
+def test_a_file_rewritten_at_the_same_length_is_not_read_under_its_old_name(
+    age_s: int, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Also where the clock of the machine that wrote it is behind."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    file = folder / "a.jsonl"
+    file.write_bytes(b'{"id": "a", "text": "good"}')
+    written = time.time() - 1_000
+    os.utime(file, (written, written))
+
+    def rewrite() -> None:
+        file.write_bytes(b'{"id": "a", "text": "evil"}')
+        os.utime(file, (time.time() - age_s,) * 2)
+
+    with pytest.raises(StorageError, match=r"a\.jsonl: changed while the job ran, and is as long"):
+        tokenised(write_spec, tmp_path, break_it=rewrite)
+
+
+def test_a_file_that_is_older_than_the_job_is_not_hashed_again(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(LINES[0])
+    os.utime(folder / "a.jsonl", (0, 0))
+
+    def forget() -> None:
+        monkeypatch.setattr(source, "content_hash", lambda *_: pytest.fail("hashed again"))
+
+    ((block,),) = tokenised(write_spec, tmp_path, break_it=forget)
+    assert block.num_rows == 1
+
+
+def test_a_document_of_more_chunks_than_a_row_counts_is_set_aside_with_the_reason(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    texts = ["ab" * 32_767, "ab" * 32_768]
+    lines = [json.dumps({"id": str(i), "text": text}) for i, text in enumerate(texts)]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    chunks = {"max_tokens": 2, "too_long": "chunk", "overlap_tokens": 0}
+    ((block,),) = tokenised(write_spec, tmp_path, break_it=lambda: None, **chunks)
+    status = block.column("label_status").to_pylist()
+    assert status == ["ok", "error:more than 32,767 chunks"]
+    assert [len(pieces) for pieces in block.column("pieces").to_pylist()] == [32_767, 0]
+
+
+def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(write_spec())
+    job = describe(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    store = LocalStore(tmp_path / "out")
+    (work,) = plan(job, store).works
+    block = pa.table({"work": [work_to_json(work)], "earlier": [0]})
+    stage = Tokenise(job, [()])
+    assert len(list(stage(block))) == 1 and not list(store.list("attempts/"))
+    with monkeypatch.context() as dying:
+        dying.setattr(LocalStore, "delete", lambda _self, _keys: None)  # nobody is left to do it
+        for _ in range(DEATHS_OF_A_READER):
+            list(stage(block))
+    with pytest.raises(
+        StorageError, match=r"corpus\.jsonl: rows 0 to 1: reading it ended its work"
+    ):
+        list(stage(block))
+    other = Tokenise(replace(job, run_id="another"), [()])
+    assert len(list(other(block))) == 1

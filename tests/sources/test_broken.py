@@ -1,0 +1,138 @@
+"""Files that break off: their rows come out with the reason, and a store's failures never do."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFile
+from whole_shards import all_documents
+
+from pipeline.errors import StorageError, UnreadableError
+from pipeline.sources.source import InputObject, cut, find_objects
+
+Write = Callable[[str, bytes], InputObject]
+ROWS = 2_000
+
+
+def texts() -> list[str]:
+    """Texts that do not compress, so that a place in the file is a place among the rows."""
+    source = random.Random(3)
+    return [source.randbytes(100).hex() for _ in range(ROWS)]
+
+
+def parquet(**options: Any) -> bytes:
+    sink = io.BytesIO()
+    table = pa.table({"text": texts(), "id": [f"d{i}" for i in range(ROWS)]})
+    pq.write_table(table, sink, use_dictionary=False, data_page_size=20_000, **options)
+    return sink.getvalue()
+
+
+def lines_gz() -> bytes:
+    lines = [json.dumps({"text": text, "id": f"d{i}"}) for i, text in enumerate(texts())]
+    return gzip.compress("\n".join(lines).encode(), mtime=0)
+
+
+def broken(data: bytes, share: float) -> bytes:
+    """As long as before, with a hole."""
+    at = int(len(data) * share)
+    return data[:at] + b"\xff" * 400 + data[at + 400 :]
+
+
+@pytest.mark.parametrize("id_column", ["id", None])
+def test_rows_behind_a_break_are_named_by_their_place_and_say_why(
+    write: Write, id_column: str | None
+) -> None:
+    data = parquet(write_batch_size=10)
+    found = write("a.parquet", data)
+    shards = cut(found, "text", id_column, 100_000)
+    assert len(shards) > 4
+    Path(found.path).write_bytes(broken(data, 0.4))
+    tables = [all_documents(shard) for shard in shards]
+    assert [table.num_rows for table in tables] == [shard.rows for shard in shards]
+    documents = pa.concat_tables(tables).to_pylist()
+    read = [place for place, row in enumerate(documents) if row["status"] == "ok"]
+    unread = [place for place, row in enumerate(documents) if row["status"] != "ok"]
+    assert read and unread and len(read) + len(unread) == ROWS
+    expected = texts()
+    assert [documents[place]["text"] for place in read] == [expected[place] for place in read]
+    for place in unread:
+        row = documents[place]
+        assert row["doc_id"] == f"a.parquet:{place}"
+        assert row["text"] is None and row["n_chars"] == 0
+        assert row["status"].startswith("error:cannot be read: ")
+        assert "\n" not in row["status"] and str(found.path) not in row["status"]
+        assert len(row["status"]) <= len("error:cannot be read: ") + 200
+
+
+def test_rows_that_only_a_footer_tells_of_say_so(write: Write) -> None:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"text": ["a"] * 1_000}), sink, compression="none")
+    data = sink.getvalue()
+    (size,) = struct.unpack("<I", data[-8:-4])
+    footer = data[-8 - size : -8].replace(b"\xd0\x0f", b"\xf0\x2e")  # 1,000 and 3,000 in Thrift
+    found = write("lie.parquet", data[: -8 - size] + footer + data[-8:])
+    (shard,) = cut(found, "text", None, 10**7)
+    status = all_documents(shard).column("status").to_pylist()
+    why = "error:cannot be read: its footer tells of 3000 rows where its pages hold 1000"
+    assert status == ["ok"] * 1_000 + [why] * 2_000
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz", "a.jsonl"])
+def test_a_file_that_is_gone_ends_the_run(write: Write, name: str) -> None:
+    data = parquet() if name.endswith("parquet") else lines_gz()
+    found = write(name, gzip.decompress(data) if name == "a.jsonl" else data)
+    (shard, *_) = cut(found, "text", None, 10**7)
+    Path(found.path).unlink()
+    with pytest.raises(StorageError, match="No such file") as raised:
+        all_documents(shard)
+    assert not isinstance(raised.value, UnreadableError)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz", "a.jsonl", "a.arrow"])
+@pytest.mark.parametrize("bytes_before", [0, 60_000])
+def test_a_store_that_refuses_to_go_on_ends_the_run(
+    name: str, bytes_before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client's error without a number, as some are: nothing but its origin tells what it is."""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, pa.schema([("text", pa.string())])) as writer:
+        writer.write_table(pa.table({"text": texts()}), max_chunksize=100)
+    data = {
+        "a.parquet": parquet(),
+        "a.jsonl.gz": lines_gz(),
+        "a.jsonl": gzip.decompress(lines_gz()),
+        "a.arrow": sink.getvalue(),
+    }
+    memory = fsspec.filesystem("memory")
+    memory.pipe(f"/refusing/{name}", data[name])
+    given = 0
+
+    def read(self: MemoryFile, size: int = -1) -> bytes:
+        nonlocal given
+        if given >= bytes_before:
+            raise OSError("Forbidden: the token has run out")
+        taken = io.BytesIO.read(self, min(size, 50_000) if name != "a.parquet" else size)
+        given += len(taken)
+        return taken
+
+    try:
+        (found,) = find_objects(f"memory://refusing/{name}", tmp_path / "cache")
+        (shard, *_) = cut(found, "text", None, 10**7)
+        monkeypatch.setattr(MemoryFile, "read", read, raising=False)
+        with pytest.raises(StorageError, match="cannot be read: Forbidden") as raised:
+            all_documents(shard)
+        assert not isinstance(raised.value, UnreadableError)
+    finally:
+        monkeypatch.undo()
+        memory.rm("/refusing", recursive=True)

@@ -1,0 +1,84 @@
+"""The names of contents: oracle hashlib, and a memory that is never trusted beyond its key."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from pipeline.errors import StorageError
+from pipeline.sources.hashes import canonical_json, content_hash, short_hash
+
+
+def test_a_short_hash_is_the_start_of_the_sha256() -> None:
+    assert short_hash(b"text") == hashlib.sha256(b"text").hexdigest()[:32]
+
+
+def test_canonical_json_does_not_depend_on_the_order_of_keys() -> None:
+    assert canonical_json({"b": 1, "a": "é"}) == canonical_json({"a": "é", "b": 1})
+    assert canonical_json({"a": "é"}) == b'{"a":"\\u00e9"}'
+
+
+def test_a_file_is_hashed_by_its_content_and_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    first = content_hash(path, tmp_path / "cache")
+    assert first == hashlib.sha256(b"one").hexdigest()
+    state = path.stat()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    # — same size and time: only a file that was not read again gives the old hash
+    assert content_hash(path, tmp_path / "cache") == first
+
+
+@pytest.mark.parametrize("content", [b"other!", b"two"], ids=["size", "time"])
+def test_a_file_of_another_size_or_time_is_hashed_again(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    content_hash(path, tmp_path / "cache")
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+    assert content_hash(path, tmp_path / "cache") == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b"[]", b"{}", b"7", b"\xff"])
+def test_a_broken_memory_is_said_and_replaced(
+    tmp_path: Path, broken: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, cache = tmp_path / "weights", tmp_path / "cache"
+    path.write_bytes(b"one")
+    expected = content_hash(path, cache)
+    (memory,) = cache.iterdir()
+    whole = memory.read_bytes()
+    memory.write_bytes(broken)
+    with caplog.at_level(logging.WARNING):
+        assert content_hash(path, cache) == expected
+    assert str(memory) in caplog.text
+    assert memory.read_bytes() == whole
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"nowhere: its content cannot be hashed: .*No such"):
+        content_hash(tmp_path / "nowhere", tmp_path / "cache")
+
+
+def test_a_file_that_changes_while_it_is_read_has_no_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    original = hashlib.file_digest
+
+    def slow(file: BinaryIO, name: str) -> object:
+        with path.open("ab") as writer:
+            writer.write(b"more")
+        return original(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", slow)
+    with pytest.raises(StorageError, match="changed while it was read"):
+        content_hash(path, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()

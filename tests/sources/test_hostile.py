@@ -1,0 +1,214 @@
+"""Files made to harm: read in bounded memory, and every row that they claim comes out.
+
+Each bomb is a few kilobytes, or a few megabytes, on disk. What reading it takes is measured in a
+process of its own, whose high-water mark holds nothing of the tests before.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import PreTrainedTokenizerFast
+from whole_shards import all_documents
+
+from pipeline.sources import columns
+from pipeline.sources import documents as row_limits
+from pipeline.sources.source import cut, find_objects
+
+MEGABYTE = 1024 * 1024
+# Reads every shard of argv[1], as the run does, and says what came and what it took.
+READ = """
+import json, sys, time
+from collections import Counter
+from pathlib import Path
+from pipeline.data.source import cut, find_objects, read_documents
+from pipeline.errors import StorageError
+
+def peak_mb():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+fit = None
+if len(sys.argv) > 2:
+    from transformers import PreTrainedTokenizerFast
+    from pipeline.inference.fitting import fit_text
+    from pipeline.spec import DocumentsSpec
+    from pipeline.inference.tokens import DocumentTokenizer
+    encoder = DocumentTokenizer(PreTrainedTokenizerFast.from_pretrained(sys.argv[2]))
+    def fit(text):
+        return fit_text(encoder, text, DocumentsSpec(max_tokens=2048, too_long="middle"))
+
+before, started = peak_mb(), time.monotonic()
+status, chars, tokens, error = Counter(), 0, [], None
+try:
+    (found,) = find_objects(sys.argv[1], Path(sys.argv[1] + ".cache"))
+    for shard in cut(found, "text", None, 64 * 1024 * 1024):
+        for documents in read_documents(shard):
+            status.update(documents.column("status").to_pylist())
+            chars += sum(documents.column("n_chars").to_pylist())
+            for text in documents.column("text") if fit else ():
+                tokens.append(fit(text.as_py()).tokens)
+except StorageError as raised:
+    error = str(raised)
+print(json.dumps({"status": status, "chars": chars, "tokens": tokens, "error": error,
+                  "grown_mb": peak_mb() - before, "seconds": time.monotonic() - started}))
+"""
+
+
+def read_apart(path: Path, *, tokenizer: Path | None = None) -> dict[str, Any]:
+    command = [sys.executable, "-c", READ, str(path), *([str(tokenizer)] if tokenizer else [])]
+    output = subprocess.check_output(command, text=True, timeout=120)
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def repeated(rows: int) -> pa.Table:
+    """One text of a megabyte in every row, stored once."""
+    values = pa.array(["a" * MEGABYTE])
+    return pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * rows), values)})
+
+
+def dictionary_parquet(path: Path) -> None:
+    pq.write_table(repeated(2_200), path, compression="zstd", store_schema=False)
+
+
+def dictionary_typed_parquet(path: Path) -> None:
+    pq.write_table(repeated(2_200), path, compression="zstd")
+
+
+def prefixes_parquet(path: Path) -> None:
+    pq.write_table(
+        pa.table({"text": ["a" * MEGABYTE] * 800}),
+        path,
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding={"text": "DELTA_BYTE_ARRAY"},
+    )
+
+
+def dictionary_arrow(path: Path) -> None:
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(path, repeated(1).schema, options=options) as writer:
+        writer.write_table(repeated(2_200))
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "rows"),
+    [
+        ("dictionary.parquet", dictionary_parquet, 2_200),
+        ("dictionary_typed.parquet", dictionary_typed_parquet, 2_200),
+        ("prefixes.parquet", prefixes_parquet, 800),
+        ("dictionary.arrow", dictionary_arrow, 2_200),
+    ],
+)
+def test_a_few_bytes_that_hold_gigabytes_are_read_row_by_row(
+    tmp_path: Path, name: str, make: Callable[[Path], None], rows: int
+) -> None:
+    path = tmp_path / name
+    make(path)
+    assert path.stat().st_size < 3_000
+    found = read_apart(path)
+    assert found["status"] == {"ok": rows}
+    assert found["chars"] == rows * MEGABYTE
+    assert found["grown_mb"] < 600
+
+
+def zeros(file: BinaryIO, megabytes: int) -> None:
+    block = bytes(MEGABYTE)
+    for _ in range(megabytes):
+        file.write(block)
+
+
+def test_a_gzip_bomb_of_one_endless_line_is_a_row_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.jsonl.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b'{"text": "before"}\n{"text": "')
+        zeros(file, 700)
+        file.write(b'"}\n{"text": "behind"}\n')
+    found = read_apart(path)
+    assert found["status"] == {"ok": 2, "error:longer than 268,435,456 bytes": 1}
+    assert found["grown_mb"] < 500
+
+
+def wet_head(length: int) -> bytes:
+    return f"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+def test_a_web_page_above_the_limit_is_a_row_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.warc.wet.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(wet_head(700 * MEGABYTE))
+        zeros(file, 700)
+        file.write(b"\r\n\r\n" + wet_head(6) + b"behind\r\n\r\n")
+    found = read_apart(path)
+    assert found["status"] == {"ok": 1, "error:longer than 268,435,456 bytes": 1}
+    assert found["grown_mb"] < 500
+
+
+def test_an_endless_header_is_one_line_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.warc.wet.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b"WARC/1.0\r\nX: ")
+        zeros(file, 500)
+    found = read_apart(path)
+    assert found["error"].startswith(f"{path}: cannot be read: a WARC record's headers are over")
+    assert found["grown_mb"] < 100
+
+
+def long_jsonl(path: Path) -> None:
+    with path.open("w") as file:
+        file.write('{"text": "')
+        for _ in range(200):
+            file.write("word " * 200_000)
+        file.write('"}\n{"text": "short"}\n')
+
+
+def long_parquet(path: Path) -> None:
+    pq.write_table(pa.table({"text": ["word " * 40_000_000, "short"]}), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"), [("long.jsonl", long_jsonl), ("long.parquet", long_parquet)]
+)
+def test_one_document_of_200_megabytes_is_fitted_in_the_memory_of_a_few_of_it(
+    tmp_path: Path,
+    name: str,
+    make: Callable[[Path], None],
+    byte_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    make(tmp_path / name)
+    byte_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    found = read_apart(tmp_path / name, tokenizer=tmp_path / "tokenizer")
+    assert found["status"] == {"ok": 2}
+    assert found["chars"] == 200_000_005  # as many as there are, however many are read
+    assert found["tokens"] == [2_048, 5]
+    assert found["grown_mb"] < 1_800
+    assert found["seconds"] < 30
+
+
+def test_a_value_above_the_limit_is_a_row_that_says_so_in_every_format(
+    corpus: Path, rows: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", MEGABYTE)
+    monkeypatch.setattr(columns, "MAX_ROW_BYTES", MEGABYTE)
+    monkeypatch.setattr(columns, "BATCH_BYTES", MEGABYTE)
+    (found,) = find_objects(str(corpus), tmp_path / "cache")
+    shards = cut(found, "text", "id", 100_000)
+    documents = pa.concat_tables(map(all_documents, shards)).to_pylist()
+    assert len(documents) == len(rows)
+    for document, (identifier, text) in zip(documents, rows, strict=True):
+        if len(text) > MEGABYTE:
+            assert document["status"] == "error:longer than 1,048,576 bytes"
+            assert document["text"] is None
+            assert document["doc_id"] == identifier or found.format.startswith("jsonl")
+        else:
+            assert (document["doc_id"], document["text"]) == (identifier, text)
+    assert sum(document["text"] is None for document in documents) == 1

@@ -1,0 +1,96 @@
+"""Laws of the cut: every row once and in order, whatever the target; identity from content."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pipeline.sources.shards import (
+    MAX_SHARD_BYTES,
+    ROW_WEIGHT_BYTES,
+    ObjectVersion,
+    Piece,
+    Shard,
+    Unit,
+    cut_units,
+)
+
+SHARD = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", "id"), Piece(0, 5, 8, 0, 10))
+NOT_IDENTITY = {"start_byte", "end_byte", "text_bytes"}
+
+
+def random_units(seed: int) -> list[Unit]:
+    source = random.Random(seed)
+    return [Unit(source.choice([0, 1, 3, 100, 5000]), source.randrange(200_000)) for _ in range(60)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("target_bytes", [1, 513, 10_000, 10**6, 10**12])
+def test_a_cut_holds_every_row_once_and_in_order(seed: int, target_bytes: int) -> None:
+    units = random_units(seed)
+    pieces = list(cut_units(units, target_bytes))
+    edges = [0, *(piece.end_row for piece in pieces)]
+    assert [piece.start_row for piece in pieces] == edges[:-1]
+    assert edges[-1] == sum(unit.rows for unit in units)
+    assert all(piece.end_row > piece.start_row for piece in pieces)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("target_bytes", [1, 513, 10_000, 10**6, 10**12])
+def test_no_piece_but_a_single_row_is_over_the_target(seed: int, target_bytes: int) -> None:
+    limit = min(target_bytes, MAX_SHARD_BYTES)
+    for piece in cut_units(random_units(seed), target_bytes):
+        rows = piece.end_row - piece.start_row
+        assert rows == 1 or piece.text_bytes + rows * ROW_WEIGHT_BYTES <= limit
+
+
+def test_light_neighbours_are_joined_and_their_bytes_run_on() -> None:
+    units = [Unit(1, 100, start, start + 100) for start in range(0, 1000, 100)]
+    pieces = list(cut_units(units, 4 * (100 + ROW_WEIGHT_BYTES)))
+    assert [(piece.start_row, piece.end_row) for piece in pieces] == [(0, 4), (4, 8), (8, 10)]
+    assert [(piece.start_byte, piece.end_byte) for piece in pieces] == [
+        (0, 400),
+        (400, 800),
+        (800, 1000),
+    ]
+
+
+def test_a_heavy_unit_is_split_into_equal_runs_of_rows() -> None:
+    pieces = list(cut_units([Unit(100, 100_000)], 50_000 + 34 * ROW_WEIGHT_BYTES))
+    assert [piece.end_row - piece.start_row for piece in pieces] == [33, 33, 34]
+
+
+def test_rows_weigh_something_even_without_text() -> None:
+    assert len(list(cut_units([Unit(1000, 0)], 100 * ROW_WEIGHT_BYTES))) == 10
+
+
+def test_no_rows_make_no_piece() -> None:
+    assert list(cut_units([], 100)) == []
+    assert list(cut_units([Unit(0, 0)], 100)) == []
+
+
+@pytest.mark.parametrize("name", SHARD.to_json())
+def test_the_id_changes_exactly_when_an_identity_field_does(name: str) -> None:
+    value = SHARD.to_json()[name]
+    other = value + 1 if isinstance(value, int) else f"{value}x"
+    changed = Shard.from_json(SHARD.to_json() | {name: other})
+    assert (changed.id == SHARD.id) == (name in NOT_IDENTITY)
+
+
+def test_no_id_column_is_another_identity() -> None:
+    assert Shard.from_json(SHARD.to_json() | {"id_column": None}).id != SHARD.id
+
+
+def test_an_id_is_the_same_in_every_version() -> None:
+    assert SHARD.id == "bbf36c4a88d64b5f089577f0d441b6eb"
+
+
+def test_a_shard_survives_json() -> None:
+    assert Shard.from_json(SHARD.to_json()) == SHARD
+    assert SHARD.rows == 5
+
+
+def test_no_target_makes_a_shard_of_more_than_the_most_a_shard_may_be() -> None:
+    pieces = list(cut_units([Unit(10, MAX_SHARD_BYTES * 3 // 5)] * 4, 10**12))
+    assert len(pieces) == 4

@@ -1,0 +1,350 @@
+"""The input against a naive reading: each format, several targets, and what can be wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from whole_shards import all_documents
+
+from pipeline.errors import SpecError, StorageError
+from pipeline.sources.source import FORMATS, InputObject, cut, find_objects
+
+Write = Callable[[str, bytes], InputObject]
+Row = tuple[str, str]
+CORPORA = [
+    "corpus.parquet",
+    "corpus.jsonl",
+    "corpus.jsonl.gz",
+    "corpus.jsonl.zst",
+    "file.arrow",
+    "stream.arrow",
+    "corpus.warc.wet.gz",
+]
+TARGETS = [1, 3000, 100_000, 10**9]
+
+
+def read_all(found: InputObject, target_bytes: int, **columns: str | None) -> pa.Table:
+    """The documents of all shards of a cut, which must be within the object and in order."""
+    shards = cut(
+        found, columns.get("text_column") or "text", columns.get("id_column"), target_bytes
+    )
+    edges = [0, *(shard.piece.end_row for shard in shards)]
+    assert [shard.piece.start_row for shard in shards] == edges[:-1]
+    return pa.concat_tables([all_documents(shard) for shard in shards])
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("target_bytes", TARGETS)
+def test_all_shards_of_any_cut_hold_the_rows_of_the_file(
+    corpus: Path, rows: list[Row], target_bytes: int, tmp_path: Path
+) -> None:
+    (found,) = find_objects(str(corpus), tmp_path / "cache")
+    documents = read_all(found, target_bytes, id_column="id")
+    assert documents.column("doc_id").to_pylist() == [identifier for identifier, _ in rows]
+    assert documents.column("text").to_pylist() == [text for _, text in rows]
+    assert documents.column("content_hash").to_pylist() == [
+        hashlib.sha256(text.encode()).hexdigest()[:32] for _, text in rows
+    ]
+    assert documents.column("n_chars").to_pylist() == [len(text) for _, text in rows]
+    assert documents.column("status").to_pylist() == [
+        "ok" if text.strip() else "empty" for _, text in rows
+    ]
+
+
+def test_a_smaller_target_makes_more_shards_and_one_row_is_the_least(
+    corpus: Path, rows: list[Row], tmp_path: Path
+) -> None:
+    (found,) = find_objects(str(corpus), tmp_path / "cache")
+    counts = [len(cut(found, "text", "id", target)) for target in TARGETS]
+    assert counts == sorted(counts, reverse=True)
+    assert (counts[0], counts[-1]) == (len(rows), 1)
+    assert counts[1] > counts[2] > 1
+
+
+def test_a_cut_is_the_same_each_time(corpus: Path, tmp_path: Path) -> None:
+    (found,) = find_objects(str(corpus), tmp_path / "cache")
+    assert cut(found, "text", None, 3000) == cut(found, "text", None, 3000)
+
+
+def test_a_missing_column_is_named_with_those_there_are(corpus: Path, tmp_path: Path) -> None:
+    (found,) = find_objects(str(corpus), tmp_path / "cache")
+    with pytest.raises(SpecError) as raised:
+        cut(found, "body", "key", 3000)
+    text_problem, id_problem = raised.value.problems
+    assert (text_problem.place, text_problem.value) == ("input.text", "body")
+    assert (id_problem.place, id_problem.value) == ("input.id", "key")
+    assert str(corpus) in text_problem.fix
+    assert "id" in text_problem.fix.partition("it has: ")[2].split(", ")
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.9])
+@pytest.mark.parametrize(
+    "corpus",
+    # — a prefix of plain lines is a file of fewer lines
+    [name for name in CORPORA if name != "corpus.jsonl"],
+    indirect=True,
+)
+def test_a_truncated_file_is_one_line(corpus: Path, tmp_path: Path, kept: float) -> None:
+    data = corpus.read_bytes()
+    corpus.write_bytes(data[: int(len(data) * kept)])
+    (found,) = find_objects(str(corpus), tmp_path / "cache")
+    with pytest.raises(StorageError) as raised:
+        cut(found, "text", None, 3000)
+    assert str(raised.value).startswith(f"{corpus}: cannot be read: ")
+    assert "\n" not in str(raised.value)
+    assert raised.value.exit_code == 1
+
+
+@pytest.mark.parametrize("format", [format for format in FORMATS if format != "jsonl"])
+def test_a_file_that_is_not_what_its_name_says_is_one_line(write: Write, format: str) -> None:
+    found = write(f"corpus.{format}", b"these are plain words, of no format at all " * 50)
+    with pytest.raises(StorageError) as raised:
+        cut(found, "text", None, 3000)
+    assert str(raised.value).startswith(f"{found.path}: cannot be read: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_changed_object_is_not_read_under_its_old_name(corpus: Path, tmp_path: Path) -> None:
+    (found,) = find_objects(str(corpus), tmp_path / "cache")
+    shard = cut(found, "text", None, 3000)[0]
+    corpus.write_bytes(corpus.read_bytes() + b"\n")
+    with pytest.raises(StorageError, match="changed while the job ran"):
+        all_documents(shard)
+
+
+def test_other_rows_in_as_many_bytes_are_noticed_by_their_count(write: Write) -> None:
+    found = write("corpus.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
+    (shard,) = cut(found, "text", None, 3000)
+    Path(found.path).write_bytes(b'{"text": "one"}\n                \n'[:32])
+    with pytest.raises(StorageError, match="1 rows where 2 were"):
+        all_documents(shard)
+
+
+def test_a_line_that_cannot_be_read_is_a_row_that_says_why(write: Write) -> None:
+    lines = [
+        b'\xef\xbb\xbf{"id": 1, "text": "ok"}',
+        b'{"id": 2}',
+        b'{"id": 3, "text": null}',
+        b'{"id": 4, "text": 5}',
+        b'{"id": 5, "text": "\xff"}',
+        b'{"id": 6, "text": "\\ud83d"}',
+        b'{"id": 7, "text": "cut',
+        b'["text"]',
+        b"[" * 100_000,
+        b"\x00{\x00}",
+        b'{"id": 11, "text": " "}',
+        b'{"id": {"a": 1}, "text": "ok"}',
+    ]
+    documents = read_all(write("corpus.jsonl", b"\n".join(lines)), 600, id_column="id")
+    nothing = hashlib.sha256(b"").hexdigest()[:32]
+    assert list(
+        zip(
+            documents.column("doc_id").to_pylist(),
+            documents.column("status").to_pylist(),
+            strict=True,
+        )
+    ) == [
+        ("1", "ok"),
+        ("2", "error:no text"),
+        ("3", "error:no text"),
+        ("4", "error:text is not a string"),
+        (nothing, "error:invalid UTF-8"),
+        ("6", "error:invalid UTF-8"),
+        (nothing, "error:not JSON"),
+        (nothing, "error:not an object"),
+        (nothing, "error:not JSON"),
+        (nothing, "error:not JSON"),
+        ("11", "empty"),
+        ("{'a': 1}", "ok"),
+    ]
+
+
+def test_a_key_that_a_later_row_of_the_first_hundred_has_is_there(write: Write) -> None:
+    lines = [b"{}"] * 99 + [b'{"text": "late"}']
+    assert len(cut(write("corpus.jsonl", b"\n".join(lines)), "text", None, 10**6)) == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"\n \n\t\n"])
+def test_lines_without_a_row_make_no_shard(write: Write, data: bytes) -> None:
+    assert cut(write("corpus.jsonl", data), "text", None, 3000) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ],
+    ids=str,
+)
+def test_every_kind_of_string_column_is_read(write: Write, kind: pa.DataType) -> None:
+    texts = pa.array(["one", None, "thrée"])
+    column = texts.dictionary_encode() if pa.types.is_dictionary(kind) else texts.cast(kind)
+    table = pa.table({"text": column, "id": pa.array([1, None, 3], pa.uint32())})
+    documents = read_all(write("corpus.parquet", parquet_bytes(table)), 600, id_column="id")
+    assert documents.column("text").to_pylist() == ["one", None, "thrée"]
+    nothing = hashlib.sha256(b"").hexdigest()[:32]
+    assert documents.column("doc_id").to_pylist() == ["1", nothing, "3"]
+
+
+def test_a_string_that_is_not_utf8_spoils_its_row_alone(write: Write) -> None:
+    buffers = pa.array([b"fine", b"\xff\xfe", b"also"]).buffers()
+    table = pa.table({"text": pa.Array.from_buffers(pa.string(), 3, buffers)})
+    documents = read_all(write("corpus.parquet", parquet_bytes(table)), 10**6)
+    assert documents.column("status").to_pylist() == ["ok", "error:invalid UTF-8", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "place", "kind"),
+    [
+        ({"text": pa.array([1])}, "input.text", "has int64 there"),
+        ({"text": pa.array([b"a"])}, "input.text", "has binary there"),
+        ({"text": pa.array([["a"]])}, "input.text", "has list<element: string> there"),
+        ({"text": pa.array(["a"]), "id": pa.array([["a"]])}, "input.id", "has list<"),
+    ],
+)
+def test_a_column_of_another_type_is_refused_with_its_type(
+    write: Write, columns: dict[str, pa.Array], place: str, kind: str
+) -> None:
+    found = write("corpus.parquet", parquet_bytes(pa.table(columns)))
+    with pytest.raises(SpecError) as raised:
+        cut(found, "text", "id" if "id" in columns else None, 3000)
+    (problem,) = raised.value.problems
+    assert problem.place == place
+    assert kind in problem.fix
+
+
+def test_a_column_that_stands_twice_is_refused(write: Write) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    with pytest.raises(SpecError, match="has 2 such column"):
+        cut(write("corpus.parquet", parquet_bytes(table)), "text", None, 3000)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("", ["a.jsonl", "deep/b.parquet", "deep/er/c.jsonl.gz"]),
+        ("*.jsonl", ["a.jsonl"]),
+        ("**/*.parquet", ["deep/b.parquet"]),
+        ("deep/b.parquet", ["deep/b.parquet"]),
+        ("deep", ["deep/b.parquet", "deep/er/c.jsonl.gz"]),
+    ],
+)
+def test_a_file_a_glob_and_a_folder_name_their_objects_in_order(
+    tmp_path: Path, path: str, names: list[str]
+) -> None:
+    root = tmp_path / "corpus"
+    for name in ["deep/er/c.jsonl.gz", "deep/b.parquet", "a.jsonl", "deep/README.md"]:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+    objects = find_objects(f"{root}/{path}", tmp_path / "cache")
+    assert [found.path for found in objects] == [str(root / name) for name in names]
+    for found, name in zip(objects, names, strict=True):
+        assert found.etag == hashlib.sha256(name.encode()).hexdigest()
+        assert found.size_bytes == len(name)
+
+
+def test_a_file_url_and_a_relative_path_are_the_same_object(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = write("corpus.jsonl", b'{"text": "a"}')
+    monkeypatch.chdir(tmp_path)
+    for form in ("corpus.jsonl", f"file://{found.path}", "./*.jsonl"):
+        assert find_objects(form, tmp_path / "cache") == [found]
+
+
+def test_a_link_is_read_and_a_bracket_in_a_name_is_no_glob(write: Write, tmp_path: Path) -> None:
+    write("one.jsonl", b'{"text": "a"}')
+    os.symlink(tmp_path / "one.jsonl", tmp_path / "two[1].jsonl")
+    (found,) = find_objects(str(tmp_path / "two[1].jsonl"), tmp_path / "cache")
+    assert (found.path, found.size_bytes) == (str(tmp_path / "two[1].jsonl"), 13)
+    assert len(find_objects(f"{tmp_path}/*.jsonl", tmp_path / "cache")) == 2
+
+
+@pytest.mark.parametrize("path", ["", "*.jsonl", os.fsdecode(b"caf\xe9.jsonl")])
+def test_a_local_file_whose_name_is_not_utf8_is_refused_by_it(tmp_path: Path, path: str) -> None:
+    root = tmp_path / "corpus"
+    root.mkdir()
+    for name in (b"caf\xe9.jsonl", "café.jsonl".encode()):
+        (root / os.fsdecode(name)).write_bytes(b'{"text": "a"}')
+    with pytest.raises(SpecError) as refused:
+        find_objects(f"{root}/{path}", tmp_path / "cache")
+    (problem,) = refused.value.problems
+    assert (problem.place, problem.value) == ("input.path", f"{root}/caf\\xe9.jsonl")
+    assert "not UTF-8; rename" in problem.fix and not (tmp_path / "cache").exists()
+    str(refused.value).encode()
+    assert len(find_objects(f"{root}/café.jsonl", tmp_path / "cache")) == 1
+
+
+@pytest.mark.parametrize("path", ["nowhere.jsonl", "*.parquet", "empty", "nowhere/**"])
+def test_a_path_that_names_nothing_is_one_problem(tmp_path: Path, path: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SpecError, match=r"^input\.path: names no file; supported are \.parquet"):
+        find_objects(f"{tmp_path}/{path}", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("path", ["notes.csv", "*"])
+def test_a_named_file_of_no_supported_format_is_refused(tmp_path: Path, path: str) -> None:
+    (tmp_path / "notes.csv").write_bytes(b"")
+    (tmp_path / "fine.jsonl").write_bytes(b"")
+    with pytest.raises(SpecError, match=r"files are not \.parquet .*notes\.csv"):
+        find_objects(f"{tmp_path}/{path}", tmp_path / "cache")
+
+
+def test_a_protocol_that_nobody_knows_is_one_problem(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"input\.path: cannot be opened: Protocol not known"):
+        find_objects("nonsense://corpus/*.jsonl", tmp_path / "cache")
+
+
+def test_a_remote_object_is_read_and_its_change_noticed(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/remote/a.jsonl", json.dumps({"text": "one"}).encode())
+    try:
+        (found,) = find_objects("memory://remote/*.jsonl", tmp_path / "cache")
+        assert found.path == "memory:///remote/a.jsonl"
+        (shard,) = cut(found, "text", None, 3000)
+        assert all_documents(shard).column("text").to_pylist() == ["one"]
+        memory.pipe("/remote/a.jsonl", json.dumps({"text": "two"}).encode())
+        with pytest.raises(StorageError, match="changed while the job ran"):
+            all_documents(shard)
+    finally:
+        memory.rm("/remote", recursive=True)
+
+
+@pytest.mark.parametrize("corpus", ["corpus.parquet"], indirect=True)
+def test_only_the_row_groups_of_a_shard_are_read(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = []
+    original = pq.ParquetFile.iter_batches
+
+    def spy(self: pq.ParquetFile, *args: object, **options: object) -> object:
+        asked.append(options["row_groups"])
+        assert options["columns"] == ["text"]
+        return original(self, *args, **options)
+
+    (found,) = find_objects(str(corpus), tmp_path / "cache")
+    shards = cut(found, "text", None, 30_000)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
+    for shard in shards:
+        all_documents(shard)
+        first, last = shard.piece.start_row // 23, (shard.piece.end_row - 1) // 23
+        assert asked == [[group] for group in range(first, last + 1)]
+        asked.clear()

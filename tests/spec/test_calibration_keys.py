@@ -1,0 +1,75 @@
+"""The key `calibration`: what it may say, and the fingerprint of the task alone that has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.errors import SpecError
+from pipeline.spec.fingerprint import Fingerprint, fingerprints
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import ContextualSpec, JobSpec
+
+BATCH = {"method": "batch", "file": "/b.json"}
+CONTEXTUAL = {"method": "contextual"}
+
+
+def spec(calibration: dict[str, Any] | None) -> JobSpec:
+    content = {
+        "name": "job",
+        "model": {"path": "m"},
+        "input": {"path": "in"},
+        "output": "out",
+        "tasks": [
+            {"name": "a", "question": "A?", "labels": ["x", "y"], "calibration": calibration},
+            {"name": "b", "question": "B?", "labels": ["p", "q"]},
+        ],
+    }
+    return parse_spec(yaml.safe_dump(content, sort_keys=False))
+
+
+def versions(calibration: dict[str, Any] | None, hash: str = "1") -> dict[str, Fingerprint]:
+    hashes = {"a": hash}
+    return fingerprints(spec(calibration), weights={}, dtype="float32", calibrations=hashes)
+
+
+def test_the_papers_documents_are_the_default() -> None:
+    calibration = spec(CONTEXTUAL).tasks[0].calibration
+    assert isinstance(calibration, ContextualSpec)
+    assert calibration.documents == ("N/A", "[MASK]", "")
+
+
+@pytest.mark.parametrize(
+    ("calibration", "place"),
+    [
+        ({"method": "magic"}, "tasks.0.calibration"),
+        ({"method": "batch"}, "tasks.0.calibration.batch.file"),
+        ({**BATCH, "documents": [""]}, "tasks.0.calibration.batch.documents"),
+        ({**CONTEXTUAL, "documents": []}, "tasks.0.calibration.contextual.documents"),
+        ({**CONTEXTUAL, "file": "/b.json"}, "tasks.0.calibration.contextual.file"),
+    ],
+)
+def test_a_mistake_is_named_where_it_is(calibration: dict[str, Any], place: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        spec(calibration)
+    assert [problem.place for problem in refused.value.problems] == [place]
+
+
+def test_each_calibration_is_another_version_of_its_task_alone() -> None:
+    kinds = [
+        versions(None),
+        versions(BATCH),
+        versions(BATCH, hash="2"),
+        versions({**BATCH, "method": "temperature"}),
+        versions(CONTEXTUAL),
+        versions({**CONTEXTUAL, "documents": ["N/A"]}),
+    ]
+    assert len({each["a"].id for each in kinds}) == len(kinds)
+    assert len({each["b"].id for each in kinds}) == 1
+    assert {each["a"].raw.id for each in kinds} == {kinds[0]["a"].id}
+
+
+def test_where_a_file_lies_is_no_part_of_it() -> None:
+    assert versions(BATCH)["a"].id == versions({**BATCH, "file": "s3://c/d.json"})["a"].id

@@ -1,0 +1,102 @@
+"""A fingerprint changes exactly when an answer could change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.spec.fingerprint import fingerprints
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import JobSpec
+
+SPEC: dict[str, Any] = {
+    "name": "job",
+    "model": {"path": "m"},
+    "input": {"path": "in"},
+    "output": "out",
+    "prompt": {"instruction": "Read."},
+    "documents": {"max_tokens": 100},
+    "tasks": [
+        {"name": "a", "question": "A?", "labels": {"x": ["X"], "y": ["Y"]}},
+        {"name": "b", "question": "B?", "labels": ["p", "q"]},
+    ],
+}
+WEIGHTS = {"model.safetensors": "1", "tokenizer.json": "2"}
+
+
+def spec(**changes: Any) -> JobSpec:
+    return parse_spec(yaml.safe_dump({**SPEC, **changes}, sort_keys=False))
+
+
+def fp(of: JobSpec, *, weights: dict[str, str] = WEIGHTS, dtype: str = "float32") -> str:
+    return fingerprints(of, weights=weights, dtype=dtype)["a"].id
+
+
+def with_task(**changes: Any) -> JobSpec:
+    return spec(tasks=[{**SPEC["tasks"][0], **changes}, SPEC["tasks"][1]])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        with_task(question="A!"),
+        with_task(labels={"x": ["X", "x"], "y": ["Y"]}),
+        with_task(labels={"y": ["Y"], "x": ["X"]}),
+        spec(prompt={"instruction": "Read well."}),
+        spec(prompt={"instruction": "Read.", "system": "s"}),
+        spec(prompt={"instruction": "Read.", "document": "{document}"}),
+        spec(
+            prompt={
+                "instruction": "Read.",
+                "examples": [{"document": "d", "question": "q", "answer": "X"}],
+            }
+        ),
+        spec(documents={"max_tokens": 101}),
+        spec(documents={"max_tokens": 100, "too_long": "tail"}),
+        spec(model={"path": "m", "quantize": "int8"}),
+    ],
+)
+def test_what_can_change_an_answer_changes_the_fingerprint(changed: JobSpec) -> None:
+    assert fp(changed) != fp(spec())
+
+
+def test_other_weights_and_another_number_format_change_it() -> None:
+    assert fp(spec(), weights={**WEIGHTS, "tokenizer.json": "3"}) != fp(spec())
+    assert fp(spec(), dtype="bfloat16") != fp(spec())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        spec(name="other"),
+        spec(output="elsewhere"),
+        spec(input={"path": "more", "text": "body"}),
+        spec(model={"path": "the same, elsewhere"}),
+        spec(model={"path": "m", "quantize": "none"}),
+        spec(tasks=[SPEC["tasks"][0]]),
+        spec(tasks=[{**SPEC["tasks"][1], "question": "C?"}, SPEC["tasks"][0]]),
+        spec(documents={"max_tokens": 100, "overlap_tokens": 7}),
+        with_task(chunks="mean"),
+    ],
+)
+def test_what_cannot_change_an_answer_does_not(changed: JobSpec) -> None:
+    assert fp(changed) == fp(spec())
+
+
+def test_int8_and_fp8_weights_answer_under_their_own_fingerprints() -> None:
+    int8, fp8 = (spec(model={"path": "m", "quantize": kind}) for kind in ("int8", "fp8"))
+    assert fp(int8) != fp(fp8)
+
+
+def test_answers_given_before_weights_could_be_quantised_still_stand() -> None:
+    assert fp(spec()) == "b3c0abe1a813019f"
+
+
+def test_chunks_matter_where_documents_are_chunked() -> None:
+    chunk = {"max_tokens": 100, "too_long": "chunk", "overlap_tokens": 5}
+    base = spec(documents=chunk)
+    assert fp(base) != fp(spec(documents={**chunk, "overlap_tokens": 6}))
+    mean = [{**SPEC["tasks"][0], "chunks": "mean"}, SPEC["tasks"][1]]
+    assert fp(base) != fp(spec(documents=chunk, tasks=mean))

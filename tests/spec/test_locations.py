@@ -1,0 +1,84 @@
+"""The options beside a path: what fsspec gets, and that no secret is taken or shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.errors import SpecError
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import JobSpec
+
+
+def spec_with(options: str) -> JobSpec:
+    """The smallest job, with the same options beside each of its three paths."""
+    return parse_spec(
+        f"""
+name: job
+model: {{path: some/model, storage_options: {options}}}
+input: {{path: in.jsonl, storage_options: {options}}}
+output: out
+storage_options: {options}
+tasks: [{{name: a, question: Why, labels: [x, y]}}]
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [
+        ("{}", {}),
+        ("{anon: true, use_ssl: false}", {"anon": True, "use_ssl": False}),
+        ("{endpoint_url: http://store:9000, profile: me}", None),
+        (
+            "{config_kwargs: {retries: {max_attempts: 3}, s3: {addressing_style: path}}}",
+            {"config_kwargs": {"retries": {"max_attempts": 3}, "s3": {"addressing_style": "path"}}},
+        ),
+        ("{token: anon}", {"token": "anon"}),
+    ],
+)
+def test_options_are_what_fsspec_takes_at_each_path(
+    written: str, options: dict[str, object] | None
+) -> None:
+    spec = spec_with(written)
+    wanted = {"endpoint_url": "http://store:9000", "profile": "me"} if options is None else options
+    assert spec.input.storage_options == spec.model.storage_options == wanted
+    assert spec.storage_options == wanted
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{secret: hunter2}",
+        "{key: hunter2}",
+        "{token: hunter2}",
+        "{password: hunter2}",
+        "{client_kwargs: {aws_secret_access_key: hunter2}}",
+        "{connection_string: hunter2}",
+        "{sas_token: hunter2}",
+        "{headers: {Authorization: Bearer hunter2}}",
+        "{client_kwargs: {headers: {X-Api-Key: hunter2}}}",
+        "{client_kwargs: {headers: {Proxy-Authorization: Basic hunter2}}}",
+        "{client_kwargs: {cookies: {session: hunter2}}}",
+        "{api_key: hunter2}",
+        "{auth: hunter2}",
+        "{basic_auth: hunter2}",
+        "{bearer: hunter2}",
+        "{passwd: hunter2}",
+        "{access_key: hunter2}",
+        "{token: {type: service_account, private: hunter2}}",
+    ],
+)
+def test_a_secret_is_refused_at_each_path_and_not_shown(written: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        spec_with(written)
+    lines = str(raised.value).splitlines()
+    places = [line.partition(":")[0] for line in lines]
+    assert sorted(places) == ["input.storage_options", "model.storage_options", "storage_options"]
+    assert all("is a secret" in line and "hunter2" not in line for line in lines)
+
+
+def test_a_password_in_an_option_s_url_is_refused_and_not_shown() -> None:
+    with pytest.raises(SpecError) as raised:
+        spec_with("{config_kwargs: {proxies: {https: http://me:hunter2@proxy:3128}}}")
+    assert "holds a password" in str(raised.value) and "hunter2" not in str(raised.value)

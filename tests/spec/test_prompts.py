@@ -1,0 +1,120 @@
+"""The text of a prompt: what stands before the document, what behind it, and how templates fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pipeline.errors import ModelError
+from pipeline.spec.prompts import Message, PromptText, Render, prompt_text
+from pipeline.spec.schema import Example, PromptSpec, TaskSpec
+
+EXAMPLES = (
+    Example(document="It rains.", question="Wet?", answer="Yes"),
+    Example(document="Sun {document}.", question="Wet?", answer="No"),
+)
+
+
+def task(name: str, question: str) -> TaskSpec:
+    return TaskSpec(name=name, question=question, labels={"yes": ("Yes",), "no": ("No",)})
+
+
+TASKS = (task("first", "Is it good?"), task("second", "Is it {document}, or\n\nbad?"))
+
+
+def chat(messages: Sequence[Message]) -> str:
+    turns = "".join(f"<{m['role']}>{m['content']}</{m['role']}>" for m in messages)
+    return f"{turns}<assistant>"
+
+
+def written(text: PromptText, document: str) -> list[str]:
+    """The whole prompt of every task, as the model would see it."""
+    return [text.opening + document + closing for closing in text.closings.values()]
+
+
+def whole_chat(prompt: PromptSpec, document: str, question: str) -> str:
+    """The oracle: the messages written out with the document in its place from the start."""
+    system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+    turns = [(e.document, e.question, e.answer) for e in prompt.examples]
+    messages: list[Message] = [*system]
+    for doc, asked, answer in [*turns, (document, question, "")]:
+        shown = prompt.document.replace("{document}", doc)
+        content = "\n\n".join(part for part in (prompt.instruction, shown, asked) if part)
+        messages.append({"role": "user", "content": content})
+        messages.append({"role": "assistant", "content": answer})
+    return chat(messages[:-1])
+
+
+@pytest.mark.parametrize("system", [None, "", "Be brief."])
+@pytest.mark.parametrize("examples", [(), EXAMPLES])
+@pytest.mark.parametrize("instruction", ["", "Read."])
+@pytest.mark.parametrize("template", ["{document}", "Text:\n{document}", "<{document}>\nEnd"])
+def test_the_spans_around_a_document_make_the_conversation_with_it(
+    system: str | None, examples: tuple[Example, ...], instruction: str, template: str
+) -> None:
+    prompt = PromptSpec(
+        system=system, examples=examples, instruction=instruction, document=template
+    )
+    document = "Any {document} text,\n\nwith <user> in it."
+    text = prompt_text(prompt, TASKS, render=chat)
+    assert written(text, document) == [whole_chat(prompt, document, t.question) for t in TASKS]
+    assert list(text.closings) == ["first", "second"]
+    assert text.answer_prefix == ""
+
+
+def test_without_a_template_the_prompt_is_paragraphs_that_end_in_answer() -> None:
+    prompt = PromptSpec(system="Be brief.", instruction="Read.", examples=EXAMPLES[:1])
+    text = prompt_text(prompt, TASKS[:1], render=None)
+    assert written(text, "DOC") == [
+        "Be brief.\n\n"
+        "Read.\n\nText:\nIt rains.\n\nWet?\nAnswer: Yes\n\n"
+        "Read.\n\nText:\nDOC\n\nIs it good?\nAnswer:"
+    ]
+    assert text.answer_prefix == " "
+
+
+@pytest.mark.parametrize("render", [None, chat])
+def test_the_opening_is_the_same_whatever_is_asked(render: Render | None) -> None:
+    prompt = PromptSpec(system="s", examples=EXAMPLES)
+    both = prompt_text(prompt, TASKS, render=render)
+    alone = prompt_text(prompt, TASKS[1:], render=render)
+    assert alone.opening == both.opening
+    assert alone.closings["second"] == both.closings["second"]
+
+
+@pytest.mark.parametrize("render", [None, chat])
+def test_an_example_answers_as_a_label_would(render: Render | None) -> None:
+    text = prompt_text(PromptSpec(examples=EXAMPLES[:1]), TASKS[:1], render=render)
+    answer = "Answer: Yes" if render is None else "<assistant>Yes"
+    assert answer in text.opening
+
+
+def test_a_template_that_trims_white_space_changes_nothing() -> None:
+    def trimmed(messages: Sequence[Message]) -> str:
+        return chat([{**m, "content": m["content"].strip()} for m in messages])
+
+    prompt = PromptSpec()
+    assert prompt_text(prompt, TASKS, render=trimmed) == prompt_text(prompt, TASKS, render=chat)
+
+
+def _cut(messages: Sequence[Message]) -> str:
+    return chat([{**m, "content": m["content"][:45]} for m in messages])
+
+
+def _twice(messages: Sequence[Message]) -> str:
+    return chat([*messages, *messages])
+
+
+def _without_users(messages: Sequence[Message]) -> str:
+    return chat([m for m in messages if m["role"] != "user"])
+
+
+def _backwards(messages: Sequence[Message]) -> str:
+    return chat([{**m, "content": "\n\n".join(m["content"].split("\n\n")[::-1])} for m in messages])
+
+
+@pytest.mark.parametrize("render", [_cut, _twice, _without_users, _backwards, lambda _: ""])
+def test_a_template_that_does_not_show_the_turn_once_is_refused(render: Render) -> None:
+    with pytest.raises(ModelError, match="chat template shows the user's turn"):
+        prompt_text(PromptSpec(), TASKS, render=render)

@@ -1,0 +1,69 @@
+"""A task without a question needs a readout, and exit one in every task; exit is one of two."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipeline.errors import SpecError
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import JobSpec
+
+TRAINED = {"name": "a", "question": None, "labels": ["x", "y"], "readout": "r"}
+ASKED = {"name": "b", "question": "B?", "labels": ["x", "y"]}
+
+
+def spec(*tasks: dict[str, Any], **changes: Any) -> JobSpec:
+    content = {"name": "j", "model": {"path": "m"}, "input": {"path": "i"}, "output": "o"}
+    return parse_spec(json.dumps({**content, "tasks": list(tasks), **changes}))
+
+
+def test_both_ways_to_exit_are_read_as_written() -> None:
+    assert spec(TRAINED, exit={"layer": 8}).exit.layer == 8  # type: ignore[union-attr]
+    way = spec(TRAINED, exit={"layers": [8, 16], "confidence": 0.9}).exit
+    assert way and (way.layer, way.layers, way.confidence) == (None, (8, 16), 0.9)
+
+
+@pytest.mark.parametrize(
+    "tasks, way, line",
+    [
+        (
+            [{**TRAINED, "readout": None}],
+            None,
+            "tasks.0.question: a task without a question needs a readout; write either (got None)",
+        ),
+        ([TRAINED], {}, "exit: write {layer: N}, or {layers: [N, ...], confidence: P} (got {})"),
+        (
+            [TRAINED],
+            {"layer": 8, "confidence": 0.9},
+            "exit: write {layer: N}, or {layers: [N, ...], confidence: P} "
+            "(got {'layer': 8, 'confidence': 0.9})",
+        ),
+        (
+            [TRAINED],
+            {"layers": [9, 8], "confidence": 0.9},
+            "exit: layers must rise (got {'layers': [9, 8], 'confidence': 0.9})",
+        ),
+        (
+            [{**TRAINED, "calibration": {"method": "contextual"}}],
+            {"layers": [8], "confidence": 0.9},
+            "exit: tasks ['a'] are calibrated by documents without content, and how deep one of "
+            "those is read would hang on the other tasks; calibrate by a file, or write {layer: N} "
+            "(got {'layers': [8], 'confidence': 0.9})",
+        ),
+        (
+            [TRAINED, ASKED],
+            {"layer": 8},
+            "exit: tasks ['b'] have no readout, and only a readout reads a layer before the last; "
+            "give them one, or take exit out (got {'layer': 8})",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(
+    tasks: list[dict[str, Any]], way: dict[str, Any] | None, line: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec(*tasks, exit=way)
+    assert str(caught.value) == line

@@ -1,0 +1,90 @@
+"""What an error means: told by the server's word, its status, or the client's exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import botocore.exceptions as boto
+import pytest
+from aiohttp import ClientPayloadError, ServerDisconnectedError
+from gcsfs.retry import HttpError
+from s3fs.errors import translate_boto_error
+
+from pipeline.errors import RefusedError, StorageError, UnavailableError
+from pipeline.stores.errors import Cause, as_storage_error, cause_of, explained
+
+
+def answer(code: str, status: int) -> OSError:
+    """The error that s3fs raises for an answer of S3."""
+    response: Any = {
+        "Error": {"Code": code, "Message": "words"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    error: OSError = translate_boto_error(boto.ClientError(response, "PutObject"))
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (answer("PreconditionFailed", 412), Cause.EXISTS),
+        (answer("412", 412), Cause.EXISTS),
+        (FileExistsError("key"), Cause.EXISTS),
+        (answer("ConditionalRequestConflict", 409), Cause.BUSY),
+        (answer("InternalError", 500), Cause.BUSY),
+        (answer("SlowDown", 503), Cause.BUSY),
+        (answer("SomethingNew", 503), Cause.BUSY),
+        (answer("RequestTimeout", 400), Cause.BUSY),
+        (boto.EndpointConnectionError(endpoint_url="http://x"), Cause.BUSY),
+        (boto.ConnectTimeoutError(endpoint_url="http://x"), Cause.BUSY),
+        (boto.ReadTimeoutError(endpoint_url="http://x"), Cause.BUSY),
+        (boto.ConnectionClosedError(endpoint_url="http://x"), Cause.BUSY),
+        (boto.IncompleteReadError(actual_bytes=1, expected_bytes=2), Cause.BUSY),
+        (ConnectionResetError(104, "reset by peer"), Cause.BUSY),
+        (TimeoutError(), Cause.BUSY),
+        (ClientPayloadError("not enough data"), Cause.BUSY),
+        (ServerDisconnectedError(), Cause.BUSY),
+        (HttpError({"code": 503, "message": "backend error"}), Cause.BUSY),
+        (HttpError({"code": "429", "message": "too many"}), Cause.BUSY),
+        (answer("ExpiredToken", 400), Cause.EXPIRED),
+        (answer("400", 400), Cause.EXPIRED),
+        (answer("RequestTimeTooSkewed", 403), Cause.EXPIRED),
+        (boto.UnauthorizedSSOTokenError(), Cause.EXPIRED),
+        (HttpError({"code": 401, "message": "Invalid Credentials"}), Cause.EXPIRED),
+        (answer("AccessDenied", 403), Cause.DENIED),
+        (answer("InvalidAccessKeyId", 403), Cause.DENIED),
+        (boto.NoCredentialsError(), Cause.DENIED),
+        (answer("NoSuchBucket", 404), Cause.MISSING),
+        (FileNotFoundError(2, "No such file"), Cause.MISSING),
+        (answer("NotImplemented", 501), Cause.UNSUPPORTED),
+        (answer("EntityTooLarge", 400), Cause.OTHER),
+        (boto.SSLError(endpoint_url="https://x", error="bad certificate"), Cause.OTHER),
+        (OSError(28, "No space left on device"), Cause.OTHER),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Cause) else type(value).__name__,
+)
+def test_an_error_means_what_is_done_about_it(error: Exception, cause: Cause) -> None:
+    assert cause_of(error) is cause
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "exit_code"),
+    [
+        (answer("SlowDown", 503), UnavailableError, 3),
+        (answer("ExpiredToken", 400), UnavailableError, 3),
+        (answer("NotImplemented", 501), RefusedError, 4),
+        (answer("AccessDenied", 403), StorageError, 1),
+        (OSError(28, "No space left on device"), StorageError, 1),
+    ],
+)
+def test_who_acts_is_told_by_the_kind_of_error_and_its_exit_code(
+    error: Exception, kind: type[Exception], exit_code: int
+) -> None:
+    told = as_storage_error(error, "s3://bucket/key", "written")
+    assert type(told) is kind and told.exit_code == exit_code
+    assert str(told).startswith("s3://bucket/key: cannot be written: ")
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_storages() -> None:
+    with pytest.raises(KeyError), explained("s3://bucket/key", "written"):
+        raise KeyError("a bug")

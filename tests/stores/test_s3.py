@@ -1,0 +1,189 @@
+"""The store on S3: lost replies, passing faults, credentials, and stores that cannot be trusted."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import botocore.auth
+import pytest
+from fault_proxy import Faults, proxied
+from servers import BUCKET, Server
+
+from pipeline.errors import RefusedError, SpecError, StorageError, UnavailableError
+from pipeline.stores.errors import Patience
+from pipeline.stores.s3 import S3Store, open_s3
+from pipeline.stores.store import check_create_only, open_store
+
+QUICK = Patience(attempts=5, first_wait_s=0.001, longest_wait_s=0.01)
+Faulty = Callable[..., tuple[S3Store, Faults]]
+
+
+@pytest.fixture
+def faulty(moto: Server) -> Iterator[Faulty]:
+    """Opens a store on moto behind a proxy that does the faults."""
+    with ExitStack() as stack:
+
+        def make(**settings: Any) -> tuple[S3Store, Faults]:
+            faults = Faults(**settings)
+            endpoint = stack.enter_context(proxied(moto.endpoint, faults))
+            store = open_s3(moto.new_url(), {**moto.options, "endpoint_url": endpoint})
+            return replace(store, patience=QUICK), faults
+
+        yield make
+
+
+def test_a_create_whose_reply_was_lost_is_known_for_our_own(faulty: Faulty) -> None:
+    store, faults = faulty()
+    faults.once("lost_reply", "PUT")
+    assert store.create("key", b"first")
+    assert [request.split()[0] for request in faults.requests] == ["PUT", "PUT", "HEAD"]
+    assert not store.create("key", b"second")
+    assert store.read("key") == b"first"
+
+
+def test_anothers_create_during_a_lost_request_is_not_taken_for_our_own(faulty: Faulty) -> None:
+    store, faults = faulty()
+    faults.once("reset", "PUT")
+    open_s3(store.url, store.file_system.storage_options).create("key", b"theirs")
+    faults.once("reset", "PUT")
+    assert not store.create("key", b"ours")
+    assert store.read("key") == b"theirs"
+
+
+@pytest.mark.parametrize(
+    "fault", ["reset", "error_500", "slow_down", "conflict", "lost_reply", "cut_off"]
+)
+def test_a_passing_fault_is_outlasted(faulty: Faulty, fault: str) -> None:
+    store, faults = faulty()
+    faults.once(fault, "PUT")
+    assert store.create("key", b"data" * 1000)
+    if fault != "conflict":
+        faults.once(fault, "GET")
+    assert store.read("key") == b"data" * 1000
+    if fault != "conflict":
+        faults.once(fault, "GET")
+    assert [stored.key for stored in store.list("")] == ["key"]
+    assert faults.counted[fault] == (1 if fault == "conflict" else 3)
+
+
+def test_a_store_that_stays_away_is_one_line_and_to_be_run_again(faulty: Faulty) -> None:
+    store, faults = faulty(shares={"slow_down": 1.0})
+    for attempt in (lambda: store.create("key", b""), lambda: store.read("key")):
+        with pytest.raises(UnavailableError, match=r"key: cannot be .*SlowDown.*run again") as told:
+            attempt()
+        assert told.value.exit_code == 3 and "\n" not in str(told.value)
+    assert len(faults.requests) == 2 * QUICK.attempts
+
+
+def test_expired_credentials_are_told_at_once_and_nothing_is_lost(faulty: Faulty) -> None:
+    store, faults = faulty()
+    store.create("before", b"")
+    faults.shares = {"expired": 1.0}
+    asked = len(faults.requests)
+    with pytest.raises(UnavailableError, match=r"ExpiredToken.*renew the credentials") as raised:
+        store.create("after", b"")
+    assert raised.value.exit_code == 3 and len(faults.requests) == asked + 1
+    faults.shares = {}
+    assert store.create("after", b"") and not store.create("before", b"")
+
+
+def test_what_the_credentials_do_not_allow_is_not_tried_again(faulty: Faulty) -> None:
+    store, faults = faulty(shares={"denied": 1.0})
+    with pytest.raises(StorageError, match=r"AccessDenied.*check the credentials") as raised:
+        store.create("key", b"")
+    assert raised.value.exit_code == 1 and len(faults.requests) == 1
+
+
+def test_a_server_that_drops_the_condition_is_refused(faulty: Faulty) -> None:
+    store, _ = faulty(dropped_headers=frozenset({"if-none-match"}))
+    with pytest.raises(RefusedError, match=r"a second create of .* was not refused") as raised:
+        check_create_only(store)
+    assert raised.value.exit_code == 4
+
+
+def test_a_server_that_has_no_conditional_create_is_refused(faulty: Faulty) -> None:
+    store, _ = faulty(shares={"not_implemented": 1.0})
+    with pytest.raises(RefusedError, match=r"NotImplemented.*honours conditional create"):
+        check_create_only(store)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"key": "nobody"}, "InvalidAccessKeyId.*check the credentials"),
+        ({"secret": "wrong"}, "SignatureDoesNotMatch.*check the credentials"),
+    ],
+)
+def test_a_wrong_login_is_one_line(seaweedfs: Server, change: dict[str, str], line: str) -> None:
+    store = open_store(seaweedfs.new_url(), seaweedfs.options | change)
+    with pytest.raises(StorageError, match=line) as raised:
+        store.create("key", b"")
+    assert raised.value.exit_code == 1 and "\n" not in str(raised.value)
+
+
+def test_a_bucket_that_is_not_there_is_one_line(moto: Server) -> None:
+    store = open_store("s3://no-such-bucket/out", moto.options)
+    with pytest.raises(StorageError, match=r"s3://no-such-bucket/out/key: .*check the path"):
+        store.create("key", b"")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "line"),
+    [
+        ({"endpont_url": "http://x"}, SpecError, "storage_options: .*endpont_url"),
+        ({"profile": "nobody"}, StorageError, "s3://bucket/out: cannot be opened: .*nobody"),
+    ],
+)
+def test_options_that_s3fs_does_not_take_are_told_before_anything_is_asked(
+    options: dict[str, str], error: type[Exception], line: str
+) -> None:
+    with pytest.raises(error, match=line):
+        open_store("s3://bucket/out", options)
+
+
+def test_endpoint_and_login_may_come_from_the_environment_alone(
+    moto: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "unknown")
+    # — an instance made for other variables would be given again
+    store = open_store(moto.new_url(), {"skip_instance_cache": True})
+    assert store.create("key", b"data")
+    assert f"{BUCKET}/" in store.url
+
+
+def test_a_clock_an_hour_off_changes_nothing_where_the_server_lets_it_in(
+    moto: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn_the_clock(monkeypatch)
+    store = open_store(moto.new_url(), moto.options)
+    check_create_only(store)
+    assert store.create("key", b"first") and not store.create("key", b"second")
+    assert store.read("key") == b"first"
+
+
+def test_a_server_that_minds_the_clock_says_so_and_the_run_can_go_on(
+    seaweedfs: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(seaweedfs.new_url(), seaweedfs.options)
+    with monkeypatch.context() as patch:
+        turn_the_clock(patch)
+        with pytest.raises(UnavailableError, match=r"TimeTooSkewed.*set the clock.*run again"):
+            store.create("key", b"")
+    assert store.create("key", b"")
+
+
+def turn_the_clock(patch: pytest.MonkeyPatch) -> None:
+    """Requests are signed as if it were an hour later."""
+    now = botocore.auth.get_current_datetime
+
+    def later(*arguments: Any, **named: Any) -> datetime.datetime:
+        time: datetime.datetime = now(*arguments, **named) + datetime.timedelta(hours=1)
+        return time
+
+    patch.setattr(botocore.auth, "get_current_datetime", later)

@@ -1,0 +1,185 @@
+"""The store's law, the same tests for every store: no create changes an object that is there."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from memory_store import MemoryStore
+
+from pipeline.errors import RefusedError, StorageError
+from pipeline.stores.local import LocalStore
+from pipeline.stores.store import PROBE_KEY, Store, StoredObject, check_create_only, open_store
+
+STORES = ["memory", "disk", "moto", "seaweedfs", "fake_gcs"]
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store of each kind."""
+    if request.param == "memory":
+        return MemoryStore()
+    if request.param == "disk":
+        return LocalStore(tmp_path / "out")
+    server = request.getfixturevalue(request.param)
+    # — pages of five, so that listings are long enough to be cut
+    return open_store(server.new_url(), server.options | server.small_pages)
+
+
+@dataclass
+class OverwritingStore:
+    """A store that says yes to every create, as some S3 look-alikes do."""
+
+    url: str = "toy://overwrites"
+    objects: dict[str, bytes] = field(default_factory=dict)
+    answer: bool = True
+
+    def create(self, key: str, data: bytes) -> bool:
+        self.objects[key] = data
+        return self.answer
+
+    def read(self, key: str) -> bytes:
+        return self.objects[key]
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        return iter(())
+
+
+def keys(store: Store, prefix: str = "") -> list[str]:
+    return [stored.key for stored in store.list(prefix)]
+
+
+def test_what_is_created_is_read_and_listed(store: Store) -> None:
+    assert store.create("labels/toxic/ab/one.parquet", b"data")
+    assert store.read("labels/toxic/ab/one.parquet") == b"data"
+    (stored,) = store.list("labels/")
+    assert (stored.key, stored.size_bytes) == ("labels/toxic/ab/one.parquet", 4)
+
+
+def test_a_second_create_changes_nothing(store: Store) -> None:
+    store.create("key", b"first")
+    before = list(store.list(""))
+    assert not store.create("key", b"second")
+    assert store.read("key") == b"first"
+    assert list(store.list("")) == before
+
+
+def test_what_is_deleted_is_gone_and_may_have_been_gone_before(store: Store) -> None:
+    made = [f"attempts/a/{i}" for i in range(7)] + ["labels/x", "labels/y"]
+    for key in made:
+        store.create(key, b"1")
+    store.delete([*made[2:], "never/there"])
+    assert keys(store) == [] and keys(store, "attempts/") == made[:2]
+    store.delete([])
+    assert store.create("labels/x", b"2") and store.read("labels/x") == b"2"
+
+
+def test_an_object_may_be_empty_or_of_megabytes(store: Store) -> None:
+    for key, data in {"empty": b"", "large": random.Random(1).randbytes(9_000_000)}.items():
+        assert store.create(key, data)
+        assert store.read(key) == data
+        assert not store.create(key, b"other")
+
+
+def test_only_what_is_below_the_stores_own_prefix_is_listed(store: Store) -> None:
+    if isinstance(store, MemoryStore | LocalStore):
+        pytest.skip("has no neighbours")
+    neighbour = replace(store, prefix=f"{store.prefix}-other")
+    neighbour.create("key", b"")
+    assert keys(store) == []
+
+
+def test_the_etag_tells_contents_apart(store: Store) -> None:
+    store.create("a", b"first")
+    store.create("b", b"second")
+    before = list(store.list(""))
+    assert before == list(store.list(""))
+    assert before[0].etag != before[1].etag
+
+
+def test_of_many_threads_racing_for_a_key_one_makes_it(store: Store) -> None:
+    made: list[int] = []
+    start = threading.Barrier(8)
+
+    def race(writer: int) -> None:
+        start.wait()
+        if store.create("labels/key", bytes([writer]) * 100_000):
+            made.append(writer)
+
+    threads = [threading.Thread(target=race, args=(writer,)) for writer in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert store.read("labels/key") == bytes(made) * 100_000
+    assert keys(store, "attempts/") == []
+
+
+def test_a_store_is_create_only_however_often_it_is_asked(store: Store) -> None:
+    check_create_only(store)
+    check_create_only(store)
+    assert keys(store) == []
+    assert keys(store, "attempts/") == [PROBE_KEY]
+
+
+@pytest.mark.parametrize("answer", [True, False], ids=["says made", "says it was there"])
+def test_a_store_that_overwrites_is_refused(answer: bool) -> None:
+    with pytest.raises(RefusedError, match="toy://overwrites: a second create"):
+        check_create_only(OverwritingStore(answer=answer))
+
+
+def test_a_listing_is_in_the_order_of_keys_at_any_depth(store: Store) -> None:
+    names = ["b/z", "b/a/deep/x", "b-c", "a", "b/a.b", "ba/c", *(f"c/{i:02d}" for i in range(23))]
+    for name in names:
+        store.create(name, b"")
+    assert keys(store) == sorted(names)
+    assert keys(store, "b/") == ["b/a.b", "b/a/deep/x", "b/z"]
+    assert keys(store, "b/a") == ["b/a.b", "b/a/deep/x"]
+
+
+@pytest.mark.parametrize("prefix", ["", "nothing/", "nothing/deeper/x"])
+def test_a_prefix_that_names_nothing_is_empty(store: Store, prefix: str) -> None:
+    assert keys(store, prefix) == []
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/etc/passwd", "../out", "a/../../b", "a//b", "a/", "./a", "a\\b"]
+)
+def test_a_key_cannot_leave_the_store(store: Store, key: str) -> None:
+    with pytest.raises(StorageError, match="is not a key"):
+        store.create(key, b"data")
+    with pytest.raises(StorageError, match="is not a key"):
+        store.read(key)
+
+
+@pytest.mark.parametrize("prefix", ["../", "/", "a/../b"])
+def test_a_prefix_cannot_leave_the_store(store: Store, prefix: str) -> None:
+    with pytest.raises(StorageError, match="is not a key"):
+        list(store.list(prefix))
+
+
+def test_reading_what_is_not_there_is_one_line(store: Store) -> None:
+    with pytest.raises(StorageError, match=r"key: cannot be read: .") as raised:
+        store.read("key")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "FILE://{}"])
+def test_a_path_and_a_file_url_open_the_same_store(tmp_path: Path, form: str) -> None:
+    assert open_store(form.format(tmp_path), {}) == LocalStore(tmp_path)
+
+
+def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_store("out", {}) == LocalStore(tmp_path / "out")
+
+
+@pytest.mark.parametrize("url", ["memory://out", "file://out", "ftp://host/out", "s3://", "gs:///"])
+def test_a_store_that_cannot_be_written_is_refused_by_name(url: str) -> None:
+    with pytest.raises(RefusedError, match=url):
+        open_store(url, {"token": "anon"} if url.startswith("gs") else {})

@@ -1,0 +1,169 @@
+"""Toys for the data tests: seeded rows, written in each format that the input may have."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from servers import Server, start_fake_gcs, start_moto, start_seaweedfs
+from shell import Shell, shell_on
+
+from pipeline.sources.hashes import content_hash
+from pipeline.sources.source import InputObject, format_of
+from pipeline.stores.local import LocalStore
+
+Row = tuple[str, str]  # id, text
+WORDS = ["yes", "naïve", "日本語", "🙂", "a\u2028b", "tab\there", '"quoted"', "back\\slash", "\x0b"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "out")
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    """Ragged texts: mostly short, one far longer than a block, some only white space."""
+    source = random.Random(7)
+    texts = [" ".join(source.choices(WORDS, k=source.randrange(60))) for _ in range(157)]
+    texts[50] = "long " * 300_000
+    texts[60] = " \t\u3000"
+    return [(f"row-{index}", text) for index, text in enumerate(texts)]
+
+
+def _lines(rows: Sequence[Row]) -> bytes:
+    """JSON lines with CRLF in places, blank lines, escapes, and no newline at the end."""
+    lines = []
+    for index, (identifier, text) in enumerate(rows):
+        line = json.dumps({"id": identifier, "text": text}, ensure_ascii=index % 2 == 0)
+        lines.append(line + ("\r\n" if index % 3 == 0 else "\n") + ("  \n\n" * (index % 7 == 0)))
+    return "".join(lines).rstrip().encode()
+
+
+def _table(rows: Sequence[Row]) -> pa.Table:
+    ids, texts = zip(*rows, strict=True)
+    return pa.table({"other": range(len(rows)), "text": list(texts), "id": list(ids)})
+
+
+def _parquet(rows: Sequence[Row]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(_table(rows), sink, row_group_size=23)
+    return sink.getvalue()
+
+
+def _arrow_file(rows: Sequence[Row]) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, _table(rows).schema) as writer:
+        writer.write_table(_table(rows), max_chunksize=31)
+    return sink.getvalue()
+
+
+def _arrow_stream(rows: Sequence[Row]) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, _table(rows).schema) as writer:
+        writer.write_table(_table(rows), max_chunksize=31)
+    return sink.getvalue()
+
+
+def _wet(rows: Sequence[Row]) -> bytes:
+    """Each record its own gzip member, as Common Crawl writes them."""
+    information = _record("warcinfo", "info", b"software: toy\r\n")
+    records = [_record("conversion", identifier, text.encode()) for identifier, text in rows]
+    return b"".join(gzip.compress(record) for record in [information, *records])
+
+
+def _record(kind: str, identifier: str, content: bytes) -> bytes:
+    headers = [
+        "WARC/1.0",
+        f"WARC-Type: {kind}",
+        "WARC-Target-URI: http://example.org/",
+        "WARC-Date: 2026-11-01T00:00:00Z",
+        f"WARC-Record-ID: {identifier}",
+        "Content-Type: text/plain",
+        f"Content-Length: {len(content)}",
+    ]
+    return "\r\n".join([*headers, "", ""]).encode() + content + b"\r\n\r\n"
+
+
+def _halves(data: bytes, compress: Callable[[bytes], bytes]) -> bytes:
+    """Two members or frames, the second starting inside a line."""
+    return compress(data[: len(data) // 2]) + compress(data[len(data) // 2 :])
+
+
+ENCODERS: dict[str, Callable[[Sequence[Row]], bytes]] = {
+    "corpus.parquet": _parquet,
+    "corpus.jsonl": _lines,
+    "corpus.jsonl.gz": lambda rows: _halves(_lines(rows), gzip.compress),
+    "corpus.jsonl.zst": lambda rows: _halves(_lines(rows), zstandard.compress),
+    "file.arrow": _arrow_file,
+    "stream.arrow": _arrow_stream,
+    "corpus.warc.wet.gz": _wet,
+}
+
+
+@pytest.fixture(params=list(ENCODERS))
+def corpus(request: pytest.FixtureRequest, tmp_path: Path, rows: list[Row]) -> Path:
+    """The rows as a file, once in each format."""
+    path = tmp_path / request.param
+    path.write_bytes(ENCODERS[request.param](rows))
+    return path
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, bytes], InputObject]:
+    """Writes a file and gives it as an input object."""
+
+    def write(name: str, data: bytes) -> InputObject:
+        path = tmp_path / name
+        path.write_bytes(data)
+        etag = content_hash(path, tmp_path / "cache")
+        format = format_of(name)
+        assert format is not None, name
+        return InputObject(str(path), len(data), etag, format)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from start_moto(tmp_path_factory.mktemp("moto"))
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from start_seaweedfs(tmp_path_factory.mktemp("seaweedfs"))
+
+
+@pytest.fixture(scope="session")
+def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from start_fake_gcs(tmp_path_factory.mktemp("gcs"))
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What runs of the same spec remember between each other."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(name="shell_on")
+def open_shell(
+    write_spec: Callable[..., Path], shared_cache: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Shell]]:
+    """Opens a shell on a server by its fixture's name."""
+    with ExitStack() as stack:
+
+        def open_on(name: str, **faulty: Any) -> Shell:
+            server: Server = request.getfixturevalue(name)
+            return stack.enter_context(shell_on(server, write_spec, shared_cache, **faulty))
+
+        yield open_on

@@ -1,0 +1,68 @@
+"""The oracle of attention: a softmax in float64 under a mask, and seeded tensors to try it on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.inference.attention.hook import LayerKV
+from pipeline.inference.attention.kernels import Attended
+
+DIM = 8
+SCALE = DIM**-0.5
+# A score sums 8 products, below 64 in all, in float32: its error enters a weight as a factor, and
+# a weighted mean of values below 8 as that much more. Half of it is seen at worst.
+TOLERANCE = 64 * SCALE * 8 * torch.finfo(torch.float32).eps / 2
+
+HEADS = [(6, 2), (4, 4), (8, 1)]
+
+
+def some(seed: int, *shape: int) -> Tensor:  # [*shape, dim]
+    generator = torch.Generator().manual_seed(seed)
+    return 1.5 * torch.randn(*shape, DIM, generator=generator)
+
+
+def some_kv(seed: int, *shape: int) -> LayerKV:  # [*shape, dim]
+    return LayerKV(k=some(seed, *shape), v=some(seed + 1, *shape))
+
+
+def dense(
+    q: Tensor,  # [copies, tokens, heads, dim]
+    kv: LayerKV,  # [copies, keys, kv_heads, dim]
+    seen: Tensor,  # [tokens, keys] bool
+    softcap: float | None = None,
+) -> Attended:
+    """Head by head."""
+    heads, kv_heads = q.shape[2], kv.k.shape[2]
+    group = heads // kv_heads
+    outs, lses = [], []
+    for head in range(heads):
+        keys, values = (x[:, :, head // group].double() for x in (kv.k, kv.v))
+        scores = q[:, :, head].double() @ keys.transpose(-1, -2) * SCALE
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~seen, -torch.inf)  # [copies, tokens, keys]
+        outs.append(scores.softmax(dim=-1).nan_to_num(0.0) @ values)
+        lses.append(scores.logsumexp(dim=-1))
+    return Attended(out=torch.stack(outs, dim=2), lse=torch.stack(lses, dim=2))
+
+
+def seen_rows(grown: Any, window: int | None) -> Tensor:  # [tokens, prefix + tokens] bool
+    prefix = grown.tree.prefix_tokens
+    seen = torch.zeros(grown.tree.tokens, prefix + grown.tree.tokens, dtype=torch.bool)
+    for row in range(grown.tree.tokens):
+        for source, number in grown.seen(row, window):
+            seen[row, number + (prefix if source == "row" else 0)] = True
+    return seen
+
+
+def joined(prefix: LayerKV, own: LayerKV) -> LayerKV:  # of one copy
+    return LayerKV(k=torch.cat([prefix.k, own.k])[None], v=torch.cat([prefix.v, own.v])[None])
+
+
+def assert_same(actual: Attended, expected: Attended, atol: float = TOLERANCE) -> None:
+    assert actual.lse.dtype == torch.float32
+    torch.testing.assert_close(actual.out.double(), expected.out.double(), rtol=0, atol=atol)
+    torch.testing.assert_close(actual.lse.double(), expected.lse.double(), rtol=0, atol=TOLERANCE)

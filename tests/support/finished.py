@@ -1,0 +1,136 @@
+"""A finished output without Ray or a model: real input files, seeded answers, a snapshot."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.ledger.cells import committed, record_specs
+from pipeline.ledger.label_files import LabelFile, commit_shard, label_table
+from pipeline.ledger.snapshots import SnapshotTask, publish
+from pipeline.sources.cuts import load_or_cut
+from pipeline.sources.documents import RawRow, documents_from
+from pipeline.sources.hashes import canonical_json
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import find_objects
+from pipeline.spec.fingerprint import Fingerprint
+from pipeline.stores.store import Store
+
+ROWS, FILES, SHARD_BYTES = 30, 3, 8_000
+LABELS = {"toxic": ("toxic", "clean"), "topic": ("art", "law", "sport")}
+
+
+def toy_fingerprints(version: str = "1") -> dict[str, Fingerprint]:
+    return {task: Fingerprint({"task": task, "version": version}) for task in LABELS}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """JSONL files below a folder, and their shards in a store."""
+
+    folder: Path
+    cache_dir: Path
+
+    def write(self, seed: int = 0) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for number in range(FILES):
+            self.write_file(number, seed)
+
+    def write_file(self, number: int, seed: int) -> None:
+        source = random.Random(f"{seed}-{number}")
+        texts = [f"{seed} {row} {source.random()} " * 3 for row in range(ROWS)]
+        texts[7] = "  "  # has no answer
+        rows = ({"id": f"{number}-{row}", "text": text} for row, text in enumerate(texts))
+        path = self.folder / f"{number}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def shards(self, store: Store) -> tuple[Shard, ...]:
+        objects = find_objects(str(self.folder), self.cache_dir)
+        return load_or_cut(store, objects, "text", "id", SHARD_BYTES).shards
+
+
+def documents_of(shard: Shard) -> pa.Table:
+    """The shard's documents, read without `source`."""
+    lines = Path(shard.path).read_text().splitlines()
+    rows = map(json.loads, lines[shard.piece.start_row : shard.piece.end_row])
+    return documents_from(RawRow(row["text"], row["id"]) for row in rows)
+
+
+def label_file(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
+    """Seeded answers to one task."""
+    documents = documents_of(shard)
+    rows, labels = documents.num_rows, LABELS[task]
+    empty = np.array([status != "ok" for status in documents.column("status").to_pylist()])
+    # — by what the rows hold, not by where they lie: the same in every temporary folder
+    content = int(shard.version.etag[:8], 16) + shard.piece.start_row
+    source = np.random.default_rng(content + int(fingerprint.id[:8], 16))
+    p = source.dirichlet(np.ones(len(labels)), rows).astype(np.float32)
+    p[empty] = np.nan
+    table = label_table(
+        documents.column("doc_id"),
+        p=p,
+        mass=np.where(empty, np.nan, source.uniform(0.1, 1, rows)).astype(np.float32),
+        n_tokens=np.where(empty, 0, source.integers(1, 9, rows)),
+        n_chunks=np.where(empty, 0, 1),
+        status=documents.column("status").to_pylist(),
+        labels=labels,
+    )
+    return LabelFile(task, fingerprint.id, table, {"task": task, "fp": fingerprint.id})
+
+
+def finish(
+    store: Store,
+    shards: Sequence[Shard],
+    fingerprints: Mapping[str, Fingerprint],
+    name: str = "job",
+) -> int:
+    """Commits what is missing of the shards and publishes; the snapshot's number."""
+    commit_all(store, shards, fingerprints)
+    fp = {task: fingerprint.id for task, fingerprint in fingerprints.items()}
+    tasks = {task: SnapshotTask(of, LABELS[task]) for task, of in fp.items()}
+    done = committed(store, fp, [shard.id for shard in shards])
+    return publish(store, name, tasks, shards, done, created_at="2026-11-01T00:00:00Z")
+
+
+def commit_all(
+    store: Store, shards: Sequence[Shard], fingerprints: Mapping[str, Fingerprint]
+) -> None:
+    """Commits what is missing of the shards."""
+    fp = {task: fingerprint.id for task, fingerprint in fingerprints.items()}
+    record_specs(store, fp, {task: f.json() for task, f in fingerprints.items()})
+    for shard in shards:
+        files = [label_file(shard, task, f) for task, f in fingerprints.items()]
+        commit_shard(store, shard, documents_of(shard), files)
+
+
+def read_parquet(store: Store, key: str) -> pa.Table:
+    return pq.read_table(pa.BufferReader(store.read(key)))
+
+
+def rewrite(store: Store, key: str, data: bytes) -> None:
+    """Puts other content under a key, as no verb of assay does."""
+    store.delete([key])
+    assert store.create(key, data)
+
+
+def write_parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def snapshot_json(store: Store, number: int = 1) -> dict[str, object]:
+    content: dict[str, object] = json.loads(store.read(f"snapshots/{number:08d}.json"))
+    return content
+
+
+def write_snapshot(store: Store, content: Mapping[str, object], number: int = 1) -> None:
+    rewrite(store, f"snapshots/{number:08d}.json", canonical_json(content))

@@ -1,0 +1,128 @@
+"""Plans, resumes and publishes 200,000 shards of four tasks; says what it took, as JSON.
+
+A process of its own: the most memory that it ever had is asked of the operating system.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from memory_store import MemoryStore
+
+from pipeline.ledger.cells import committed, remaining
+from pipeline.ledger.keys import documents_key, label_key
+from pipeline.ledger.snapshots import SnapshotTask, publish, snapshot_key
+from pipeline.sources.cuts import load_or_cut
+from pipeline.sources.source import InputObject
+from pipeline.stores.store import StoredObject
+
+OBJECTS = 20_000
+PIECES = [[1_000 * n, 1_000 * (n + 1), 4_000_000, None, None] for n in range(10)]
+FPS = {name: name[0] * 32 for name in ("toxic", "quality", "mood", "art")}
+TASKS = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
+GONE = 7
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class NearlyDone:
+    """A store with every file of the shards but the `gone`; it holds their names alone."""
+
+    objects: MemoryStore = field(default_factory=MemoryStore)
+    sids: list[str] = field(default_factory=list)
+    gone: set[str] = field(default_factory=set)
+    url: str = "memory://"
+
+    def create(self, key: str, data: bytes) -> bool:
+        return self.objects.create(key, data)
+
+    def read(self, key: str) -> bytes:
+        return self.objects.read(key)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self.objects.delete(keys)
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        kind, _, place = prefix.partition("/")
+        if kind in ("inputs", "snapshots"):
+            yield from self.objects.list(prefix)
+        elif kind in ("documents", "labels"):
+            task, _, fp = place.strip("/").partition("/")
+            keys = (label_key(task, fp, s) if task else documents_key(s) for s in self.sids)
+            for number, key in enumerate(keys):
+                if key not in self.gone:
+                    yield StoredObject(key, 4_000, f"{number:032x}")
+
+
+class Stopwatch:
+    """The seconds of each step, by its name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str, step: Callable[[], Result]) -> Result:
+        started = time.perf_counter()
+        result = step()
+        self.seconds[name] = round(time.perf_counter() - started, 2)
+        return result
+
+
+def input_objects() -> list[InputObject]:
+    names = (f"s3://bucket/corpus/part-{n:08d}.parquet" for n in range(OBJECTS))
+    return [InputObject(name, 40_000_000, f"{n:032x}", "parquet") for n, name in enumerate(names)]
+
+
+def peak_mib() -> int:
+    """This process's own peak: `getrusage` would tell its parent's, were that greater."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) // 1024
+
+
+def main() -> None:
+    watch, store, objects = Stopwatch(), NearlyDone(), input_objects()
+    log = [
+        {"object": [o.path, o.size_bytes, o.etag, o.format, "text", None], "pieces": PIECES}
+        for o in objects
+    ]
+    store.create("inputs/00000001.json", json.dumps({"cuts": log}).encode())
+    del log
+    cuts = watch("load_or_cut", lambda: load_or_cut(store, objects, "text", None, 1))
+    store.sids.extend(sorted(shard.id for shard in cuts.shards))
+    lacking = random.Random(1).sample(store.sids, GONE)
+    store.gone.update(label_key("mood", FPS["mood"], sid) for sid in lacking[1:])
+    store.gone.update(documents_key(sid) for sid in lacking[:2])
+    nothing = committed(MemoryStore(), FPS, store.sids)
+    untouched = watch("remaining of all", partial(remaining, cuts.shards, FPS, nothing, {}))
+    assert len(untouched) == len(cuts.shards)
+    del nothing, untouched
+    done = watch("committed", lambda: committed(store, FPS, store.sids))
+    works = watch("remaining", lambda: remaining(cuts.shards, FPS, done, cuts.earlier))
+
+    def published(created_at: str) -> int:
+        return publish(
+            store, "large", TASKS, cuts.shards, done, created_at=created_at, partial=True
+        )
+
+    numbers = [watch("publish", lambda: published("1")), watch("again", lambda: published("2"))]
+    result = {
+        "shards": len(cuts.shards),
+        "incomplete": sorted(lacking),
+        "works": sorted(work.shard.id for work in works),
+        "numbers": numbers,
+        "snapshot_bytes": len(store.read(snapshot_key(1))),
+        "peak_mib": peak_mib(),
+        "seconds": watch.seconds,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

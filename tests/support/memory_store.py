@@ -1,0 +1,52 @@
+"""The store in this process's memory: for tests, and for questions of scale without a disk.
+
+Knows the promise of `storage.Store`. Another process does not see it, so no run can write to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.errors import StorageError
+from pipeline.stores.store import StoredObject, check_key, check_prefix, is_listed
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStore:
+    """A dictionary of objects."""
+
+    url: str = "memory://"
+    _objects: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # content and etag
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """True: this call made the object. False: it was there."""
+        check_key(key)
+        made = (bytes(data), hashlib.md5(data).hexdigest())
+        with self._lock:
+            return self._objects.setdefault(key, made) is made
+
+    def read(self, key: str) -> bytes:
+        """The object's content."""
+        check_key(key)
+        if key not in self._objects:
+            raise StorageError(f"{self.url}{key}: cannot be read: there is no such object")
+        return self._objects[key][0]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """The objects are gone; one that was not there is no error."""
+        with self._lock:
+            for key in keys:
+                check_key(key)
+                self._objects.pop(key, None)
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """The objects whose key starts with `prefix`, in the order of their keys."""
+        check_prefix(prefix)
+        with self._lock:
+            found = sorted(item for item in self._objects.items() if is_listed(item[0], prefix))
+        for key, (data, etag) in found:
+            yield StoredObject(key, len(data), etag)

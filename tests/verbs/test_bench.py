@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.errors import SpecError
+from pipeline.inference.attention.tree import Branches
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.spec.schema import TaskSpec
+from pipeline.verbs.bench import Workload, as_questions, equally_long, fits, shaped
+
+PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": (1,)}) for n in "xy"))
+STREAM = [10, 11, 12]
+
+
+def test_a_workload_has_the_specs_questions_or_as_many_as_it_wants() -> None:
+    assert len(shaped(PROMPT, Workload(5), STREAM).questions) == 2
+    many = shaped(PROMPT, Workload(5, questions=5), STREAM).questions
+    assert [q.token_ids for q in many] == [
+        (5, 6, 7),
+        (5, 6, 7),
+        (11, 5, 6, 7),
+        (11, 5, 6, 7),
+        (12, 5, 6, 7),
+    ]
+
+
+def test_repeated_questions_share_no_opening_with_the_first() -> None:
+    many = shaped(PROMPT, Workload(5, questions=4), STREAM).questions
+    assert Branches.of([many[0].token_ids, many[2].token_ids]).token_ids == (5, 6, 7, 11, 5, 6, 7)
+
+
+def test_a_longer_opening_begins_with_the_specs_own() -> None:
+    assert shaped(PROMPT, Workload(5, opening=6), STREAM).opening == (1, 2, 10, 11, 12, 10)
+    assert shaped(PROMPT, Workload(5, opening=1), STREAM).opening == (1, 2)
+
+
+@pytest.mark.parametrize("context, expected", [(13, False), (14, True)])
+def test_a_workload_beyond_the_models_context_is_left_out(context: int, expected: bool) -> None:
+    # 4 before, 6 of the document, 3 of a question and one that tells its repeat apart
+    assert fits(Workload(6, opening=4), PROMPT, context) is expected
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        (("--tokens", "0"), "--tokens: write a number above 0"),
+        (("--rounds", "0"), "--rounds: write a number above 0"),
+        (("--tokens", "100000"), "--tokens: the model's context has "),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    wish: tuple[str, str],
+    told: str,
+    write_spec: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", str(write_spec()), *wish]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(told)
+
+
+def test_documents_are_the_corpus_in_order() -> None:
+    assert equally_long(STREAM, 4, 2) == [[10, 11, 12, 10], [11, 12, 10, 11]]
+
+
+def test_tasks_with_readouts_are_asked_as_questions_where_they_have_one() -> None:
+    labels = {"x": ("X",), "y": ("Y",)}
+    tasks = [
+        TaskSpec(name="plain", question="Q?", labels=labels),
+        TaskSpec(name="asked", question="R?", readout="r", labels=labels),
+        TaskSpec(name="document", question=None, readout="r", labels=labels),
+    ]
+    assert [(t.name, t.readout) for t in as_questions(tasks)] == [("plain", None), ("asked", None)]
+    with pytest.raises(SpecError, match=r"give at least one task a question \(got \['document'\]"):
+        as_questions(tasks[2:])

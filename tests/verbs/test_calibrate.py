@@ -1,0 +1,205 @@
+"""A calibration is made of answers that are there, and used on them without asking the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.cli import main
+from pipeline.ledger.cells import record_specs
+from pipeline.ledger.dataset import open_labels
+from pipeline.ledger.snapshots import publish
+from pipeline.runtime.graph import commit_block
+from pipeline.runtime.job import describe, plan, survey, work_to_json
+from pipeline.runtime.placement import Placement
+from pipeline.runtime.worker import LabelDocuments, Tokenise
+from pipeline.spec.parse import load_spec
+from pipeline.stores.store import open_store
+
+TOXIC: dict[str, Any] = {
+    "name": "toxic",
+    "question": "Rude?",
+    "labels": {"clean": ["No"], "toxic": ["Yes", "yes"]},
+}
+TOPIC: dict[str, Any] = {"name": "topic", "question": "About what?", "labels": ["art", "law"]}
+LABELS = ["clean", "toxic"]
+DOCUMENTS = 20
+
+
+@dataclass
+class Output:
+    """An output that is brought up to date again and again."""
+
+    write_spec: Callable[..., Path]
+    folder: Path
+    tasks: list[dict[str, Any]] = field(default_factory=lambda: [TOXIC])
+
+    def spec(self) -> Path:
+        return self.write_spec(
+            input={"path": str(self.folder / "in.jsonl"), "id": "id", "shard_bytes": 900},
+            tasks=self.tasks,
+        )
+
+    def run(self) -> list[dict[str, Any]]:
+        """What a run does, without Ray: the graph's stages one after another, here."""
+        spec = load_spec(self.spec())
+        store = open_store(spec.output, spec.storage_options)
+        job = describe(spec, Placement("cpu", "float32", 1, 1), self.folder / "cache")
+        first = plan(job, store)
+        assert len(first.shards) > 2
+        record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
+        label = LabelDocuments(job, asks=any(work.asks for work in first.works))
+        counted = []
+        for work in first.works:
+            row = {"work": [work_to_json(work)], "earlier": [0]}
+            (documents,) = Tokenise(job, [work.earlier])(pa.table(row))
+            (counts,) = commit_block(label(documents), job)["counts"].to_pylist()
+            counted.append({**json.loads(counts), "model_loaded": "_engine" in vars(label)})
+        last = survey(job, store, first.cuts)
+        assert not last.works
+        publish(store, spec.name, job.snapshot_tasks, last.shards, last.done, created_at="now")
+        return counted
+
+    def calibrate(self, name: str, *options: str) -> Path:
+        """Writes a calibration of the task `toxic` by the command itself."""
+        path = self.folder / "files" / f"{name}.json"
+        words = ["calibrate", str(self.spec()), "--task", "toxic", "--to", str(path)]
+        assert main([*words, *options]) == 0
+        return path
+
+    def rows(self, task: str = "toxic") -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = (
+            open_labels(str(self.folder / "out"), [task]).to_table(columns=[task])[task].to_pylist()
+        )
+        return rows
+
+
+@pytest.fixture
+def output(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Output:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    texts = [f"{i:03d} says a little. " * (1 + i % 5) for i in range(DOCUMENTS)]
+    texts[4] = " "  # has no answer
+    rows = [{"id": f"d{i}", "text": text} for i, text in enumerate(texts)]
+    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    gold = [{"id": f"d{i}", "toxic": "toxic" if i % 3 else "clean"} for i in range(DOCUMENTS)]
+    (tmp_path / "gold.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in gold))
+    return Output(write_spec, tmp_path)
+
+
+def asked(counted: list[dict[str, Any]]) -> int:
+    return sum(counts["asked_rows"] for counts in counted)
+
+
+def probabilities(rows: list[dict[str, Any]]) -> NDArray[np.float64]:
+    return np.array([[row["p"][label] for label in LABELS] for row in rows if row["p"]])
+
+
+def assert_calibrated(rows: list[dict[str, Any]], weights: NDArray[Any]) -> None:
+    """The calibrated column is these weights [answers, labels], normalised by hand."""
+    wanted = weights / weights.sum(axis=1, keepdims=True)
+    answers = [row["calibrated"] for row in rows if row["p"]]
+    assert [row["calibrated"] is None for row in rows] == [row["p"] is None for row in rows]
+    assert rows[4]["calibrated"] is None and len(answers) == DOCUMENTS - 1
+    np.testing.assert_allclose(probabilities(answers), wanted, rtol=0, atol=1e-6)
+    for answer, p in zip(answers, wanted, strict=True):
+        assert answer["label"] == LABELS[int(p.argmax())]
+        assert answer["margin"] == pytest.approx(abs(p[0] - p[1]), abs=1e-6)
+
+
+def without_calibrated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in row if name != "calibrated"} for row in rows]
+
+
+def in_file(path: Path) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in reduce:RuntimeWarning")  # NaN
+def test_what_is_there_is_calibrated_without_the_model(
+    output: Output, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(output.run()) == DOCUMENTS - 1
+    raw = output.rows()
+    p = probabilities(raw)
+    gold = ["--gold", str(output.folder / "gold.jsonl")]
+    batch = output.calibrate("batch", "--method", "batch")
+    made = in_file(batch)
+    np.testing.assert_allclose(made["parameters"]["prior"], p.mean(axis=0), rtol=1e-6)
+    assert made["source"] == {"snapshot": 1} and made["rows"] == len(p) == DOCUMENTS - 1
+    for method in ("temperature", "isotonic"):
+        fitted = in_file(output.calibrate(method, "--method", method, *gold))
+        assert (fitted["rows"], fitted["labels"]) == (len(p), LABELS)
+        assert fitted["fingerprint"] == made["fingerprint"]
+
+    output.tasks = [{**TOXIC, "calibration": {"method": "batch", "file": str(batch)}}]
+    counted = output.run()
+    assert counted and asked(counted) == sum(c["prefix_tokens_computed"] for c in counted) == 0
+    assert not any(counts["model_loaded"] for counts in counted)
+    rows = output.rows()
+    assert without_calibrated(rows) == raw
+    assert_calibrated(rows, p / p.mean(axis=0))
+
+    # — the newest snapshot is calibrated; its raw answers give the same calibration
+    assert output.calibrate("again", "--method", "batch", "--snapshot", "1").read_bytes() == (
+        batch.read_bytes()
+    )
+    newer = in_file(output.calibrate("newer", "--method", "batch"))
+    assert newer == {**made, "source": {"snapshot": 2}}
+
+    output.tasks = [{**TOXIC, "calibration": {"method": "contextual"}}, TOPIC]
+    counted = output.run()
+    assert asked(counted) == DOCUMENTS - 1  # about the new task alone
+    assert not any("toxic" in counts["labels"] for counts in counted if counts["asked_rows"])
+    rows = output.rows()
+    assert without_calibrated(rows) == raw
+    assert_calibrated(rows, p / measured_prior(output))
+    assert "calibrated" not in output.rows("topic")[0]
+    assert main(["verify", str(output.spec())]) == 0
+
+    output.tasks[1] = {**TOPIC, "calibration": {"method": "batch", "file": str(batch)}}
+    capsys.readouterr()
+    assert main(["run", str(output.spec()), "--dry-run"]) == 2
+    told = capsys.readouterr().err
+    assert "tasks.1.calibration.file: cannot calibrate task 'topic'" in told
+    assert "['clean', 'toxic']" in told and str(batch) in told
+
+
+def measured_prior(output: Output) -> NDArray[np.float64]:
+    """What the label files say that a worker measured: the same in all of them."""
+    files = (output.folder / "out" / "labels").rglob("*.parquet")
+    found = [pq.read_metadata(file).metadata.get(b"assay.calibration") for file in files]
+    (written,) = {each for each in found if each and b"contextual" in each}
+    return np.array(json.loads(written)["parameters"]["prior"])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in reduce:RuntimeWarning")  # NaN
+def test_figures_about_the_rows_that_a_calibration_was_fitted_to_are_said_to_be(
+    output: Output, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.run()
+    gold = output.folder / "gold.jsonl"
+    file = output.calibrate("fitted", "--method", "temperature", "--gold", str(gold))
+    output.tasks = [{**TOXIC, "calibration": {"method": "temperature", "file": str(file)}}]
+    output.run()
+    other = output.folder / "other.jsonl"
+    other.write_text("".join(gold.read_text().splitlines(keepends=True)[1:]))
+    for path, own in ((gold, True), (other, False)):
+        capsys.readouterr()
+        words = ["eval", str(output.spec()), "--gold", str(path), "--resamples", "10"]
+        assert main([*words, "--json"]) == 0
+        task = json.loads(capsys.readouterr().out)["tasks"]["toxic"]
+        assert task["calibrated_on_gold"] is own and set(task["versions"]) == {"raw", "calibrated"}
+        assert main(words) == 0
+        assert ("fitted to these very rows" in capsys.readouterr().out) is own

@@ -1,0 +1,224 @@
+"""`assay fit`: from gold to a file that a spec may name, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from pipeline.cli import main
+from pipeline.fitted.readout import parse_readout
+from pipeline.gold.gold import read_gold
+from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template
+from pipeline.inference.loading import load_model, load_tokenizer
+from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.runtime.job import describe
+from pipeline.runtime.placement import place, this_machine
+from pipeline.spec.parse import load_spec
+from pipeline.spec.prompts import prompt_text
+from pipeline.verbs import gold_states
+from pipeline.verbs.fit import readout_path
+from pipeline.verbs.gold_states import chosen_layers
+
+SOURCE = np.random.default_rng(0)
+TEXTS = ["".join(SOURCE.choice(list("abcdef" if n % 3 else "uvwxyz"), 12)) for n in range(45)]
+LABELS = ["clean" if n % 3 else "toxic" for n in range(45)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def spec_file(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
+    """A task that reads the document, and one that asks; a corpus with the gold's texts."""
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [{"id": f"d{n}", "text": text} for n, text in enumerate(TEXTS)]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = {"readout": str(tmp_path / "named" / "toxic.safetensors")}
+    toxic = {"name": "toxic", "question": None, "labels": ["toxic", "clean"], **named}
+    asked = {"name": "asked", "question": "Rude?", "labels": {"toxic": ["y"], "clean": ["n"]}}
+    return write_spec(documents={"max_tokens": 64}, tasks=[toxic, asked])
+
+
+def write_gold(tmp_path: Path, columns: list[str], **more: Any) -> Path:
+    """Ids or texts, with a column of labels; and a row that cannot be read."""
+    file = tmp_path / "gold.jsonl"
+    rows = [
+        {"id": f"d{n}", "text": text, "toxic": label}
+        for n, (text, label) in enumerate(zip(TEXTS, LABELS, strict=True))
+    ]
+    rows.append({"id": "nowhere", "text": "  ", "toxic": "clean"})
+    kept = [{name: row[name] for name in columns} | more for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    return file
+
+
+def last_states(
+    model: LoadedModel, spec_file: Path, task: str, texts: list[str], layer: int
+) -> NDArray[np.float64]:
+    """transformers' own states at the last token of independent prompts: [texts, hidden]."""
+    spec, folder = load_spec(spec_file), Path(load_spec(spec_file).model.path)
+    tokenizer = load_tokenizer(folder)
+    text = prompt_text(spec.prompt, spec.tasks, render=chat_template(tokenizer))
+    found = []
+    for each in texts:
+        spans = [text.opening, each, text.closings[task]]
+        ids = [
+            *tokenizer(spans[0], add_special_tokens=False)["input_ids"],
+            *DocumentTokenizer(tokenizer).encode(spans[1]),
+            *tokenizer(spans[2], add_special_tokens=False)["input_ids"],
+        ]
+        with torch.inference_mode(), plain_attention(model.network, "eager"):
+            output = model.network(torch.tensor([ids]), output_hidden_states=True)
+        found.append(output.hidden_states[layer][0, -1].double().numpy())
+    return np.array(found)
+
+
+def test_a_fitted_file_is_one_that_the_spec_may_name_and_maps_as_the_fit_decides(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold = write_gold(tmp_path, ["text", "toxic"])
+    column = ["--column", "asked=toxic", "--column", "toxic=toxic"]
+    asked = str(tmp_path / "to")
+    command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "all"]
+    assert main([*command, *column, "--to", asked, "--task", "asked"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["tasks"]
+    readout = parse_readout(Path(asked, "asked.safetensors").read_bytes())
+    assert (found["kind"], found["pooling"], found["rows"]) == ("question", "last", 45)
+    assert readout.layers == [1, 2] and readout.card.layer == found["layer"]
+
+    # — the map is scikit-learn's over the standardised states, times a temperature
+    spec = load_spec(spec_file)
+    model = load_model(Path(spec.model.path), dtype="float32", device="cpu")
+    for layer in found["layers"]:
+        states = last_states(model, spec_file, "asked", TEXTS, layer["layer"])
+        x = StandardScaler().fit_transform(states)
+        oracle = LogisticRegression(C=layer["strength"], tol=1e-8, max_iter=5_000)
+        margin = oracle.fit(x, np.array(LABELS) == "toxic").decision_function(x)
+        map_ = readout.maps[layer["layer"]]
+        logits = states @ map_.weight.T.astype(np.float64) + map_.bias
+        toxic = readout.card.labels.index("toxic")
+        ratio = (logits[:, toxic] - logits[:, 1 - toxic]) / margin
+        np.testing.assert_allclose(ratio, np.median(ratio), rtol=5e-3)
+        assert np.median(ratio) > 0
+
+
+def test_the_texts_of_ids_are_the_corpus_s_and_the_file_goes_where_the_spec_says(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold = write_gold(tmp_path, ["id", "toxic"])
+    command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "1"]
+    assert main([*command, "--rows", "10,20"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    [found] = report["tasks"]
+    assert report["gold"]["left_out"] == {"not in the corpus, and the gold has no text": 1}
+    assert found["labels"] == {"toxic": 15, "clean": 30} and found["kind"] == "document"
+    assert found["scores"]["auroc"]["value"] > 0.9  # letters differ: even chance weights see it
+    assert [row["rows"] for row in found["curve"]["rows"]] == [10, 20]
+    spec = load_spec(spec_file)
+    assert found["readout"] == spec.tasks[0].readout
+    # — what a run does first: it refuses a readout that was fitted for something else
+    job = describe(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    assert "toxic" in job.fingerprints
+
+
+def test_a_question_may_be_left_out_and_people_read_tables(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold = write_gold(tmp_path, ["text", "toxic"])
+    place_ = tmp_path / "one.safetensors"
+    command = ["fit", str(spec_file), "--gold", str(gold), "--column", "asked=toxic"]
+    assert main([*command, "--task", "asked", "--document", "--to", str(place_)]) == 0
+    shown = capsys.readouterr().out
+    assert "asked: document readout" in shown and "1 documents: empty" in shown
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 200  # nothing is cut off
+    card = parse_readout(place_.read_bytes()).card
+    assert (card.kind, card.question) == ("document", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--layers", "3"], "--layers: write all, or numbers from 1 to 2"),
+        (["--rows", "44"], "--rows: 23 documents of toxic are held out: write 2 to 23"),
+        (["--rows", "ten"], "--rows: write whole numbers"),
+        (["--folds", "1"], "--folds: write 2 or more"),
+        (["--folds", "16"], "gold of task toxic: label 'toxic' has 15 documents, and one is"),
+        (["--column", "asked=toxic", "--to", "x.safetensors"], "--to: is one file for 2 tasks"),
+    ],
+)
+def test_what_cannot_be_fitted_is_one_line_and_exit_2(
+    arguments: list[str],
+    line: str,
+    spec_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gold = write_gold(tmp_path, ["text", "toxic"])
+    assert main(["fit", str(spec_file), "--gold", str(gold), *arguments]) == 2
+    errors = [e for e in capsys.readouterr().err.splitlines() if "(got " in e]
+    assert len(errors) == 1 and errors[0].startswith(line), errors
+
+
+def test_layers_are_spread_over_the_decoder() -> None:
+    assert chosen_layers(None, 30) == (8, 12, 16, 21, 26, 30)
+    assert chosen_layers(None, 2) == (1, 2)
+    assert chosen_layers("all", 3) == (1, 2, 3) and chosen_layers("3, 1", 3) == (1, 3)
+
+
+def test_a_readout_goes_where_it_is_asked_for_and_else_where_the_spec_names_it() -> None:
+    assert readout_path("a", named=None, to=None, tasks=1) == "readouts/a.safetensors"
+    assert readout_path("a", named="b.safetensors", to=None, tasks=2) == "b.safetensors"
+    assert readout_path("a", named="b", to="s3://x/y/", tasks=2) == "s3://x/y/a.safetensors"
+
+
+def test_a_document_whose_states_are_no_numbers_is_left_out_and_counted(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    read = gold_states.document_states
+
+    def overflown(*args: Any, **named: Any) -> NDArray[np.float32]:
+        states = read(*args, **named)
+        states[3, 0, 0, 2] = np.nan  # as float16 may give
+        return states
+
+    monkeypatch.setattr(gold_states, "document_states", overflown)
+    gold = write_gold(tmp_path, ["text", "toxic"])
+    command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "1,2"]
+    assert main([*command, "--to", str(tmp_path / "made.safetensors")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["gold"]["left_out"][gold_states.OVERFLOWN] == 1
+    [found] = report["tasks"]
+    assert sum(found["labels"].values()) == len(TEXTS) - 1
+    assert np.isfinite(found["scores"]["auroc"]["value"])
+
+
+def test_texts_that_are_alike_as_far_as_they_are_read_share_a_fold(
+    spec_file: Path, tmp_path: Path
+) -> None:
+    spec = load_spec(spec_file)
+    gold = tmp_path / "long.jsonl"
+    texts = [f"{'the same header ' * 10}{n}" for n in range(6)] + ["short a", "short b"]
+    gold.write_text("".join(json.dumps({"text": t, "toxic": "toxic"}) + "\n" for t in texts))
+    job = describe(
+        spec.model_copy(
+            update={"tasks": tuple(t.model_copy(update={"readout": None}) for t in spec.tasks[1:])}
+        ),
+        place(spec.model, this_machine()),
+        tmp_path / "cache",
+    )
+    said = read_gold(str(gold), spec)
+    found = gold_states.read_gold_states(
+        job, said, {"asked": "Rude?"}, layers="1", start=lambda _: lambda _: None
+    )
+    assert [len(np.unique(found.groups)), len(np.unique(found.groups[:6]))] == [3, 1]

@@ -1,0 +1,185 @@
+"""A candidate is published only where its gates and limits hold; else the last one stays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from finished import LABELS, Corpus, commit_all, toy_fingerprints
+
+from pipeline.evaluation.gates import Decision
+from pipeline.gold.gold import HowGold
+from pipeline.ledger.contents import Contents
+from pipeline.ledger.dataset import LabelDataset, open_labels
+from pipeline.report.drift import tick_json
+from pipeline.runtime.job import Job, survey
+from pipeline.runtime.placement import Placement
+from pipeline.runtime.run import Labelled
+from pipeline.runtime.weights import ModelFiles
+from pipeline.sources.cuts import Cuts
+from pipeline.sources.shards import Shard
+from pipeline.spec.fingerprint import Fingerprint
+from pipeline.spec.parse import parse_spec
+from pipeline.stores.local import LocalStore
+from pipeline.verbs.evaluate import Wishes, evaluate
+from pipeline.verbs.relabel import Limits, Tick, judge
+
+ANYTHING = Limits(max_psi=1e9, max_flip_rate=1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "out")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
+    corpus.write()
+    return corpus
+
+
+def labelled(
+    store: LocalStore, shards: tuple[Shard, ...], fingerprints: Mapping[str, Fingerprint]
+) -> Labelled:
+    """What `run.label` gives of these shards."""
+    tasks = [{"name": t, "question": "?", "labels": list(of)} for t, of in LABELS.items()]
+    content = {
+        "name": "job",
+        "model": {"path": "none"},
+        "input": {"path": "none", "id": "id"},
+        "output": str(store.root),
+        "tasks": tasks,
+    }
+    spec = parse_spec(json.dumps(content))
+    placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
+    job = Job(spec, files, placement, fingerprints, "", "toy", readouts={}, calibrations={})
+    return Labelled(job, store, survey(job, store, Cuts(shards, {})), (), 0.0)
+
+
+def done(
+    store: LocalStore, corpus: Corpus, fingerprints: Mapping[str, Fingerprint] | None = None
+) -> Labelled:
+    versions = fingerprints or toy_fingerprints()
+    shards = corpus.shards(store)
+    commit_all(store, shards, versions)
+    return labelled(store, shards, versions)
+
+
+def current(store: LocalStore) -> int:
+    return open_labels(str(store.root)).snapshot
+
+
+def refuse(candidate: Contents) -> tuple[Decision, ...]:
+    assert candidate.rows == 90 and candidate.number == 0
+    return (Decision("toxic.f1 >= 0.8", 0.5, False), Decision("topic.f1 >= 0.1", 0.5, True))
+
+
+def test_the_first_tick_publishes(store: LocalStore, corpus: Corpus) -> None:
+    ended = judge(done(store, corpus), None, Limits())
+    assert ended.published and ended.comparison is None and current(store) == 1
+
+
+def test_nothing_new_publishes_nothing_new(store: LocalStore, corpus: Corpus) -> None:
+    first = judge(done(store, corpus), None, Limits())
+    again = judge(done(store, corpus), None, Limits(0, 0))
+    assert again.outcome.snapshot == first.outcome.snapshot == current(store) == 1
+    assert not again.held_back
+
+
+def test_a_gate_that_fails_holds_the_first_one_back(store: LocalStore, corpus: Corpus) -> None:
+    ended = judge(done(store, corpus), refuse, ANYTHING)
+    assert ended.held_back == ("gate toxic.f1 >= 0.8 does not hold: it is 0.5000",)
+    assert not list(store.list("snapshots/"))
+
+
+@pytest.mark.parametrize("bound, published", [(0.99, True), (1.01, False)])
+def test_gold_judges_the_candidate_before_it_is_published(
+    store: LocalStore, corpus: Corpus, tmp_path: Path, bound: float, published: bool
+) -> None:
+    """The gold is what the candidate answers, so its accuracy is 1."""
+    judge(done(store, corpus), None, Limits())
+    changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
+    candidate = done(store, corpus, changed)
+    answers = LabelDataset(store, candidate.contents, ["topic"]).to_table().to_pylist()
+    lines = [f"{row['doc_id']},{row['topic']['label'] or ''}\n" for row in answers]
+    gold = tmp_path / "gold.csv"
+    gold.write_text("id,topic\n" + "".join(lines))
+    wishes = Wishes(gates=[f"topic.accuracy >= {bound}"], resamples=1)
+
+    def gate(found: Contents) -> tuple[Decision, ...]:
+        return evaluate(
+            candidate.job.spec, str(gold), HowGold(), wishes, cache_dir=tmp_path, candidate=found
+        ).decisions
+
+    ended = judge(candidate, gate, ANYTHING)
+    assert [each.value for each in ended.decisions] == [1.0]
+    assert ended.published == published
+    assert current(store) == (2 if published else 1)
+
+
+def test_answers_that_flip_are_held_back_and_the_old_stay(
+    store: LocalStore, corpus: Corpus
+) -> None:
+    judge(done(store, corpus), None, Limits())
+    changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
+    candidate = done(store, corpus, changed)
+    ended = judge(candidate, None, Limits(max_psi=1e9))
+    (reason,) = ended.held_back
+    assert reason.startswith("the answers of topic flipped: ")
+    assert current(store) == 1 and not ended.published
+    assert judge(candidate, None, Limits(max_psi=1e9)).held_back == ended.held_back
+    written = json.loads(json.dumps(tick_json(ended)))
+    assert written["published"] is False and written["diff"]["tasks"]["topic"]["flip_rate"] > 0.05
+    assert judge(candidate, None, ANYTHING).outcome.snapshot == current(store) == 2
+
+
+@pytest.mark.parametrize("failing, published", [(1, True), (2, False)])
+def test_documents_that_newly_fail_hold_a_snapshot_back(
+    store: LocalStore, corpus: Corpus, failing: int, published: bool
+) -> None:
+    """30 rows a file, 90 in all: one of each file is 3.3 %, two are 6.7 %."""
+    judge(done(store, corpus), None, Limits())
+    for file in corpus.folder.glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows[:failing]:
+            row["text"] = None
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = judge(done(store, corpus), None, Limits(max_psi=1e9, max_flip_rate=1))
+    assert ended.published == published and current(store) == (2 if published else 1)
+    if not published:
+        assert ended.held_back == tuple(
+            f"6 rows of {task} fail that had an answer: 6.67% of all is above 5.00%"
+            for task in LABELS
+        )
+
+
+def test_a_model_that_answers_nothing_any_more_is_held_back(
+    store: LocalStore, corpus: Corpus
+) -> None:
+    """No text has two answers, so neither the labels' shares nor the flips tell."""
+    judge(done(store, corpus), None, Limits())
+    for file in corpus.folder.glob("*.jsonl"):
+        rows = [json.loads(line) | {"text": None} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = judge(done(store, corpus), None, Limits())
+    assert current(store) == 1
+    assert [reason.partition(" of ")[0] for reason in ended.held_back] == ["87 rows"] * 2
+
+
+def test_a_corpus_that_drifts_is_held_back(store: LocalStore, corpus: Corpus) -> None:
+    judge(done(store, corpus), None, Limits())
+    corpus.write(seed=3)
+    ended = judge(done(store, corpus), None, Limits(max_psi=0))
+    assert len(ended.held_back) == 2
+    assert all("shifted: PSI 0." in reason for reason in ended.held_back)
+    assert current(store) == 1
+
+
+def test_what_is_incomplete_is_not_judged(store: LocalStore, corpus: Corpus) -> None:
+    versions, shards = toy_fingerprints(), corpus.shards(store)
+    commit_all(store, shards[:-1], versions)
+    ended: Tick = judge(labelled(store, shards, versions), refuse, ANYTHING)
+    assert not ended.outcome.complete and not ended.published and not ended.held_back

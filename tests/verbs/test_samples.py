@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.errors import SpecError
+from pipeline.inference.loading import load_tokenizer
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import cut, find_objects, read_documents
+from pipeline.sources.streams import Options
+from pipeline.spec.parse import load_spec
+from pipeline.spec.schema import JobSpec
+from pipeline.verbs import samples
+from pipeline.verbs.samples import take_samples
+
+Written = tuple[list[Shard], PreTrainedTokenizerBase, JobSpec]
+
+
+@pytest.fixture
+def written(write_spec: Callable[..., Path], tmp_path: Path) -> Callable[[list[object]], Written]:
+    """Shards of two rows each, with the spec's tokenizer and the spec."""
+
+    def write(texts: list[object]) -> Written:
+        corpus = tmp_path / "few.jsonl"
+        rows = [json.dumps({"id": f"d{i}", "text": text}) for i, text in enumerate(texts)]
+        corpus.write_text("\n".join(rows) + "\n")
+        spec = load_spec(write_spec(input={"path": str(corpus), "id": "id"}))
+        found = find_objects(str(corpus), tmp_path / "cache")
+        shards = [s for o in found for s in cut(o, "text", "id", 2 * len(rows[0]))]
+        return shards, load_tokenizer(Path(spec.model.path)), spec
+
+    return write
+
+
+def test_samples_are_spread_over_the_shards(written: Callable[[list[object]], Written]) -> None:
+    shards, tokenizer, spec = written([f"text {i}" for i in range(8)])
+    ids = [sample.doc_id for sample in take_samples(shards, tokenizer, spec, 4)]
+    assert len(shards) >= 4 and len(set(ids)) == 4 and ids[0] == "d0"
+    assert int(ids[-1][1:]) >= 4
+
+
+def test_no_shard_is_opened_once_there_are_enough(
+    written: Callable[[list[object]], Written], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards, tokenizer, spec = written([f"text {i}" for i in range(20)])
+    opened: list[Shard] = []
+
+    def read(shard: Shard, options: Options) -> Iterator[pa.Table]:
+        opened.append(shard)
+        return read_documents(shard, options)
+
+    monkeypatch.setattr(samples, "read_documents", read)
+    assert len(take_samples(shards, tokenizer, spec, 3)) == 3 < len(shards)
+    assert len(opened) == 3
+    assert take_samples(shards, tokenizer, spec, 0) == [] and len(opened) == 3
+
+
+def test_documents_that_cannot_be_read_are_passed_over(
+    written: Callable[[list[object]], Written],
+) -> None:
+    shards, tokenizer, spec = written([None, "", "a", "  ", 7, "b", None, None])
+    ids = [sample.doc_id for sample in take_samples(shards, tokenizer, spec, 4)]
+    assert sorted(ids) == ["d2", "d5"]
+
+
+def test_a_corpus_without_any_text_is_named_by_its_column(
+    written: Callable[[list[object]], Written],
+) -> None:
+    shards, tokenizer, spec = written([None, ""])
+    with pytest.raises(SpecError, match=r"input\.text: no document there has text"):
+        take_samples(shards, tokenizer, spec, 4)
