@@ -183,9 +183,9 @@ def _check(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from pipeline.report.run import estimate_json, estimate_table
     from pipeline.spec.parse import load_spec
-    from pipeline.verbs.plan import PlanWishes, estimate
+    from pipeline.verbs.plan import PlanOptions, estimate
 
-    wishes = PlanWishes(options.workers, options.price, options.rate, options.documents)
+    wishes = PlanOptions(options.workers, options.price, options.rate, options.documents)
     found = estimate(load_spec(options.spec), wishes, cache_dir=cache_dir())
     _print(options, estimate_json(found), lambda console: console.print(estimate_table(found)))
     return EXIT_COMPLETE

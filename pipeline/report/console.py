@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """The text with whatever does not print written out: control and direction marks, halves."""
     return "".join(char if char.isprintable() else _written_out(char) for char in text)
 
 
-def shortened(text: str, chars: int) -> str:
-    """The text's beginning, printable, and a mark where something is left out."""
-    return printable(text if len(text) <= chars else text[: chars - 1].rstrip() + "…")
+def truncate(text: str, chars: int) -> str:
+    """The first `chars` characters with control characters escaped; "…" marks a cut."""
+    return escape_controls(text if len(text) <= chars else text[: chars - 1].rstrip() + "…")
 
 
 def _written_out(char: str) -> str:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from pipeline.audit.diff import Comparison, TaskChange
 from pipeline.evaluation.drift import shares
-from pipeline.report.console import printable
+from pipeline.report.console import escape_controls
 from pipeline.report.maintenance import two_columns
 from pipeline.report.run import summary_json, summary_table
 from pipeline.verbs.relabel import Tick
@@ -43,7 +43,7 @@ def show_comparison(compared: Comparison, console: Console) -> None:
         console.print(_task_table(task), markup=False)
         console.print(_told(task), markup=False)
         for group, counts in list(task.groups.items())[:SHOWN_GROUPS]:
-            told = f"  {printable(group)}: {counts.flip_rate:.2%} of {counts.documents:,} flipped"
+            told = f"  {escape_controls(group)}: {counts.flip_rate:.2%} of {counts.documents:,} flipped"
             console.print(told, markup=False)
         if len(task.groups) > SHOWN_GROUPS:
             console.print(f"  and {len(task.groups) - SHOWN_GROUPS:,} more; --json has them all")
@@ -72,11 +72,11 @@ def _task_table(task: TaskChange) -> Table:
     for name in ("label", "before", "after"):
         table.add_column(name, justify="left" if name == "label" else "right", no_wrap=True)
     for label in () if many else task.labels:
-        table.add_column(f"→ {printable(label)}", justify="right", no_wrap=True)
+        table.add_column(f"→ {escape_controls(label)}", justify="right", no_wrap=True)
     before, after = shares(task.before), shares(task.after)
     for index in _most_frequent(task) if many else range(len(task.labels)):
         went = (f"{count:,}" for count in task.flips[index][: 0 if many else None])
-        label = printable(task.labels[index])
+        label = escape_controls(task.labels[index])
         table.add_row(label, f"{before[index]:.2%}", f"{after[index]:.2%}", *went)
     return table
 
@@ -94,7 +94,7 @@ def _told(task: TaskChange) -> str:
     )
     if not task.newly_failing:
         return told
-    shown = ", ".join(map(printable, task.failing_ids[:5]))
+    shown = ", ".join(map(escape_controls, task.failing_ids[:5]))
     more = ", ..." if task.newly_failing > 5 else ""
     return f"{told} · {task.newly_failing:,} newly failing: {shown}{more}"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.errors import StorageError
 from pipeline.evaluation.metrics import BINS
 from pipeline.evaluation.scores import HEADLINES, RANKED_LABELS
-from pipeline.report.console import printable, shortened
+from pipeline.report.console import escape_controls, truncate
 from pipeline.report.evaluation_plots import plots
 from pipeline.report.evaluation_table import (
     NAMES,
@@ -144,7 +144,7 @@ def _suspects(task: TaskEvaluation) -> str:
     rows = []
     for each in shown:
         row = (each.doc_id, each.given, each.likely, number(each.p_given), number(each.p_likely))
-        rows.append((*row, shortened(each.text or "", _TEXT_CHARS)) if texts else row)
+        rows.append((*row, truncate(each.text or "", _TEXT_CHARS)) if texts else row)
     names = ("document", "gold says", "answer says", "p of gold", "p of answer")
     more = len(task.suspects) - len(shown)
     left = f"<p>{more:,} more are in the JSON form.</p>" if more else ""
@@ -175,4 +175,4 @@ def _table(
 
 
 def _safe(text: str) -> str:
-    return escape(printable(text), quote=True)
+    return escape(escape_controls(text), quote=True)

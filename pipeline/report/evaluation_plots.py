@@ -19,7 +19,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from pipeline.evaluation.metrics import Floats
 from pipeline.evaluation.thresholds import OperatingPoints, operating_points
-from pipeline.report.console import shortened
+from pipeline.report.console import truncate
 from pipeline.verbs.evaluate import TaskEvaluation
 
 LABEL_CHARS = 18
@@ -230,4 +230,4 @@ def _thinned(points: OperatingPoints) -> list[int]:
 
 
 def _name(label: str) -> str:
-    return shortened(label, LABEL_CHARS)
+    return truncate(label, LABEL_CHARS)

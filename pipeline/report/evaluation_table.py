@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pipeline.evaluation.metrics import BINS
 from pipeline.evaluation.scores import HEADLINES, Figure
-from pipeline.report.console import printable, shortened
+from pipeline.report.console import escape_controls, truncate
 from pipeline.report.maintenance import two_columns
 from pipeline.verbs.evaluate import Evaluation, RowCounts, TaskEvaluation, Version
 
@@ -40,14 +40,14 @@ def show_evaluation(found: Evaluation, console: Console) -> None:
             console.print(table, markup=False)
     for decision in found.decisions:
         verdict = "passed" if decision.passed else "FAILED"
-        line = f"{verdict}: {printable(decision.gate)} (it is {number(decision.value)})"
+        line = f"{verdict}: {escape_controls(decision.gate)} (it is {number(decision.value)})"
         console.print(line, markup=False)
 
 
 def whereabouts(found: Evaluation) -> Iterator[tuple[str, str]]:
     """What was compared with what: names and values."""
     gold, place = found.gold, f"{found.output}, snapshot {found.snapshot:08d} of {found.spec}"
-    yield "output", printable(place)
+    yield "output", escape_controls(place)
     if found.newest_snapshot != found.snapshot:
         yield (
             "not the newest",
@@ -55,7 +55,7 @@ def whereabouts(found: Evaluation) -> Iterator[tuple[str, str]]:
             f"spec asks for now",
         )
     joined = "id" if gold.by == "doc_id" else "the text's hash"
-    yield "gold", printable(f"{gold.source}, {gold.rows:,} documents, joined by {joined}")
+    yield "gold", escape_controls(f"{gold.source}, {gold.rows:,} documents, joined by {joined}")
     yield "in the corpus", f"{found.in_corpus:,} of them; the corpus has {found.corpus_rows:,} rows"
     if gold.repeated:
         yield "repeated", f"{gold.repeated:,} gold rows stand there again: each counts once"
@@ -78,7 +78,9 @@ def row_counts(rows: RowCounts) -> str:
         parts.append(f"{rows.unlabelled:,} without a gold label")
     if rows.not_in_corpus:
         parts.append(f"{rows.not_in_corpus:,} not in the corpus")
-    answers = (f"{n:,} without an answer ({printable(s)})" for s, n in rows.unanswered.items())
+    answers = (
+        f"{n:,} without an answer ({escape_controls(s)})" for s, n in rows.unanswered.items()
+    )
     return ", ".join([*parts, *answers])
 
 
@@ -142,7 +144,7 @@ def _label_table(version: Version, which: str) -> Table:
     for each in version.scores.labels:
         figures = (each.precision, each.recall, each.f1, each.auroc, each.ap)
         counts = f"{each.support:,}", f"{each.predicted:,}"
-        table.add_row(printable(each.label), *map(number, figures), *counts)
+        table.add_row(escape_controls(each.label), *map(number, figures), *counts)
     return table
 
 
@@ -153,11 +155,11 @@ def _cut_table(version: Version, which: str) -> Table:
     for cut in version.cuts:
         wanted = f"{cut.wish} {cut.wanted:g}"
         if cut.found is None:
-            table.add_row(wanted, printable(cut.label), "no threshold gives it", "", "", "")
+            table.add_row(wanted, escape_controls(cut.label), "no threshold gives it", "", "", "")
             continue
         at = cut.found
         figures = threshold(at.threshold), number(at.precision), number(at.recall)
-        table.add_row(wanted, printable(cut.label), *figures, f"{at.flagged:,}")
+        table.add_row(wanted, escape_controls(cut.label), *figures, f"{at.flagged:,}")
     return table
 
 
@@ -167,9 +169,9 @@ def _confusion_table(labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...
     table = _titled("gold, against what was answered (raw)")
     table.add_column("gold")
     for label in labels:
-        table.add_column(printable(label), justify="right")
+        table.add_column(escape_controls(label), justify="right")
     for label, row in zip(labels, counts, strict=True):
-        table.add_row(printable(label), *(f"{count:,}" for count in row))
+        table.add_row(escape_controls(label), *(f"{count:,}" for count in row))
     return table
 
 
@@ -185,7 +187,7 @@ def _confused_table(labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...]
     for name in ("gold", "answer", "documents"):
         table.add_column(name, justify="right" if name == "documents" else "left")
     for count, gold, answer in sorted(pairs, key=lambda pair: -pair[0])[:WIDE_LABELS]:
-        table.add_row(printable(gold), printable(answer), f"{count:,}")
+        table.add_row(escape_controls(gold), escape_controls(answer), f"{count:,}")
     return table
 
 
@@ -198,9 +200,9 @@ def _suspect_table(task: TaskEvaluation) -> Table:
         table.add_column(name, justify="right" if name.startswith("p ") else "left")
     for each in shown:
         table.add_row(
-            shortened(each.doc_id, _ID_CHARS),
-            printable(each.given),
-            printable(each.likely),
+            truncate(each.doc_id, _ID_CHARS),
+            escape_controls(each.given),
+            escape_controls(each.likely),
             number(each.p_given),
             number(each.p_likely),
         )

@@ -16,7 +16,7 @@ from rich.table import Table
 from pipeline.evaluation.fitting import FIGURES
 from pipeline.evaluation.scores import Figure
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
-from pipeline.report.console import printable
+from pipeline.report.console import escape_controls
 from pipeline.report.maintenance import two_columns
 from pipeline.verbs.calibrate import Calibrated
 from pipeline.verbs.fit import Fit, TaskFit
@@ -38,13 +38,13 @@ def show_fit(found: Fit, console: Console) -> None:
 
 def _gold(found: Fit) -> Iterator[tuple[str, str]]:
     gold = found.gold
-    yield "gold", printable(f"{gold.source}, {gold.rows:,} documents")
+    yield "gold", escape_controls(f"{gold.source}, {gold.rows:,} documents")
     if gold.repeated:
         yield "repeated", f"{gold.repeated:,} gold rows stand there again: each counts once"
     if gold.contradictory:
         yield "contradictory", f"{gold.contradictory:,} gold rows of documents with two labels"
     for reason, documents in found.left_out.items():
-        yield "left out", printable(f"{documents:,} documents: {reason}")
+        yield "left out", escape_controls(f"{documents:,} documents: {reason}")
     yield "scores", f"of {found.folds} folds' held-out rows, with 95 % intervals"
 
 
@@ -91,7 +91,7 @@ def _table(title: str, names: Sequence[str]) -> Table:
 
 def _readout(found: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
     state = "last token" if task.pooling == "last" else "mean of the document's tokens"
-    yield "readout", printable(f"{task.path}: layer {task.layer}, {state}")
+    yield "readout", escape_controls(f"{task.path}: layer {task.layer}, {state}")
     headlines = task.scores.headlines
     worth = ", ".join(f"{name} {_figure(headlines[key])}" for key, name in _NAMES.items())
     yield "worth", f"{worth}: layer and state chosen without the row, too"
@@ -103,7 +103,7 @@ def _readout(found: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
 def _rows(task: TaskFit) -> str:
     counts = ", ".join(f"{each.label} {each.support:,}" for each in task.scores.labels)
     without = f"; {task.unlabelled:,} have no label for it" if task.unlabelled else ""
-    return printable(f"{task.rows:,}: {counts}{without}")
+    return escape_controls(f"{task.rows:,}: {counts}{without}")
 
 
 def _figure(figure: Figure) -> str:

@@ -16,7 +16,7 @@ from pipeline.audit.gc import Tidied
 from pipeline.audit.verify import Verified
 from pipeline.filters.run import Filtered
 from pipeline.filters.shard import Parted
-from pipeline.report.console import printable
+from pipeline.report.console import escape_controls
 
 SHOWN_DAMAGES = 50
 
@@ -110,7 +110,7 @@ def show_filtered(filtered: Filtered, console: Console) -> None:
         table.add_row(*row)
     for column, values in filtered.counts.groups.items():
         for value, parted in _largest(values):
-            for row in _rows(printable(f"{column} = {value}"), parted):
+            for row in _rows(escape_controls(f"{column} = {value}"), parted):
                 table.add_row(*row)
         if len(values) > SHOWN_GROUPS:
             table.add_row(f"{column}: {len(values) - SHOWN_GROUPS:,} more; --json has them all")
@@ -143,7 +143,7 @@ def _largest(values: Mapping[str, Parted]) -> list[tuple[str, Parted]]:
 
 def _facts(filtered: Filtered) -> dict[str, str]:
     rows = {
-        f"  {printable(reason)}": f"{count:,}"
+        f"  {escape_controls(reason)}": f"{count:,}"
         for reason, count in sorted(filtered.counts.reasons.items())
     }
     rows["kept at"] = filtered.kept_at

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.report.console import printable
+from pipeline.report.console import escape_controls
 from pipeline.runtime.job import Plan
 from pipeline.runtime.run import Outcome
 
@@ -39,7 +39,7 @@ def summary_table(outcome: Outcome) -> Table:
     table.add_column(style="bold")
     table.add_column()
     for name, value in _lines(outcome):
-        table.add_row(name, printable(value))
+        table.add_row(name, escape_controls(value))
     return table
 
 
@@ -157,7 +157,7 @@ def estimate_table(estimate: Estimate) -> Table:
         return table
     for part in estimate.parts:
         told = f"at most {part.documents:,} documents, {part.seconds_per_document:.3g} s each"
-        table.add_row("model", printable(f"{told}: {', '.join(part.tasks)}"))
+        table.add_row("model", escape_controls(f"{told}: {', '.join(part.tasks)}"))
     if found := estimate.measured:
         told = f"on {found.documents:,} documents of {found.tokens_per_document:,.0f} tokens"
         table.add_row("measured", f"{told}, {found.dtype} on {found.device} here")

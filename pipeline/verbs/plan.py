@@ -35,7 +35,7 @@ Tasks = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PlanWishes:
+class PlanOptions:
     """What the user knows of the machines; None: as the parts have it."""
 
     workers: int | None = None  # 1
@@ -95,7 +95,7 @@ class Estimate:
         return None if self.price is None else self.worker_seconds / 3600 * self.price
 
 
-def estimate(spec: JobSpec, wishes: PlanWishes, *, cache_dir: Path) -> Estimate:
+def estimate(spec: JobSpec, wishes: PlanOptions, *, cache_dir: Path) -> Estimate:
     """The plan of a run, and its time; nothing is written.
 
     The model is loaded only where documents are missing and no rate was given. SpecError for what

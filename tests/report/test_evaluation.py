@@ -19,7 +19,7 @@ from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.scores import score
 from pipeline.evaluation.thresholds import Threshold
 from pipeline.gold.gold import Gold, GoldTask
-from pipeline.report.console import printable, shortened
+from pipeline.report.console import escape_controls, truncate
 from pipeline.report.evaluation_page import page, write_page
 from pipeline.report.evaluation_table import evaluation_json, show_evaluation
 from pipeline.verbs.evaluate import Cut, Evaluation, RowCounts, Suspect, TaskEvaluation, Version
@@ -187,8 +187,8 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     [("plain é日", "plain é日"), ("a\nb\tc", "a b c"), ("\x1b\u202e\ud800", "\\x1b\\u202e\\ud800")],
 )
 def test_what_does_not_print_is_written_out(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert escape_controls(text) == shown
 
 
 def test_a_long_text_is_cut_with_a_mark() -> None:
-    assert shortened("abcdef", 6) == "abcdef" and shortened("abcdefg", 6) == "abcde…"
+    assert truncate("abcdef", 6) == "abcdef" and truncate("abcdefg", 6) == "abcde…"

@@ -19,7 +19,7 @@ from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs import plan as planning
-from pipeline.verbs.plan import PlanWishes, estimate
+from pipeline.verbs.plan import PlanOptions, estimate
 
 ROWS = 12
 ALONE = {"name": "tone", "question": "Kind?", "labels": ["yes", "no"]}
@@ -62,7 +62,7 @@ def test_time_and_cost_are_those_of_the_documents_that_are_missing(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Clock(monkeypatch)
-    found = estimate(spec, PlanWishes(workers=4, price=3.0, documents=5), cache_dir=tmp_path)
+    found = estimate(spec, PlanOptions(workers=4, price=3.0, documents=5), cache_dir=tmp_path)
     (part,) = found.parts
     assert part.tasks == ("toxic", "topic") and part.documents == found.documents == ROWS
     assert part.seconds_per_document == 2.0
@@ -84,7 +84,7 @@ def test_a_task_that_is_added_is_measured_alone(
     both = {"path": str(tmp_path / "corpus*.jsonl"), "id": "id"}
     more = load_spec(write_spec(tasks=[*tasks, ALONE], input=both))
     Clock(monkeypatch)
-    found = estimate(more, PlanWishes(), cache_dir=tmp_path)
+    found = estimate(more, PlanOptions(), cache_dir=tmp_path)
     parts = [(part.tasks, part.documents, part.seconds_per_document) for part in found.parts]
     assert parts == [(("tone",), ROWS, 1.0), (("toxic", "topic", "tone"), 1, 3.0)]
     assert found.worker_seconds == found.seconds == ROWS + 3
@@ -95,7 +95,7 @@ def test_where_nothing_is_missing_no_model_is_loaded(
 ) -> None:
     finish(spec, tmp_path)
     monkeypatch.setattr(planning, "job_model", no_model)
-    found = estimate(spec, PlanWishes(price=1.0), cache_dir=tmp_path)
+    found = estimate(spec, PlanOptions(price=1.0), cache_dir=tmp_path)
     assert found.parts == () and found.measured is None
     assert found.worker_seconds == found.cost == 0
 
@@ -105,7 +105,7 @@ def test_a_rate_that_is_known_needs_no_model(
 ) -> None:
     monkeypatch.setattr(planning, "job_model", no_model)
     gpu = spec.model_copy(update={"model": spec.model.model_copy(update={"device": "cuda"})})
-    found = estimate(gpu, PlanWishes(rate=0.5, workers=2), cache_dir=tmp_path)
+    found = estimate(gpu, PlanOptions(rate=0.5, workers=2), cache_dir=tmp_path)
     assert found.measured is None and found.seconds == ROWS / 0.5 / 2
 
 
@@ -113,8 +113,8 @@ def test_chunks_of_a_document_are_all_counted(spec: JobSpec, tmp_path: Path) -> 
     chunks = {"max_tokens": 8, "too_long": "chunk", "overlap_tokens": 0}
     rules = type(spec.documents).model_validate(chunks)
     chunked = spec.model_copy(update={"documents": rules})
-    whole = estimate(spec, PlanWishes(documents=ROWS), cache_dir=tmp_path).measured
-    pieces = estimate(chunked, PlanWishes(documents=ROWS), cache_dir=tmp_path).measured
+    whole = estimate(spec, PlanOptions(documents=ROWS), cache_dir=tmp_path).measured
+    pieces = estimate(chunked, PlanOptions(documents=ROWS), cache_dir=tmp_path).measured
     assert whole is not None and pieces is not None
     assert pieces.tokens_per_document >= whole.tokens_per_document > 40  # and the head has 8
 
@@ -123,7 +123,7 @@ def test_chunks_of_a_document_are_all_counted(spec: JobSpec, tmp_path: Path) -> 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_numbers_that_give_no_estimate_are_refused(name: str, value: float) -> None:
     with pytest.raises(SpecError, match=f"--{name}: write a number above 0"):
-        PlanWishes(**{name: value})  # type: ignore[arg-type]
+        PlanOptions(**{name: value})  # type: ignore[arg-type]
 
 
 def test_a_machine_without_the_gpu_says_what_to_give_instead(
@@ -133,7 +133,7 @@ def test_a_machine_without_the_gpu_says_what_to_give_instead(
     monkeypatch.setattr(planning, "this_machine", lambda: laptop)
     gpu = spec.model_copy(update={"model": spec.model.model_copy(update={"device": "cuda"})})
     with pytest.raises(SpecError, match=r"--rate: .*a run's summary"):
-        estimate(gpu, PlanWishes(), cache_dir=tmp_path)
+        estimate(gpu, PlanOptions(), cache_dir=tmp_path)
 
 
 def test_the_verb_prints_what_was_estimated(
