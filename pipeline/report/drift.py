@@ -43,8 +43,8 @@ def show_comparison(compared: Comparison, console: Console) -> None:
         console.print(_task_table(task), markup=False)
         console.print(_told(task), markup=False)
         for group, counts in list(task.groups.items())[:SHOWN_GROUPS]:
-            told = f"  {escape_controls(group)}: {counts.flip_rate:.2%} of {counts.documents:,} flipped"
-            console.print(told, markup=False)
+            flipped = f"{counts.flip_rate:.2%} of {counts.documents:,} flipped"
+            console.print(f"  {escape_controls(group)}: {flipped}", markup=False)
         if len(task.groups) > SHOWN_GROUPS:
             console.print(f"  and {len(task.groups) - SHOWN_GROUPS:,} more; --json has them all")
 
