@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _submit(options: argparse.Namespace) -> int:
     """The same command on a cluster, followed from here."""
-    from pipeline.cluster.access import asks_for_token
+    from pipeline.cluster.access import requires_token
     from pipeline.report.console import JobLog
     from pipeline.spec.parse import load_spec
 
@@ -131,7 +131,7 @@ def _submit(options: argparse.Namespace) -> int:
     # Ray's client would go where these say, whatever the command says.
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         os.environ.pop(name, None)
-    if asks_for_token(options.address, insecure=options.insecure_cluster):
+    if requires_token(options.address, insecure=options.insecure_cluster):
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
     from pipeline.cluster.submission import connect, follow, submit
 

@@ -26,7 +26,7 @@ from pipeline.runtime.assembly import (
     job_readouts,
     label_engine,
 )
-from pipeline.runtime.job import describe
+from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.worker import with_answers
 from pipeline.sources.documents import RawRow, documents_from
@@ -47,7 +47,7 @@ class Labeller:
         self.spec = as_spec(spec)
         require_torchao(self.spec.model.quantize)
         where = placement or place(self.spec.model, this_machine())
-        job = describe(self.spec, where, cache_dir or default_cache_dir())
+        job = make_job(self.spec, where, cache_dir or default_cache_dir())
         folder, tokenizer, prompt = job_prompt(job)
         model = job_model(job, folder)
         self._turn = Lock()  # an engine counts what it reads: one call at a time

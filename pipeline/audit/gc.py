@@ -18,8 +18,8 @@ from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.keys import label_key, spec_key
 from pipeline.ledger.snapshots import FOLDER as SNAPSHOTS
 from pipeline.ledger.snapshots import snapshot_key
-from pipeline.runtime.calibrations import same_answers
-from pipeline.runtime.job import described_anywhere
+from pipeline.runtime.calibrations import versions_with_equal_raw_answers
+from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.sources.cuts import cut_before
 from pipeline.sources.source import find_objects
 from pipeline.spec.schema import JobSpec
@@ -120,7 +120,7 @@ def next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
     objects = find_objects(wanted.path, cache_dir, wanted.storage_options)
     cuts = cut_before(store, objects, wanted.text, wanted.id)
     # — the run may be on another machine than this one, and compute in other numbers there
-    jobs = described_anywhere(spec, cache_dir)
+    jobs = jobs_for_each_dtype(spec, cache_dir)
     # — raw answers, too: the next calibration is made of them, and used on them
     versions = frozenset(
         (task, version.id)
@@ -131,7 +131,7 @@ def next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
     others = frozenset(
         (task, fp)
         for job in jobs
-        for task, fps in same_answers(store, job.fingerprints).items()
+        for task, fps in versions_with_equal_raw_answers(store, job.fingerprints).items()
         for fp in fps
     )
     return Cells(

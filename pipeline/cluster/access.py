@@ -21,12 +21,12 @@ _ASKED = "/api/jobs/"
 _OPEN, _CLOSED = 200, (401, 403)
 
 
-def is_job_server(address: str) -> bool:
+def is_job_api(address: str) -> bool:
     """Whether an address is that of Ray's Job API, to which a job is handed over."""
     return address.startswith(("http://", "https://"))
 
 
-def asks_for_token(address: str, *, insecure: bool = False) -> bool:
+def requires_token(address: str, *, insecure: bool = False) -> bool:
     """Whether the Job API there wants a token.
 
     RefusedError if it does not, and others than this machine's users can reach it: whoever does

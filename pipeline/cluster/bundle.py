@@ -29,7 +29,7 @@ _NOT_PINNED = {"ray"}
 _NOT_FOR_JOBS = 'extra == "dev"'
 
 
-def portable(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
+def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
     """The spec's content for another working directory, of this machine or of any.
 
     SpecError for a relative path that other machines cannot follow.
@@ -72,7 +72,7 @@ def content_id(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def fill(folder: Path, content: Mapping[str, Any]) -> None:
+def write_bundle(folder: Path, content: Mapping[str, Any]) -> None:
     """Writes the working directory of a job: the spec, small files it names, and the program."""
     tasks = [_with_files(task, partial(_copied, folder=folder)) for task in content["tasks"]]
     written = yaml.dump(
@@ -128,11 +128,11 @@ def runtime_environment(folder: Path, *, installed: bool = False) -> dict[str, A
 
     Where all is `installed` on the nodes, nothing is: Ray would copy a virtual environment whole.
     """
-    pinned = {} if installed else {"pip": {"packages": pins(), "pip_check": False}}
+    pinned = {} if installed else {"pip": {"packages": pinned_requirements(), "pip_check": False}}
     return {"working_dir": str(folder), **pinned}
 
 
-def pins() -> list[str]:
+def pinned_requirements() -> list[str]:
     """Every direct dependency of assay as it is installed here, without builds' local labels.
 
     A node that has these versions installs nothing.

@@ -21,7 +21,13 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pipeline.cluster.access import is_loopback
-from pipeline.cluster.bundle import SPEC_FILE, content_id, fill, portable, runtime_environment
+from pipeline.cluster.bundle import (
+    SPEC_FILE,
+    content_id,
+    portable_content,
+    runtime_environment,
+    write_bundle,
+)
 from pipeline.errors import RefusedError, UnavailableError
 from pipeline.spec.schema import JobSpec
 
@@ -52,7 +58,7 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobEnd:
     """How a job ended."""
 
     status: str
@@ -87,17 +93,17 @@ def submit(
     The same spec has the same id, so that two who submit it run it once; when it has ended, the
     next has a number behind it.
     """
-    content = portable(spec, same_machine=is_loopback(address))
+    content = portable_content(spec, same_machine=is_loopback(address))
     base = f"assay-{spec.name}-{content_id(content)}"
     options = " ".join(sorted(flags))
     entrypoint = f"python -m pipeline run {SPEC_FILE} --address auto {options}".rstrip()
     with tempfile.TemporaryDirectory() as folder:
-        fill(Path(folder), content)
+        write_bundle(Path(folder), content)
         environment = runtime_environment(Path(folder), installed=installed)
         for tried in range(_TRIES):
             time.sleep(_PAUSE_S if tried else 0)
             try:
-                found = choose(client.list_jobs(), base)
+                found = choose_job(client.list_jobs(), base)
                 if not found.new:
                     _refuse_other_options(client, found.id, options)
                     return found
@@ -117,7 +123,7 @@ def submit(
     raise UnavailableError(f"the cluster takes no job yet: {last}; run the same command again")
 
 
-def choose(jobs: Sequence[JobDetails], base: str) -> Submitted:
+def choose_job(jobs: Sequence[JobDetails], base: str) -> Submitted:
     """The job of this id that is under way, or the id that a new one takes."""
     pattern = re.compile(re.escape(base) + r"(?:-(\d+))?")
     mine = [
@@ -141,7 +147,7 @@ def _refuse_other_options(client: JobSubmissionClient, id: str, options: str) ->
         )
 
 
-def follow(client: JobSubmissionClient, id: str, show: Show) -> Ended:
+def follow(client: JobSubmissionClient, id: str, show: Show) -> JobEnd:
     """Shows the job's log until it ends; UnavailableError if the cluster no longer answers."""
     log = _Log(client, id, show)
     failures = 0
@@ -152,7 +158,7 @@ def follow(client: JobSubmissionClient, id: str, show: Show) -> Ended:
             failures = 0
             if info.status.is_terminal():
                 log.show_rest(client.get_job_logs(id))
-                return ended(info)
+                return job_end(info)
         except (RuntimeError, OSError, aiohttp.ClientError) as error:
             failures += 1
             if failures == _TRIES:
@@ -192,15 +198,15 @@ class _Log:
             self._shown = len(log)
 
 
-def ended(info: JobDetails) -> Ended:
+def job_end(info: JobDetails) -> JobEnd:
     """What became of a job: its own exit code, or 3 where something from outside ended it."""
     code, message = info.driver_exit_code, _line(info.message or "")
     if info.status == JobStatus.SUCCEEDED:
-        return Ended("SUCCEEDED", 0, message)
+        return JobEnd("SUCCEEDED", 0, message)
     killed = code is not None and not 0 < code < 128  # a signal, by Python's or a shell's count
     if info.status == JobStatus.STOPPED or killed or str(info.error_type) in _CUT_SHORT:
-        return Ended(str(info.status), _INCOMPLETE, message)
-    return Ended(str(info.status), _FAILED if code is None else code, message)
+        return JobEnd(str(info.status), _INCOMPLETE, message)
+    return JobEnd(str(info.status), _FAILED if code is None else code, message)
 
 
 def stop(client: JobSubmissionClient, id: str) -> None:

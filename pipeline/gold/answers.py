@@ -20,7 +20,7 @@ from pipeline.ledger.columns import probabilities, statuses, versions
 from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import snapshot_numbers
-from pipeline.runtime.job import described_anywhere
+from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 
@@ -146,7 +146,7 @@ def _first_times(places: NDArray[Any], doc_ids: Sequence[str | None]) -> NDArray
 
 def _versions(spec: JobSpec, cache_dir: Path) -> dict[str, set[str]]:
     """Each task's fingerprint; two where the spec leaves the machine the choice of numbers."""
-    jobs = described_anywhere(spec, cache_dir)
+    jobs = jobs_for_each_dtype(spec, cache_dir)
     return {task.name: {job.fp[task.name] for job in jobs} for task in spec.tasks}
 
 

@@ -108,7 +108,7 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
 
 def announced(planned: Plan) -> str:
     """One line before the work begins."""
-    if not planned.works:
+    if not planned.work_items:
         return f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
     return (
         f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
@@ -123,7 +123,7 @@ def plan_json(planned: Plan) -> dict[str, int]:
         "shards": len(planned.shards),
         "missing_documents": planned.missing_rows,
         "missing_shards": planned.missing_shards,
-        "missing_cells": sum(work.shard.rows * len(work.tasks) for work in planned.works),
+        "missing_cells": sum(work.shard.rows * len(work.tasks) for work in planned.work_items),
     }
 
 

@@ -28,7 +28,7 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
-from pipeline.runtime.weights import fetch, settle
+from pipeline.runtime.weights import fetch, publish_atomically
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.spec.schema import ContextualSpec, DocumentsSpec, Quantize, TaskSpec
 
@@ -64,7 +64,7 @@ def local_model(job: Job) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
     convert(found, partial)
-    return settle(partial, folder)
+    return publish_atomically(partial, folder)
 
 
 def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> LoadedModel:

@@ -99,12 +99,14 @@ def calibration_hash(file: CalibrationFile) -> str:
     return short_hash(canonical_json(file.calibration.to_json()))
 
 
-def same_answers(store: Store, versions: Mapping[str, Fingerprint]) -> dict[str, list[str]]:
+def versions_with_equal_raw_answers(
+    store: Store, versions: Mapping[str, Fingerprint]
+) -> dict[str, list[str]]:
     """By task, the other fingerprints in the output whose raw answers are this version's."""
     return {task: list(_same_answers(store, task, of)) for task, of in versions.items()}
 
 
-def raw_version(store: Store, task: str, fp: str) -> str:
+def raw_fingerprint(store: Store, task: str, fp: str) -> str:
     """The fingerprint of the same answers without calibration, by the words written down."""
     return Fingerprint(_words(store, spec_key(task, fp))).raw.id
 
@@ -115,7 +117,7 @@ def _same_answers(store: Store, task: str, version: Fingerprint) -> Iterator[str
         fp = stored.key.rpartition("/")[2].removesuffix(".json")
         if fp == own or stored.key != spec_key(task, fp):
             continue
-        if raw_version(store, task, fp) == raw:
+        if raw_fingerprint(store, task, fp) == raw:
             yield fp
 
 
@@ -128,7 +130,7 @@ def _words(store: Store, key: str) -> dict[str, Any]:
     return words if isinstance(words, dict) else {}
 
 
-def warn_of_others(
+def warn_of_stale_calibrations(
     files: Mapping[str, CalibrationFile], fingerprints: Mapping[str, Fingerprint]
 ) -> None:
     """Tells of calibrations that were made of other answers than they are used on."""

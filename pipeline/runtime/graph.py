@@ -74,7 +74,7 @@ def check_ahead(job: Job) -> None:
     passed.touch()
 
 
-def label_works(works: Sequence[Work], job: Job) -> Iterator[ShardCounts]:
+def label_items(works: Sequence[Work], job: Job) -> Iterator[ShardCounts]:
     """Labels and commits every piece of work; counts come as shards are committed."""
     for start in range(0, len(works), WINDOW_SHARDS):
         try:

@@ -27,8 +27,8 @@ from pipeline.runtime.calibrations import (
     CalibrationFile,
     calibration_hash,
     load_calibrations,
-    same_answers,
-    warn_of_others,
+    versions_with_equal_raw_answers,
+    warn_of_stale_calibrations,
 )
 from pipeline.runtime.fitted_files import ReadoutRef, find_readouts
 from pipeline.runtime.placement import Placement
@@ -83,7 +83,7 @@ class Plan:
 
     cuts: Cuts
     done: Committed
-    works: tuple[Work, ...]
+    work_items: tuple[Work, ...]
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -96,20 +96,20 @@ class Plan:
     @property
     def missing_shards(self) -> int:
         """How many shards have work; one may have several works, for its tasks in parts."""
-        return len({work.shard.id for work in self.works})
+        return len({work.shard.id for work in self.work_items})
 
     @property
     def missing_rows(self) -> int:
         """The rows of the shards that have work."""
-        return sum({work.shard.id: work.shard.rows for work in self.works}.values())
+        return sum({work.shard.id: work.shard.rows for work in self.work_items}.values())
 
     @property
     def work_rows(self) -> int:
         """The rows of all works: what is counted as they go."""
-        return sum(work.shard.rows for work in self.works)
+        return sum(work.shard.rows for work in self.work_items)
 
 
-def describe(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
+def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     """The job of a spec: its model found and named by content, its tasks by fingerprint."""
     files = locate(spec.model, cache_dir)
     dtype = placement.dtype
@@ -134,7 +134,7 @@ def describe(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     )
 
 
-def described_anywhere(spec: JobSpec, cache_dir: Path) -> list[Job]:
+def jobs_for_each_dtype(spec: JobSpec, cache_dir: Path) -> list[Job]:
     """The job in each number format that a machine may choose for it.
 
     A format in which its readouts were not fitted is left out: no run can choose it. SpecError
@@ -145,7 +145,7 @@ def described_anywhere(spec: JobSpec, cache_dir: Path) -> list[Job]:
     refused: list[SpecError] = []
     for dtype in dtypes:
         try:
-            jobs.append(describe(spec, Placement("cpu", dtype, 1, 1), cache_dir))
+            jobs.append(make_job(spec, Placement("cpu", dtype, 1, 1), cache_dir))
         except SpecError as error:
             refused.append(error)
     if not jobs:
@@ -158,13 +158,13 @@ def plan(job: Job, store: Store, *, keep: bool = True) -> Plan:
 
     The cut lasts, and is made for the job's own machine: what does not label does not `keep` it.
     """
-    warn_of_others(job.calibrations, job.fingerprints)
+    warn_of_stale_calibrations(job.calibrations, job.fingerprints)
     wanted = job.spec.input
     objects = find_objects(wanted.path, Path(job.cache_dir), wanted.storage_options)
     refuse_own_output(objects, store.url)
     target = wanted.shard_bytes if wanted.shard_bytes != "auto" else shard_bytes(job)
     cuts = load_or_cut(store, objects, wanted.text, wanted.id, target, keep=keep)
-    return survey(job, store, cuts)
+    return list_missing(job, store, cuts)
 
 
 def refuse_own_output(objects: Sequence[InputObject], output: str) -> None:
@@ -175,15 +175,15 @@ def refuse_own_output(objects: Sequence[InputObject], output: str) -> None:
         raise SpecError([Problem("input.path", fix, inside[0])])
 
 
-def survey(job: Job, store: Store, cuts: Cuts) -> Plan:
+def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
     """What a LIST now finds of these shards."""
     sids = cuts.earlier_sids.union(shard.id for shard in cuts.shards)
     done = committed(store, job.fp, sids)
     missing = missing_tasks(cuts.shards, list(job.fp), done)
     versions = {task: job.fingerprints[task] for task in missing}
-    others = committed_others(store, done, same_answers(store, versions), sids)
-    works = remaining(cuts.shards, list(job.fp), done, cuts.earlier, others)
-    return Plan(cuts, done, tuple(works))
+    others = committed_others(store, done, versions_with_equal_raw_answers(store, versions), sids)
+    items = remaining(cuts.shards, list(job.fp), done, cuts.earlier, others)
+    return Plan(cuts, done, tuple(items))
 
 
 def shard_bytes(job: Job) -> int:

@@ -25,7 +25,7 @@ from pipeline.stores.store import Store
 READ_THREADS = 16
 
 
-def is_failure(status: str) -> bool:
+def is_failed_status(status: str) -> bool:
     """Whether a row with this status has no answer though it should."""
     return status == QUARANTINED or status.startswith("error:")
 
@@ -43,7 +43,7 @@ def failed_rows(
     return read + sum(counted.get(shard.id, 0) for shard in shards)
 
 
-def works_again(store: Store, shards: Sequence[Shard], done: Committed) -> list[Work]:
+def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[Work]:
     """Work for every finished shard with a readable row that failed: its tasks of which it did.
 
     A work's tasks failed on the same rows: no task is asked again about a row that it answered.
@@ -79,7 +79,9 @@ def _again(store: Store, done: Committed, shard: Shard) -> Iterator[Work]:
 
 
 def _failures(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]
-    return np.array([is_failure(status) for status in _status(store, key).to_pylist()], np.bool_)
+    return np.array(
+        [is_failed_status(status) for status in _status(store, key).to_pylist()], np.bool_
+    )
 
 
 def _status(store: Store, key: str) -> pa.ChunkedArray:

@@ -120,10 +120,10 @@ def node_resources() -> list[Resources]:
     config: Any = None if through_client else state.get_cluster_config()
     groups = [] if config is None else config.node_group_configs
     promised = [(dict(group.resources), int(group.max_count)) for group in groups]
-    return at_largest(alive, promised)
+    return nodes_at_largest(alive, promised)
 
 
-def at_largest(
+def nodes_at_largest(
     alive: Sequence[Resources], promised: Sequence[tuple[Resources, int]]
 ) -> list[Resources]:
     """The nodes that are there, and of each promised kind as many more as there may be.

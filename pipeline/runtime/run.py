@@ -21,9 +21,9 @@ from pipeline.ledger.cells import Committed, is_whole, record_specs, unfinished
 from pipeline.ledger.contents import Contents, contents_of
 from pipeline.ledger.failpoints import reach
 from pipeline.ledger.snapshots import publish
-from pipeline.runtime.graph import ShardCounts, check_ahead, label_cpus, label_works
-from pipeline.runtime.job import Job, Plan, describe, described_anywhere, plan, survey
-from pipeline.runtime.outcome import failed_rows, is_failure, works_again
+from pipeline.runtime.graph import ShardCounts, check_ahead, label_cpus, label_items
+from pipeline.runtime.job import Job, Plan, jobs_for_each_dtype, list_missing, make_job, plan
+from pipeline.runtime.outcome import failed_rows, is_failed_status, retry_items
 from pipeline.runtime.placement import Placement, cluster, node_resources, place, this_machine
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
@@ -37,7 +37,7 @@ EXTRA_ROUNDS = 2
 Progress = Callable[[int], None]  # called with the rows of each shard as it is committed
 
 
-def quietly(_planned: Plan) -> Progress:
+def no_progress(_planned: Plan) -> Progress:
     """Tells nobody how a run goes."""
     return lambda _rows: None
 
@@ -83,7 +83,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledOutput:
     """A spec's work as it now lies in the output; no snapshot shows it unless it is published."""
 
     job: Job
@@ -94,7 +94,7 @@ class Labelled:
 
     @property
     def complete(self) -> bool:
-        return not self.last.works and not self.last.cuts.unreadable
+        return not self.last.work_items and not self.last.cuts.unreadable
 
     @property
     def contents(self) -> Contents:
@@ -135,7 +135,7 @@ def run(
     address: str | None = None,
     retry_failed: bool = False,
     publish_partial: bool = False,
-    announce: Callable[[Plan], Progress] = quietly,
+    announce: Callable[[Plan], Progress] = no_progress,
 ) -> Outcome:
     """Label every missing cell and publish a snapshot; doing it again changes nothing.
 
@@ -168,7 +168,7 @@ def label(
     retry_failed: bool = False,
     publish_partial: bool = False,  # if it is broken off
     announce: Callable[[Plan], Progress],
-) -> Labelled:
+) -> LabelledOutput:
     """Label every missing cell, as `run` does, and publish nothing."""
     started = time.monotonic()
     store = open_store(spec.output, spec.storage_options)
@@ -177,17 +177,17 @@ def label(
     with _ray_if_remote(address) as machine_nodes:
         machine = cluster(machine_nodes) if machine_nodes else this_machine()
         placement = place(spec.model, machine)
-        job = describe(spec, placement, cache_dir)
+        job = make_job(spec, placement, cache_dir)
         first = plan(job, store)
         if retry_failed:
-            again = works_again(store, first.shards, first.done)
-            first = replace(first, works=(*first.works, *again))
+            again = retry_items(store, first.shards, first.done)
+            first = replace(first, work_items=(*first.work_items, *again))
         for reason in first.cuts.unreadable:
             logger.warning("left out: %s", reason)
         reach("planned")
         progress = announce(first)
         labelling = _Labelling(job, store, first)
-        if first.works:
+        if first.work_items:
             with _local_ray(placement):
                 check_ahead(job)
                 record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
@@ -203,7 +203,7 @@ def label(
     labelling.check_failed_rows()
     reach("labelled")
     seconds = time.monotonic() - started
-    return Labelled(job, store, labelling.last, tuple(labelling.counted), seconds)
+    return LabelledOutput(job, store, labelling.last, tuple(labelling.counted), seconds)
 
 
 def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
@@ -213,9 +213,9 @@ def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
     is that of the machine with the least to do.
     """
     store = open_store(spec.output, spec.storage_options)
-    first, *others = described_anywhere(spec, cache_dir)
+    first, *others = jobs_for_each_dtype(spec, cache_dir)
     planned = plan(first, store, keep=False)
-    plans = [planned, *(survey(job, store, planned.cuts) for job in others)]
+    plans = [planned, *(list_missing(job, store, planned.cuts) for job in others)]
     return min(plans, key=lambda each: each.missing_rows)
 
 
@@ -237,28 +237,28 @@ class _Labelling:
         failed = 0
         worst: Counter[str] = Counter()  # by shard, which may be in several works
         for _ in range(1 + EXTRA_ROUNDS):
-            for counts in label_works(self.last.works, self._job):
+            for counts in label_items(self.last.work_items, self._job):
                 self.counted.append(counts)
                 progress(counts.rows)
                 more = max(0, _failures(counts) - worst[counts.sid])
                 worst[counts.sid] += more
                 failed += more
                 _check(self._job, failed, self._first.rows, self.counted)
-            found = survey(self._job, self._store, self._first.cuts)
-            retries = unfinished(self._first.works, found.done)
-            self.last = replace(found, works=(*found.works, *retries))
-            if not self.last.works:
+            found = list_missing(self._job, self._store, self._first.cuts)
+            retries = unfinished(self._first.work_items, found.done)
+            self.last = replace(found, work_items=(*found.work_items, *retries))
+            if not self.last.work_items:
                 return
-            logger.warning("%d shards are still missing and run again", len(self.last.works))
+            logger.warning("%d shards are still missing and run again", len(self.last.work_items))
 
     def check_failed_rows(self) -> None:
         """FailedRowsError if all is there, and more of its rows failed than may."""
-        if not self.last.works:
+        if not self.last.work_items:
             _check_shards(self._job, self._store, self.last.shards, self.last.done, self.counted)
 
     def publish_part(self) -> None:
         """A snapshot of what is whole now, unless more of its rows failed than may."""
-        found = survey(self._job, self._store, self._first.cuts)
+        found = list_missing(self._job, self._store, self._first.cuts)
         try:
             _publish_part(self._job, self._store, found, self.counted)
         except FailedRowsError as error:  # beside what broke the run off, which is told too
@@ -287,7 +287,7 @@ def _check(job: Job, failed: int, rows: int, counted: Sequence[ShardCounts]) -> 
     if limit is None or failed <= limit * rows:
         return
     reasons = tally_of(counted).status.most_common()
-    told = ", ".join(f"{status} {count:,}" for status, count in reasons if is_failure(status))
+    told = ", ".join(f"{status} {count:,}" for status, count in reasons if is_failed_status(status))
     raise FailedRowsError(
         f"{failed:,} of {rows:,} rows failed, more than max_error_rate {limit:g} allows"
         f"{told and f' (in this run: {told})'}; what is done stands and no snapshot shows it; "
@@ -296,7 +296,7 @@ def _check(job: Job, failed: int, rows: int, counted: Sequence[ShardCounts]) -> 
 
 
 def _failures(counts: ShardCounts) -> int:
-    return sum(count for status, count in counts.status.items() if is_failure(status))
+    return sum(count for status, count in counts.status.items() if is_failed_status(status))
 
 
 def tally_of(counted: Iterable[ShardCounts]) -> Tally:

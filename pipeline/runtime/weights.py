@@ -150,10 +150,10 @@ def _download(files: ModelFiles, folder: Path, options: Options) -> Path:
         for name in file_system.find(place):
             if _is_ours(name):
                 file_system.get_file(name, str(partial / Path(name).name))
-    return settle(partial, folder)
+    return publish_atomically(partial, folder)
 
 
-def settle(partial: Path, folder: Path) -> Path:
+def publish_atomically(partial: Path, folder: Path) -> Path:
     """Give a finished folder its name; if another process was first, its folder stands."""
     try:
         os.replace(partial, folder)

@@ -20,7 +20,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_promp
 from pipeline.inference.memory import keep_freed_memory
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.runtime.assembly import job_model, job_prompt, job_readouts, label_engine, memory_plan
-from pipeline.runtime.job import describe, plan
+from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.schema import JobSpec, TaskSpec
 from pipeline.stores.store import open_store
@@ -104,7 +104,7 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     """
     require_positive({"--rounds": rounds, "--tokens": tokens})
     placement = place(spec.model, this_machine())
-    job = describe(spec, placement, cache_dir)
+    job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job, as_questions(spec.tasks))
     store = open_store(spec.output, spec.storage_options)
     shards = plan(job, store, keep=False).shards

@@ -21,9 +21,9 @@ from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import snapshot_numbers
-from pipeline.runtime.calibrations import CalibrationFile, raw_version, write_calibration
+from pipeline.runtime.calibrations import CalibrationFile, raw_fingerprint, write_calibration
 from pipeline.runtime.fitted_files import options_for
-from pipeline.runtime.job import described_anywhere
+from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.spec.schema import JobSpec, TaskSpec
 from pipeline.stores.store import Store, open_store
 
@@ -57,7 +57,7 @@ def calibrate(spec: JobSpec, wanted: Wanted, to: str, *, cache_dir: Path) -> Cal
     else:
         p, right, source["gold"] = _gold_rows(spec, task, wanted.gold, found)
         calibration, rows = _fitted(task, wanted.method, p, right), len(right)
-    fingerprint = raw_version(store, task.name, found.tasks[task.name].fp)
+    fingerprint = raw_fingerprint(store, task.name, found.tasks[task.name].fp)
     file = CalibrationFile(task.name, calibration, fingerprint, source, rows)
     write_calibration(to, file, options_for(to, spec))
     return Calibrated(to, file)
@@ -89,7 +89,7 @@ def _snapshot(spec: JobSpec, store: Store, wanted: Wanted, cache_dir: Path) -> C
         task = found.tasks.get(wanted.task)
         if wanted.snapshot is None and found.spec != spec.name:
             continue
-        if task is not None and raw_version(store, wanted.task, task.fp) in raw:
+        if task is not None and raw_fingerprint(store, wanted.task, task.fp) in raw:
             return found
     fix = (
         f"{store.url} has no answers to task {wanted.task!r} as the spec asks it now; run "
@@ -102,7 +102,7 @@ def _raw_versions(spec: JobSpec, task: str, cache_dir: Path) -> set[str]:
     """The task's fingerprints without calibration: its file need not be there yet."""
     raw = tuple(each.model_copy(update={"calibration": None}) for each in spec.tasks)
     bare = spec.model_copy(update={"tasks": raw})
-    return {job.fp[task] for job in described_anywhere(bare, cache_dir)}
+    return {job.fp[task] for job in jobs_for_each_dtype(bare, cache_dir)}
 
 
 def _batch(spec: JobSpec, task: TaskSpec, found: Contents) -> tuple[Calibration, int]:

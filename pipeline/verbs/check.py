@@ -16,7 +16,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_tokens
 from pipeline.runtime.assembly import job_prompt, job_readouts
-from pipeline.runtime.job import Job, describe, plan
+from pipeline.runtime.job import Job, make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import check_create_only, open_store
@@ -83,7 +83,7 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
     placement = place(spec.model, this_machine())
-    job = describe(spec, placement, cache_dir)
+    job = make_job(spec, placement, cache_dir)
     planned = plan(job, store, keep=False)
     folder, tokenizer, prompt = job_prompt(job)
     wanted = DEFAULT_DOCUMENTS if documents is None else documents

@@ -30,7 +30,7 @@ from pipeline.evaluation.linear import Floats
 from pipeline.evaluation.scores import Scores, score
 from pipeline.gold.gold import UNLABELLED, Gold, GoldTask, HowGold, read_gold
 from pipeline.runtime.fitted_files import options_for, write_fitted
-from pipeline.runtime.job import Job, describe
+from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.schema import JobSpec, TaskSpec
 from pipeline.verbs.fit_card import Kind, card, readout_bytes
@@ -112,7 +112,7 @@ def fit_readouts(
     folds = FOLDS if wishes.folds is None else wishes.folds
     _check_labels(_labels_of_gold(gold), gold, folds, wishes.rows)
     paths = _paths(tasks, wishes.to)
-    job = describe(_without_readouts(spec), place(spec.model, this_machine()), cache_dir)
+    job = make_job(_without_readouts(spec), place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(job, gold, questions, layers=wishes.layers, start=start)
     states = {task.name: _gold_states(gold.tasks[task.name], task.name, read) for task in tasks}
     _check_labels(_labels_of_states(states), gold, folds, wishes.rows)

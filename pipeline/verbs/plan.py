@@ -21,7 +21,7 @@ from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import Answers
 from pipeline.ledger.cells import Work
 from pipeline.runtime.assembly import job_model, job_prompt, job_readouts, label_engine
-from pipeline.runtime.job import Plan, describe
+from pipeline.runtime.job import Plan, make_job
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.run import dry_run
 from pipeline.sources.shards import Shard
@@ -102,12 +102,12 @@ def estimate(spec: JobSpec, wishes: PlanOptions, *, cache_dir: Path) -> Estimate
     a run would refuse, too.
     """
     planned = dry_run(spec, cache_dir=cache_dir)
-    missing = _missing(planned.works)
+    missing = _missing(planned.work_items)
     measured: Measured | None = None
     if wishes.rate is not None:
         seconds = dict.fromkeys(missing, 1 / wishes.rate)
     elif missing:
-        shards = [work.shard for work in planned.works if work.asks]
+        shards = [work.shard for work in planned.work_items if work.asks]
         measured, seconds = _measure(spec, missing, shards, wishes.documents, cache_dir=cache_dir)
     parts = tuple(
         Part(tasks, documents, seconds[tasks]) for tasks, documents in missing.most_common()
@@ -137,7 +137,7 @@ def _measure(
     placement = _here(spec)
     torch.set_num_threads(placement.threads)
     keep_freed_memory()
-    job = describe(spec, placement, cache_dir)
+    job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job)
     wanted = documents or DEFAULT_DOCUMENTS[placement.device]
     pieces = [sample.pieces for sample in take_samples(shards, tokenizer, spec, wanted)]

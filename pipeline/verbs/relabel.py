@@ -15,7 +15,7 @@ from pipeline.evaluation.gates import Decision
 from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.snapshots import last_snapshot
 from pipeline.runtime.job import Plan
-from pipeline.runtime.run import Labelled, Outcome, Progress, label
+from pipeline.runtime.run import LabelledOutput, Outcome, Progress, label
 from pipeline.spec.schema import JobSpec
 
 # By custom a PSI below 0.1 is no shift (`evaluation.drift`).
@@ -67,7 +67,7 @@ def tick(
     return judge(done, gate, limits or Limits())
 
 
-def judge(done: Labelled, gate: Gate | None, limits: Limits) -> Tick:
+def judge(done: LabelledOutput, gate: Gate | None, limits: Limits) -> Tick:
     """The second half of a tick: what was labelled is compared, judged, and published or not."""
     previous = last_snapshot(done.store, done.job.spec.name)
     if not done.complete:

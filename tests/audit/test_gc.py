@@ -29,7 +29,7 @@ from pipeline.errors import StorageError
 from pipeline.ledger.contents import contents
 from pipeline.ledger.keys import documents_key, label_key, spec_key
 from pipeline.ledger.label_files import commit_shard
-from pipeline.runtime.job import describe, plan
+from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import Placement
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec
@@ -62,7 +62,7 @@ class Everything:
         return {stored.key for stored in listed}
 
     def fingerprints(self, dtype: str = "float32") -> dict[str, Fingerprint]:
-        job = describe(self.spec, Placement("cpu", dtype, 1, 1), self.corpus.cache_dir)
+        job = make_job(self.spec, Placement("cpu", dtype, 1, 1), self.corpus.cache_dir)
         return dict(job.fingerprints)
 
     def finish(self, name: str, version: str) -> int:
@@ -198,7 +198,7 @@ def test_a_retry_of_an_interrupted_run_is_kept(everything: Everything) -> None:
 def test_answers_of_another_calibration_are_kept_where_the_next_run_has_no_others(
     everything: Everything, recalibrated: bool
 ) -> None:
-    job = describe(everything.spec, Placement("cpu", "float32", 1, 1), everything.corpus.cache_dir)
+    job = make_job(everything.spec, Placement("cpu", "float32", 1, 1), everything.corpus.cache_dir)
     store, shards = everything.store, everything.corpus.shards(everything.store)
     contents = {task: {**own.content, "calibration": 1} for task, own in job.fingerprints.items()}
     commit_all(store, shards[:2], {task: Fingerprint(c) for task, c in contents.items()})
@@ -207,7 +207,7 @@ def test_answers_of_another_calibration_are_kept_where_the_next_run_has_no_other
         everything.begin("float32", 1)
     unused = {key for key in before if key.startswith("labels/") and shards[0].id in key}
     assert set(everything.tidy(1).removable.keys) == (unused if recalibrated else set())
-    works = plan(job, store).works
+    works = plan(job, store).work_items
     assert not any(work.asks for work in works if work.shard in shards[:2])
 
 

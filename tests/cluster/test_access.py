@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import access as cluster_access
-from pipeline.cluster.access import asks_for_token, is_job_server, is_loopback
+from pipeline.cluster.access import is_job_api, is_loopback, requires_token
 from pipeline.errors import RefusedError
 
 
@@ -57,7 +57,7 @@ def test_a_cluster_on_this_machine_is_asked_and_nothing_is_shown_to_it(
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "canary" * 6)
     dashboard.status = status
-    assert asks_for_token(dashboard.address) is wanted
+    assert requires_token(dashboard.address) is wanted
     (request,) = dashboard.requests
     assert request["path"] == "/api/jobs/"
     assert "Authorization" not in request and "canary" not in str(request)
@@ -69,31 +69,31 @@ def test_an_open_cluster_that_others_can_reach_is_refused(
     """The one server stands in for a remote one: only its name's judgement is changed."""
     monkeypatch.setattr(cluster_access, "is_loopback", lambda address: False)
     with pytest.raises(RefusedError, match=r"without a token.*RAY_AUTH_MODE=token") as raised:
-        asks_for_token(dashboard.address)
+        requires_token(dashboard.address)
     assert raised.value.exit_code == 4
-    assert asks_for_token(dashboard.address, insecure=True) is False
+    assert requires_token(dashboard.address, insecure=True) is False
     dashboard.status = 401
-    assert asks_for_token(dashboard.address) is True
+    assert requires_token(dashboard.address) is True
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
 def test_what_is_no_job_api_is_refused_and_not_followed(dashboard: Dashboard, status: int) -> None:
     dashboard.status = status
     with pytest.raises(RefusedError, match=rf"no Ray Job API answers .* status {status}"):
-        asks_for_token(dashboard.address)
+        requires_token(dashboard.address)
     assert len(dashboard.requests) == 1
 
 
 def test_an_address_with_a_password_is_refused_without_showing_it(dashboard: Dashboard) -> None:
     address = dashboard.address.replace("//", "//me:hunter2@")
     with pytest.raises(RefusedError) as raised:
-        asks_for_token(address)
+        requires_token(address)
     assert "hunter2" not in str(raised.value) and not dashboard.requests
 
 
 def test_an_address_where_nothing_listens_is_refused(dashboard: Dashboard) -> None:
     with pytest.raises(RefusedError, match="no Ray cluster answers"):
-        asks_for_token("http://127.0.0.1:1")
+        requires_token("http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_only_this_machine_is_this_machine(address: str, loopback: bool) -> None
 
 
 def test_other_addresses_go_on_as_before() -> None:
-    assert not any(map(is_job_server, ["auto", "10.0.0.1:6379", "ray://head:10001"]))
+    assert not any(map(is_job_api, ["auto", "10.0.0.1:6379", "ray://head:10001"]))

@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.cluster.bundle import content_id, fill, pins, portable, runtime_environment
+from pipeline.cluster.bundle import (
+    content_id,
+    pinned_requirements,
+    portable_content,
+    runtime_environment,
+    write_bundle,
+)
 from pipeline.errors import SpecError
 from pipeline.spec.parse import load_spec, parse_spec
 
@@ -32,14 +38,14 @@ def test_the_uploaded_spec_is_the_spec(write_spec: Callable[..., Path], tmp_path
             max_error_rate=0.00001,
         )
     )
-    fill(tmp_path, portable(spec, same_machine=False))
+    write_bundle(tmp_path, portable_content(spec, same_machine=False))
     assert load_spec(tmp_path / "spec.yaml") == spec
 
 
 def test_the_uploaded_program_is_this_one_and_knows_its_version(
     write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
-    fill(tmp_path, portable(load_spec(write_spec()), same_machine=False))
+    write_bundle(tmp_path, portable_content(load_spec(write_spec()), same_machine=False))
     code = (
         "import pipeline.spec, importlib.metadata as m; "
         "print(pipeline.spec.__file__, m.version('assay'))"
@@ -59,12 +65,12 @@ def test_a_relative_path_is_followed_here_and_refused_elsewhere(
     spec = load_spec(
         write_spec(input={"path": "in/*.jsonl"}, output="out", model={"path": "model"})
     )
-    content = portable(spec, same_machine=True)
+    content = portable_content(spec, same_machine=True)
     assert content["input"]["path"] == str(tmp_path / "in/*.jsonl")
     assert content["output"] == str(tmp_path / "out")
     assert content["model"]["path"] == str(tmp_path / "model")
     with pytest.raises(SpecError) as raised:
-        portable(spec, same_machine=False)
+        portable_content(spec, same_machine=False)
     lines = str(raised.value).splitlines()
     assert [line.partition(":")[0] for line in lines] == ["model.path", "input.path", "output"]
 
@@ -77,7 +83,7 @@ def test_urls_absolute_paths_and_ids_of_a_hub_stay_as_they_are(
             input={"path": "s3://corpus/*.parquet"}, output="/data/out", model={"path": "org/model"}
         )
     )
-    content = portable(spec, same_machine=False)
+    content = portable_content(spec, same_machine=False)
     assert content["input"]["path"] == "s3://corpus/*.parquet"
     assert (content["output"], content["model"]["path"]) == ("/data/out", "org/model")
 
@@ -86,7 +92,7 @@ def test_the_id_changes_with_what_is_asked_and_with_nothing_else(
     write_spec: Callable[..., Path],
 ) -> None:
     def id_of(**changes: object) -> str:
-        return content_id(portable(load_spec(write_spec(**changes)), same_machine=True))
+        return content_id(portable_content(load_spec(write_spec(**changes)), same_machine=True))
 
     tasks = [{"name": "toxic", "question": "Rude", "labels": ["Yes", "No"]}]
     ids = [id_of(), id_of(output="/elsewhere"), id_of(tasks=tasks), id_of(name="other")]
@@ -94,7 +100,7 @@ def test_the_id_changes_with_what_is_asked_and_with_nothing_else(
     endpoint = {"endpoint_url": "http://other:9000"}
     ids += [id_of(storage_options=endpoint), id_of(max_error_rate=0.5)]
     model, place = (
-        portable(load_spec(write_spec()), same_machine=True)[k] for k in ("model", "input")
+        portable_content(load_spec(write_spec()), same_machine=True)[k] for k in ("model", "input")
     )
     ids += [id_of(model={**model, "storage_options": endpoint})]
     ids += [id_of(input={**place, "storage_options": endpoint})]
@@ -129,7 +135,7 @@ def test_small_files_that_a_task_names_go_along(tmp_path: Path) -> None:
         {"name": "b", "calibration": {"method": "batch", "file": str(readout)}},
         {"name": "c", "calibration": {"method": "contextual"}, "readout": "/nowhere/x"},
     ]
-    fill(folder, {"tasks": tasks})
+    write_bundle(folder, {"tasks": tasks})
     a, b, c = yaml.safe_load((folder / "spec.yaml").read_text())["tasks"]
     assert (folder / a["readout"]).read_bytes() == b"weights"
     assert b["calibration"] == {"method": "batch", "file": a["readout"]}
@@ -143,7 +149,7 @@ def test_the_runtime_environment_pins_versions_and_holds_no_variable(
     environment = runtime_environment(tmp_path)
     assert set(environment) == {"working_dir", "pip"}
     assert "canary" not in json.dumps(environment)
-    pinned = dict(pin.split("==") for pin in pins())
+    pinned = dict(pin.split("==") for pin in pinned_requirements())
     assert pinned["transformers"] == version("transformers")
     assert pinned["torch"] == version("torch").partition("+")[0]
     assert "ray" not in pinned and "pytest" not in pinned and "ruff" not in pinned
@@ -155,5 +161,5 @@ def test_a_spec_in_flow_style_parses_as_its_dump() -> None:
         "{name: a, model: {path: o/m}, input: {path: /i}, output: /o, "
         "tasks: [{name: t, question: Q, labels: [yes, no]}]}"
     )
-    content = portable(spec, same_machine=False)
+    content = portable_content(spec, same_machine=False)
     assert parse_spec(yaml.safe_dump(content)) == spec

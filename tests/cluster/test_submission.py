@@ -20,7 +20,7 @@ from many_rows import assert_every_row_once, has_begun, write_many
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pipeline.cluster import submission
-from pipeline.cluster.submission import Submitted, choose, ended, follow, submit
+from pipeline.cluster.submission import Submitted, choose_job, follow, job_end, submit
 from pipeline.errors import RefusedError, UnavailableError
 from pipeline.spec.parse import load_spec
 
@@ -47,7 +47,7 @@ def job(id: str, status: str = "SUCCEEDED", **more: Any) -> JobDetails:
 def test_a_job_under_way_is_followed_and_an_ended_one_gets_a_successor(
     jobs: list[JobDetails], chosen: Submitted | tuple[str, bool]
 ) -> None:
-    found = choose(jobs, "assay-a-1")
+    found = choose_job(jobs, "assay-a-1")
     assert found == (chosen if isinstance(chosen, Submitted) else Submitted(*chosen))
 
 
@@ -69,7 +69,7 @@ def test_a_job_under_way_is_followed_and_an_ended_one_gets_a_successor(
 def test_a_jobs_exit_code_is_passed_on_and_what_a_try_can_mend_is_3(
     details: dict[str, Any], code: int
 ) -> None:
-    assert ended(job("a", **details)).exit_code == code
+    assert job_end(job("a", **details)).exit_code == code
 
 
 class Flaky:

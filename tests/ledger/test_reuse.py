@@ -20,7 +20,7 @@ from pipeline.ledger.label_files import (
     to_parquet,
 )
 from pipeline.ledger.reuse import EarlierAnswers, known_status, overlaid
-from pipeline.runtime.outcome import works_again
+from pipeline.runtime.outcome import retry_items
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.stores.store import Store
@@ -62,7 +62,7 @@ def tried_again(
     """Every work of `--retry-failed`, and each task's statuses if all asked rows fail again."""
     done = committed(store, {task: FP[task] for task in tasks}, [shard.id])
     found = []
-    for work in works_again(store, [shard], done):
+    for work in retry_items(store, [shard], done):
         known = EarlierAnswers(store).find(work, documents(texts), 0)
         status = [answered or "quarantined" for answered in known_status(known, len(texts))]
         rows = {task: overlaid(answers(status), of_task) for task, of_task in known.items()}
@@ -112,7 +112,7 @@ def test_of_equal_texts_that_one_failed_on_is_tried_again_alone(
 def test_a_slice_of_a_shard_takes_over_its_own_rows(store: Store) -> None:
     shard, texts = shard_at(0, "x"), ["same", "same", "same"]
     commit(store, shard, texts, {"a": FAILED_SECOND})
-    (work,) = works_again(store, [shard], committed(store, {"a": FP["a"]}, [shard.id]))
+    (work,) = retry_items(store, [shard], committed(store, {"a": FP["a"]}, [shard.id]))
     known = EarlierAnswers(store).find(work, documents(texts[1:]), 1)
     assert known_status(known, 2) == [None, "ok"]
 
@@ -185,7 +185,7 @@ def test_the_slices_of_a_shard_share_what_is_read(store: Store) -> None:
 def test_a_damaged_documents_file_of_the_shard_itself_is_named(store: Store) -> None:
     shard = shard_at(0, "x")
     commit(store, shard, ["one", "two", "three"], {"a": FAILED_FIRST})
-    (work,) = works_again(store, [shard], committed(store, {"a": FP["a"]}, [shard.id]))
+    (work,) = retry_items(store, [shard], committed(store, {"a": FP["a"]}, [shard.id]))
     store.delete([documents_key(shard.id)])
     longer = to_parquet(documents_table(documents(["one", "two", "three", "four"])), {})
     store.create(documents_key(shard.id), longer)

@@ -7,7 +7,7 @@ from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RaySystemError
 
 from pipeline.runtime import placement as autoscaling
-from pipeline.runtime.placement import Resources, at_largest, cluster, node_resources, place
+from pipeline.runtime.placement import Resources, cluster, node_resources, nodes_at_largest, place
 from pipeline.spec.schema import ModelSpec
 
 HEAD: Resources = {"CPU": 0.0, "node:__internal_head__": 1.0}
@@ -27,7 +27,7 @@ GPU: Resources = {"CPU": 4.0, "GPU": 1.0}
 def test_nodes_that_may_come_count_like_those_that_are_there(
     alive: list[Resources], promised: list[tuple[Resources, int]], gpus: int
 ) -> None:
-    placement = place(ModelSpec(path="m"), cluster(at_largest(alive, promised)))
+    placement = place(ModelSpec(path="m"), cluster(nodes_at_largest(alive, promised)))
     assert placement.device == "cuda" and placement.actors == gpus
 
 

@@ -30,8 +30,8 @@ from pipeline.runtime.calibrations import (
     calibration_hash,
     load_calibrations,
     read_calibration,
-    same_answers,
-    warn_of_others,
+    versions_with_equal_raw_answers,
+    warn_of_stale_calibrations,
     write_calibration,
 )
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
@@ -110,9 +110,9 @@ def test_a_calibration_of_other_answers_is_told(caplog: pytest.LogCaptureFixture
     calibrated = Fingerprint({"task": "rude", "calibration": "x"})
     made = CalibrationFile("rude", BATCH, raw.id, {"snapshot": 1}, 9)
     with caplog.at_level(logging.WARNING):
-        warn_of_others({"rude": made}, {"rude": calibrated})
+        warn_of_stale_calibrations({"rude": made}, {"rude": calibrated})
         assert not caplog.records
-        warn_of_others({"rude": made}, {"rude": Fingerprint({"task": "reworded"})})
+        warn_of_stale_calibrations({"rude": made}, {"rude": Fingerprint({"task": "reworded"})})
     assert raw.id in caplog.text and "task rude" in caplog.text
 
 
@@ -144,7 +144,7 @@ def works_for(
     sids = [shard.id for shard in SHARDS] + before
     done = committed(store, fp, sids)
     missing = [task for task in missing_tasks(SHARDS, list(fp), done) if task == "t"]
-    versions = same_answers(store, dict.fromkeys(missing, version))
+    versions = versions_with_equal_raw_answers(store, dict.fromkeys(missing, version))
     others = committed_others(store, done, versions, sids)
     return remaining(SHARDS, list(fp), done, earlier, others)
 

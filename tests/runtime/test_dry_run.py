@@ -10,7 +10,7 @@ from finished import commit_all
 
 from pipeline.errors import SpecError
 from pipeline.runtime import run
-from pipeline.runtime.job import describe, plan
+from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import Machine, Placement
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
@@ -34,7 +34,7 @@ def test_it_leaves_the_cut_to_the_machine_that_labels(
     large = spec.model_copy(
         update={"input": spec.input.model_copy(update={"shard_bytes": 999_999})}
     )
-    job = describe(large, Placement("cuda", "bfloat16", 8, 1), tmp_path)
+    job = make_job(large, Placement("cuda", "bfloat16", 8, 1), tmp_path)
     alone = plan(job, LocalStore(tmp_path / "fresh")).shards
     assert plan(job, store).shards == alone
 
@@ -44,7 +44,7 @@ def test_what_another_machine_answered_in_its_number_format_is_not_missing(
     write_spec: Callable[..., Path], model_folder: Path, tmp_path: Path, dtype: str
 ) -> None:
     spec = load_spec(str(write_spec(model={"path": str(model_folder), "dtype": "auto"})))
-    job = describe(spec, Placement("cuda", dtype, 8, 1), tmp_path)
+    job = make_job(spec, Placement("cuda", dtype, 8, 1), tmp_path)
     store = LocalStore(tmp_path / "out")
     commit_all(store, plan(job, store).shards, job.fingerprints)
     assert run.dry_run(spec, cache_dir=tmp_path).missing_rows == 0

@@ -30,12 +30,12 @@ Run = Callable[..., Outcome]
 class ToyGraph:
     """Commits toy answers for so many works, counts them by task, then breaks off or ends."""
 
-    works: int
+    work_items: int
     error: Exception | None = None
 
     def __call__(self, works: Sequence[Work], job: Job) -> Iterator[ShardCounts]:
         store = open_store(job.spec.output, {})
-        for work in works[: self.works]:
+        for work in works[: self.work_items]:
             documents = documents_of(work.shard)
             status = Counter(documents.column("status").to_pylist())
             files = [label_file(work.shard, t, job.fingerprints[t]) for t in work.tasks]
@@ -45,7 +45,7 @@ class ToyGraph:
                 yield ShardCounts(
                     work.shard.id, work.shard.rows, 0, 1, status, labels, 0.0, 0, 0, 0
                 )
-        self.works = 0
+        self.work_items = 0
         if self.error is not None:
             raise self.error
 
@@ -65,7 +65,7 @@ def run_toy(
     monkeypatch.setattr("pipeline.runtime.run.check_ahead", lambda _job: None)
 
     def run_it(graph: ToyGraph, limit: float | None, *, publish_partial: bool = True) -> Outcome:
-        monkeypatch.setattr("pipeline.runtime.run.label_works", graph)
+        monkeypatch.setattr("pipeline.runtime.run.label_items", graph)
         file = write_spec(input={"path": str(corpus), "id": "id"}, max_error_rate=limit)
         return run(load_spec(file), cache_dir=tmp_path / "cache", publish_partial=publish_partial)
 

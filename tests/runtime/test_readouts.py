@@ -17,7 +17,7 @@ from fitted import card_of, write_readout
 from pipeline.errors import SpecError, StorageError
 from pipeline.runtime import job
 from pipeline.runtime.fitted_files import find_readouts, load_readouts
-from pipeline.runtime.job import described_anywhere
+from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.runtime.weights import ModelFiles
 from pipeline.spec.fingerprint import fingerprints
 from pipeline.spec.parse import parse_spec
@@ -182,13 +182,13 @@ def test_only_formats_that_the_readouts_were_fitted_in_are_described(
     files = ModelFiles("folder", "", None, WEIGHTS, 0)
     monkeypatch.setattr(job, "locate", lambda *_: files)
     spec = fitted()  # dtype: auto, and a readout that was fitted in float32
-    assert [each.placement.dtype for each in described_anywhere(spec, tmp_path)] == ["float32"]
+    assert [each.placement.dtype for each in jobs_for_each_dtype(spec, tmp_path)] == ["float32"]
     bare = spec.model_copy(update={"tasks": spec.tasks[1:]})
-    dtypes = [each.placement.dtype for each in described_anywhere(bare, tmp_path)]
+    dtypes = [each.placement.dtype for each in jobs_for_each_dtype(bare, tmp_path)]
     assert dtypes == ["float32", "bfloat16"]
     strange = fitted({"model": {"weights": WEIGHTS, "dtype": "float16", "quantize": "none"}})
     with pytest.raises(SpecError, match="fitted with another"):
-        described_anywhere(strange, tmp_path)
+        jobs_for_each_dtype(strange, tmp_path)
 
 
 def test_a_readout_in_another_kind_of_store_is_not_given_the_outputs_options(

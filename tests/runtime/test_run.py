@@ -26,7 +26,7 @@ from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.runtime.graph import build
-from pipeline.runtime.job import describe, plan
+from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.run import Outcome, run
 from pipeline.spec.parse import parse_spec
@@ -204,7 +204,7 @@ def test_a_second_run_reads_no_document_and_makes_no_snapshot(
 
     monkeypatch.setattr("pipeline.sources.cuts.cut", refuse)
     monkeypatch.setattr("pipeline.sources.hashes.hashlib.file_digest", refuse)
-    monkeypatch.setattr("pipeline.runtime.run.label_works", refuse)
+    monkeypatch.setattr("pipeline.runtime.run.label_items", refuse)
     outcome = run_quietly(spec)
     assert outcome.tally.rows == 0 and outcome.complete and outcome.snapshot == 1
     assert label_files(spec) == before
@@ -252,15 +252,15 @@ def test_chunks_read_the_whole_document_and_combine(again: Callable[..., JobSpec
 
 def test_a_cut_document_says_so_and_ray_fuses_no_stage(again: Callable[..., JobSpec]) -> None:
     spec = again(documents={"max_tokens": 64, "too_long": "head"})
-    job = describe(spec, place(spec.model, this_machine()), Path(spec.output).parent / "cache")
+    job = make_job(spec, place(spec.model, this_machine()), Path(spec.output).parent / "cache")
     store = LocalStore(Path(spec.output))
     planned = plan(job, store)
-    dataset = build(planned.works, job).materialize()
+    dataset = build(planned.work_items, job).materialize()
     stats = dataset.stats()
     for stage in ("_TokeniseStage", "_LabelStage", "commit_block"):
         line = next(line for line in stats.splitlines() if stage in line)
         assert "->" not in line, line
-    assert dataset.num_blocks() == len(planned.works)
+    assert dataset.num_blocks() == len(planned.work_items)
     assert run_quietly(spec).tally.rows == 0
     long = next(row for row in rows_of(spec, "topic") if row["doc_id"] == "d4")
     assert (long["status"], long["n_tokens"], long["n_chunks"]) == ("truncated", 64, 1)

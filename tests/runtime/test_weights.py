@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import ModelError, SpecError
 from pipeline.inference.loading import load_tokenizer
-from pipeline.runtime.weights import fetch, locate, settle
+from pipeline.runtime.weights import fetch, locate, publish_atomically
 from pipeline.spec.schema import ModelSpec
 
 
@@ -68,6 +68,6 @@ def test_two_processes_that_finish_one_folder_leave_one(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "by").write_text(name)
-        assert settle(tmp_path / name, final) == final
+        assert publish_atomically(tmp_path / name, final) == final
     assert (final / "by").read_text() == "first"
     assert os.listdir(tmp_path) == ["final"]

@@ -19,7 +19,7 @@ from pipeline.ledger.cells import record_specs
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import publish
 from pipeline.runtime.graph import commit_block
-from pipeline.runtime.job import describe, plan, survey, work_to_json
+from pipeline.runtime.job import list_missing, make_job, plan, work_to_json
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.worker import LabelDocuments, Tokenise
 from pipeline.spec.parse import load_spec
@@ -53,19 +53,19 @@ class Output:
         """What a run does, without Ray: the graph's stages one after another, here."""
         spec = load_spec(self.spec())
         store = open_store(spec.output, spec.storage_options)
-        job = describe(spec, Placement("cpu", "float32", 1, 1), self.folder / "cache")
+        job = make_job(spec, Placement("cpu", "float32", 1, 1), self.folder / "cache")
         first = plan(job, store)
         assert len(first.shards) > 2
         record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
-        label = LabelDocuments(job, asks=any(work.asks for work in first.works))
+        label = LabelDocuments(job, asks=any(work.asks for work in first.work_items))
         counted = []
-        for work in first.works:
+        for work in first.work_items:
             row = {"work": [work_to_json(work)], "earlier": [0]}
             (documents,) = Tokenise(job, [work.earlier])(pa.table(row))
             (counts,) = commit_block(label(documents), job)["counts"].to_pylist()
             counted.append({**json.loads(counts), "model_loaded": "_engine" in vars(label)})
-        last = survey(job, store, first.cuts)
-        assert not last.works
+        last = list_missing(job, store, first.cuts)
+        assert not last.work_items
         publish(store, spec.name, job.snapshot_tasks, last.shards, last.done, created_at="now")
         return counted
 

@@ -22,7 +22,7 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.gold.gold import UNLABELLED, HowGold, read_gold
-from pipeline.runtime.job import describe
+from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
@@ -89,7 +89,7 @@ def bench(
 
     def finish_as(**changes: Any) -> int:
         written = load_spec(spec(**changes))
-        job = describe(written, Placement("cpu", "float32", 1, 1), cache)
+        job = make_job(written, Placement("cpu", "float32", 1, 1), cache)
         store = LocalStore(Path(written.output))
         return finish(store, corpus.shards(store), job.fingerprints, written.name)
 

@@ -20,7 +20,7 @@ from pipeline.gold.gold import read_gold
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
-from pipeline.runtime.job import describe
+from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.parse import load_spec
 from pipeline.spec.prompts import prompt_text
@@ -128,7 +128,7 @@ def test_the_texts_of_ids_are_the_corpus_s_and_the_file_goes_where_the_spec_says
     spec = load_spec(spec_file)
     assert found["readout"] == spec.tasks[0].readout
     # — what a run does first: it refuses a readout that was fitted for something else
-    job = describe(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     assert "toxic" in job.fingerprints
 
 
@@ -210,7 +210,7 @@ def test_texts_that_are_alike_as_far_as_they_are_read_share_a_fold(
     gold = tmp_path / "long.jsonl"
     texts = [f"{'the same header ' * 10}{n}" for n in range(6)] + ["short a", "short b"]
     gold.write_text("".join(json.dumps({"text": t, "toxic": "toxic"}) + "\n" for t in texts))
-    job = describe(
+    job = make_job(
         spec.model_copy(
             update={"tasks": tuple(t.model_copy(update={"readout": None}) for t in spec.tasks[1:])}
         ),

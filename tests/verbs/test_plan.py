@@ -13,7 +13,7 @@ from finished import commit_all
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.runtime.job import describe, plan
+from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
@@ -49,7 +49,7 @@ def spec(write_spec: Callable[..., Path], tmp_path: Path) -> JobSpec:
 
 def finish(spec: JobSpec, cache_dir: Path) -> LocalStore:
     store = LocalStore(Path(spec.output))
-    job = describe(spec, place(spec.model, this_machine()), cache_dir)
+    job = make_job(spec, place(spec.model, this_machine()), cache_dir)
     commit_all(store, plan(job, store).shards, job.fingerprints)
     return store
 

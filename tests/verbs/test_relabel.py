@@ -14,9 +14,9 @@ from pipeline.gold.gold import HowGold
 from pipeline.ledger.contents import Contents
 from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.report.drift import tick_json
-from pipeline.runtime.job import Job, survey
+from pipeline.runtime.job import Job, list_missing
 from pipeline.runtime.placement import Placement
-from pipeline.runtime.run import Labelled
+from pipeline.runtime.run import LabelledOutput
 from pipeline.runtime.weights import ModelFiles
 from pipeline.sources.cuts import Cuts
 from pipeline.sources.shards import Shard
@@ -43,7 +43,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 def labelled(
     store: LocalStore, shards: tuple[Shard, ...], fingerprints: Mapping[str, Fingerprint]
-) -> Labelled:
+) -> LabelledOutput:
     """What `run.label` gives of these shards."""
     tasks = [{"name": t, "question": "?", "labels": list(of)} for t, of in LABELS.items()]
     content = {
@@ -56,12 +56,12 @@ def labelled(
     spec = parse_spec(json.dumps(content))
     placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
     job = Job(spec, files, placement, fingerprints, "", "toy", readouts={}, calibrations={})
-    return Labelled(job, store, survey(job, store, Cuts(shards, {})), (), 0.0)
+    return LabelledOutput(job, store, list_missing(job, store, Cuts(shards, {})), (), 0.0)
 
 
 def done(
     store: LocalStore, corpus: Corpus, fingerprints: Mapping[str, Fingerprint] | None = None
-) -> Labelled:
+) -> LabelledOutput:
     versions = fingerprints or toy_fingerprints()
     shards = corpus.shards(store)
     commit_all(store, shards, versions)
