@@ -88,7 +88,7 @@ def _gate(spec: JobSpec, options: argparse.Namespace) -> Gate | None:
         return None
     from pipeline.errors import Problem, SpecError
     from pipeline.evaluation.gates import parse_gate
-    from pipeline.gold.gold import HowGold, read_gold
+    from pipeline.gold.labels import GoldOptions, read_gold
     from pipeline.verbs.evaluate import Wishes, check_gates, evaluate
 
     if not options.gate:
@@ -98,7 +98,7 @@ def _gate(spec: JobSpec, options: argparse.Namespace) -> Gate | None:
         raise SpecError([Problem("--gold", "missing; a gate needs gold labels: --gold FILE")])
     labels = {task.name: tuple(task.labels) for task in spec.tasks}
     columns = mapping_of("--column", options.column)
-    how = HowGold(options.id, options.text, columns, pairs_of("--value", options.value))
+    how = GoldOptions(options.id, options.text, columns, pairs_of("--value", options.value))
     check_gates([parse_gate(gate, labels) for gate in options.gate], read_gold(gold, spec, how))
     wishes = Wishes(gates=options.gate)
     return lambda candidate: (

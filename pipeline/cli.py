@@ -22,7 +22,7 @@ from pipeline.errors import AssayError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipeline.gold.gold import HowGold
+    from pipeline.gold.labels import GoldOptions
 from pipeline.cache import cache_dir
 
 EXIT_COMPLETE = 0
@@ -232,10 +232,10 @@ def _fit(options: argparse.Namespace) -> int:
     return EXIT_COMPLETE
 
 
-def _how_gold(options: argparse.Namespace) -> HowGold:
-    from pipeline.gold.gold import HowGold
+def _how_gold(options: argparse.Namespace) -> GoldOptions:
+    from pipeline.gold.labels import GoldOptions
 
-    return HowGold(
+    return GoldOptions(
         id=options.id,
         text=options.text,
         columns=mapping_of("--column", options.column),
@@ -255,23 +255,23 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    from pipeline.audit.gc import tidy
-    from pipeline.report.maintenance import show_tidied, tidied_json
+    from pipeline.audit.gc import collect_garbage
+    from pipeline.report.maintenance import gc_json, show_gc
     from pipeline.spec.parse import load_spec
 
     spec = load_spec(options.spec)
-    tidied = tidy(spec, cache_dir=cache_dir(), keep=options.keep, delete=options.delete)
-    _print(options, tidied_json(tidied), lambda console: show_tidied(tidied, console))
+    result = collect_garbage(spec, cache_dir=cache_dir(), keep=options.keep, delete=options.delete)
+    _print(options, gc_json(result), lambda console: show_gc(result, console))
     return EXIT_COMPLETE
 
 
 def _filter(options: argparse.Namespace) -> int:
-    from pipeline.filters.run import Request, filter_corpus
+    from pipeline.filters.run import FilterOptions, filter_corpus
     from pipeline.report.maintenance import filtered_json, show_filtered
     from pipeline.spec.parse import load_spec
 
-    request = Request(options.to, options.dropped, options.on_error, tuple(options.by))
-    filtered = filter_corpus(load_spec(options.spec), request, cache_dir=cache_dir())
+    filter_options = FilterOptions(options.to, options.dropped, options.on_error, tuple(options.by))
+    filtered = filter_corpus(load_spec(options.spec), filter_options, cache_dir=cache_dir())
     _print(options, filtered_json(filtered), lambda console: show_filtered(filtered, console))
     return EXIT_COMPLETE if filtered.complete else EXIT_INCOMPLETE
 

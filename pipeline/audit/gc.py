@@ -83,7 +83,7 @@ class Removable:
 
 
 @dataclass(frozen=True, slots=True)
-class Tidied:
+class GcResult:
     """How tidying up ended."""
 
     output: str
@@ -92,15 +92,19 @@ class Tidied:
     deleted: bool  # False: a dry run
 
 
-def tidy(spec: JobSpec, *, cache_dir: Path, keep: int, delete: bool) -> Tidied:
+def collect_garbage(spec: JobSpec, *, cache_dir: Path, keep: int, delete: bool) -> GcResult:
     """What the output holds in vain; with `delete`, that is gone. Not while a run is under way."""
     if keep < 1:
         fix = "at least one snapshot of each spec is kept; write 1 or more"
         raise SpecError([Problem("--keep", fix, keep)])
-    return tidy_store(spec, open_store(spec.output, spec.storage_options), cache_dir, keep, delete)
+    return collect_garbage_in(
+        spec, open_store(spec.output, spec.storage_options), cache_dir, keep, delete
+    )
 
 
-def tidy_store(spec: JobSpec, store: Store, cache_dir: Path, keep: int, delete: bool) -> Tidied:
+def collect_garbage_in(
+    spec: JobSpec, store: Store, cache_dir: Path, keep: int, delete: bool
+) -> GcResult:
     """The same for a store that is open."""
     # — listed before anything that names them is read: what is written meanwhile is not in it
     there = [found for prefix in LAYOUT for found in store.list(prefix)]
@@ -111,7 +115,7 @@ def tidy_store(spec: JobSpec, store: Store, cache_dir: Path, keep: int, delete: 
     if delete:
         for prefix in LAYOUT:
             store.delete([key for key in removable.keys if key.startswith(prefix)])
-    return Tidied(store.url, tuple(s.number for s in kept), removable, delete)
+    return GcResult(store.url, tuple(s.number for s in kept), removable, delete)
 
 
 def next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:

@@ -46,7 +46,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifyResult:
     """What was read again, and what is wrong with it."""
 
     output: str
@@ -74,20 +74,20 @@ class _Seen:
     changed: str | None = None  # the input object's path, where it is not the one that was cut
 
 
-def verify_output(spec: JobSpec, *, cache_dir: Path) -> Verified:
+def verify_output(spec: JobSpec, *, cache_dir: Path) -> VerifyResult:
     """The spec's output, its current snapshot read again in full."""
     store = open_store(spec.output, spec.storage_options)
     return verify(store, contents(store), cache_dir, spec.input.storage_options)
 
 
-def verify(store: Store, found: Contents, cache_dir: Path, options: Options) -> Verified:
+def verify(store: Store, found: Contents, cache_dir: Path, options: Options) -> VerifyResult:
     """One snapshot read again; `options` open the input."""
     etags = etags_now(store, found.files)
     inputs = _Inputs(cache_dir, options)
     look = partial(_look, store, found.tasks, etags, inputs)
     with ThreadPoolExecutor(THREADS) as pool:
         seen = list(pool.map(look, found.shards))
-    return Verified(
+    return VerifyResult(
         output=store.url,
         snapshot=found.number,
         spec=found.spec,

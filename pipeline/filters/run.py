@@ -24,7 +24,7 @@ from pipeline.filters.rule import Rule
 from pipeline.filters.shard import (
     Counts,
     FilteredShard,
-    Parting,
+    FilterSplit,
     counts_from_json,
     failed_status,
     filter_shard,
@@ -47,7 +47,7 @@ OnError = Literal["fail", "keep", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class FilterOptions:
     """What is asked of one filter beside the spec."""
 
     to: str
@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Filtered:
+class FilterResult:
     """How a filter ended."""
 
     kept_at: str
@@ -85,7 +85,7 @@ class _Filter:
     spec: JobSpec
     store: Store
     found: Contents
-    parting: Parting
+    split: FilterSplit
     layout: Layout
     kept: Store
     dropped: Store
@@ -103,9 +103,9 @@ class _Filter:
         return layout.dropped_key(shard), layout.kept_key(shard), layout.counts_key(shard)
 
 
-def filter_corpus(spec: JobSpec, request: Request, *, cache_dir: Path) -> Filtered:
+def filter_corpus(spec: JobSpec, filter_options: FilterOptions, *, cache_dir: Path) -> FilterResult:
     """Writes the filtered corpus of the spec's last snapshot; doing it again writes nothing."""
-    asked = _asked(spec, request)
+    asked = _asked(spec, filter_options)
     there = asked.there()
     left = [s for s in asked.found.shards if not there.issuperset(asked.keys(s))]
     created, new_files = 0, 0
@@ -115,18 +115,18 @@ def filter_corpus(spec: JobSpec, request: Request, *, cache_dir: Path) -> Filter
         refuse_changed(asked.store, asked.found, list(asked.found.tasks))
         shards, new_files = _input_now(asked, cache_dir)
         options = spec.input.storage_options
-        check_columns_of([shards[named.sid] for named in left], options, request.by)
-        if asked.parting.on_error == "fail":
+        check_columns_of([shards[named.sid] for named in left], options, filter_options.by)
+        if asked.split.on_error == "fail":
             _refuse_failed(asked)
         created = _write(asked, left, shards, there)
     manifest = json.loads(asked.kept.read(asked.layout.manifest_key))
-    return Filtered(
+    return FilterResult(
         kept_at=f"{asked.kept.url}/kept/{asked.layout.id}",
         dropped_at=f"{asked.dropped.url}/dropped/{asked.layout.id}",
         manifest=f"{asked.kept.url}/{asked.layout.manifest_key}",
         snapshot=asked.found.number,
-        keep=asked.parting.rule.keep,
-        on_error=asked.parting.on_error,
+        keep=asked.split.rule.keep,
+        on_error=asked.split.on_error,
         shards=len(asked.found.shards),
         created=created,
         counts=counts_from_json(manifest["counts"]),
@@ -136,28 +136,30 @@ def filter_corpus(spec: JobSpec, request: Request, *, cache_dir: Path) -> Filter
     )
 
 
-def _asked(spec: JobSpec, request: Request) -> _Filter:
+def _asked(spec: JobSpec, filter_options: FilterOptions) -> _Filter:
     """The filter, with everything refused that can be before any work."""
     if spec.filter is None:
         fix = "missing; write keep: and a condition, such as toxic.p.toxic < 0.5"
         raise SpecError([Problem("filter", fix)])
     options = spec.input.storage_options
-    for place in (request.to, request.dropped or request.to):
+    for place in (filter_options.to, filter_options.dropped or filter_options.to):
         refuse_own_input(spec.input.path, place, options)
     store = open_store(spec.output, spec.storage_options)
     found = last_contents(store, spec.name)
     _refuse_other_tasks(spec, store, found)
     schema = wide_schema(found, list(found.tasks))
-    on_error = request.on_error or spec.filter.on_error
-    parting = Parting(Rule(spec.filter.keep, schema), on_error, request.by, schema)
+    on_error = filter_options.on_error or spec.filter.on_error
+    split = FilterSplit(Rule(spec.filter.keep, schema), on_error, filter_options.by, schema)
     relative = relative_paths(spec.input.path, {s.path for s in found.shards}, options)
-    groups_id = short_hash(canonical_json(list(request.by)))[:8] if request.by else "all"
+    groups_id = (
+        short_hash(canonical_json(list(filter_options.by)))[:8] if filter_options.by else "all"
+    )
     layout = Layout(_id(found, spec.filter.keep, on_error), groups_id, relative)
     target = spec.filter.storage_options
     target = spec.storage_options if target is None else target
-    kept = open_store(request.to, target)
-    dropped = kept if request.dropped is None else open_store(request.dropped, target)
-    return _Filter(spec, store, found, parting, layout, kept, dropped)
+    kept = open_store(filter_options.to, target)
+    dropped = kept if filter_options.dropped is None else open_store(filter_options.dropped, target)
+    return _Filter(spec, store, found, split, layout, kept, dropped)
 
 
 def _refuse_other_tasks(spec: JobSpec, store: Store, found: Contents) -> None:
@@ -200,11 +202,11 @@ def _input_now(asked: _Filter, cache_dir: Path) -> tuple[dict[str, Shard], int]:
 
 def _refuse_failed(asked: _Filter) -> None:
     """FailedRowsError if a document that the rule asks about has no answer."""
-    names = ["status", *(t for t in asked.found.tasks if t in asked.parting.rule.columns)]
-    schema = pa.schema([asked.parting.schema.field(name) for name in names])
+    names = ["status", *(t for t in asked.found.tasks if t in asked.split.rule.columns)]
+    schema = pa.schema([asked.split.schema.field(name) for name in names])
     failed: Counter[str] = Counter()
     for batch in aligned_batches(asked.store, asked.found, schema):
-        failed.update(filter(None, failed_status(batch, asked.parting.rule.columns)))
+        failed.update(filter(None, failed_status(batch, asked.split.rule.columns)))
     if failed:
         told = ", ".join(f"{status} {count:,}" for status, count in failed.most_common())
         raise FailedRowsError(
@@ -220,7 +222,7 @@ def _write(
     options = asked.spec.input.storage_options
 
     def write_one(named: NamedShard) -> int:
-        made = filter_shard(asked.store, named, shards[named.sid], options, asked.parting)
+        made = filter_shard(asked.store, named, shards[named.sid], options, asked.split)
         return _create(asked, named, made, there)
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="filter") as pool:
@@ -273,9 +275,9 @@ def _manifest(asked: _Filter, parts: Sequence[Counts]) -> dict[str, Any]:
         "output": asked.store.url,
         "snapshot": found.number,
         "tasks": {name: task.fp for name, task in found.tasks.items()},
-        "keep": asked.parting.rule.keep,
-        "on_error": asked.parting.on_error,
-        "by": list(asked.parting.by),
+        "keep": asked.split.rule.keep,
+        "on_error": asked.split.on_error,
+        "by": list(asked.split.by),
         "counts": total(parts).to_json(),
         "files": files,
     }

@@ -1,4 +1,4 @@
-"""One shard, parted by a rule: the file of what is kept, the file of what is dropped, the counts.
+"""One shard, amounts by a rule: the file of what is kept, the file of what is dropped, the counts.
 
 Knows answers, input rows and what becomes of a document without an answer. Knows nothing of where
 the files go.
@@ -34,8 +34,8 @@ TEXT_COLUMN, WHY_COLUMN = "_text", "_dropped_by"
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
-    """How documents are parted, and by which columns they are counted."""
+class FilterSplit:
+    """How documents are amounts, and by which columns they are counted."""
 
     rule: Rule
     on_error: Literal["fail", "keep", "drop"]
@@ -53,38 +53,38 @@ class FilteredShard:
 
 
 def filter_shard(
-    store: Store, named: NamedShard, shard: Shard, options: Options, parting: Parting
+    store: Store, named: NamedShard, shard: Shard, options: Options, split: FilterSplit
 ) -> FilteredShard:
     """The shard's rows in two files, each row in one of them."""
-    tasks = [name for name in parting.schema.names if name not in DOCUMENT_SCHEMA.names]
-    answers = read_shard(store, named, schema=parting.schema, tasks=tasks)
-    reasons = dropped_by(answers, parting)
+    tasks = [name for name in split.schema.names if name not in DOCUMENT_SCHEMA.names]
+    answers = read_shard(store, named, schema=split.schema, tasks=tasks)
+    reasons = dropped_by(answers, split)
     keep = np.array([not reason for reason in reasons], dtype=np.bool_)
-    facts = read_facts(shard, options, parting.by, hashes=answers.column("content_hash"), keep=keep)
+    facts = read_facts(shard, options, split.by, hashes=answers.column("content_hash"), keep=keep)
     if len(facts.text_bytes) != named.rows:
         raise StorageError(
             f"{shard.path}: has {len(facts.text_bytes)} rows of {named.rows} labelled"
         )
-    tokens = answers.column(_counted_task(tasks, parting.rule.columns)).field("n_tokens")
+    tokens = answers.column(_counted_task(tasks, split.rule.columns)).field("n_tokens")
     sizes = zip(facts.text_bytes, tokens.to_pylist(), strict=True)
     return FilteredShard(
         kept=kept_rows(shard, options, keep),
-        dropped=_dropped_file(shard, answers, facts, reasons, parting),
+        dropped=_dropped_file(shard, answers, facts, reasons, split),
         counts=counted(keep.tolist(), sizes, facts.groups, reasons),
     )
 
 
-def dropped_by(answers: pa.RecordBatch, parting: Parting) -> list[str]:
+def dropped_by(answers: pa.RecordBatch, split: FilterSplit) -> list[str]:
     """Of each document why it is dropped; "" where it is kept.
 
     A document whose answer is missing is no matter of the rule, and one of which the rule says
     neither true nor false is dropped, as SQL's WHERE does.
     """
-    verdicts = parting.rule.verdicts(answers).to_pylist()
-    failed = failed_status(answers, parting.rule.columns)
-    keep = parting.rule.keep
+    verdicts = split.rule.verdicts(answers).to_pylist()
+    failed = failed_status(answers, split.rule.columns)
+    keep = split.rule.keep
     why = {True: "", False: f"keep is false: {keep}", None: f"keep is null: {keep}"}
-    of_failed = "" if parting.on_error == "keep" else "on_error: "
+    of_failed = "" if split.on_error == "keep" else "on_error: "
     return [
         why[verdict] if not status else of_failed and of_failed + status
         for verdict, status in zip(verdicts, failed, strict=True)
@@ -108,14 +108,14 @@ def _counted_task(tasks: Sequence[str], used: Collection[str]) -> str:
 
 
 def _dropped_file(
-    shard: Shard, answers: pa.RecordBatch, facts: Facts, reasons: Sequence[str], parting: Parting
+    shard: Shard, answers: pa.RecordBatch, facts: Facts, reasons: Sequence[str], split: FilterSplit
 ) -> bytes:
     """The dropped documents: as `open_labels` has them, with their texts and what dropped them."""
     mask = pa.array([bool(reason) for reason in reasons])
     table = pa.Table.from_batches([answers]).filter(mask)
     why = pa.array(list(filter(None, reasons)), pa.string()).dictionary_encode()
     table = table.append_column(TEXT_COLUMN, facts.dropped_texts).append_column(WHY_COLUMN, why)
-    told = {"keep": parting.rule.keep, "on_error": parting.on_error}
+    told = {"keep": split.rule.keep, "on_error": split.on_error}
     data = to_parquet(table, {**told, "shard": canonical_json(shard.to_json()).decode()})
     verify(data, table.num_rows, table.column("doc_id"))
     return data
@@ -138,22 +138,24 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
+class SplitAmounts:
     """What was kept and what was dropped; adds up."""
 
     kept: Amount = Amount()
     dropped: Amount = Amount()
 
-    def __add__(self, other: Parted) -> Parted:
-        return Parted(self.kept + other.kept, self.dropped + other.dropped)
+    def __add__(self, other: SplitAmounts) -> SplitAmounts:
+        return SplitAmounts(self.kept + other.kept, self.dropped + other.dropped)
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """The sums over some documents; those of two parts of a corpus add up to those of both."""
 
-    all: Parted = Parted()
-    groups: Mapping[str, Mapping[str, Parted]] = field(default_factory=dict)  # by column, by value
+    all: SplitAmounts = SplitAmounts()
+    groups: Mapping[str, Mapping[str, SplitAmounts]] = field(
+        default_factory=dict
+    )  # by column, by value
     reasons: Mapping[str, int] = field(default_factory=dict)  # documents dropped, by why
 
     def to_json(self) -> dict[str, Any]:
@@ -168,40 +170,40 @@ def counted(
     reasons: Sequence[str],  # [docs]; "" where kept
 ) -> Counts:
     """The counts of some documents."""
-    parted = [
-        Parted(kept=Amount(1, *size)) if is_kept else Parted(dropped=Amount(1, *size))
+    amounts = [
+        SplitAmounts(kept=Amount(1, *size)) if is_kept else SplitAmounts(dropped=Amount(1, *size))
         for is_kept, size in zip(kept, sizes, strict=True)
     ]
-    by_column: dict[str, dict[str, Parted]] = {}
+    by_column: dict[str, dict[str, SplitAmounts]] = {}
     for column, values in groups.items():
         of_column = by_column.setdefault(column, {})
-        for value, each in zip(values, parted, strict=True):
-            of_column[value] = of_column.get(value, Parted()) + each
-    return Counts(sum(parted, Parted()), by_column, dict(Counter(filter(None, reasons))))
+        for value, each in zip(values, amounts, strict=True):
+            of_column[value] = of_column.get(value, SplitAmounts()) + each
+    return Counts(sum(amounts, SplitAmounts()), by_column, dict(Counter(filter(None, reasons))))
 
 
 def total(parts: Iterable[Counts]) -> Counts:
     """The sums of the parts."""
-    whole, reasons = Parted(), Counter[str]()
-    groups: dict[str, dict[str, Parted]] = {}
+    whole, reasons = SplitAmounts(), Counter[str]()
+    groups: dict[str, dict[str, SplitAmounts]] = {}
     for part in parts:
         whole += part.all
         reasons.update(part.reasons)
         for column, values in part.groups.items():
             of_column = groups.setdefault(column, {})
             for value, each in values.items():
-                of_column[value] = of_column.get(value, Parted()) + each
+                of_column[value] = of_column.get(value, SplitAmounts()) + each
     return Counts(whole, groups, dict(reasons))
 
 
 def counts_from_json(content: Mapping[str, Any]) -> Counts:
     """The counts that `Counts.to_json` gave."""
     groups = {
-        column: {value: _parted(each) for value, each in values.items()}
+        column: {value: _amounts(each) for value, each in values.items()}
         for column, values in content["groups"].items()
     }
-    return Counts(_parted(content["all"]), groups, dict(content["reasons"]))
+    return Counts(_amounts(content["all"]), groups, dict(content["reasons"]))
 
 
-def _parted(content: Mapping[str, Any]) -> Parted:
-    return Parted(Amount(**content["kept"]), Amount(**content["dropped"]))
+def _amounts(content: Mapping[str, Any]) -> SplitAmounts:
+    return SplitAmounts(Amount(**content["kept"]), Amount(**content["dropped"]))

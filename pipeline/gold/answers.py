@@ -26,7 +26,7 @@ from pipeline.stores.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class GoldTaskAnswers:
     """One task's answers to the gold's documents."""
 
     p: Mapping[str, NDArray[np.float64]]  # version -> [rows, labels]; NaN: no answer
@@ -34,7 +34,7 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class GoldAnswers:
     """What a snapshot answers to the gold's documents, in the gold's order."""
 
     snapshot: int
@@ -42,10 +42,10 @@ class Answered:
     corpus_rows: int
     doc_ids: tuple[str | None, ...]  # [rows]; None: the corpus has no such document
     repeated: int  # further rows of the corpus for documents that were found already
-    tasks: Mapping[str, Answers]
+    tasks: Mapping[str, GoldTaskAnswers]
 
 
-def fitting_snapshot(
+def matching_snapshot(
     spec: JobSpec, store: Store, tasks: Sequence[str], cache_dir: Path
 ) -> tuple[Contents, int]:
     """The spec's newest snapshot in which the tasks are asked as the spec asks them now, and the
@@ -84,7 +84,7 @@ def fitting_snapshot(
 
 def answers_for(
     spec: JobSpec, found: Contents, newest: int, by: str, keys: Sequence[str], tasks: Iterable[str]
-) -> Answered:
+) -> GoldAnswers:
     """The snapshot's answers to the documents whose column `by` is one of `keys`.
 
     The corpus is read through, and only the rows that are wanted are held.
@@ -112,13 +112,13 @@ def answers_for(
             doc_ids[row] = doc_id
         for name, task in gathered.items():
             task.put(gold_rows[new], chosen.column(name))
-    return Answered(
+    return GoldAnswers(
         found.number,
         newest,
         found.rows,
         tuple(doc_ids),
         repeated,
-        {name: Answers(task.p, tuple(task.status)) for name, task in gathered.items()},
+        {name: GoldTaskAnswers(task.p, tuple(task.status)) for name, task in gathered.items()},
     )
 
 

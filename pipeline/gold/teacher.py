@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.gold.files import FORMATS
-from pipeline.gold.gold import (
+from pipeline.gold.labels import (
     UNLABELLED,
     By,
     Gold,
+    GoldOptions,
     GoldTask,
-    HowGold,
     label_names,
     task_columns,
     without_repeats,
@@ -30,19 +30,18 @@ from pipeline.spec.schema import JobSpec, TaskSpec
 _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 
 
-def read_teacher(source: str, spec: JobSpec, how: HowGold) -> Gold:
-    """The answers of the output at `source`, joined by the hash of the text, or with `how.id` by
-    document id.
+def read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
+    """The answers of the output at `source`, joined by content hash, or by id with `options.id`.
 
-    Labels are the likeliest, soft targets the teacher's p, calibrated where it has such. A document
-    without an answer to any task is left out.
+    A label is the most probable one. Soft targets are the teacher's probabilities, calibrated where
+    the output has calibrated ones. A document without an answer to any task is left out.
     """
     teacher = _opened(source, spec)
-    by: By = "doc_id" if how.id else "content_hash"
-    columns = task_columns(spec, how, tuple(teacher.labels), source)
+    by: By = "doc_id" if options.id else "content_hash"
+    columns = task_columns(spec, options, tuple(teacher.labels), source)
     table = teacher.to_table(columns=[by, *dict.fromkeys(column for _, column in columns)])
     tasks = {
-        task.name: _taught(table.column(column), teacher.labels[column], task, how)
+        task.name: _taught(table.column(column), teacher.labels[column], task, options)
         for task, column in columns
     }
     answered = np.any([task.truth != UNLABELLED for task in tasks.values()], axis=0)
@@ -73,9 +72,9 @@ def _opened(source: str, spec: JobSpec) -> LabelDataset:
 
 
 def _taught(
-    column: pa.ChunkedArray, said: tuple[str, ...], task: TaskSpec, how: HowGold
+    column: pa.ChunkedArray, said: tuple[str, ...], task: TaskSpec, options: GoldOptions
 ) -> GoldTask:
-    names = label_names(task, how)
+    names = label_names(task, options)
     unknown = [label for label in said if label not in names]
     if unknown:
         fix = f"no label of task {task.name}, whose labels are {', '.join(task.labels)}; "

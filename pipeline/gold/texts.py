@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pipeline.gold.gold import Gold
+from pipeline.gold.labels import Gold
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents

@@ -12,16 +12,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.audit.gc import Tidied
-from pipeline.audit.verify import Verified
-from pipeline.filters.run import Filtered
-from pipeline.filters.shard import Parted
+from pipeline.audit.gc import GcResult
+from pipeline.audit.verify import VerifyResult
+from pipeline.filters.run import FilterResult
+from pipeline.filters.shard import SplitAmounts
 from pipeline.report.console import escape_controls
 
 SHOWN_DAMAGES = 50
 
 
-def show_verified(verified: Verified, console: Console) -> None:
+def show_verified(verified: VerifyResult, console: Console) -> None:
     """A table of what was read again, then a line for each thing that is wrong."""
     console.print(
         two_columns(
@@ -41,31 +41,31 @@ def show_verified(verified: Verified, console: Console) -> None:
         console.print(f"and {len(verified.damages) - SHOWN_DAMAGES:,} more; --json has them all")
 
 
-def verified_json(verified: Verified) -> dict[str, Any]:
+def verified_json(verified: VerifyResult) -> dict[str, Any]:
     """The same for other programs."""
     return {**asdict(verified), "intact": verified.intact}
 
 
-def show_tidied(tidied: Tidied, console: Console) -> None:
+def show_gc(result: GcResult, console: Console) -> None:
     """A table of what is, or would be, removed below each prefix."""
-    removable = tidied.removable
-    kept = ", ".join(f"{number:08d}" for number in tidied.snapshots) or "none"
-    rows = {"output": tidied.output, "kept snapshots": kept}
+    removable = result.removable
+    kept = ", ".join(f"{number:08d}" for number in result.snapshots) or "none"
+    rows = {"output": result.output, "kept snapshots": kept}
     for prefix, (count, size_bytes) in removable.per_prefix.items():
         rows[prefix] = f"{count:,} objects, {size_bytes / 1e6:,.1f} MB"
     if removable.unknown:
         rows["left alone"] = f"{removable.unknown:,} keys that are not assay's"
-    rows["verdict"] = _verdict(tidied)
+    rows["verdict"] = _verdict(result)
     console.print(two_columns(rows), markup=False)
 
 
-def tidied_json(tidied: Tidied) -> dict[str, Any]:
+def gc_json(result: GcResult) -> dict[str, Any]:
     """The same for other programs, with every key."""
-    removable = tidied.removable
+    removable = result.removable
     return {
-        "output": tidied.output,
-        "kept_snapshots": list(tidied.snapshots),
-        "deleted": tidied.deleted,
+        "output": result.output,
+        "kept_snapshots": list(result.snapshots),
+        "deleted": result.deleted,
         "unknown": removable.unknown,
         "prefixes": {
             prefix: {"objects": count, "size_bytes": size_bytes}
@@ -85,13 +85,13 @@ def two_columns(rows: dict[str, str]) -> Table:
     return table
 
 
-def _verdict(tidied: Tidied) -> str:
-    if not tidied.removable.objects:
+def _verdict(result: GcResult) -> str:
+    if not result.removable.objects:
         return "there is nothing to delete"
-    return "deleted" if tidied.deleted else "nothing was deleted: --delete removes these"
+    return "deleted" if result.deleted else "nothing was deleted: --delete removes these"
 
 
-def _input(verified: Verified) -> str:
+def _input(verified: VerifyResult) -> str:
     compared = f"{verified.documents_read_again:,} documents read again"
     changed = verified.inputs_changed
     return f"{compared}, {changed:,} objects changed or gone since" if changed else compared
@@ -101,7 +101,7 @@ SHOWN_GROUPS = 20
 MEASURES = ("documents", "text_bytes", "tokens")
 
 
-def show_filtered(filtered: Filtered, console: Console) -> None:
+def show_filtered(filtered: FilterResult, console: Console) -> None:
     """A table of what was kept and dropped, in all and by group, and where it is."""
     table = Table(box=None, pad_edge=False)
     for name in ("", *MEASURES):
@@ -109,8 +109,8 @@ def show_filtered(filtered: Filtered, console: Console) -> None:
     for row in _rows("all", filtered.counts.all):
         table.add_row(*row)
     for column, values in filtered.counts.groups.items():
-        for value, parted in _largest(values):
-            for row in _rows(escape_controls(f"{column} = {value}"), parted):
+        for value, amounts in _largest(values):
+            for row in _rows(escape_controls(f"{column} = {value}"), amounts):
                 table.add_row(*row)
         if len(values) > SHOWN_GROUPS:
             table.add_row(f"{column}: {len(values) - SHOWN_GROUPS:,} more; --json has them all")
@@ -118,14 +118,14 @@ def show_filtered(filtered: Filtered, console: Console) -> None:
     console.print(two_columns(_facts(filtered)), markup=False)
 
 
-def filtered_json(filtered: Filtered) -> dict[str, Any]:
+def filtered_json(filtered: FilterResult) -> dict[str, Any]:
     """The same for other programs."""
     return {**asdict(filtered), "complete": filtered.complete}
 
 
-def _rows(name: str, parted: Parted) -> Iterator[tuple[str, ...]]:
-    whole = parted.kept + parted.dropped
-    for which, amount in (("kept", parted.kept), ("dropped", parted.dropped)):
+def _rows(name: str, amounts: SplitAmounts) -> Iterator[tuple[str, ...]]:
+    whole = amounts.kept + amounts.dropped
+    for which, amount in (("kept", amounts.kept), ("dropped", amounts.dropped)):
         numbers = ((getattr(amount, m), getattr(whole, m)) for m in MEASURES)
         yield f"{name}, {which}", *(f"{n:,} ({_share(n, of)})" for n, of in numbers)
 
@@ -134,14 +134,14 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
-def _largest(values: Mapping[str, Parted]) -> list[tuple[str, Parted]]:
-    def documents(each: tuple[str, Parted]) -> int:
+def _largest(values: Mapping[str, SplitAmounts]) -> list[tuple[str, SplitAmounts]]:
+    def documents(each: tuple[str, SplitAmounts]) -> int:
         return each[1].kept.documents + each[1].dropped.documents
 
     return sorted(values.items(), key=documents, reverse=True)[:SHOWN_GROUPS]
 
 
-def _facts(filtered: Filtered) -> dict[str, str]:
+def _facts(filtered: FilterResult) -> dict[str, str]:
     rows = {
         f"  {escape_controls(reason)}": f"{count:,}"
         for reason, count in sorted(filtered.counts.reasons.items())

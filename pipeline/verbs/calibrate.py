@@ -16,7 +16,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.calibration_fitting import fit_isotonic, fit_temperature
 from pipeline.fitted.calibration import Calibration, Probabilities, mean_prior
 from pipeline.gold.answers import answers_for
-from pipeline.gold.gold import UNLABELLED, HowGold, gold_hash, read_gold
+from pipeline.gold.labels import UNLABELLED, GoldOptions, gold_hash, read_gold
 from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.dataset import open_labels
@@ -128,7 +128,7 @@ def _gold_rows(
 
     The hash is of what the gold says for the task, in whatever format it is written.
     """
-    gold = read_gold(source, spec, HowGold(tasks=(task.name,)))
+    gold = read_gold(source, spec, GoldOptions(tasks=(task.name,)))
     truth = gold.tasks[task.name].truth  # [rows]
     answered = answers_for(spec, found, found.number, gold.by, gold.keys, [task.name])
     p = answered.tasks[task.name].p[RAW]  # [rows, labels]

@@ -24,8 +24,8 @@ from pipeline.evaluation.thresholds import (
     mislabelled,
     operating_points,
 )
-from pipeline.gold.answers import Answered, answers_for, fitting_snapshot
-from pipeline.gold.gold import UNLABELLED, Gold, HowGold, gold_hash, read_gold
+from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot
+from pipeline.gold.labels import UNLABELLED, Gold, GoldOptions, gold_hash, read_gold
 from pipeline.ledger.contents import Contents
 from pipeline.runtime.calibrations import load_calibrations
 from pipeline.spec.schema import JobSpec
@@ -121,7 +121,7 @@ class Evaluation:
 def evaluate(
     spec: JobSpec,
     source: str,
-    how: HowGold,
+    how: GoldOptions,
     wishes: Wishes,
     *,
     cache_dir: Path,
@@ -141,7 +141,7 @@ def evaluate(
     if candidate is not None:
         found, newest = candidate, candidate.number
     else:
-        found, newest = fitting_snapshot(spec, store, list(gold.tasks), cache_dir)
+        found, newest = matching_snapshot(spec, store, list(gold.tasks), cache_dir)
     answered = answers_for(spec, found, newest, gold.by, gold.keys, gold.tasks)
     sources = {name: file.source.get("gold") for name, file in load_calibrations(spec).items()}
     tasks = tuple(
@@ -185,7 +185,7 @@ def check_gates(gates: Sequence[Gate], gold: Gold) -> None:
 
 
 def _judged(
-    name: str, gold: Gold, answered: Answered, wishes: Wishes, *, own: bool
+    name: str, gold: Gold, answered: GoldAnswers, wishes: Wishes, *, own: bool
 ) -> TaskEvaluation:
     """`own`: the task's calibration was fitted to this gold."""
     said, answers = gold.tasks[name], answered.tasks[name]
@@ -237,7 +237,7 @@ def _suspects(
     labels: Sequence[str],
     rows: NDArray[np.int64],  # [evaluated]: the gold's
     gold: Gold,
-    answered: Answered,
+    answered: GoldAnswers,
 ) -> tuple[Suspect, ...]:
     """By the probabilities that mean most, the last: the calibrated where there are any."""
     p = list(versions.values())[-1].p

@@ -28,7 +28,7 @@ from pipeline.evaluation.fitting import (
 )
 from pipeline.evaluation.linear import Floats
 from pipeline.evaluation.scores import Scores, score
-from pipeline.gold.gold import UNLABELLED, Gold, GoldTask, HowGold, read_gold
+from pipeline.gold.labels import UNLABELLED, Gold, GoldOptions, GoldTask, read_gold
 from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
@@ -96,7 +96,7 @@ class Fit:
 def fit_readouts(
     spec: JobSpec,
     source: str,
-    how: HowGold,
+    how: GoldOptions,
     wishes: FitWishes,
     *,
     cache_dir: Path,

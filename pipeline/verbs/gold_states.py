@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
-from pipeline.gold.gold import Gold
+from pipeline.gold.labels import Gold
 from pipeline.gold.texts import gold_texts
 from pipeline.inference.hidden_states import document_states, layer_count
 from pipeline.inference.labels.prompt_tokens import PromptTokens

@@ -22,7 +22,7 @@ from finished import (
 )
 from memory_store import MemoryStore
 
-from pipeline.audit.gc import Tidied, tidy_store
+from pipeline.audit.gc import GcResult, collect_garbage_in
 from pipeline.audit.verify import verify
 from pipeline.cli import main
 from pipeline.errors import StorageError
@@ -86,8 +86,8 @@ class Everything:
         assert self.store.create(first, data) and self.store.create(second, data)
         return first, second
 
-    def tidy(self, keep: int, delete: bool = True) -> Tidied:
-        return tidy_store(self.spec, self.store, self.corpus.cache_dir, keep, delete)
+    def gc(self, keep: int, delete: bool = True) -> GcResult:
+        return collect_garbage_in(self.spec, self.store, self.corpus.cache_dir, keep, delete)
 
 
 @pytest.fixture
@@ -135,12 +135,12 @@ def test_of_any_history_the_kept_snapshots_verify_and_nothing_else_is_left(
     expected = named(store, keep) | inputs(before) | set(FOREIGN) | begun
     # — documents files are model-free: any run over the input as it is now has use for them
     expected |= before & {documents_key(shard.id) for shard in everything.corpus.shards(store)}
-    dry = everything.tidy(keep, delete=False)
+    dry = everything.gc(keep, delete=False)
     assert everything.keys == before and not dry.deleted
     assert set(dry.removable.keys) == before - expected
-    done = everything.tidy(keep)
+    done = everything.gc(keep)
     assert everything.keys == expected and done.removable.keys == dry.removable.keys
-    assert everything.tidy(keep).removable.keys == ()
+    assert everything.gc(keep).removable.keys == ()
     for number in done.snapshots:
         snapshot = contents(store, number)
         assert verify(store, snapshot, everything.corpus.cache_dir, {}).intact
@@ -153,10 +153,10 @@ def test_documents_of_a_file_that_left_the_input_go_with_its_last_snapshot(
     everything.finish("job", "1")
     gone = [s for s in everything.corpus.shards(everything.store) if s.path.endswith("1.jsonl")]
     (everything.corpus.folder / "1.jsonl").unlink()
-    assert everything.tidy(1).removable.keys == ()
+    assert everything.gc(1).removable.keys == ()
     everything.finish("job", "1")
-    assert everything.tidy(2).removable.keys == ()
-    removed = everything.tidy(1).removable.keys
+    assert everything.gc(2).removable.keys == ()
+    removed = everything.gc(1).removable.keys
     fps = {task: fingerprint.id for task, fingerprint in toy_fingerprints().items()}
     labels = {label_key(task, fp, shard.id) for task, fp in fps.items() for shard in gone}
     documents = {documents_key(shard.id) for shard in gone}
@@ -169,7 +169,7 @@ def test_answers_that_the_next_run_takes_over_from_an_earlier_version_are_kept(
     earlier = everything.begin("float32", 1)
     everything.corpus.write_file(0, seed=5)
     everything.corpus.shards(everything.store)
-    assert everything.tidy(1).removable.keys == () and earlier <= everything.keys
+    assert everything.gc(1).removable.keys == () and earlier <= everything.keys
 
 
 def test_the_retry_that_stands_is_kept_and_so_is_what_it_stands_behind(
@@ -179,7 +179,7 @@ def test_the_retry_that_stands_is_kept_and_so_is_what_it_stands_behind(
     first, second = everything.try_again("1")
     assert everything.finish("job", "1") == 2
     assert second in {file.key for file in contents(everything.store).files}
-    removed = everything.tidy(1).removable.keys
+    removed = everything.gc(1).removable.keys
     assert removed == ("snapshots/00000001.json", first)
     assert everything.finish("job", "1") == 2
 
@@ -191,7 +191,7 @@ def test_a_retry_of_an_interrupted_run_is_kept(everything: Everything) -> None:
     retries = [label_key(task, fp, name.removesuffix(".parquet"), number) for number in (1, 2)]
     for key in retries:
         everything.store.create(key, b"")
-    assert everything.tidy(1).removable.keys == (retries[0],)
+    assert everything.gc(1).removable.keys == (retries[0],)
 
 
 @pytest.mark.parametrize("recalibrated", [False, True])
@@ -206,7 +206,7 @@ def test_answers_of_another_calibration_are_kept_where_the_next_run_has_no_other
     if recalibrated:
         everything.begin("float32", 1)
     unused = {key for key in before if key.startswith("labels/") and shards[0].id in key}
-    assert set(everything.tidy(1).removable.keys) == (unused if recalibrated else set())
+    assert set(everything.gc(1).removable.keys) == (unused if recalibrated else set())
     works = plan(job, store).work_items
     assert not any(work.asks for work in works if work.shard in shards[:2])
 
@@ -231,7 +231,7 @@ def test_snapshots_are_deleted_before_the_files_that_they_name(everything: Every
     everything.store = recording = Recording(everything.store)
     for version in "123":
         everything.finish("job", version)
-    assert everything.tidy(1).removable.keys == tuple(recording.deleted)
+    assert everything.gc(1).removable.keys == tuple(recording.deleted)
     kinds = [key.partition("/")[0] for key in recording.deleted]
     assert kinds[:2] == ["snapshots"] * 2 and "snapshots" not in kinds[2:] and "labels" in kinds
 
@@ -241,13 +241,13 @@ def test_nothing_is_deleted_where_a_snapshot_is_broken(everything: Everything) -
     everything.store.create("snapshots/00000002.json", b"{")
     before = everything.keys
     with pytest.raises(StorageError, match=r"00000002\.json: is not JSON"):
-        everything.tidy(1)
+        everything.gc(1)
     assert everything.keys == before
 
 
 def test_a_new_input_is_neither_cut_nor_written_down(everything: Everything) -> None:
     check_create_only(everything.store)
-    assert everything.tidy(1).removable.keys == ()
+    assert everything.gc(1).removable.keys == ()
     assert everything.keys == {PROBE_KEY}
 
 

@@ -26,7 +26,7 @@ from finished import (
 )
 
 from pipeline.audit.invariants import broken_answers
-from pipeline.audit.verify import Verified, verify
+from pipeline.audit.verify import VerifyResult, verify
 from pipeline.cli import main
 from pipeline.ledger.contents import contents
 from pipeline.ledger.keys import label_key, spec_key
@@ -50,11 +50,11 @@ def finished(store: LocalStore, corpus: Corpus) -> LocalStore:
 
 
 @pytest.fixture
-def look(corpus: Corpus) -> Callable[[Store], Verified]:
+def look(corpus: Corpus) -> Callable[[Store], VerifyResult]:
     return lambda store: verify(store, contents(store), corpus.cache_dir, {})
 
 
-Look = Callable[[Store], Verified]
+Look = Callable[[Store], VerifyResult]
 
 
 def accept(store: Store) -> None:
@@ -65,7 +65,7 @@ def accept(store: Store) -> None:
     write_snapshot(store, content)
 
 
-def damages(verified: Verified) -> list[tuple[str, str]]:
+def damages(verified: VerifyResult) -> list[tuple[str, str]]:
     return [(damage.key, damage.what) for damage in verified.damages]
 
 
@@ -76,7 +76,7 @@ def keys_of(store: Store, task: str = "toxic") -> list[str]:
 
 def test_an_intact_output_is_found_intact_and_counted(finished: LocalStore, look: Look) -> None:
     shards = len(list(finished.list("documents/")))
-    assert look(finished) == Verified(
+    assert look(finished) == VerifyResult(
         output=finished.url,
         snapshot=1,
         spec="job",

@@ -15,7 +15,7 @@ import pytest
 from finished import Corpus, finish, toy_fingerprints
 
 from pipeline.errors import FailedRowsError, SpecError, StorageError
-from pipeline.filters.run import Filtered, OnError, Request, filter_corpus
+from pipeline.filters.run import FilterOptions, FilterResult, OnError, filter_corpus
 from pipeline.ledger.dataset import open_labels
 from pipeline.sources.source import read_documents
 from pipeline.spec.parse import parse_spec
@@ -57,9 +57,9 @@ def spec_of(folder: Path, **filter: Any) -> JobSpec:
     return parse_spec(json.dumps(content))
 
 
-def run(folder: Path, on_error: OnError | None = "drop", by: tuple[str, ...] = ()) -> Filtered:
-    request = Request(str(folder / "to"), on_error=on_error, by=by)
-    return filter_corpus(spec_of(folder), request, cache_dir=folder / "cache")
+def run(folder: Path, on_error: OnError | None = "drop", by: tuple[str, ...] = ()) -> FilterResult:
+    filter_options = FilterOptions(str(folder / "to"), on_error=on_error, by=by)
+    return filter_corpus(spec_of(folder), filter_options, cache_dir=folder / "cache")
 
 
 def oracle(folder: Path) -> tuple[list[str], list[str], list[str]]:
@@ -76,7 +76,7 @@ def oracle(folder: Path) -> tuple[list[str], list[str], list[str]]:
     return kept, dropped, failed
 
 
-def kept_lines(filtered: Filtered) -> list[str]:
+def kept_lines(filtered: FilterResult) -> list[str]:
     files = sorted(Path(filtered.kept_at).rglob("*.jsonl"))
     return [line for file in files for line in file.read_text().splitlines(keepends=True)]
 
@@ -169,8 +169,8 @@ def test_only_a_missing_object_is_written_again(folder: Path, kind: str) -> None
 
 def test_another_rule_does_not_mix_with_the_first(folder: Path) -> None:
     first, before = run(folder), state(folder)
-    request = Request(str(folder / "to"), on_error="drop")
-    other = filter_corpus(spec_of(folder, keep="true"), request, cache_dir=folder / "cache")
+    filter_options = FilterOptions(str(folder / "to"), on_error="drop")
+    other = filter_corpus(spec_of(folder, keep="true"), filter_options, cache_dir=folder / "cache")
     assert other.kept_at != first.kept_at
     assert len(kept_lines(other)) == 87 and kept_lines(first) == kept_lines(run(folder))
     assert before.items() <= state(folder).items()
@@ -217,7 +217,7 @@ def test_a_text_that_is_not_the_labelled_one_is_refused(
 
 
 @pytest.mark.parametrize(
-    "change, request_changes, place",
+    "change, changes, place",
     [
         ({"keep": "toxic.p.rude < 1"}, {}, "filter.keep"),
         ({"keep": "true; copy x to 'y'"}, {}, "filter.keep"),
@@ -226,12 +226,12 @@ def test_a_text_that_is_not_the_labelled_one_is_refused(
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(
-    folder: Path, change: Mapping[str, Any], request_changes: dict[str, Any], place: str
+    folder: Path, change: Mapping[str, Any], changes: dict[str, Any], place: str
 ) -> None:
-    to = str(folder / request_changes.pop("to", "to"))
-    request = Request(to, on_error="drop", **request_changes)
+    to = str(folder / changes.pop("to", "to"))
+    filter_options = FilterOptions(to, on_error="drop", **changes)
     with pytest.raises(SpecError) as refused:
-        filter_corpus(spec_of(folder, **change), request, cache_dir=folder / "cache")
+        filter_corpus(spec_of(folder, **change), filter_options, cache_dir=folder / "cache")
     assert [problem.place for problem in refused.value.problems] == [place]
     assert not state(folder)
 
@@ -295,8 +295,10 @@ def test_rows_of_a_damaged_page_are_dropped_and_belong_to_no_group(
     )
     # — a row is kept whole or not at all: with a damaged column it can but be dropped
     keep = "toxic.p.toxic < 0" if damaged == "lang" else KEEP
-    request = Request(str(folder / "to"), on_error="drop", by=by)
-    counts = filter_corpus(spec_of(folder, keep=keep), request, cache_dir=folder / "cache").counts
+    filter_options = FilterOptions(str(folder / "to"), on_error="drop", by=by)
+    counts = filter_corpus(
+        spec_of(folder, keep=keep), filter_options, cache_dir=folder / "cache"
+    ).counts
     assert counts.all.kept.documents + counts.all.dropped.documents == 150
     unreadable = sum(n for reason, n in counts.reasons.items() if "cannot be read" in reason)
     assert unreadable == (0 if damaged == "lang" else 20)
@@ -310,8 +312,8 @@ def test_rows_of_a_damaged_page_are_dropped_and_belong_to_no_group(
 
 def test_a_rule_that_says_neither_drops_and_says_so(folder: Path) -> None:
     keep = "nullif(toxic.label, 'toxic') = 'clean'"
-    request = Request(str(folder / "to"), on_error="drop")
-    filtered = filter_corpus(spec_of(folder, keep=keep), request, cache_dir=folder / "cache")
+    filter_options = FilterOptions(str(folder / "to"), on_error="drop")
+    filtered = filter_corpus(spec_of(folder, keep=keep), filter_options, cache_dir=folder / "cache")
     toxic = open_labels(str(folder / "out")).to_table(
         filter=pa.compute.field("toxic", "label") == "toxic"
     )

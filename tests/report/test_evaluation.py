@@ -18,7 +18,7 @@ from pipeline.errors import StorageError
 from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.scores import score
 from pipeline.evaluation.thresholds import Threshold
-from pipeline.gold.gold import Gold, GoldTask
+from pipeline.gold.labels import Gold, GoldTask
 from pipeline.report.console import escape_controls, truncate
 from pipeline.report.evaluation_page import page, write_page
 from pipeline.report.evaluation_table import evaluation_json, show_evaluation

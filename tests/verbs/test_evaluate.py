@@ -21,7 +21,7 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.gold.gold import UNLABELLED, HowGold, read_gold
+from pipeline.gold.labels import UNLABELLED, GoldOptions, read_gold
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec
@@ -245,7 +245,7 @@ def test_answers_to_another_wording_are_not_judged_as_if_they_were_the_specs(
 
 def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) -> None:
     spec = load_spec(bench.spec)
-    for how, key in ((None, "content_hash"), (HowGold(id="doc_id"), "doc_id")):
+    for how, key in ((None, "content_hash"), (GoldOptions(id="doc_id"), "doc_id")):
         gold = read_gold(str(bench.output), spec, how)
         answers = bench.answers("topic")
         assert gold.by == key and gold.rows == sum(bool(a["label"]) for a in answers.values())
@@ -261,12 +261,14 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
             assert by_id == {
                 name: LABELS["topic"].index(a["label"]) for name, a in answers.items() if a["label"]
             }
-    renamed = {"toxic": HowGold(columns={"toxic": "topic"}, tasks=["toxic"])}["toxic"]
+    renamed = {"toxic": GoldOptions(columns={"toxic": "topic"}, tasks=["toxic"])}["toxic"]
     with pytest.raises(SpecError, match=r"--gold, task toxic: no label .*--value TEACHERS_LABEL"):
         read_gold(f"{bench.output}/snapshots/00000001.json", spec, renamed)
     said = (("art", "toxic"), ("law", "clean"), ("sport", "clean"))
     mapped = read_gold(
-        str(bench.output), spec, HowGold(columns={"toxic": "topic"}, tasks=["toxic"], values=said)
+        str(bench.output),
+        spec,
+        GoldOptions(columns={"toxic": "topic"}, tasks=["toxic"], values=said),
     ).tasks["toxic"]
     assert mapped.soft is not None
     np.testing.assert_allclose(mapped.soft[:, 0], task.soft[:, 1] + task.soft[:, 2])

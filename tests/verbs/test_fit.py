@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from pipeline.cli import main
 from pipeline.fitted.readout import parse_readout
-from pipeline.gold.gold import read_gold
+from pipeline.gold.labels import read_gold
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel, plain_attention

@@ -10,7 +10,7 @@ import pytest
 from finished import LABELS, Corpus, commit_all, toy_fingerprints
 
 from pipeline.evaluation.gates import Decision
-from pipeline.gold.gold import HowGold
+from pipeline.gold.labels import GoldOptions
 from pipeline.ledger.contents import Contents
 from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.report.drift import tick_json
@@ -111,7 +111,12 @@ def test_gold_judges_the_candidate_before_it_is_published(
 
     def gate(found: Contents) -> tuple[Decision, ...]:
         return evaluate(
-            candidate.job.spec, str(gold), HowGold(), wishes, cache_dir=tmp_path, candidate=found
+            candidate.job.spec,
+            str(gold),
+            GoldOptions(),
+            wishes,
+            cache_dir=tmp_path,
+            candidate=found,
         ).decisions
 
     ended = judge(candidate, gate, ANYTHING)

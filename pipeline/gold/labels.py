@@ -27,7 +27,7 @@ SHOWN_PROBLEMS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class HowGold:
+class GoldOptions:
     """How gold is read where its names are not the spec's; None: as `read_gold` says."""
 
     id: str | None = None  # the column of document ids
@@ -67,15 +67,16 @@ class Gold:
         return len(self.keys)
 
 
-def read_gold(source: str, spec: JobSpec, how: HowGold | None = None) -> Gold:
-    """The gold at a path or URL, for the spec's tasks; SpecError names what does not fit.
+def read_gold(source: str, spec: JobSpec, options: GoldOptions | None = None) -> Gold:
+    """The gold labels at a path or URL, for the spec's tasks; SpecError names what does not fit.
 
-    A file is opened with the input's storage options, another run's output (a folder, a URL, or
-    its `snapshots/<number>.json`) with the output's. Rows of a file name their documents by the
-    column `how.id`, or `how.text`; else by the spec's own id column, its text column, or `id`,
-    whichever the file has. A task's labels are in the column `how.columns` says, or of its name.
+    A file is opened with the storage options of the input. Another run's output (a folder, a URL,
+    or its `snapshots/<number>.json`) is opened with those of the output. A row names its document
+    by the column `options.id` or `options.text`. Without these, the first of the spec's id column,
+    the spec's text column and `id` that the file has is used. The labels of a task are in the
+    column `options.columns[task]`, or in the column with the task's name.
     """
-    asked = how or HowGold()
+    asked = options or GoldOptions()
     check_names(spec, asked)
     format = gold_format(source)
     if format is None:
@@ -91,32 +92,36 @@ def read_gold(source: str, spec: JobSpec, how: HowGold | None = None) -> Gold:
     return without_repeats(Gold(source, by, keys, tasks, texts))
 
 
-def check_names(spec: JobSpec, how: HowGold) -> None:
-    """SpecError if `how` names tasks or labels that the spec has not."""
+def check_names(spec: JobSpec, options: GoldOptions) -> None:
+    """SpecError if `options` names tasks or labels that the spec has not."""
     names = [task.name for task in spec.tasks]
     labels = {label for task in spec.tasks for label in task.labels}
     fix = f"the spec has no such task; it has {', '.join(names)}"
-    problems = [Problem("--column", fix, task) for task in how.columns or () if task not in names]
-    problems += [Problem("--task", fix, task) for task in how.tasks if task not in names]
+    problems = [
+        Problem("--column", fix, task) for task in options.columns or () if task not in names
+    ]
+    problems += [Problem("--task", fix, task) for task in options.tasks if task not in names]
     problems += [
         Problem("--value", "no task has such a label; write GOLD_VALUE=LABEL", f"{value}={label}")
-        for value, label in how.values
+        for value, label in options.values
         if label not in labels
     ]
-    if how.id and how.text:
-        problems.append(Problem("--text", "rows are joined by id or by text; name one", how.text))
+    if options.id and options.text:
+        problems.append(
+            Problem("--text", "rows are joined by id or by text; name one", options.text)
+        )
     if problems:
         raise SpecError(problems)
 
 
 def task_columns(
-    spec: JobSpec, how: HowGold, there: Sequence[str], source: str
+    spec: JobSpec, options: GoldOptions, there: Sequence[str], source: str
 ) -> list[tuple[TaskSpec, str]]:
     """The tasks that the gold has labels for, with the column of each; SpecError if it has none."""
-    named = how.columns or {}
-    wanted = [task for task in spec.tasks if not how.tasks or task.name in how.tasks]
+    named = options.columns or {}
+    wanted = [task for task in spec.tasks if not options.tasks or task.name in options.tasks]
     columns = [(task, named.get(task.name, task.name)) for task in wanted]
-    required = set(named) | set(how.tasks)
+    required = set(named) | set(options.tasks)
     fix = f"{source} has no such column; it has {', '.join(there)}; write --column TASK=COLUMN"
     problems = [
         Problem(f"gold of task {task.name}", fix, column)
@@ -133,11 +138,11 @@ def task_columns(
     return found
 
 
-def label_names(task: TaskSpec, how: HowGold) -> dict[str, int]:
+def label_names(task: TaskSpec, options: GoldOptions) -> dict[str, int]:
     """What the gold may say for a task -> the label's index; SpecError if one value says two."""
     names = {label: index for index, label in enumerate(task.labels)}
     given: dict[str, int] = {}
-    for value, label in how.values:
+    for value, label in options.values:
         if label in names and given.setdefault(value, names[label]) != names[label]:
             fix = f"{value!r} is mapped to two labels of task {task.name}; map it to one"
             raise SpecError([Problem("--value", fix, f"{value}={label}")])
@@ -182,11 +187,11 @@ def gold_hash(gold: Gold, task: str) -> str:
 
 
 def _documents(
-    rows: GoldRows, spec: JobSpec, how: HowGold
+    rows: GoldRows, spec: JobSpec, options: GoldOptions
 ) -> tuple[By, tuple[str, ...], tuple[str | None, ...] | None]:
     """How rows name their documents, the names, and the texts where there are any."""
-    by, column = _key_column(rows, spec, how)
-    text_column = how.text or spec.input.text
+    by, column = _key_column(rows, spec, options)
+    text_column = options.text or spec.input.text
     texts = None
     if text_column in rows.columns:
         texts = tuple(text if isinstance(text, str) else None for text in rows.columns[text_column])
@@ -206,9 +211,9 @@ def _documents(
     return by, tuple(documents[by].to_pylist()), texts
 
 
-def _key_column(rows: GoldRows, spec: JobSpec, how: HowGold) -> tuple[By, str]:
-    choices: list[tuple[By, str | None]] = [("doc_id", how.id), ("content_hash", how.text)]
-    if not (how.id or how.text):
+def _key_column(rows: GoldRows, spec: JobSpec, options: GoldOptions) -> tuple[By, str]:
+    choices: list[tuple[By, str | None]] = [("doc_id", options.id), ("content_hash", options.text)]
+    if not (options.id or options.text):
         # — where documents have no id of their own, they are called by their text's hash
         choices = [
             ("doc_id", spec.input.id),
@@ -224,8 +229,8 @@ def _key_column(rows: GoldRows, spec: JobSpec, how: HowGold) -> tuple[By, str]:
     raise SpecError([Problem("--gold", fix, rows.path)])
 
 
-def _gold_task(rows: GoldRows, task: TaskSpec, column: str, how: HowGold) -> GoldTask:
-    names = label_names(task, how)
+def _gold_task(rows: GoldRows, task: TaskSpec, column: str, options: GoldOptions) -> GoldTask:
+    names = label_names(task, options)
     written = [_written(value) for value in rows.columns[column]]
     problems = list(_unknown(rows, task, column, written, names))
     if problems:
