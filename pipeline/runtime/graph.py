@@ -196,7 +196,7 @@ def _label_documents(job: Job, asks: bool) -> Callable[[pa.Table], pa.Table]:
 
 
 def _preflight(job: Job) -> None:
-    importlib.import_module("pipeline.runtime.worker").preflight(job)
+    importlib.import_module("pipeline.runtime.assembly").preflight(job)
 
 
 def commit_block(block: pa.Table, job: Job) -> pa.Table:

@@ -11,10 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray._private.state import state
-from ray.util.client import ray as client
-
 from pipeline.errors import Problem, SpecError
 from pipeline.spec.schema import ModelSpec
 
@@ -109,6 +105,11 @@ Resources = dict[str, float]
 
 def node_resources() -> list[Resources]:
     """The resources of each node that the connected cluster has, or may have at its largest."""
+    # Imported here: a `Labeller` places its model without Ray.
+    import ray
+    from ray._private.state import state
+    from ray.util.client import ray as client
+
     alive = [
         dict(node["Resources"])
         for node in ray.nodes()  # type: ignore[no-untyped-call]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from ray._private.state import state
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RaySystemError
+from ray.util.client import ray as client
 
-from pipeline.runtime import placement as autoscaling
 from pipeline.runtime.placement import Resources, cluster, node_resources, nodes_at_largest, place
 from pipeline.spec.schema import ModelSpec
 
@@ -37,10 +38,10 @@ def test_what_ray_says_of_its_autoscaler_is_read(monkeypatch: pytest.MonkeyPatch
     config.node_group_configs.add(name="gpu", resources={"CPU": 4, "GPU": 1}, max_count=3)
     head = {"Resources": HEAD, "Alive": True}
     gone = {"Resources": GPU, "Alive": False}
-    monkeypatch.setattr(autoscaling.ray, "nodes", lambda: [head, gone])
-    monkeypatch.setattr(autoscaling.state, "get_cluster_config", lambda: config)
+    monkeypatch.setattr("ray.nodes", lambda: [head, gone])
+    monkeypatch.setattr(state, "get_cluster_config", lambda: config)
     assert node_resources() == [HEAD, GPU, GPU, GPU]
-    monkeypatch.setattr(autoscaling.state, "get_cluster_config", lambda: None)
+    monkeypatch.setattr(state, "get_cluster_config", lambda: None)
     assert node_resources() == [HEAD]
 
 
@@ -48,9 +49,9 @@ def test_through_rays_client_the_autoscaler_is_not_asked(monkeypatch: pytest.Mon
     def refuse() -> None:
         raise RaySystemError("Ray has not been started yet")
 
-    monkeypatch.setattr(autoscaling.ray, "nodes", lambda: [{"Resources": GPU, "Alive": True}])
-    monkeypatch.setattr(autoscaling.state, "get_cluster_config", refuse)
+    monkeypatch.setattr("ray.nodes", lambda: [{"Resources": GPU, "Alive": True}])
+    monkeypatch.setattr(state, "get_cluster_config", refuse)
     monkeypatch.setattr("ray.util.client.RayAPIStub.is_connected", lambda self: True)
     assert node_resources() == [GPU]
     monkeypatch.undo()
-    assert autoscaling.client.is_connected() is False
+    assert client.is_connected() is False

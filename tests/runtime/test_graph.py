@@ -40,7 +40,7 @@ def test_a_worker_that_cannot_be_built_says_why_when_it_is_called(
         built.append(worker)
         raise error
 
-    monkeypatch.setattr(f"pipeline.data.actor.{worker}", refuse)
+    monkeypatch.setattr(f"pipeline.runtime.worker.{worker}", refuse)
     with pytest.raises(type(error)) as raised:
         STAGES[worker]()
     assert raised.value is error and built == [worker]

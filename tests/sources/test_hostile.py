@@ -30,7 +30,7 @@ READ = """
 import json, sys, time
 from collections import Counter
 from pathlib import Path
-from pipeline.data.source import cut, find_objects, read_documents
+from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.errors import StorageError
 
 def peak_mb():
@@ -39,9 +39,9 @@ def peak_mb():
 fit = None
 if len(sys.argv) > 2:
     from transformers import PreTrainedTokenizerFast
-    from pipeline.inference.fitting import fit_text
-    from pipeline.spec import DocumentsSpec
-    from pipeline.inference.tokens import DocumentTokenizer
+    from pipeline.inference.chunking import fit_text
+    from pipeline.spec.schema import DocumentsSpec
+    from pipeline.inference.labels.tokenizer import DocumentTokenizer
     encoder = DocumentTokenizer(PreTrainedTokenizerFast.from_pretrained(sys.argv[2]))
     def fit(text):
         return fit_text(encoder, text, DocumentsSpec(max_tokens=2048, too_long="middle"))

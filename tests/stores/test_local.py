@@ -22,7 +22,7 @@ def keys(store: LocalStore, prefix: str = "") -> list[str]:
 def test_a_process_that_dies_before_the_link_leaves_nothing_at_the_key(store: LocalStore) -> None:
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from pipeline.data.local_store import LocalStore\n"
+        "from pipeline.stores.local import LocalStore\n"
         "os.link = lambda *paths: os._exit(9)\n"
         "LocalStore(Path(sys.argv[1])).create('labels/key', b'data')\n"
     )
