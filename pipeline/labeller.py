@@ -16,7 +16,7 @@ import pyarrow as pa
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.model.quantisation import require_torchao
-from pipeline.inference.shard_answers import Answers
+from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.label_files import DOCUMENT_COLUMNS, answers_table, with_calibrated
 from pipeline.runtime.assembly import (
     contextual_calibrations,
@@ -78,7 +78,7 @@ class Labeller:
             )
         ]
         pieces = [document for document, _ in fitted]
-        answers = Answers(pieces, self.spec.tasks)
+        answers = ShardAnswers(pieces, self.spec.tasks)
         with self._turn:
             answers.ask(self._engine, 0, len(pieces))
         block = with_answers(documents.select(["doc_id"]), answers, [said for _, said in fitted])

@@ -32,9 +32,9 @@ def alone(labeller: Labeller, folder: Path, text: str, task: int) -> list[float]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     question = labeller._engine.prompt.questions[task]
-    opening = labeller._engine.prompt.opening
+    prefix = labeller._engine.prompt.prefix
     document = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids[:64]
-    ids = torch.tensor([[*opening, *document, *question.token_ids]])
+    ids = torch.tensor([[*prefix, *document, *question.token_ids]])
     with torch.inference_mode():
         probabilities = network(ids).logits[0, -1].softmax(-1)
     labels = [float(probabilities[list(first)].sum()) for first in question.labels.values()]

@@ -155,12 +155,12 @@ def _conversions(records: bytes) -> Iterator[bytes]:
 
 def _description(stream: Stream, end: int) -> list[bytes]:
     """The warcinfo record that the file begins with, if it has one."""
-    opening = stream.read(min(end, BLOCK_BYTES))
-    for archive, record in records_of(io.BytesIO(opening)):
+    prefix = stream.read(min(end, BLOCK_BYTES))
+    for archive, record in records_of(io.BytesIO(prefix)):
         for _ in blocks_of(record):
             pass
         if record.rec_type == "warcinfo":
-            return [opening[: archive.get_record_length()] + RECORD_END]
+            return [prefix[: archive.get_record_length()] + RECORD_END]
         break
     return []
 

@@ -26,7 +26,7 @@ def content_free_prior(engine: LabelEngine, documents: Sequence[DocumentIds], ta
     """
     (question,) = [each for each in engine.prompt.questions if each.name == task]
     *before, last = question.token_ids
-    prompt = PromptTokens(engine.prompt.opening, (replace(question, token_ids=(last,)),))
+    prompt = PromptTokens(engine.prompt.prefix, (replace(question, token_ids=(last,)),))
     read = [[*document, *before] for document in documents]
     (log_probs,) = engine.with_prompt(prompt).label(read).log_probs
     wide = log_probs.astype(np.float64)  # [docs, labels]

@@ -20,7 +20,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import proved_at
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokensRead, counting_tokens, pack
-from pipeline.inference.schedules.select import read_opening
+from pipeline.inference.schedules.select import read_prefix
 from pipeline.spec.schema import ExitSpec
 
 DocumentIds = Sequence[int]
@@ -34,7 +34,7 @@ class Usage:
 
     prefix_tokens_computed: int = 0  # of documents; the instruction is read once a process
     question_tokens_computed: int = 0
-    # what one prompt a question would have read more, or one for each surface form of whole labels
+    # what one prompt a question would have read more, or one for each verbalizer of whole labels
     tokens_saved: int = 0
 
     def __add__(self, other: Usage) -> Usage:
@@ -77,7 +77,7 @@ class LabelEngine:
             layers = layers_read(prompt.questions, readouts, exit_at, model.layers)
             model, deepest = proved_at(model, layers), layers[-1]
         self.model = model
-        self._schedule = read_opening(model, prompt.opening, layers=deepest)
+        self._schedule = read_prefix(model, prompt.prefix, layers=deepest)
 
     def label(
         self, documents: Sequence[DocumentIds], *, tasks: Collection[str] | None = None
@@ -118,7 +118,7 @@ class LabelEngine:
         return Labelled(given, usage, frozenset(asked.out_of_memory))
 
     def with_prompt(self, prompt: PromptTokens) -> LabelEngine:
-        """The same model and readouts, asked other questions or below another opening."""
+        """The same model and readouts, asked other questions or below another prefix."""
         return LabelEngine(
             self.model,
             prompt,
@@ -170,8 +170,8 @@ class LabelEngine:
 
     def _usage(self, documents: Sequence[DocumentIds], laid_out: LaidOut) -> Usage:
         read = sum(len(document) for document in documents)
-        opening = len(self.prompt.opening) * len(documents)
-        alone = len(laid_out.alone) * (read + opening) + len(documents) * sum(laid_out.alone)
+        prefix = len(self.prompt.prefix) * len(documents)
+        alone = len(laid_out.alone) * (read + prefix) + len(documents) * sum(laid_out.alone)
         prefix, questions = laid_out.tokens_read(documents)
         return Usage(prefix, questions, tokens_saved=alone - prefix - questions)
 

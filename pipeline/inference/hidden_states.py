@@ -1,7 +1,7 @@
 """Hidden states of documents at chosen layers: what a trained readout is fitted on.
 
-    opening  ──  document        ──┬── closing 0
-                 its own rows'     └── closing 1   the state at each one's last token
+    prefix  ──  document        ──┬── suffix 0
+                 its own rows'     └── suffix 1   the state at each one's last token
                  mean
 
 State N is the residual stream after N layers, as the `hidden_states[N]` of transformers: below
@@ -29,7 +29,7 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import pack
 from pipeline.inference.schedules.forward import prefill
 from pipeline.inference.schedules.interface import Asked
-from pipeline.inference.schedules.select import read_opening
+from pipeline.inference.schedules.select import read_prefix
 
 DocumentIds = Sequence[int]
 Batches = Iterator[tuple[list[int], Tensor]]  # documents, and [docs, layers, kinds, hidden]
@@ -37,24 +37,24 @@ Batches = Iterator[tuple[list[int], Tensor]]  # documents, and [docs, layers, ki
 
 def document_states(
     model: LoadedModel,
-    opening: Sequence[int],
-    closings: Sequence[Sequence[int]],  # of one token at least
+    prefix: Sequence[int],
+    suffixes: Sequence[Sequence[int]],  # of one token at least
     documents: Sequence[DocumentIds],  # of one token at least
     *,
     layers: Sequence[int],  # rising, from 1 to all
     max_batch_tokens: int,
     advance: Callable[[int], None] = lambda documents: None,
 ) -> NDArray[np.float32]:  # [docs, layers, kinds, hidden]
-    """The states of every document; kinds are the closings' last tokens, then the mean.
+    """The states of every document; kinds are the suffixes' last tokens, then the mean.
 
     The mean is over the document's own tokens. Layers above the highest wanted one are not run,
     unless the model goes level by level. `advance` hears how many documents have been read.
     """
     hidden_size = model.network.config.get_text_config().hidden_size
-    shape = (len(documents), len(layers), len(closings) + 1, hidden_size)
+    shape = (len(documents), len(layers), len(suffixes) + 1, hidden_size)
     found = np.empty(shape, dtype=np.float32)
     read = _staged if model.schedule == "staged" else _fused
-    for batch, states in read(model, opening, closings, documents, layers, max_batch_tokens):
+    for batch, states in read(model, prefix, suffixes, documents, layers, max_batch_tokens):
         found[batch] = states.float().numpy(force=True)
         advance(len(batch))
     return found
@@ -70,18 +70,18 @@ def layer_count(model: LoadedModel) -> int:
 
 def _fused(
     model: LoadedModel,
-    opening: Sequence[int],
-    closings: Sequence[Sequence[int]],
+    prefix: Sequence[int],
+    suffixes: Sequence[Sequence[int]],
     documents: Sequence[DocumentIds],
     layers: Sequence[int],
     max_batch_tokens: int,
 ) -> Batches:
-    prefix = prefill(model, opening)
-    branches = Branches.of(closings)
+    kept = prefill(model, prefix)
+    branches = Branches.of(suffixes)
     lengths = [len(document) + len(branches.token_ids) for document in documents]
     for batch in pack(lengths, max_tokens=max_batch_tokens):
         read = [documents[i] for i in batch]
-        yield batch, _packed_states(model, prefix, branches, read, layers)
+        yield batch, _packed_states(model, kept, branches, read, layers)
 
 
 @torch.inference_mode()
@@ -122,14 +122,14 @@ def _packed_states(
 
 def _staged(
     model: LoadedModel,
-    opening: Sequence[int],
-    closings: Sequence[Sequence[int]],
+    prefix: Sequence[int],
+    suffixes: Sequence[Sequence[int]],
     documents: Sequence[DocumentIds],
     layers: Sequence[int],
     max_batch_tokens: int,
 ) -> Batches:
-    asked = read_opening(model, opening).ask(closings)
-    ends = torch.tensor([len(closing) - 1 for closing in closings], device=model.device)
+    asked = read_prefix(model, prefix).ask(suffixes)
+    ends = torch.tensor([len(suffix) - 1 for suffix in suffixes], device=model.device)
     for place, document in enumerate(documents):
         yield [place], _levels_states(model, asked, document, ends, layers)
 
@@ -139,17 +139,17 @@ def _levels_states(
     model: LoadedModel,
     asked: Asked,
     document: DocumentIds,
-    ends: Tensor,  # [closings] int64
+    ends: Tensor,  # [suffixes] int64
     layers: Sequence[int],
 ) -> Tensor:  # [1, layers, kinds, hidden]
-    """Of one document, which is read before the closings below it."""
+    """Of one document, which is read before the suffixes below it."""
     with _capturing(model, layers, lambda states: states, stop=False) as captured:
         asked.states([document])
     found = []
     for layer in layers:
-        read, below = captured[layer]  # [1, tokens, hidden], [closings, tokens, hidden]
+        read, below = captured[layer]  # [1, tokens, hidden], [suffixes, tokens, hidden]
         last = below[torch.arange(len(ends), device=ends.device), ends].float()
-        mean = read[0, asked.opening_tokens :].float().mean(dim=0, keepdim=True)
+        mean = read[0, asked.prefix_tokens :].float().mean(dim=0, keepdim=True)
         found.append(torch.cat([last, mean]))
     return torch.stack(found).unsqueeze(0)
 

@@ -30,7 +30,7 @@ from pipeline.inference.attention.varlen import Kernel, flash_kernel
 from pipeline.inference.model.loaded import LoadedModel, Stages, cut_last_layer, plain_attention
 from pipeline.inference.model.quantisation import quantise
 from pipeline.inference.schedules.interface import Depth
-from pipeline.inference.schedules.select import read_opening
+from pipeline.inference.schedules.select import read_prefix
 from pipeline.spec.schema import Quantize
 
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
@@ -187,10 +187,10 @@ def tree_error(model: LoadedModel) -> float:
     short = [window for window in model.windows if window and window <= _LONGEST_PROVED_WINDOW]
     vocabulary = model.network.config.get_text_config().vocab_size
     ids = [(7_919 * i + 13) % vocabulary for i in range(36 + max(short, default=0))]
-    opening, document, questions = ids[:5], ids[12:], (ids[5:8], ids[8:11], ids[11:12])
-    states = read_opening(model, opening).ask(questions).states([document])[:, 0]
+    prefix, document, questions = ids[:5], ids[12:], (ids[5:8], ids[8:11], ids[11:12])
+    states = read_prefix(model, prefix).ask(questions).states([document])[:, 0]
     with plain_attention(model.network, "eager"):
-        alone = [_alone(model, [*opening, *document, *question]) for question in questions]
+        alone = [_alone(model, [*prefix, *document, *question]) for question in questions]
     expected, logits = (torch.stack(found) for found in zip(*alone, strict=True))
     return max(relative(states, expected), relative(model.unembed(states), logits))
 
@@ -304,21 +304,21 @@ def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
     """How far the states lie apart, relative to their norm, at the layer where they do most."""
     vocabulary = model.network.config.get_text_config().vocab_size
     ids = [(7_919 * i + 13) % vocabulary for i in range(24)]
-    opening, below, document = ids[:3], tuple(ids[3:6]), ids[6:]
+    prefix, below, document = ids[:3], tuple(ids[3:6]), ids[6:]
     found: dict[int, Tensor] = {}
 
     def take(depth: Depth, states: Sequence[Tensor]) -> None:
         found[depth.layer] = torch.stack([place[0].float() for place in states])
 
     depths = [Depth(layer, (below, None)) for layer in layers]
-    read_opening(model, opening, layers=max(layers)).look(depths).descend([document], take)
+    read_prefix(model, prefix, layers=max(layers)).look(depths).descend([document], take)
     with plain_attention(model.network, "eager"):
         output = model.decoder(
-            input_ids=torch.tensor([[*opening, *document, *below]], device=model.device),
+            input_ids=torch.tensor([[*prefix, *document, *below]], device=model.device),
             use_cache=False,
             output_hidden_states=True,
         )
-    own = slice(len(opening), len(opening) + len(document))
+    own = slice(len(prefix), len(prefix) + len(document))
     errors = []
     for layer in layers:
         states = output.hidden_states[layer][0].float()

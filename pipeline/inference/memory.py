@@ -35,12 +35,12 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: LoadedModel, *, opening_tokens: int, free_bytes: int, most_tokens: int
+    model: LoadedModel, *, prefix_tokens: int, free_bytes: int, most_tokens: int
 ) -> MemoryPlan:
     """At most `most_tokens` at once, or what fits into `free_bytes` beside the loaded weights."""
     config = model.network.config.get_text_config()
     item_bytes = model.network.dtype.itemsize
-    prefix = opening_tokens * kv_bytes(model) * config.num_hidden_layers
+    prefix = prefix_tokens * kv_bytes(model) * config.num_hidden_layers
     token = token_bytes(model)
     # The unembedding's own logits, their float32 form, and a copy while their sum is taken.
     logits = ROWS * config.vocab_size * (item_bytes * (item_bytes < 4) + 2 * 4)

@@ -24,7 +24,7 @@ NOT_A_NUMBER = "error:the model's answer is not a number"
 
 
 @dataclass(slots=True)
-class Answers:
+class ShardAnswers:
     """What is known of each row; a row that has no pieces is not asked about."""
 
     pieces: Sequence[Sequence[Sequence[int]]]  # token ids, by row and piece

@@ -129,7 +129,7 @@ def findings_json(found: Findings) -> dict[str, Any]:
                 "token_ids": list(prompt.token_ids),
                 "labels": prompt.labels,
                 "scoring": prompt.scoring,
-                "surfaces": prompt.surfaces,
+                "surfaces": prompt.verbalizers,
             }
             for prompt in found.prompts
         ],

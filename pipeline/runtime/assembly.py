@@ -46,7 +46,7 @@ def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
         free_bytes, most_tokens = psutil.virtual_memory().available, CPU_BATCH_TOKENS
     return plan_memory(
         model,
-        opening_tokens=len(prompt.opening),
+        prefix_tokens=len(prompt.prefix),
         free_bytes=free_bytes,
         most_tokens=most_tokens,
     )

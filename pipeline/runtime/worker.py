@@ -23,7 +23,7 @@ from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.memory import keep_freed_memory
-from pipeline.inference.shard_answers import Answers, TaskAnswers
+from pipeline.inference.shard_answers import ShardAnswers, TaskAnswers
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.cells import Earlier, Work
 from pipeline.ledger.failpoints import are_planned, reach
@@ -142,7 +142,7 @@ class LabelDocuments:
         work = work_from_json(block.column("work")[0].as_py())
         pieces = block.column("pieces").to_pylist()
         asked = [task for task in self.job.spec.tasks if task.name in work.tasks]
-        answers = Answers(pieces, asked)
+        answers = ShardAnswers(pieces, asked)
         engine = self._engine if answers.asked_rows else None  # loading it is no part of labelling
         started = time.perf_counter()
         if engine:  # a shard of which everything is known makes no attempt
@@ -161,7 +161,7 @@ class LabelDocuments:
         return table
 
 
-def with_answers(rows: pa.Table, answers: Answers, read: Sequence[str]) -> pa.Table:
+def with_answers(rows: pa.Table, answers: ShardAnswers, read: Sequence[str]) -> pa.Table:
     """The rows with what is known of each; `read` is its status as it was read."""
     status, pieces = answers.status(read), answers.pieces
     n_tokens = [sum(len(piece) for piece in document) for document in pieces]
@@ -177,7 +177,7 @@ def with_answers(rows: pa.Table, answers: Answers, read: Sequence[str]) -> pa.Ta
 
 
 def _label(
-    engine: LabelEngine, answers: Answers, doc_ids: pa.ChunkedArray, start: int, end: int
+    engine: LabelEngine, answers: ShardAnswers, doc_ids: pa.ChunkedArray, start: int, end: int
 ) -> None:
     """Asks the model about the rows from `start` to before `end`."""
     for doc_id in doc_ids[start:end] if are_planned() else ():
@@ -185,7 +185,7 @@ def _label(
     answers.ask(engine, start, end)
 
 
-def _measured(seconds: float, answers: Answers) -> str:
+def _measured(seconds: float, answers: ShardAnswers) -> str:
     """What labelling one shard took, as `graph.ShardCounts` reads it."""
     asked = {"seconds": seconds, "asked_rows": answers.asked_rows}
     return json.dumps({**asked, **asdict(answers.usage)})

@@ -68,7 +68,7 @@ def _fingerprint(
     documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
     asked: dict[str, Any] = {
         "question": task.question,
-        "labels": [[label, list(surfaces)] for label, surfaces in task.labels.items()],
+        "labels": [[label, list(verbalizers)] for label, verbalizers in task.labels.items()],
         # — `auto` follows from the labels and the tokenizer, which are named; where it finds no
         #   labels that begin alike, it is this
         "scoring": "full" if task.scoring == "full" else "first_token",

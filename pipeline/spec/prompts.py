@@ -1,8 +1,8 @@
 """The text around a document: one prompt as a tree of three spans.
 
-    opening            system prompt, examples, instruction: the same for every document
+    prefix            system prompt, examples, instruction: the same for every document
       └─ document      the text itself, never seen here
-           └─ closing  what follows it: the question and the answer position, one per task
+           └─ suffix  what follows it: the question and the answer position, one per task
 
 Knows messages, templates and where a document stands in them. Knows nothing of tokens or models;
 a chat template arrives as a function.
@@ -28,8 +28,8 @@ _QUESTION = "\ue0d0question\ue0d1"
 class PromptText:
     """The text before and after a document, and what stands between answer and its first label."""
 
-    opening: str
-    closings: Mapping[str, str]  # by task name; without a question, of an empty one
+    prefix: str
+    suffixes: Mapping[str, str]  # by task name; without a question, of an empty one
     answer_prefix: str  # " " where the prompt ends in "Answer:", "" behind a chat header
 
 
@@ -38,11 +38,11 @@ def prompt_text(
 ) -> PromptText:
     """The prompt of every task; `render` is the tokenizer's chat template, if it has one."""
     whole = _plain(prompt) if render is None else render(_messages(prompt))
-    opening, behind = _split(whole, _DOCUMENT)
+    prefix, behind = _split(whole, _DOCUMENT)
     before_question, after_question = _split(behind, _QUESTION)
     return PromptText(
-        opening=opening,
-        closings={t.name: before_question + (t.question or "") + after_question for t in tasks},
+        prefix=prefix,
+        suffixes={t.name: before_question + (t.question or "") + after_question for t in tasks},
         answer_prefix=" " if render is None else "",
     )
 

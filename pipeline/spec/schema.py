@@ -116,21 +116,21 @@ class DocumentsSpec(Frozen):
         return self
 
 
-def _as_surfaces(labels: object) -> object:
-    """A plain list of labels -> each label with itself as its one surface form."""
+def _as_verbalizers(labels: object) -> object:
+    """A plain list of labels -> each label with itself as its one verbalizer."""
     if not isinstance(labels, list | tuple):
         return labels
     odd = [label for label in labels if isinstance(label, dict | list)]
     if odd:
-        raise ValueError(f"a list holds names of labels; surface forms are {{name: [form]}}: {odd}")
+        raise ValueError(f"a list holds names of labels; verbalizers are {{name: [form]}}: {odd}")
     repeated = sorted({str(label) for label in labels if labels.count(label) > 1})
     if repeated:
         raise ValueError(f"{repeated} listed more than once; list each label once")
     return {label: (label,) for label in labels}
 
 
-Surfaces = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
-Labels = Annotated[dict[str, Surfaces], BeforeValidator(_as_surfaces), Field(min_length=2)]
+Verbalizers = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+Labels = Annotated[dict[str, Verbalizers], BeforeValidator(_as_verbalizers), Field(min_length=2)]
 
 
 class ContextualSpec(Frozen):
@@ -186,15 +186,15 @@ class TaskSpec(Frozen):
     @classmethod
     def _distinct(cls, labels: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
         owner: dict[str, str] = {}
-        for label, surfaces in labels.items():
+        for label, verbalizers in labels.items():
             if not label:
                 raise ValueError("a label needs a name")
-            if not surfaces:
-                raise ValueError(f"label {label!r} needs at least one surface form")
-            for surface in surfaces:
-                if surface in owner:
-                    raise ValueError(f"{surface!r} stands twice; write each surface form once")
-                owner[surface] = label
+            if not verbalizers:
+                raise ValueError(f"label {label!r} needs at least one verbalizer")
+            for verbalizer in verbalizers:
+                if verbalizer in owner:
+                    raise ValueError(f"{verbalizer!r} stands twice; write each verbalizer once")
+                owner[verbalizer] = label
         return labels
 
     @field_validator("scoring", "length_penalty", "beam")

@@ -33,11 +33,11 @@ FEW_SHOT_TOKENS = 1_500
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Documents of one length, under so many questions, below an opening at least so long."""
+    """Documents of one length, under so many questions, below a prefix at least so long."""
 
     tokens: int
     questions: int | None = None  # the spec's own, or this many
-    opening: int = 0
+    prefix: int = 0
     documents: int = 4
     rounds: int = 3
     methods: tuple[str, ...] = ("tree", "expand")
@@ -49,7 +49,7 @@ STANDARD = (
     Workload(1_000, questions=16, methods=("tree",)),
     Workload(200, documents=16, methods=("tree", "expand", "expand_batched")),
     Workload(4_000, questions=32, documents=1, rounds=2),
-    Workload(1_000, opening=FEW_SHOT_TOKENS, documents=2),
+    Workload(1_000, prefix=FEW_SHOT_TOKENS, documents=2),
 )
 
 
@@ -156,9 +156,9 @@ def as_questions(tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
 
 
 def fits(workload: Workload, prompt: PromptTokens, context: int) -> bool:
-    """Whether the model reads a document of the workload with its opening and any question."""
-    opening = max(len(prompt.opening), workload.opening)
-    room = prompt.room(context) + len(prompt.opening) - opening - 1  # 1: what tells repeats apart
+    """Whether the model reads a document of the workload with its prefix and any question."""
+    prefix = max(len(prompt.prefix), workload.prefix)
+    room = prompt.room(context) + len(prompt.prefix) - prefix - 1  # 1: what tells repeats apart
     return workload.tokens <= room
 
 
@@ -176,7 +176,7 @@ def _measure(
     hidden = int(model.network.config.get_text_config().hidden_size)
     before = matmul_flops(hidden, model.device, model.network.dtype)
     turns = _turns(model, asked, documents, workload)
-    if trained is not None and workload.questions is None and not workload.opening:
+    if trained is not None and workload.questions is None and not workload.prefix:
         label = partial(trained.label, documents)
         turns["readouts"] = Turn(label, len(documents), workload.rounds, warm_up=True)
     timed = take_turns(turns)
@@ -224,10 +224,10 @@ def _turns(
 
 
 def shaped(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> PromptTokens:
-    """The prompt with as many questions and as long an opening as the workload wants.
+    """The prompt with as many questions and as long a prefix as the workload wants.
 
     Questions beyond the spec's are its own again behind a token that tells them apart; a longer
-    opening is the corpus's text, as examples of it would be.
+    prefix is the corpus's text, as examples of it would be.
     """
     wanted = workload.questions or len(prompt.questions)
     questions = []
@@ -238,9 +238,9 @@ def shaped(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> P
         questions.append(
             replace(question, name=f"q{i}", token_ids=(*told_apart, *question.token_ids))
         )
-    missing = max(0, workload.opening - len(prompt.opening))
+    missing = max(0, workload.prefix - len(prompt.prefix))
     more = equally_long(stream, missing, 1)[0] if missing else []
-    return PromptTokens((*prompt.opening, *more), tuple(questions))
+    return PromptTokens((*prompt.prefix, *more), tuple(questions))
 
 
 def equally_long(stream: Sequence[int], tokens: int, wanted: int) -> list[list[int]]:
@@ -254,7 +254,7 @@ def workload_name(prompt: PromptTokens, tokens: int) -> str:
     labels = sum(len(question.labels) for question in prompt.questions)
     return (
         f"{tokens:,} tokens x {len(prompt.questions)} questions, {labels} labels, "
-        f"{len(prompt.opening):,} before"
+        f"{len(prompt.prefix):,} before"
     )
 
 

@@ -35,14 +35,14 @@ class Prompt:
     text: str
     token_ids: tuple[int, ...]
     labels: dict[str, list[int]]  # first tokens
-    surfaces: dict[str, list[list[int]]] | None  # all tokens, where whole labels are scored
+    verbalizers: dict[str, list[list[int]]] | None  # all tokens, where whole labels are scored
 
     @property
     def scoring(self) -> str:
         """What is read of the labels: their tokens, or nothing where a map knows them."""
         if not any(self.labels.values()):
             return "readout"
-        return "first_token" if self.surfaces is None else "full"
+        return "first_token" if self.verbalizers is None else "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +138,16 @@ def _prompts(
     found = []
     for sample in samples:
         for question in prompt.questions:
-            token_ids = (*prompt.opening, *sample.token_ids, *question.token_ids)
+            token_ids = (*prompt.prefix, *sample.token_ids, *question.token_ids)
             labels = {label: list(first) for label, first in question.labels.items()}
             text = str(tokenizer.decode(list(token_ids)))
-            surfaces = _surfaces(question)
-            found.append(Prompt(sample.doc_id, question.name, text, token_ids, labels, surfaces))
+            verbalizers = _verbalizers(question)
+            found.append(Prompt(sample.doc_id, question.name, text, token_ids, labels, verbalizers))
     return tuple(found)
 
 
-def _surfaces(question: Question) -> dict[str, list[list[int]]] | None:
+def _verbalizers(question: Question) -> dict[str, list[list[int]]] | None:
     if question.trie is None:
         return None
-    forms = zip(question.labels, question.trie.forms, strict=True)
-    return {label: [list(path) for path in paths] for label, paths in forms}
+    pairs = zip(question.labels, question.trie.verbalizers, strict=True)
+    return {label: [list(path) for path in paths] for label, paths in pairs}

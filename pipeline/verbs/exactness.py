@@ -204,15 +204,15 @@ def _compared_labels(question: Question, log_probs: NDArray[np.float32]) -> list
     """The places of all labels; of whole ones those that were reached, the likeliest of many.
 
     A beam may have left a form of a label, whose answer is then that of the others alone: such
-    labels, of several forms below a beam, are not compared.
+    labels, of several verbalizers below a beam, are not compared.
     """
     if question.trie is None or np.isnan(log_probs).any():
         return list(range(len(log_probs)))
-    forms = question.trie.forms
+    verbalizers = question.trie.verbalizers
     known = [
         place
         for place in np.argsort(-log_probs, kind="stable").tolist()
-        if log_probs[place] > -np.inf and (question.beam is None or len(forms[place]) == 1)
+        if log_probs[place] > -np.inf and (question.beam is None or len(verbalizers[place]) == 1)
     ]
     return sorted(known if len(log_probs) <= _ALL_LABELS else known[:_LIKELIEST])
 

@@ -77,8 +77,8 @@ def read_gold_states(
     keep_freed_memory()
     model = job_model(job, folder)
     wanted = chosen_layers(layers, layer_count(model))
-    closings = list(dict.fromkeys(question.token_ids for question in prompt.questions))
-    read = _Reading(model, prompt, closings, documents)
+    suffixes = list(dict.fromkeys(question.token_ids for question in prompt.questions))
+    read = _Reading(model, prompt, suffixes, documents)
     states = read.states(wanted, documents, start(len(documents)))
     sound = np.isfinite(states).all(axis=(1, 2, 3))
     if not sound.all():
@@ -92,8 +92,8 @@ def read_gold_states(
         states=states,
         kinds={
             question.name: (
-                closings.index(question.token_ids),
-                *([len(closings)] if questions[question.name] is None else []),
+                suffixes.index(question.token_ids),
+                *([len(suffixes)] if questions[question.name] is None else []),
             )
             for question in prompt.questions
         },
@@ -121,7 +121,7 @@ def chosen_layers(written: str | None, there: int) -> tuple[int, ...]:
 def _prompt(
     job: Job, questions: Mapping[str, str | None]
 ) -> tuple[Path, PromptTokens, DocumentTokenizer]:
-    """The tasks' closings. Their labels are not looked for: a readout needs no first tokens."""
+    """The tasks' suffixes. Their labels are not looked for: a readout needs no first tokens."""
     tasks: list[TaskSpec] = [
         task.model_copy(update={"question": questions[task.name] or "", "labels": {}})
         for task in job.spec.tasks
@@ -154,7 +154,7 @@ def _tokens(
 class _Reading:
     model: LoadedModel
     prompt: PromptTokens
-    closings: Sequence[Sequence[int]]
+    suffixes: Sequence[Sequence[int]]
     documents: Sequence[Sequence[int]]
 
     def states(
@@ -165,8 +165,8 @@ class _Reading:
     ) -> NDArray[np.float32]:  # [docs, layers, kinds, hidden]
         return document_states(
             self.model,
-            self.prompt.opening,
-            self.closings,
+            self.prompt.prefix,
+            self.suffixes,
             documents,
             layers=layers,
             max_batch_tokens=memory_plan(self.model, self.prompt).max_batch_tokens,

@@ -18,7 +18,7 @@ from pipeline.errors import Problem, SpecError, require_positive
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.memory import keep_freed_memory
 from pipeline.inference.model.quantisation import require_torchao
-from pipeline.inference.shard_answers import Answers
+from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.cells import Work
 from pipeline.runtime.assembly import job_model, job_prompt, job_readouts, label_engine
 from pipeline.runtime.job import Plan, make_job
@@ -162,8 +162,8 @@ def _here(spec: JobSpec) -> Placement:
 def _seconds(
     engine: LabelEngine, pieces: Sequence[Sequence[DocumentIds]], tasks: Sequence[TaskSpec]
 ) -> float:
-    Answers(pieces[:1], tasks).ask(engine, 0, 1)  # the first forward is slower than the others
-    answers = Answers(pieces, tasks)
+    ShardAnswers(pieces[:1], tasks).ask(engine, 0, 1)  # the first forward is slower than the others
+    answers = ShardAnswers(pieces, tasks)
     started = time.perf_counter()
     answers.ask(engine, 0, len(pieces))
     return time.perf_counter() - started

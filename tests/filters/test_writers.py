@@ -44,8 +44,8 @@ def found_rows(name: str, data: bytes) -> list[Row]:
     if name.endswith(".parquet"):
         table = pq.read_table(io.BytesIO(data))
     elif name.endswith(".arrow"):
-        opening = pa.ipc.open_file if data.startswith(b"ARROW1") else pa.ipc.open_stream
-        table = opening(io.BytesIO(data)).read_all()
+        prefix = pa.ipc.open_file if data.startswith(b"ARROW1") else pa.ipc.open_stream
+        table = prefix(io.BytesIO(data)).read_all()
     elif "wet" in name:
         return [
             (

@@ -22,16 +22,16 @@ DOCUMENTS = [[40, 41, 42], [50], []]  # the last is the empty text
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
-@pytest.mark.parametrize("opening", [(), (30, 31, 32, 33)], ids=["bare", "opened"])
+@pytest.mark.parametrize("prefix", [(), (30, 31, 32, 33)], ids=["bare", "opened"])
 def test_the_prior_is_the_mean_of_what_each_prompt_gives_alone(
-    family: str, opening: tuple[int, ...], tiny_model: Callable[[str], LoadedModel]
+    family: str, prefix: tuple[int, ...], tiny_model: Callable[[str], LoadedModel]
 ) -> None:
     model = tiny_model(family)
     prior = [0.0, 0.0, 0.0]
     for document in DOCUMENTS:
         weights = [
             math.exp(
-                reference.label_log_prob(model, opening, document, QUESTIONS[1].token_ids, tokens)
+                reference.label_log_prob(model, prefix, document, QUESTIONS[1].token_ids, tokens)
             )
             for tokens in LABELS.values()
         ]
@@ -39,7 +39,7 @@ def test_the_prior_is_the_mean_of_what_each_prompt_gives_alone(
             share + weight / sum(weights) / len(DOCUMENTS)
             for share, weight in zip(prior, weights, strict=True)
         ]
-    engine = LabelEngine(model, PromptTokens(opening, QUESTIONS), max_batch_tokens=100)
+    engine = LabelEngine(model, PromptTokens(prefix, QUESTIONS), max_batch_tokens=100)
     found = content_free_prior(engine, DOCUMENTS, "task")
     assert found.prior == pytest.approx(prior, abs=1e-4)
     assert sum(found.prior) == pytest.approx(1, abs=1e-12)

@@ -30,23 +30,23 @@ def some_ids(source: random.Random, tokens: int) -> list[int]:
     return [source.randrange(300) for _ in range(tokens)]
 
 
-def some_prompt(source: random.Random, tasks: int, *, opening: int) -> PromptTokens:
+def some_prompt(source: random.Random, tasks: int, *, prefix: int) -> PromptTokens:
     questions = []
     for i in range(tasks):
         first = source.sample(range(300), source.randint(2, 6))
         labels = {f"label{n}": (token,) for n, token in enumerate(first[1:])}
-        labels["label0"] = (*labels["label0"], first[0])  # two surface forms
+        labels["label0"] = (*labels["label0"], first[0])  # two verbalizers
         questions.append(
             Question(f"task{i}", tuple(some_ids(source, source.randint(1, 40))), labels)
         )
-    return PromptTokens(tuple(some_ids(source, opening)), tuple(questions))
+    return PromptTokens(tuple(some_ids(source, prefix)), tuple(questions))
 
 
 def expected(model: LoadedModel, prompt: PromptTokens, document: Sequence[int]) -> list[np.ndarray]:
     return [
         np.array(
             [
-                reference.label_log_prob(model, prompt.opening, document, question.token_ids, first)
+                reference.label_log_prob(model, prompt.prefix, document, question.token_ids, first)
                 for first in question.labels.values()
             ]
         )
@@ -72,7 +72,7 @@ def test_the_tree_equals_independent_prompts(
     family: str, tasks: int, budget: int, tiny_model: TinyModel
 ) -> None:
     source = random.Random(f"{family} {tasks}")
-    prompt = some_prompt(source, tasks, opening=23)
+    prompt = some_prompt(source, tasks, prefix=23)
     documents = [some_ids(source, tokens) for tokens in (1, 2, 15, 16, 17, 40, 90)]
     assert_equal_to_reference(tiny_model(family), prompt, documents, budget)
 
@@ -83,9 +83,9 @@ def test_the_tree_compiled_for_a_fused_kernel_equals_independent_prompts(
     family: str, cut: bool, tiny_model: TinyModel
 ) -> None:
     source = random.Random(family)
-    prompt = some_prompt(source, 5, opening=23)
-    opening = tuple(some_ids(source, 9))  # shared by three questions, which go on apart
-    shared = [replace(q, token_ids=(*opening, *q.token_ids)) for q in prompt.questions[:3]]
+    prompt = some_prompt(source, 5, prefix=23)
+    prefix = tuple(some_ids(source, 9))  # shared by three questions, which go on apart
+    shared = [replace(q, token_ids=(*prefix, *q.token_ids)) for q in prompt.questions[:3]]
     prompt = replace(prompt, questions=(*shared, *prompt.questions[3:]))
     documents = [some_ids(source, tokens) for tokens in (1, 2, 15, 16, 17, 40, 90)]
     model = replace(tiny_model(family), kernel=attend_run_by_run)
@@ -99,9 +99,9 @@ def test_a_long_document_with_many_tasks_equals_independent_prompts(
     family: str, tiny_model: TinyModel
 ) -> None:
     source = random.Random(family)
-    prompt = some_prompt(source, 32, opening=5)
+    prompt = some_prompt(source, 32, prefix=5)
     narrow = PromptTokens(
-        prompt.opening,
+        prompt.prefix,
         tuple(
             Question(q.name, q.token_ids, dict(list(q.labels.items())[:1]))
             for q in prompt.questions
@@ -112,7 +112,7 @@ def test_a_long_document_with_many_tasks_equals_independent_prompts(
     labelled = LabelEngine(model, narrow, max_batch_tokens=5_000).label([document, [7]])
     for answers, question in list(zip(labelled.log_probs, narrow.questions, strict=True))[::8]:
         oracle = reference.label_log_prob(
-            model, narrow.opening, document, question.token_ids, question.labels["label0"]
+            model, narrow.prefix, document, question.token_ids, question.labels["label0"]
         )
         np.testing.assert_allclose(answers[0, 0], oracle, rtol=0, atol=TOLERANCE)
 
@@ -121,23 +121,23 @@ def test_a_long_document_with_many_tasks_equals_independent_prompts(
 def test_other_tasks_and_documents_change_no_answer(family: str, tiny_model: TinyModel) -> None:
     source = random.Random(family)
     model = tiny_model(family)
-    prompt = some_prompt(source, 6, opening=11)
+    prompt = some_prompt(source, 6, prefix=11)
     documents = [some_ids(source, tokens) for tokens in (3, 30, 61, 8)]
     whole = LabelEngine(model, prompt, max_batch_tokens=10_000).label(documents).log_probs
-    fewer = PromptTokens(prompt.opening, (prompt.questions[4], prompt.questions[1]))
+    fewer = PromptTokens(prompt.prefix, (prompt.questions[4], prompt.questions[1]))
     part = LabelEngine(model, fewer, max_batch_tokens=10_000).label(documents[:0:-1]).log_probs
     np.testing.assert_allclose(part[0], whole[4][:0:-1], rtol=0, atol=TOLERANCE)
     np.testing.assert_allclose(part[1], whole[1][:0:-1], rtol=0, atol=TOLERANCE)
 
 
-def test_a_prompt_without_an_opening_has_no_prefix(tiny_model: TinyModel) -> None:
+def test_a_prompt_without_a_prefix_has_no_prefix(tiny_model: TinyModel) -> None:
     source = random.Random(1)
-    prompt = some_prompt(source, 3, opening=0)
+    prompt = some_prompt(source, 3, prefix=0)
     assert_equal_to_reference(tiny_model("llama"), prompt, [some_ids(source, 20)], 1_000)
 
 
 def test_no_documents_have_no_answers(tiny_model: TinyModel) -> None:
-    prompt = some_prompt(random.Random(2), 2, opening=4)
+    prompt = some_prompt(random.Random(2), 2, prefix=4)
     labelled = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=100).label([])
     assert [answers.shape[0] for answers in labelled.log_probs] == [0, 0]
     assert labelled.usage.tokens_saved == 0
@@ -157,7 +157,7 @@ def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = random.Random(3)
-    prompt = some_prompt(source, 2, opening=4)
+    prompt = some_prompt(source, 2, prefix=4)
     documents = [some_ids(source, 20) for _ in range(12)]
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=100_000)
     whole = engine.label(documents).log_probs
@@ -182,9 +182,7 @@ def test_a_document_too_large_even_alone_is_named_whatever_is_beside_it(
 ) -> None:
     """Also where the model had read some of it, or nothing, when memory ran out."""
     source = random.Random(4)
-    engine = LabelEngine(
-        tiny_model(family), some_prompt(source, 2, opening=4), max_batch_tokens=900
-    )
+    engine = LabelEngine(tiny_model(family), some_prompt(source, 2, prefix=4), max_batch_tokens=900)
     last = engine.model.decoder.layers[-1]
     real = last.forward
 
@@ -204,7 +202,7 @@ def test_batches_before_memory_ran_out_are_not_computed_again(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = random.Random(5)
-    prompt = some_prompt(source, 2, opening=4)
+    prompt = some_prompt(source, 2, prefix=4)
     documents = [some_ids(source, 20) for _ in range(12)]
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=400)
     whole = engine.label(documents).log_probs
@@ -248,7 +246,7 @@ def test_answers_are_read_back_after_the_last_batch(
 def test_another_error_of_the_model_is_not_taken_for_memory(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = some_prompt(random.Random(4), 2, opening=4)
+    prompt = some_prompt(random.Random(4), 2, prefix=4)
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1_000)
 
     def broken(*args: object, **kw: object) -> None:
@@ -264,7 +262,7 @@ def test_another_error_of_the_model_is_not_taken_for_memory(
 def test_a_document_that_is_read_again_fails_loudly(
     family: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = some_prompt(random.Random(5), 3, opening=4)
+    prompt = some_prompt(random.Random(5), 3, prefix=4)
     engine = LabelEngine(tiny_model(family), prompt, max_batch_tokens=1_000)
     real = fused.FusedQuestions.states
 

@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 from pipeline.inference.hidden_states import document_states, layer_count
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 
-OPENING = [5, 9, 2]
-CLOSINGS = [[11, 12], [11, 12, 13, 14, 15, 16, 17], [20]]
+PREFIX = [5, 9, 2]
+SUFFIXES = [[11, 12], [11, 12, 13, 14, 15, 16, 17], [20]]
 DOCUMENTS = [[(7 * i + n) % 300 for i in range(n)] for n in (40, 3, 1, 17)]
 
 
 def alone(model: LoadedModel, layers: list[int]) -> NDArray[np.float32]:
-    """[docs, layers, kinds, hidden], one forward for every document and closing."""
+    """[docs, layers, kinds, hidden], one forward for every document and suffix."""
     found = []
     with torch.inference_mode(), plain_attention(model.network, "eager"):
         for document in DOCUMENTS:
             of_document = []
-            for closing in CLOSINGS:
-                ids = torch.tensor([[*OPENING, *document, *closing]])
+            for suffix in SUFFIXES:
+                ids = torch.tensor([[*PREFIX, *document, *suffix]])
                 states = model.decoder(
                     input_ids=ids, use_cache=False, output_hidden_states=True
                 ).hidden_states
                 of_document.append(torch.stack([states[layer][0] for layer in layers]))
-            own = of_document[0][:, len(OPENING) : len(OPENING) + len(document)].mean(dim=1)
+            own = of_document[0][:, len(PREFIX) : len(PREFIX) + len(document)].mean(dim=1)
             found.append(torch.stack([*(states[:, -1] for states in of_document), own], dim=1))
     return torch.stack(found).numpy()
 
@@ -41,7 +41,7 @@ def test_states_are_those_of_independent_prompts(
     model = tiny_model(family)
     layers = list(range(1, layer_count(model) + 1))
     expected = alone(model, layers)
-    found = document_states(model, OPENING, CLOSINGS, DOCUMENTS, layers=layers, max_batch_tokens=50)
+    found = document_states(model, PREFIX, SUFFIXES, DOCUMENTS, layers=layers, max_batch_tokens=50)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
@@ -58,7 +58,7 @@ def test_layers_above_the_wanted_ones_are_not_run(
         document_states(
             model,
             [],
-            CLOSINGS,
+            SUFFIXES,
             DOCUMENTS,
             layers=[1],
             max_batch_tokens=1_000,

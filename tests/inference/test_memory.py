@@ -77,22 +77,22 @@ def test_a_batch_takes_what_the_plan_says_within_15_percent(
     engine = LabelEngine(model, PROMPT, max_batch_tokens=1_000_000)
     read = [source.choices(range(2_000), k=tokens) for _ in range(documents)]
     batch = documents * (tokens + engine.label([[1]]).usage.question_tokens_computed)
-    planned = plan_memory(model, opening_tokens=20, free_bytes=1 << 40, most_tokens=batch)
+    planned = plan_memory(model, prefix_tokens=20, free_bytes=1 << 40, most_tokens=batch)
     measured = allocated_at_most(lambda: engine.label(read))
     assert measured == pytest.approx(planned.batch_bytes(batch), rel=0.15)
 
 
 def test_little_memory_makes_batches_small_and_much_does_not_make_them_large() -> None:
     model = wide_model("llama")
-    small = plan_memory(model, opening_tokens=20, free_bytes=10_000_000, most_tokens=5_000)
-    large = plan_memory(model, opening_tokens=20, free_bytes=1 << 40, most_tokens=5_000)
+    small = plan_memory(model, prefix_tokens=20, free_bytes=10_000_000, most_tokens=5_000)
+    large = plan_memory(model, prefix_tokens=20, free_bytes=1 << 40, most_tokens=5_000)
     assert 1 < small.max_batch_tokens < large.max_batch_tokens == 5_000
     assert small.prefix_bytes + small.batch_bytes(small.max_batch_tokens) <= 10_000_000
 
 
 def test_a_kept_prefix_takes_what_the_plan_says(tiny_model: Callable[[str], LoadedModel]) -> None:
     model = tiny_model("llama")
-    planned = plan_memory(model, opening_tokens=20, free_bytes=1 << 40, most_tokens=1)
-    kept = prefill(model, PROMPT.opening)
+    planned = plan_memory(model, prefix_tokens=20, free_bytes=1 << 40, most_tokens=1)
+    kept = prefill(model, PROMPT.prefix)
     assert kept is not None and planned.prefix_bytes == kept.size_bytes
     assert kv_bytes(model) * 20 * 2 == kept.size_bytes

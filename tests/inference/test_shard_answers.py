@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.inference.shard_answers import Answers, TaskAnswers, level_names
+from pipeline.inference.shard_answers import ShardAnswers, TaskAnswers, level_names
 from pipeline.spec.schema import TaskSpec
 
 LABELS = ["a/x/1", "a/x/2", "a/y", "b/x", "b/y/1", "c"]
@@ -57,7 +57,7 @@ def test_an_answer_that_is_no_number_is_none(bad: float) -> None:
 def test_no_more_answers_are_asked_for_at_once_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.inference.shard_answers.ANSWERS_AT_ONCE", 6 * 4)
     pieces = [[[1]] * n for n in (1, 2, 0, 2, 3, 9, 1)]
-    answers = Answers(pieces, [task()])
+    answers = ShardAnswers(pieces, [task()])
     runs = list(answers.runs(1, 7))
     assert [row for first, last in runs for row in range(first, last)] == list(range(1, 7))
     sizes = [sum(len(pieces[row]) for row in range(*run)) for run in runs]

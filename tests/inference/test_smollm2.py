@@ -60,7 +60,7 @@ def test_every_label_has_its_independent_prompts_log_probability(
         for row, document in enumerate(documents):
             for column, first in enumerate(list(question.labels.values())[:2]):
                 oracle = reference.label_log_prob(
-                    model, prompt.opening, document, question.token_ids, first
+                    model, prompt.prefix, document, question.token_ids, first
                 )
                 np.testing.assert_allclose(answers[row, column], oracle, rtol=0, atol=TOLERANCE)
 
@@ -70,7 +70,7 @@ def test_what_the_bench_compares_with_gives_the_same_answers(
     method: object, smollm2: tuple[LoadedModel, PromptTokens, list[list[int]]]
 ) -> None:
     model, prompt, documents = smollm2
-    few = PromptTokens(prompt.opening, prompt.questions[:3])
+    few = PromptTokens(prompt.prefix, prompt.questions[:3])
     labelled = LabelEngine(model, few, max_batch_tokens=1_280).label(documents[:1])
     (found,) = method(model, few, documents[:1])  # type: ignore[operator]
     for answers, others in zip(labelled.log_probs, found, strict=True):

@@ -56,9 +56,9 @@ def expected(
     """By label, the log-probability of all its tokens in a prompt of its own."""
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
     document = DocumentTokenizer(tokenizer).encode(text)
-    asked = (model, prompt.opening, document, prompt.questions[place].token_ids)
+    asked = (model, prompt.prefix, document, prompt.questions[place].token_ids)
     answers = {label: tokenizer(label)["input_ids"] for label in spec.tasks[place].labels}
-    return {label: reference.surface_log_prob(*asked, ids) for label, ids in answers.items()}
+    return {label: reference.verbalizer_log_prob(*asked, ids) for label, ids in answers.items()}
 
 
 def test_files_hold_what_independent_prompts_answer(
@@ -113,5 +113,7 @@ def test_a_check_proves_whole_labels_and_a_search(
     assert scoring == {"theme": "full", "mood": "full", "rude": "first_token", "many": "full"}
     prompts = {prompt["task"]: prompt for prompt in found["prompts"]}
     assert prompts["rude"]["surfaces"] is None
-    surface = prompts["mood"]["surfaces"]["neutral"][0]
-    assert len(surface) == len("neutral") and prompts["mood"]["labels"]["neutral"] == surface[:1]
+    verbalizer = prompts["mood"]["surfaces"]["neutral"][0]
+    assert (
+        len(verbalizer) == len("neutral") and prompts["mood"]["labels"]["neutral"] == verbalizer[:1]
+    )

@@ -186,7 +186,7 @@ def assert_answered_by(model: LoadedModel, spec: JobSpec, model_folder: Path) ->
             document = encoder.encode(TEXTS[int(doc_id[1:])])
             for label, first in question.labels.items():
                 oracle = reference.label_log_prob(
-                    model, prompt.opening, document, question.token_ids, first
+                    model, prompt.prefix, document, question.token_ids, first
                 )
                 stored = rows[doc_id]["p"][label] * rows[doc_id]["mass"]
                 assert math.isclose(stored, math.exp(oracle), abs_tol=1e-5)

@@ -95,17 +95,17 @@ def expected(spec: JobSpec, task: str, text: str, layer: int) -> np.ndarray:
     tokenizer = load_tokenizer(folder)
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
-    closing = next(q.token_ids for q in prompt.questions if q.name == task)
+    suffix = next(q.token_ids for q in prompt.questions if q.name == task)
     [fitted] = [
         parse_readout(Path(t.readout or "").read_bytes()) for t in spec.tasks if t.name == task
     ]
     answers = []
     for piece in pieces(DocumentTokenizer(tokenizer).encode(text)):
-        below = [] if POOLING[task] == "mean" else closing
-        ids = torch.tensor([[*prompt.opening, *piece, *below]])
+        below = [] if POOLING[task] == "mean" else suffix
+        ids = torch.tensor([[*prompt.prefix, *piece, *below]])
         with torch.inference_mode():
             states = network.model(ids, output_hidden_states=True).hidden_states[layer][0].numpy()
-        first = len(prompt.opening) if POOLING[task] == "mean" else -1
+        first = len(prompt.prefix) if POOLING[task] == "mean" else -1
         logits = fitted.maps[layer].weight @ states[first:].mean(axis=0) + fitted.maps[layer].bias
         answers.append(np.exp(logits - np.logaddexp.reduce(logits)))
     mean = next(t.chunks for t in spec.tasks if t.name == task) == "mean"

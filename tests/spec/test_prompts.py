@@ -30,7 +30,7 @@ def chat(messages: Sequence[Message]) -> str:
 
 def written(text: PromptText, document: str) -> list[str]:
     """The whole prompt of every task, as the model would see it."""
-    return [text.opening + document + closing for closing in text.closings.values()]
+    return [text.prefix + document + suffix for suffix in text.suffixes.values()]
 
 
 def whole_chat(prompt: PromptSpec, document: str, question: str) -> str:
@@ -59,7 +59,7 @@ def test_the_spans_around_a_document_make_the_conversation_with_it(
     document = "Any {document} text,\n\nwith <user> in it."
     text = prompt_text(prompt, TASKS, render=chat)
     assert written(text, document) == [whole_chat(prompt, document, t.question) for t in TASKS]
-    assert list(text.closings) == ["first", "second"]
+    assert list(text.suffixes) == ["first", "second"]
     assert text.answer_prefix == ""
 
 
@@ -75,19 +75,19 @@ def test_without_a_template_the_prompt_is_paragraphs_that_end_in_answer() -> Non
 
 
 @pytest.mark.parametrize("render", [None, chat])
-def test_the_opening_is_the_same_whatever_is_asked(render: Render | None) -> None:
+def test_the_prefix_is_the_same_whatever_is_asked(render: Render | None) -> None:
     prompt = PromptSpec(system="s", examples=EXAMPLES)
     both = prompt_text(prompt, TASKS, render=render)
     alone = prompt_text(prompt, TASKS[1:], render=render)
-    assert alone.opening == both.opening
-    assert alone.closings["second"] == both.closings["second"]
+    assert alone.prefix == both.prefix
+    assert alone.suffixes["second"] == both.suffixes["second"]
 
 
 @pytest.mark.parametrize("render", [None, chat])
 def test_an_example_answers_as_a_label_would(render: Render | None) -> None:
     text = prompt_text(PromptSpec(examples=EXAMPLES[:1]), TASKS[:1], render=render)
     answer = "Answer: Yes" if render is None else "<assistant>Yes"
-    assert answer in text.opening
+    assert answer in text.prefix
 
 
 def test_a_template_that_trims_white_space_changes_nothing() -> None:

@@ -194,17 +194,17 @@ def test_labels_are_read_as_they_are_written(
         ),
         (
             with_labels("{x: [X, S], y: [S]}"),
-            "tasks.0.labels: 'S' stands twice; write each surface form once "
+            "tasks.0.labels: 'S' stands twice; write each verbalizer once "
             "(got {'x': ['X', 'S'], 'y': ['S']})",
         ),
         (
             with_labels("{x: [X, X], y: [Y]}"),
-            "tasks.0.labels: 'X' stands twice; write each surface form once "
+            "tasks.0.labels: 'X' stands twice; write each verbalizer once "
             "(got {'x': ['X', 'X'], 'y': ['Y']})",
         ),
         (
             with_labels("{x: [], y: [Y]}"),
-            "tasks.0.labels: label 'x' needs at least one surface form (got {'x': [], 'y': ['Y']})",
+            "tasks.0.labels: label 'x' needs at least one verbalizer (got {'x': [], 'y': ['Y']})",
         ),
         (
             with_labels("{'': [X], y: [Y]}"),

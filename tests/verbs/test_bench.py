@@ -28,20 +28,20 @@ def test_a_workload_has_the_specs_questions_or_as_many_as_it_wants() -> None:
     ]
 
 
-def test_repeated_questions_share_no_opening_with_the_first() -> None:
+def test_repeated_questions_share_no_prefix_with_the_first() -> None:
     many = shaped(PROMPT, Workload(5, questions=4), STREAM).questions
     assert Branches.of([many[0].token_ids, many[2].token_ids]).token_ids == (5, 6, 7, 11, 5, 6, 7)
 
 
-def test_a_longer_opening_begins_with_the_specs_own() -> None:
-    assert shaped(PROMPT, Workload(5, opening=6), STREAM).opening == (1, 2, 10, 11, 12, 10)
-    assert shaped(PROMPT, Workload(5, opening=1), STREAM).opening == (1, 2)
+def test_a_longer_prefix_begins_with_the_specs_own() -> None:
+    assert shaped(PROMPT, Workload(5, prefix=6), STREAM).prefix == (1, 2, 10, 11, 12, 10)
+    assert shaped(PROMPT, Workload(5, prefix=1), STREAM).prefix == (1, 2)
 
 
 @pytest.mark.parametrize("context, expected", [(13, False), (14, True)])
 def test_a_workload_beyond_the_models_context_is_left_out(context: int, expected: bool) -> None:
     # 4 before, 6 of the document, 3 of a question and one that tells its repeat apart
-    assert fits(Workload(6, opening=4), PROMPT, context) is expected
+    assert fits(Workload(6, prefix=4), PROMPT, context) is expected
 
 
 @pytest.mark.parametrize(

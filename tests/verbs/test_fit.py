@@ -72,7 +72,7 @@ def last_states(
     text = prompt_text(spec.prompt, spec.tasks, render=chat_template(tokenizer))
     found = []
     for each in texts:
-        spans = [text.opening, each, text.closings[task]]
+        spans = [text.prefix, each, text.suffixes[task]]
         ids = [
             *tokenizer(spans[0], add_special_tokens=False)["input_ids"],
             *DocumentTokenizer(tokenizer).encode(spans[1]),

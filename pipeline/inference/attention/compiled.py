@@ -2,7 +2,7 @@
 
 The runs of rows that a level joins go through one varlen call where their keys lie behind one
 another. Keys are always a view: what lies between two runs of them is a run that no query asks.
-Queries are a view where they lie end to end, as they do in all levels but those of openings that
+Queries are a view where they lie end to end, as they do in all levels but those of prefixes that
 some questions share; elsewhere they are gathered.
 
 The layers then run without the host reading anything back. They are not captured as a CUDA graph

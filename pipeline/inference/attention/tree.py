@@ -145,13 +145,13 @@ def _cut(span: Span, ends: Sequence[int]) -> Iterator[Span]:
         yield replace(span, start=start, stop=stop, position=span.position + start - span.start)
 
 
-# Tokens that a shared opening must save: it costs an attention call in every layer.
+# Tokens that a shared prefix must save: it costs an attention call in every layer.
 LEAST_SAVED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Sequences that share their openings, packed depth first.
+    """Sequences that share their prefixes, packed depth first.
 
     Branches.of([(1, 2, 3, 4, 5), (1, 2, 3, 4, 6)]).token_ids -> (1, 2, 3, 4, 5, 6)
     """
@@ -186,24 +186,24 @@ def _grow(waiting: _Waiting, token_ids: list[int], rows: Sequence[list[int]]) ->
     """Lay the sequences out behind `token_ids`, and note the rows of each."""
     nodes = []
     for group in _sharing(waiting, known=0):
-        opening = _opening(group)
-        laid_out = range(len(token_ids), len(token_ids) + len(opening))
-        token_ids += opening
+        prefix = _prefix(group)
+        laid_out = range(len(token_ids), len(token_ids) + len(prefix))
+        token_ids += prefix
         for place, _ in group:
             rows[place] += laid_out
-        below = [(p, rest[len(opening) :]) for p, rest in group if len(rest) > len(opening)]
-        nodes.append(Node(len(opening), _grow(below, token_ids, rows)))
+        below = [(p, rest[len(prefix) :]) for p, rest in group if len(rest) > len(prefix)]
+        nodes.append(Node(len(prefix), _grow(below, token_ids, rows)))
     return tuple(nodes)
 
 
 def _sharing(waiting: _Waiting, *, known: int) -> list[_Waiting]:
-    """Groups whose common opening pays, all of whose first `known` tokens are alike."""
+    """Groups whose common prefix pays, all of whose first `known` tokens are alike."""
     by_next: dict[tuple[int, ...], _Waiting] = {}
     for place, rest in waiting:
         by_next.setdefault(rest[known : known + 1], []).append((place, rest))
     groups: list[_Waiting] = []
     for group in by_next.values():
-        shared = len(_opening(group))
+        shared = len(_prefix(group))
         if len(group) == 1 or shared * (len(group) - 1) >= LEAST_SAVED:
             groups.append(group)
         else:
@@ -211,7 +211,7 @@ def _sharing(waiting: _Waiting, *, known: int) -> list[_Waiting]:
     return groups
 
 
-def _opening(group: _Waiting) -> tuple[int, ...]:
+def _prefix(group: _Waiting) -> tuple[int, ...]:
     """The tokens that all begin with: those that the least and the greatest of them do."""
     least, greatest = min(rest for _, rest in group), max(rest for _, rest in group)
     pairs = enumerate(zip(least, greatest, strict=False))

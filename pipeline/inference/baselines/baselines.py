@@ -45,7 +45,7 @@ def expand(
 def _expand_batch(
     model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
 ) -> Answers:
-    prefixes = [[*prompt.opening, *document] for document in documents]
+    prefixes = [[*prompt.prefix, *document] for document in documents]
     longest = max(len(prefix) for prefix in prefixes)
     padding = [longest - len(prefix) for prefix in prefixes]
     seen = [[0] * pad + [1] * len(prefix) for pad, prefix in zip(padding, prefixes, strict=True)]
@@ -103,11 +103,11 @@ def _tensor(model: LoadedModel, values: Sequence[object]) -> Tensor:
 def per_question(
     model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
 ) -> Answers:
-    """One full forward for every document and question; of whole labels, for each surface form."""
+    """One full forward for every document and question; of whole labels, for each verbalizer."""
     with plain_attention(model.network, "sdpa"):
         return [
             [
-                _each_surface(model, prompt, document, question, question.trie)
+                _each_verbalizer(model, prompt, document, question, question.trie)
                 if question.trie
                 else _read(model, _last_state(model, prompt, document, question), [question])[0]
                 for question in prompt.questions
@@ -116,16 +116,16 @@ def per_question(
         ]
 
 
-def _each_surface(
+def _each_verbalizer(
     model: LoadedModel,
     prompt: PromptTokens,
     document: DocumentIds,
     question: Question,
     trie: LabelTrie,
 ) -> Tensor:  # [labels] fp32
-    before = [*prompt.opening, *document, *question.token_ids]
+    before = [*prompt.prefix, *document, *question.token_ids]
     found = []
-    for paths in trie.forms:
+    for paths in trie.verbalizers:
         sums = []
         for path in paths:
             output = model.decoder(input_ids=_tensor(model, [[*before, *path]]), use_cache=False)
@@ -166,7 +166,7 @@ def _each_label(
 def _last_state(
     model: LoadedModel, prompt: PromptTokens, document: DocumentIds, question: Question
 ) -> Tensor:  # [1, hidden]
-    token_ids = [*prompt.opening, *document, *question.token_ids]
+    token_ids = [*prompt.prefix, *document, *question.token_ids]
     output = model.decoder(
         input_ids=torch.tensor([token_ids], device=model.device), use_cache=False
     )
@@ -192,7 +192,7 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
     # — of a search only the question: what is followed depends on the document
     asked = [[q.token_ids] if q.searched else q.sequences for q in prompt.questions]
     branches = Branches.of([sequence for of_question in asked for sequence in of_question])
-    tree = Tree.of([document_tokens], branches.nodes, prefix_tokens=len(prompt.opening))
+    tree = Tree.of([document_tokens], branches.nodes, prefix_tokens=len(prompt.prefix))
     positions = tree.positions
     ends = positions[document_tokens + np.array(branches.ends, dtype=np.int64)]
     layers: nn.ModuleList = model.decoder.layers  # type: ignore[assignment]

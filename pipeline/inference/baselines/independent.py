@@ -44,8 +44,8 @@ def answers_alone(
         averaged = readouts[question.name].card.pooling == "mean"
         below = () if averaged else question.token_ids
         if below not in read:
-            read[below] = _hidden_states(model, [*prompt.opening, *document, *below])
-        first = len(prompt.opening) if averaged else -1
+            read[below] = _hidden_states(model, [*prompt.prefix, *document, *below])
+        first = len(prompt.prefix) if averaged else -1
         states[question.name] = [_mean(of_layer[first:]) for of_layer in read[below]]
     layers = _layers(states, readouts, way)
     for name, by_layer in states.items():

@@ -15,13 +15,13 @@ from pipeline.inference.model.loaded import LoadedModel, plain_attention
 @torch.inference_mode()
 def label_log_prob(
     model: LoadedModel,
-    opening: Sequence[int],
+    prefix: Sequence[int],
     document: Sequence[int],
     question: Sequence[int],
     first_tokens: Sequence[int],
 ) -> float:
     """The log-probability that the answer begins with one of the label's first tokens."""
-    prompt = torch.tensor([[*opening, *document, *question]], device=model.device)
+    prompt = torch.tensor([[*prefix, *document, *question]], device=model.device)
     with plain_attention(model.network, "eager"):
         logits = model.network(input_ids=prompt, use_cache=False).logits[0, -1]  # [vocab]
     log_probs = logits.float().log_softmax(dim=-1)
@@ -29,18 +29,18 @@ def label_log_prob(
 
 
 @torch.inference_mode()
-def surface_log_prob(
+def verbalizer_log_prob(
     model: LoadedModel,
-    opening: Sequence[int],
+    prefix: Sequence[int],
     document: Sequence[int],
     question: Sequence[int],
-    surface: Sequence[int],
+    verbalizer: Sequence[int],
 ) -> float:
-    """The log-probability that the answer begins with all of the surface form's tokens."""
-    before = [*opening, *document, *question]
-    prompt = torch.tensor([[*before, *surface]], device=model.device)
+    """The log-probability that the answer begins with all of the verbalizer's tokens."""
+    before = [*prefix, *document, *question]
+    prompt = torch.tensor([[*before, *verbalizer]], device=model.device)
     with plain_attention(model.network, "eager"):
         logits = model.network(input_ids=prompt, use_cache=False).logits[0]  # [tokens, vocab]
     # — the logit at position i predicts token i + 1
     log_probs = logits[len(before) - 1 : -1].float().log_softmax(dim=-1)
-    return sum(float(row[token_id]) for row, token_id in zip(log_probs, surface, strict=True))
+    return sum(float(row[token_id]) for row, token_id in zip(log_probs, verbalizer, strict=True))

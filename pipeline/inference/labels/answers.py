@@ -167,8 +167,8 @@ class SearchedAnswers:
 
     def _search(self, text: KeptText, question: Question) -> Tensor:  # [1, labels]
         assert question.trie is not None, question.name
-        *opening, last = question.token_ids
-        asking = text.extended(opening) if opening else text
+        *prefix, last = question.token_ids
+        asking = text.extended(prefix) if prefix else text
         found = search(
             question.trie,
             lambda paths: asking.states([(last, *path) for path in paths]),

@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.inference.labels.first_token import Unembed
-from pipeline.inference.labels.full_label import Edges, divisors, edge_log_probs, surfaces_of
+from pipeline.inference.labels.full_label import (
+    Edges,
+    divisors,
+    edge_log_probs,
+    verbalizers_by_label,
+)
 from pipeline.inference.labels.trie import LabelTrie, Path
 
 States = Callable[[Sequence[Path]], Tensor]  # paths below a question -> [paths, hidden]
@@ -73,14 +78,14 @@ def _groups(trie: LabelTrie, nodes: Sequence[int], max_tokens: int) -> Iterator[
 
 
 def _likeliest(nodes: set[int], scores: NDArray[np.float64], beam: int | None) -> list[int]:
-    """In the trie's order, where what shares an opening stands together."""
+    """In the trie's order, where what shares a prefix stands together."""
     if beam is None or len(nodes) <= beam:
         return sorted(nodes)
     return sorted(sorted(nodes, key=lambda node: (-scores[node], node))[:beam])
 
 
 def _of_labels(trie: LabelTrie, scores: NDArray[np.float64]) -> NDArray[np.float32]:
-    """A label's surface forms together; one that was not reached adds nothing."""
+    """A label's verbalizers together; one that was not reached adds nothing."""
     sums = scores[[end for end, _ in trie.ends]] / divisors(trie)
-    found = [np.logaddexp.reduce(sums[surfaces]) for surfaces in surfaces_of(trie)]
+    found = [np.logaddexp.reduce(sums[verbalizers]) for verbalizers in verbalizers_by_label(trie)]
     return np.array(found, dtype=np.float32)

@@ -21,14 +21,14 @@ ROWS = 128
 class FirstTokens:
     """The first tokens of one question's labels, padded to a rectangle."""
 
-    token_ids: Tensor  # [labels, surfaces] int64
-    padding: Tensor  # [labels, surfaces] bool
+    token_ids: Tensor  # [labels, verbalizers] int64
+    padding: Tensor  # [labels, verbalizers] bool
 
     @classmethod
     def of(cls, labels: Sequence[Sequence[int]], device: torch.device) -> FirstTokens:
-        surfaces = max(len(token_ids) for token_ids in labels)
-        padded = [[*ids, *[0] * (surfaces - len(ids))] for ids in labels]
-        padding = [[i >= len(ids) for i in range(surfaces)] for ids in labels]
+        verbalizers = max(len(token_ids) for token_ids in labels)
+        padded = [[*ids, *[0] * (verbalizers - len(ids))] for ids in labels]
+        padding = [[i >= len(ids) for i in range(verbalizers)] for ids in labels]
         return cls(torch.tensor(padded, device=device), torch.tensor(padding, device=device))
 
     @property
@@ -43,7 +43,7 @@ def first_token_log_probs(
     questions: Sequence[FirstTokens],
     unembed: Unembed,
 ) -> list[Tensor]:  # one [docs, labels] fp32 a question
-    """Each label's log-probability: its surfaces' first tokens, out of the whole vocabulary.
+    """Each label's log-probability: its verbalizers' first tokens, out of the whole vocabulary.
 
     What the labels leave over is the probability of anything else: 1 - sum of exp.
     """
@@ -64,7 +64,7 @@ def _read(
     first: FirstTokens,
 ) -> Tensor:  # [docs, labels] fp32
     everything = logits.logsumexp(dim=-1).view(-1, 1)  # [docs, 1]
-    labels, surfaces = first.token_ids.shape
-    chosen = logits[:, first.token_ids.flatten()].view(-1, labels, surfaces)
+    labels, verbalizers = first.token_ids.shape
+    chosen = logits[:, first.token_ids.flatten()].view(-1, labels, verbalizers)
     chosen = chosen.masked_fill(first.padding, -torch.inf)
     return chosen.logsumexp(dim=-1) - everything

@@ -63,12 +63,12 @@ def edge_log_probs(
 
 @dataclass(frozen=True, slots=True)
 class WholeLabels:
-    """One question's trie as tensors; paths and surface forms are padded to rectangles."""
+    """One question's trie as tensors; paths and verbalizers are padded to rectangles."""
 
     edges: Edges
-    paths: Tensor  # [surfaces, tokens] int64: edges from the root; the one behind the last pads
-    lengths: Tensor  # [surfaces, 1] fp32: what a sum is divided by
-    surfaces: Tensor  # [labels, forms] int64; the one behind the last pads
+    paths: Tensor  # [verbalizers, tokens] int64: edges from the root; the one behind the last pads
+    lengths: Tensor  # [verbalizers, 1] fp32: what a sum is divided by
+    verbalizers: Tensor  # [labels, verbalizers] int64; the one behind the last pads
 
     @classmethod
     def of(cls, trie: LabelTrie, device: torch.device) -> WholeLabels:
@@ -79,7 +79,7 @@ class WholeLabels:
             Edges.below(trie, trie.inner, device),
             torch.tensor(_rectangle(paths, padding), device=device),
             torch.from_numpy(divisors(trie)).to(device).unsqueeze(1),
-            torch.tensor(_rectangle(surfaces_of(trie), len(trie.ends)), device=device),
+            torch.tensor(_rectangle(verbalizers_by_label(trie), len(trie.ends)), device=device),
         )
 
     def log_probs(
@@ -87,7 +87,7 @@ class WholeLabels:
         hidden: Tensor,  # [nodes, docs, hidden]
         unembed: Unembed,
     ) -> Tensor:  # [docs, labels] fp32
-        """Each label's log-probability: the sum along a surface form, over all of its forms.
+        """Each label's log-probability: the sum along a verbalizer, over all of its verbalizers.
 
         It is that of an answer which begins with the label: where one label's tokens are the
         beginning of another's, the short one's counts the long one's. With a length penalty sums
@@ -96,9 +96,11 @@ class WholeLabels:
         _, docs, _ = hidden.shape
         edges = edge_log_probs(hidden, self.edges, unembed)
         nothing = edges.new_zeros((1, docs))
-        sums = torch.cat([edges, nothing])[self.paths].sum(dim=1) / self.lengths  # [surfaces, docs]
+        sums = (
+            torch.cat([edges, nothing])[self.paths].sum(dim=1) / self.lengths
+        )  # [verbalizers, docs]
         impossible = edges.new_full((1, docs), -torch.inf)
-        return torch.cat([sums, impossible])[self.surfaces].logsumexp(dim=1).T
+        return torch.cat([sums, impossible])[self.verbalizers].logsumexp(dim=1).T
 
 
 def label_log_probs(
@@ -121,17 +123,17 @@ def label_log_probs(
     ]
 
 
-def divisors(trie: LabelTrie) -> NDArray[np.float32]:  # [surfaces]
-    """What each surface form's sum is divided by: 1 without a length penalty."""
+def divisors(trie: LabelTrie) -> NDArray[np.float32]:  # [verbalizers]
+    """What each verbalizer's sum is divided by: 1 without a length penalty."""
     tokens = np.array([trie.depths[end] for end, _ in trie.ends], dtype=np.float64)
     return np.asarray(tokens**trie.length_penalty, dtype=np.float32)
 
 
-def surfaces_of(trie: LabelTrie) -> list[list[int]]:
+def verbalizers_by_label(trie: LabelTrie) -> list[list[int]]:
     """By label, which of the trie's ends are its own."""
     found: list[list[int]] = [[] for _ in range(trie.labels)]
-    for surface, (_, label) in enumerate(trie.ends):
-        found[label].append(surface)
+    for verbalizer, (_, label) in enumerate(trie.ends):
+        found[label].append(verbalizer)
     return found
 
 

@@ -1,6 +1,6 @@
 """Text to token ids, so that a document can never become a control token.
 
-Knows tokenizers, prompts as text and label surfaces. Knows nothing of weights or attention.
+Knows tokenizers, prompts as text and label verbalizers. Knows nothing of weights or attention.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import SpecError
 from pipeline.inference.labels.label_tokens import (
-    Forms,
+    Verbalizers,
     collisions,
     encode,
     first_tokens,
-    label_forms,
+    label_verbalizers,
     scores_whole_labels,
 )
 from pipeline.inference.labels.tokenizer import chat_template
@@ -58,8 +58,8 @@ class Question:
         labels = dict(each for i, each in enumerate(self.labels.items()) if i in kept)
         if self.trie is None:
             return replace(self, labels=labels)
-        forms = [paths for i, paths in enumerate(self.trie.forms) if i in kept]
-        trie = LabelTrie.of(forms, length_penalty=self.trie.length_penalty)
+        verbalizers = [paths for i, paths in enumerate(self.trie.verbalizers) if i in kept]
+        trie = LabelTrie.of(verbalizers, length_penalty=self.trie.length_penalty)
         return replace(self, labels=labels, trie=trie)
 
     @property
@@ -77,15 +77,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The canonical prompt: `opening + document + question`, concatenated token ids."""
+    """The canonical prompt: `prefix + document + question`, concatenated token ids."""
 
-    opening: tuple[int, ...]
+    prefix: tuple[int, ...]
     questions: tuple[Question, ...]
 
     def room(self, context_tokens: int) -> int:
-        """What a context leaves for a document beside the opening and the longest question."""
+        """What a context leaves for a document beside the prefix and the longest question."""
         longest = max(question.longest for question in self.questions)
-        return context_tokens - len(self.opening) - longest
+        return context_tokens - len(self.prefix) - longest
 
 
 def tokenise_prompt(
@@ -93,28 +93,30 @@ def tokenise_prompt(
 ) -> PromptTokens:
     """The spans around a document; SpecError where labels of a task cannot be told apart."""
     text = prompt_text(prompt, tasks, render=chat_template(tokenizer))
-    forms = [label_forms(tokenizer, t, text.closings[t.name], text.answer_prefix) for t in tasks]
+    verbalizers = [
+        label_verbalizers(tokenizer, t, text.suffixes[t.name], text.answer_prefix) for t in tasks
+    ]
     found = (
         collisions(place, task, of_task, tokenizer)
-        for place, (task, of_task) in enumerate(zip(tasks, forms, strict=True))
+        for place, (task, of_task) in enumerate(zip(tasks, verbalizers, strict=True))
     )
     if problems := [problem for of_task in found for problem in of_task]:
         raise SpecError(problems)
     questions = [
-        _question(task, encode(tokenizer, text.closings[task.name]), of_task)
-        for task, of_task in zip(tasks, forms, strict=True)
+        _question(task, encode(tokenizer, text.suffixes[task.name]), of_task)
+        for task, of_task in zip(tasks, verbalizers, strict=True)
     ]
     return PromptTokens(
-        opening=(*_beginning(tokenizer, text), *encode(tokenizer, text.opening)),
+        prefix=(*_beginning(tokenizer, text), *encode(tokenizer, text.prefix)),
         questions=tuple(questions),
     )
 
 
-def _question(task: TaskSpec, token_ids: Sequence[int], forms: Forms) -> Question:
-    first = first_tokens(forms)
-    if not scores_whole_labels(task, forms):
+def _question(task: TaskSpec, token_ids: Sequence[int], verbalizers: Verbalizers) -> Question:
+    first = first_tokens(verbalizers)
+    if not scores_whole_labels(task, verbalizers):
         return Question(task.name, tuple(token_ids), first)
-    trie = LabelTrie.of(list(forms.values()), length_penalty=task.length_penalty)
+    trie = LabelTrie.of(list(verbalizers.values()), length_penalty=task.length_penalty)
     return Question(task.name, tuple(token_ids), first, trie, task.beam)
 
 

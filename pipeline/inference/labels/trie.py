@@ -15,7 +15,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LabelTrie:
-    """The surface forms of labels; nodes are numbered breadth first, and 0 is the root.
+    """The verbalizers of labels; nodes are numbered breadth first, and 0 is the root.
 
     LabelTrie.of([[(1, 2), (1, 3)], [(4,)]]).token_ids -> (-1, 1, 4, 2, 3)
     """
@@ -25,18 +25,18 @@ class LabelTrie:
     depths: tuple[int, ...]  # [nodes]: tokens from the root
     first_children: tuple[int, ...]  # [nodes + 1]: a node's children end where the next one's begin
     inner: tuple[int, ...]  # the nodes with children: a state is needed at each
-    ends: tuple[tuple[int, int], ...]  # of each surface form: its last node, its label's number
+    ends: tuple[tuple[int, int], ...]  # of each verbalizer: its last node, its label's number
     labels: int
     length_penalty: float = 0.0
 
     @classmethod
     def of(cls, labels: Sequence[Collection[Path]], *, length_penalty: float = 0.0) -> LabelTrie:
-        """Of the surface forms of each label; no two labels share one.
+        """Of the verbalizers of each label; no two labels share one.
 
-        A surface form that goes on from another of its own label adds nothing to it: an answer
+        A verbalizer that goes on from another of its own label adds nothing to it: an answer
         that begins with the longer begins with the shorter, which counts it.
         """
-        owner = {path: n for n, forms in enumerate(labels) for path in _shortest(forms)}
+        owner = {path: n for n, verbalizers in enumerate(labels) for path in _shortest(verbalizers)}
         paths = sorted(owner)
         token_ids, parents, depths, ends = [-1], [-1], [0], []
         waiting = deque([(0, 0, len(paths))])  # a node, and the paths that go through it
@@ -69,8 +69,8 @@ class LabelTrie:
         return max(self.depths) - 1
 
     @property
-    def forms(self) -> list[list[Path]]:
-        """By label, its surface forms."""
+    def verbalizers(self) -> list[list[Path]]:
+        """By label, its verbalizers."""
         found: list[list[Path]] = [[] for _ in range(self.labels)]
         for end, label in self.ends:
             found[label].append(self.path(end))
@@ -103,10 +103,10 @@ class LabelTrie:
         return found
 
 
-def _shortest(forms: Collection[Path]) -> list[Path]:
+def _shortest(verbalizers: Collection[Path]) -> list[Path]:
     """Without those that go on from another."""
     kept: list[Path] = []
-    for path in sorted(forms):
+    for path in sorted(verbalizers):
         if not kept or path[: len(kept[-1])] != kept[-1]:
             kept.append(path)
     return kept

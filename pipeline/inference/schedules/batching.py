@@ -41,8 +41,8 @@ class AtOnce(Protocol):
     """What goes through the model together with a document."""
 
     @property
-    def opening_tokens(self) -> int:
-        """Tokens of the opening that every document reads again."""
+    def prefix_tokens(self) -> int:
+        """Tokens of the prefix that every document reads again."""
 
     @property
     def question_tokens(self) -> int:
@@ -50,10 +50,10 @@ class AtOnce(Protocol):
 
 
 def read_at_once(laid_out: AtOnce, documents: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """The tokens of the documents, with what they read of the opening, and those below them."""
+    """The tokens of the documents, with what they read of the prefix, and those below them."""
     read = sum(len(document) for document in documents)
     count = len(documents)
-    return read + count * laid_out.opening_tokens, count * laid_out.question_tokens
+    return read + count * laid_out.prefix_tokens, count * laid_out.question_tokens
 
 
 @contextmanager

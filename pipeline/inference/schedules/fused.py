@@ -33,13 +33,13 @@ from pipeline.inference.schedules.interface import Depth, Take, sequences_of
 
 
 class FusedSchedule:
-    """A model with the keys and values of its opening."""
+    """A model with the keys and values of its prefix."""
 
     def __init__(
-        self, model: LoadedModel, opening: Sequence[int], *, layers: int | None = None
+        self, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
     ) -> None:
         self._model = model
-        self._prefix = prefill(model, opening, layers=layers)
+        self._prefix = prefill(model, prefix, layers=layers)
 
     def ask(self, questions: Sequence[Sequence[int]]) -> FusedQuestions:
         """The questions, laid out below any document; what several begin with is read once."""
@@ -57,7 +57,7 @@ class FusedSchedule:
 class FusedQuestions:
     """Questions as the branches of one tree."""
 
-    opening_tokens = 0
+    prefix_tokens = 0
 
     def __init__(
         self, model: LoadedModel, prefix: PrefixKV | None, questions: Sequence[Sequence[int]]
@@ -123,7 +123,7 @@ class _Step:
 class FusedDepths:
     """Places as the branches of one tree."""
 
-    opening_tokens = 0
+    prefix_tokens = 0
 
     def __init__(
         self, model: LoadedModel, prefix: PrefixKV | None, depths: Sequence[Depth]

@@ -35,8 +35,8 @@ class Looked(Protocol):
     """Places laid out once, for any number of documents."""
 
     @property
-    def opening_tokens(self) -> int:
-        """Tokens of the opening that every document reads again."""
+    def prefix_tokens(self) -> int:
+        """Tokens of the prefix that every document reads again."""
 
     @property
     def question_tokens(self) -> int:
@@ -56,8 +56,8 @@ class Asked(Protocol):
     """Questions laid out once, for any number of documents."""
 
     @property
-    def opening_tokens(self) -> int:
-        """Tokens of the opening that every document reads again."""
+    def prefix_tokens(self) -> int:
+        """Tokens of the prefix that every document reads again."""
 
     @property
     def question_tokens(self) -> int:
@@ -78,7 +78,7 @@ class KeptText(Protocol):
 
 
 class Schedule(Protocol):
-    """A model that has read its opening."""
+    """A model that has read its prefix."""
 
     def ask(self, questions: Sequence[Sequence[int]]) -> Asked: ...
 

@@ -13,13 +13,13 @@ from pipeline.inference.schedules.interface import Schedule
 from pipeline.inference.schedules.staged import StagedSchedule
 
 
-def read_opening(
-    model: LoadedModel, opening: Sequence[int], *, layers: int | None = None
+def read_prefix(
+    model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
 ) -> Schedule:
-    """The model's own schedule, ready for documents below the opening.
+    """The model's own schedule, ready for documents below the prefix.
 
     With `layers`, nothing deeper can be asked for.
     """
     if model.schedule == "staged":
-        return StagedSchedule(model, opening, layers=layers)
-    return FusedSchedule(model, opening, layers=layers)
+        return StagedSchedule(model, prefix, layers=layers)
+    return FusedSchedule(model, prefix, layers=layers)

@@ -1,6 +1,6 @@
 """The staged schedule, for decoders whose layers carry a recurrent state: level by level.
 
-    opening  ──  document  ──┬── question 0    one padded batch,
+    prefix  ──  document  ──┬── question 0    one padded batch,
     (once a process)         └── question 1    each with its own clone of the states
 
 Packed spans would run into each other's states, so every level is read from a clone of those that
@@ -137,20 +137,20 @@ def clone_states(kept: DynamicCache, cache: DynamicCache, copies: int) -> None:
 
 
 class StagedSchedule:
-    """A model with its opening read; the last token of that is left to be read by the documents.
+    """A model with its prefix read; the last token of that is left to be read by the documents.
 
     So no document is a span of one token.
     """
 
     def __init__(
-        self, model: LoadedModel, opening: Sequence[int], *, layers: int | None = None
+        self, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
     ) -> None:
         self._model = model
-        self._left = tuple(opening[-1:])
+        self._left = tuple(prefix[-1:])
         self._above: tuple[Level, ...] = ()
-        if len(opening) > 1:
+        if len(prefix) > 1:
             deepest = model.layers if layers is None else layers
-            token_ids = torch.tensor([opening[:-1]], device=model.device)
+            token_ids = torch.tensor([prefix[:-1]], device=model.device)
             _, level = read_at(model, (), token_ids, [deepest])
             self._above = (level,)
 
@@ -174,7 +174,7 @@ class StagedQuestions:
         self,
         model: LoadedModel,
         above: tuple[Level, ...],
-        left: tuple[int, ...],  # of the opening, for the documents to read
+        left: tuple[int, ...],  # of the prefix, for the documents to read
         questions: Sequence[Sequence[int]],
     ) -> None:
         self._model, self._above, self._left = model, above, left
@@ -182,7 +182,7 @@ class StagedQuestions:
         self._last = torch.tensor([len(q) - 1 for q in questions], device=model.device)
 
     @property
-    def opening_tokens(self) -> int:
+    def prefix_tokens(self) -> int:
         return len(self._left)
 
     @property
@@ -207,7 +207,7 @@ class StagedDepths:
         self,
         model: LoadedModel,
         above: tuple[Level, ...],
-        left: tuple[int, ...],  # of the opening, for the documents to read
+        left: tuple[int, ...],  # of the prefix, for the documents to read
         depths: Sequence[Depth],
     ) -> None:
         self._model, self._above, self._left, self._depths = model, above, left, depths
@@ -216,7 +216,7 @@ class StagedDepths:
         self._token_ids = padded_below(self._sequences, model.device)
 
     @property
-    def opening_tokens(self) -> int:
+    def prefix_tokens(self) -> int:
         return len(self._left)
 
     @property

@@ -18,12 +18,12 @@ def path_to(branches: Branches, end: int) -> list[int]:
 
 def some_sequences(seed: int) -> list[list[int]]:
     source = random.Random(seed)
-    openings: list[list[int]] = [[]]
+    prefixes: list[list[int]] = [[]]
     for _ in range(source.randint(0, 5)):
-        opening = source.choice(openings)
-        openings.append([*opening, *source.choices(range(3), k=source.randint(1, 9))])
+        prefix = source.choice(prefixes)
+        prefixes.append([*prefix, *source.choices(range(3), k=source.randint(1, 9))])
     sequences = [
-        [*source.choice(openings), *source.choices(range(3), k=source.randint(0, 5))]
+        [*source.choice(prefixes), *source.choices(range(3), k=source.randint(0, 5))]
         for _ in range(source.randint(1, 9))
     ]
     return [sequence or [0] for sequence in sequences]
@@ -43,10 +43,10 @@ def test_the_example_of_the_docstring() -> None:
     assert branches.ends == (4, 5)
 
 
-def test_an_opening_that_saves_too_little_is_not_shared() -> None:
-    opening = tuple(range(LEAST_SAVED - 1))
-    branches = Branches.of([(*opening, 7), (*opening, 8)])
-    assert branches.token_ids == (*opening, 7, *opening, 8)
+def test_a_prefix_that_saves_too_little_is_not_shared() -> None:
+    prefix = tuple(range(LEAST_SAVED - 1))
+    branches = Branches.of([(*prefix, 7), (*prefix, 8)])
+    assert branches.token_ids == (*prefix, 7, *prefix, 8)
 
 
 def test_two_that_share_more_than_all_do_share_what_pays() -> None:

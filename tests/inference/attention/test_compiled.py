@@ -85,12 +85,12 @@ SHARED = [Node(4, (Node(2), Node(3))), Node(6), Node(5, (Node(1), Node(1)))]
 def test_the_launches_of_a_layer_do_not_grow_with_the_batch(documents: int) -> None:
     plan = plan_attention(Tree.of([7] * documents, SHARED, prefix_tokens=9), window=None)
     launches = compiled(plan)
-    # The prefix, the documents, and two openings that questions share.
+    # The prefix, the documents, and two prefixes that questions share.
     assert len(launches.merged) == 4
     assert all(isinstance(step, Launch) for step in launches.merged)
 
 
-def test_rows_are_gathered_for_shared_openings_alone() -> None:
+def test_rows_are_gathered_for_shared_prefixes_alone() -> None:
     tree = Tree.of([30, 12], SHARED, prefix_tokens=9)
     launches = compiled(plan_attention(tree, window=None))
     viewed = [isinstance(s, Launch) and isinstance(s.rows, slice) for s in launches.merged]

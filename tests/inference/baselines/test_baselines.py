@@ -41,7 +41,7 @@ def test_every_method_answers_as_the_reference_does(
     for document, answers in zip(documents, method(model, prompt, documents, **more), strict=True):
         for question, answer in zip(prompt.questions, answers, strict=True):
             expected = [
-                reference.label_log_prob(model, prompt.opening, document, question.token_ids, first)
+                reference.label_log_prob(model, prompt.prefix, document, question.token_ids, first)
                 for first in question.labels.values()
             ]
             torch.testing.assert_close(
@@ -50,7 +50,7 @@ def test_every_method_answers_as_the_reference_does(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
-def test_a_prompt_a_surface_form_answers_with_whole_labels(
+def test_a_prompt_a_verbalizer_answers_with_whole_labels(
     family: str, tiny_model: TinyModel
 ) -> None:
     model, first = tiny_model(family), some_prompt().questions[0]
@@ -60,7 +60,7 @@ def test_a_prompt_a_surface_form_answers_with_whole_labels(
     asked = (model, (1, 2, 3), [9] * 20, first.token_ids)
     expected = [
         torch.tensor(
-            [reference.surface_log_prob(*asked, p) / len(p) ** 0.5 for p in paths]
+            [reference.verbalizer_log_prob(*asked, p) / len(p) ** 0.5 for p in paths]
         ).logsumexp(0)
         for paths in labels
     ]

@@ -20,7 +20,7 @@ from pipeline.inference.model.loaded import LoadedModel
 TinyModel = Callable[[str], LoadedModel]
 # fp32 sums of a few thousand terms in another order, of labels of several tokens.
 TOLERANCE = 5e-4
-OPENING, HIDDEN = (1, 2, 3), 48
+PREFIX, HIDDEN = (1, 2, 3), 48
 SHARED: list[set[Path]] = [{(4, 5)}, {(4, 6, 7), (9,)}, {(4, 6)}, {(8,)}]
 
 
@@ -66,7 +66,7 @@ def test_each_kind_answers_in_any_company_as_its_own_prompts_do(
     family: str, questions: tuple[Question, ...], readings: int, tiny_model: TinyModel
 ) -> None:
     model, source = tiny_model(family), random.Random(family)
-    prompt = PromptTokens(OPENING, questions)
+    prompt = PromptTokens(PREFIX, questions)
     documents = [[source.randrange(200) for _ in range(tokens)] for tokens in (1, 30, 7)]
     readouts = {q.name: READOUTS[q.name] for q in questions if q.name in READOUTS}
     for budget in (1, 70, 10_000):
@@ -76,20 +76,20 @@ def test_each_kind_answers_in_any_company_as_its_own_prompts_do(
             alone = answers_alone(model, prompt, document, readouts=readouts, way=None)
             for found, expected in zip(labelled.log_probs, alone, strict=True):
                 np.testing.assert_allclose(found[row], expected, rtol=0, atol=TOLERANCE)
-        of_opening = len(documents) if model.schedule == "staged" else 0  # its last token
-        assert labelled.usage.prefix_tokens_computed == readings * (38 + of_opening)
+        of_prefix = len(documents) if model.schedule == "staged" else 0  # its last token
+        assert labelled.usage.prefix_tokens_computed == readings * (38 + of_prefix)
 
 
 def test_a_whole_label_beside_a_map_is_saved_what_it_would_be_alone(tiny_model: TinyModel) -> None:
     model, document = tiny_model("llama"), [7] * 10
-    prompt = PromptTokens(OPENING, (TRAINED[0], WHOLE))
+    prompt = PromptTokens(PREFIX, (TRAINED[0], WHOLE))
     engine = LabelEngine(
         model, prompt, max_batch_tokens=99, readouts={"shallow": READOUTS["shallow"]}
     )
     usage = engine.label([document]).usage
-    # — one prompt for the map, and one for each of the 5 surface forms but its last token
+    # — one prompt for the map, and one for each of the 5 verbalizers but its last token
     of_forms = [3 + len(path) - 1 for paths in SHARED for path in paths]
-    alone = 6 * (10 + len(OPENING)) + 3 + sum(of_forms)
+    alone = 6 * (10 + len(PREFIX)) + 3 + sum(of_forms)
     assert usage.tokens_saved == alone - 10 - usage.question_tokens_computed
     assert usage.question_tokens_computed < sum(of_forms)
 
@@ -97,7 +97,7 @@ def test_a_whole_label_beside_a_map_is_saved_what_it_would_be_alone(tiny_model: 
 def test_asking_otherwise_keeps_the_model_and_the_maps(tiny_model: TinyModel) -> None:
     model, readouts = tiny_model("llama"), {name: READOUTS[name] for name in ("shallow", "deep")}
     engine = LabelEngine(
-        model, PromptTokens(OPENING, TRAINED[:2]), max_batch_tokens=99, readouts=readouts
+        model, PromptTokens(PREFIX, TRAINED[:2]), max_batch_tokens=99, readouts=readouts
     )
     other = engine.with_prompt(PromptTokens((5,), TRAINED[1:2]))
     (found,) = other.label([[7, 8]]).log_probs

@@ -45,23 +45,23 @@ def question_of(
 def brute_force(
     model: LoadedModel, prompt: PromptTokens, question: Question, document: list[int]
 ) -> np.ndarray:
-    asked = (prompt.opening, document, question.token_ids)
+    asked = (prompt.prefix, document, question.token_ids)
     found = np.full(len(question.labels), -np.inf)
     assert question.trie is not None
     for end, label in question.trie.ends:
-        one = reference.surface_log_prob(model, *asked, question.trie.path(end))
+        one = reference.verbalizer_log_prob(model, *asked, question.trie.path(end))
         found[label] = np.logaddexp(found[label], one)
     return found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("opening, ids", [(0, (9,)), (1, (9,)), (7, (3, 4, 5))])
+@pytest.mark.parametrize("prefix, ids", [(0, (9,)), (1, (9,)), (7, (3, 4, 5))])
 def test_a_beam_as_wide_as_the_trie_is_brute_force(
-    family: str, opening: int, ids: Path, tiny_model: TinyModel
+    family: str, prefix: int, ids: Path, tiny_model: TinyModel
 ) -> None:
     model, source = tiny_model(family), random.Random(family)
     question = question_of(taxonomy(source), beam=1_000, ids=ids)
-    prompt = PromptTokens(tuple(range(opening)), (question,))
+    prompt = PromptTokens(tuple(range(prefix)), (question,))
     documents = [[source.randrange(200) for _ in range(tokens)] for tokens in (1, 40)]
     for budget in (1, 60, 10_000):
         found = LabelEngine(model, prompt, max_batch_tokens=budget).label(documents).log_probs[0]
@@ -87,7 +87,7 @@ def test_a_search_beside_other_questions_changes_none_and_reads_documents_once(
         alone = LabelEngine(model, PromptTokens((1, 2, 3), (question,)), max_batch_tokens=500)
         (expected,) = alone.label(documents).log_probs
         np.testing.assert_allclose(together.log_probs[i], expected, rtol=0, atol=TOLERANCE)
-    assert together.usage.prefix_tokens_computed in (32, 34)  # staged reads the opening's last
+    assert together.usage.prefix_tokens_computed in (32, 34)  # staged reads the prefix's last
     assert not np.isinf(together.log_probs[0]).any()
     assert np.isinf(together.log_probs[1]).any()
 

@@ -1,4 +1,4 @@
-"""Whole labels have the log-probabilities of independent prompts, one a surface form."""
+"""Whole labels have the log-probabilities of independent prompts, one a verbalizer."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def oracle(
     paths: Sequence[tuple[int, ...]],
     document: Sequence[int],
 ) -> list[float]:
-    asked = (prompt.opening, document, question.token_ids)
-    return [reference.surface_log_prob(model, *asked, path) for path in paths]
+    asked = (prompt.prefix, document, question.token_ids)
+    return [reference.verbalizer_log_prob(model, *asked, path) for path in paths]
 
 
 def by_label(trie: LabelTrie, sums: Sequence[float]) -> np.ndarray:
@@ -110,7 +110,7 @@ def test_first_tokens_are_read_alike_beside_whole_labels_and_alone(
     (_, beside) = LabelEngine(model, prompt, max_batch_tokens=99).label([[7] * 20]).log_probs
     art = prompt.questions[1]
     expected = [
-        reference.label_log_prob(model, prompt.opening, [7] * 20, art.token_ids, first)
+        reference.label_log_prob(model, prompt.prefix, [7] * 20, art.token_ids, first)
         for first in art.labels.values()
     ]
     np.testing.assert_allclose(beside[0], expected, rtol=0, atol=TOLERANCE)
@@ -153,12 +153,12 @@ def test_labels_of_the_same_tokens_are_refused(
 ) -> None:
     folding = copy.deepcopy(byte_tokenizer)
     folding.backend_tokenizer.normalizer = normalizers.Lowercase()
-    with pytest.raises(SpecError, match="are the same tokens 'usa'; give them surface forms that"):
+    with pytest.raises(SpecError, match="are the same tokens 'usa'; give them verbalizers that"):
         tokenise_prompt(folding, PromptSpec(), [task("t", ["USA", "usa", "us"])])
 
 
 def some_labels(source: random.Random, labels: int) -> list[set[tuple[int, ...]]]:
-    """Labels of one to three surface forms of one to five tokens, which begin alike."""
+    """Labels of one to three verbalizers of one to five tokens, which begin alike."""
     paths: set[tuple[int, ...]] = set()
     while len(paths) < 2 * labels:
         paths.add(tuple(source.choices(range(4), k=source.randint(1, 5))))
@@ -169,7 +169,7 @@ def some_labels(source: random.Random, labels: int) -> list[set[tuple[int, ...]]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_trie_holds_every_surface_form_once(seed: int) -> None:
+def test_a_trie_holds_every_verbalizer_once(seed: int) -> None:
     labels = some_labels(random.Random(seed), 9)
     trie = LabelTrie.of(labels)
     found: list[set[tuple[int, ...]]] = [set() for _ in labels]
@@ -180,17 +180,17 @@ def test_a_trie_holds_every_surface_form_once(seed: int) -> None:
         # what is left out goes on from what is kept
         assert all(any(path[: len(k)] == k for k in kept) for path in forms)
         assert not any(a != b and a[: len(b)] == b for a in kept for b in kept)
-    openings = {path[:n] for forms in found for path in forms for n in range(len(path) + 1)}
-    assert {trie.path(node) for node in range(len(trie.token_ids))} == openings
-    assert len(trie.token_ids) == len(openings)
+    prefixes = {path[:n] for forms in found for path in forms for n in range(len(path) + 1)}
+    assert {trie.path(node) for node in range(len(trie.token_ids))} == prefixes
+    assert len(trie.token_ids) == len(prefixes)
     for node in range(len(trie.token_ids)):
         below = {trie.path(child) for child in trie.children(node)}
-        assert below == {p for p in openings if p[:-1] == trie.path(node) and p}
+        assert below == {p for p in prefixes if p[:-1] == trie.path(node) and p}
         assert (node in trie.inner) == bool(below)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.7])
-def test_a_length_penalty_divides_each_surface_forms_sum(
+def test_a_length_penalty_divides_each_verbalizers_sum(
     penalty: float, tiny_model: TinyModel
 ) -> None:
     model, source = tiny_model("llama"), random.Random(3)
@@ -252,7 +252,7 @@ def test_the_longest_label_counts_in_what_a_context_leaves(
     assert short.room(1_000) - long.room(1_000) == 7
 
 
-def test_usage_counts_a_trie_once_and_spares_a_prompt_a_surface_form(
+def test_usage_counts_a_trie_once_and_spares_a_prompt_a_verbalizer(
     tiny_model: TinyModel,
 ) -> None:
     trie = LabelTrie.of([[(1, 2, 3, 4, 5)], [(1, 2, 3, 4, 6, 7)]])

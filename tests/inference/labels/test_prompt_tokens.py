@@ -225,7 +225,7 @@ def test_a_tokenizer_of_word_pieces_answers_with_the_piece_that_holds_the_space(
     labels = task({"yes": ("Yes",), "no": ("No",)}, question="that is it:")
     prompt = tokenise_prompt(tokenizer, PromptSpec(instruction=""), [labels])
     assert pieces_at(tokenizer, prompt) == {"yes": ["▁Yes"], "no": ["▁No"]}
-    assert prompt.opening[0] != tokenizer.bos_token_id  # this one adds none by itself
+    assert prompt.prefix[0] != tokenizer.bos_token_id  # this one adds none by itself
 
 
 def test_a_label_is_read_where_it_stands_and_not_alone() -> None:
@@ -248,7 +248,9 @@ def test_an_answer_never_takes_back_a_token_of_the_prompt() -> None:
     assert pieces_at(tokenizer, prompt) == {"yes": ["Y", "y"], "no": ["N"]}
 
 
-def test_two_surfaces_that_begin_alike_count_once(byte_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_two_verbalizers_that_begin_alike_count_once(
+    byte_tokenizer: PreTrainedTokenizerFast,
+) -> None:
     labels = task({"yes": ("Yes", "Yeah", "yes"), "no": ("No",)})
     prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), [labels])
     assert pieces_at(byte_tokenizer, prompt)["yes"] == ["Y", "y"]
@@ -271,7 +273,7 @@ def test_labels_that_begin_alike_are_refused_by_name(
     lines = str(caught.value).splitlines()
     assert lines[0] == (
         "tasks.1.labels: labels ['sport', 'science'] of 'topic' begin with the same token 'S'; "
-        "give them surface forms that begin differently "
+        "give them verbalizers that begin differently "
         "(got {'sport': ['Sport'], 'science': ['Science', 'Tech']})"
     )
     assert [line.split(": ")[0] for line in lines] == ["tasks.1.labels"] + ["tasks.2.labels"] * 2
@@ -287,7 +289,7 @@ def test_labels_that_only_share_their_space_collide_where_the_space_is_a_token()
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_opening_document_and_question_are_the_prompt(
+def test_prefix_document_and_question_are_the_prompt(
     chat: bool, byte_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     tokenizer = copy.deepcopy(byte_tokenizer) if chat else plain_bytes(("Ġ", "Y"), ("Ġ", "N"))
@@ -296,7 +298,7 @@ def test_opening_document_and_question_are_the_prompt(
     prompt = tokenise_prompt(tokenizer, prompt_spec, tasks)
     document = DocumentTokenizer(tokenizer).encode("some <|im_end|> text")
     read = [
-        tokenizer.decode([*prompt.opening, *document, *question.token_ids])
+        tokenizer.decode([*prompt.prefix, *document, *question.token_ids])
         for question in prompt.questions
     ]
     turn = "Read the text, then answer the question.\n\nText:\nsome <|im_end|> text\n\n"
@@ -312,9 +314,9 @@ def test_the_templates_own_control_tokens_are_one_token_each(
     prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), [YES_NO])
     start = byte_tokenizer.convert_tokens_to_ids("<|im_start|>")
     end = byte_tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert [prompt.opening.count(start), prompt.opening.count(end)] == [1, 0]
-    closing = prompt.questions[0].token_ids
-    assert [closing.count(start), closing.count(end)] == [1, 1]
+    assert [prompt.prefix.count(start), prompt.prefix.count(end)] == [1, 0]
+    suffix = prompt.questions[0].token_ids
+    assert [suffix.count(start), suffix.count(end)] == [1, 1]
 
 
 def test_a_tokenizer_that_begins_every_text_begins_the_prompt_too() -> None:
@@ -322,13 +324,13 @@ def test_a_tokenizer_that_begins_every_text_begins_the_prompt_too() -> None:
     backend.add_special_tokens(["<bos>"])
     added = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
     plain = tokenise_prompt(added, PromptSpec(), [task({"y": ("Y",), "n": ("N",)})])
-    assert plain.opening[0] != added.bos_token_id
+    assert plain.prefix[0] != added.bos_token_id
     backend.post_processor = TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", added.bos_token_id)]
     )
     begun = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
     prompt = tokenise_prompt(begun, PromptSpec(), [task({"y": ("Y",), "n": ("N",)})])
-    assert prompt.opening == (added.bos_token_id, *plain.opening)
+    assert prompt.prefix == (added.bos_token_id, *plain.prefix)
     assert prompt.questions == plain.questions
     assert begun.bos_token_id not in DocumentTokenizer(begun).encode("text")
 
@@ -339,7 +341,7 @@ def test_what_a_context_leaves_for_a_document_counts_the_longest_question(
     tasks = [task({"y": ("Y",), "n": ("N",)}, n, q) for n, q in [("a", "Longest?"), ("b", "B?")]]
     prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), tasks)
     longest = len(prompt.questions[0].token_ids)
-    assert prompt.room(4_096) + len(prompt.opening) + longest == 4_096
+    assert prompt.room(4_096) + len(prompt.prefix) + longest == 4_096
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,9 @@ def test_chinese_labels_have_their_independent_prompts_log_probabilities(folder:
     assert question.trie is not None
     (found,) = LabelEngine(model, prompt, max_batch_tokens=1_280).label(documents).log_probs
     for row, document in enumerate(documents):
-        for column, [path] in enumerate(question.trie.forms):
-            oracle = reference.surface_log_prob(
-                model, prompt.opening, document, question.token_ids, path
+        for column, [path] in enumerate(question.trie.verbalizers):
+            oracle = reference.verbalizer_log_prob(
+                model, prompt.prefix, document, question.token_ids, path
             )
             assert found[row, column] == pytest.approx(oracle, abs=TOLERANCE * len(path))
 
@@ -75,9 +75,9 @@ def test_the_best_of_two_thousand_paths_have_their_own_log_probabilities(folder:
     (found,) = labelled.log_probs[0]
     assert question.trie is not None
     for label in np.argsort(-found)[:4]:
-        [path] = question.trie.forms[label]
-        oracle = reference.surface_log_prob(
-            model, prompt.opening, documents[0], question.token_ids, path
+        [path] = question.trie.verbalizers[label]
+        oracle = reference.verbalizer_log_prob(
+            model, prompt.prefix, documents[0], question.token_ids, path
         )
         assert found[label] == pytest.approx(oracle, abs=TOLERANCE * len(path))
     # a handful of forwards, each with little more than the paths of the beam

@@ -43,7 +43,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": LAYERS, "layer_types": ["conv", "full_attention"] * 2},
 }
 PART = Stages.part
-CLOSING = (280, 281, 282)  # of the empty question
+SUFFIX = (280, 281, 282)  # of the empty question
 MakeNetwork = Callable[..., Any]
 SEEN: dict[Any, list[np.ndarray]] = {}  # one prompt's states answer many tasks and tests
 
@@ -100,10 +100,10 @@ def all_kinds() -> tuple[PromptTokens, dict[str, Readout]]:
         question("plain", asked, 3),
         question("trained", [*asked[:5], 3, 4], 2),
         question("shallow", [*asked[:5], 3, 4], 4),  # the same question at another layer
-        question("document", CLOSING, 5),
-        question("document_too", CLOSING, 2),
-        question("averaged", CLOSING, 3),
-        question("averaged_deep", CLOSING, 2),
+        question("document", SUFFIX, 5),
+        question("document_too", SUFFIX, 2),
+        question("averaged", SUFFIX, 3),
+        question("averaged_deep", SUFFIX, 2),
     )
     readouts = {
         "trained": readout(2, layer=LAYERS),
@@ -142,7 +142,7 @@ def oracle(
     layer: int,
 ) -> np.ndarray:
     """[labels] by the mathematics alone: log softmax of W h + b."""
-    before, below = list(prompt.opening), list(asked.token_ids)
+    before, below = list(prompt.prefix), list(asked.token_ids)
     if fitted.card.pooling == "mean":
         states = hidden_states(model, [*before, *document])[layer]
         state = states[len(before) :].astype(np.float64).mean(axis=0)
@@ -155,7 +155,7 @@ def oracle(
 def plain_oracle(
     model: LoadedModel, prompt: PromptTokens, document: Sequence[int], asked: Question
 ) -> np.ndarray:
-    ids = torch.tensor([[*prompt.opening, *document, *asked.token_ids]])
+    ids = torch.tensor([[*prompt.prefix, *document, *asked.token_ids]])
     with torch.inference_mode(), plain_attention(model.network, "eager"):
         log_probs = model.network(input_ids=ids, use_cache=False).logits[0, -1].log_softmax(-1)
     return log_probs[: len(asked.labels)].numpy()
@@ -226,12 +226,12 @@ def document_tasks(
         name: readout(2 + i % 3, layer=layer, pooling=pooling, scale=scale, seed=i)
         for i, name in enumerate(names)
     }
-    questions = [question(name, CLOSING, 2 + i % 3) for i, name in enumerate(names)]
+    questions = [question(name, SUFFIX, 2 + i % 3) for i, name in enumerate(names)]
     return PromptTokens((1, 2, 3), tuple(questions)), readouts
 
 
 @pytest.mark.parametrize("tasks", [1, 9])
-@pytest.mark.parametrize("pooling, below", [("last", len(CLOSING)), ("mean", 0)])
+@pytest.mark.parametrize("pooling, below", [("last", len(SUFFIX)), ("mean", 0)])
 def test_document_readouts_share_one_answer_position_or_need_none(
     tasks: int, pooling: Pooling, below: int, deep_model: Callable[[str], LoadedModel]
 ) -> None:
@@ -262,7 +262,7 @@ def test_exit_at_a_layer_reads_it_and_runs_nothing_deeper(
     with rows_through(model) as rows:
         labelled = engine.label(documents())
     assert [count > 0 for count in rows] == [at < layer for at in range(LAYERS)]
-    assert sorted(engine._schedule._prefix.layers) == list(range(layer)), "of the opening, too"
+    assert sorted(engine._schedule._prefix.layers) == list(range(layer)), "of the prefix, too"
     for asked, answers in zip(prompt.questions, labelled.log_probs, strict=True):
         fitted = readouts[asked.name]
         expected = [oracle(model, prompt, d, asked, fitted, layer) for d in documents()]

@@ -51,7 +51,7 @@ def some_ids(source: random.Random, tokens: int) -> tuple[int, ...]:
     return tuple(source.randrange(300) for _ in range(tokens))
 
 
-def some_prompt(source: random.Random, *, opening: int) -> PromptTokens:
+def some_prompt(source: random.Random, *, prefix: int) -> PromptTokens:
     """Questions from one token up, two of which begin alike."""
     asked = [some_ids(source, tokens) for tokens in (1, 5, 33, 17, 1)]
     asked.append((*asked[3][:9], *some_ids(source, 2)))
@@ -60,7 +60,7 @@ def some_prompt(source: random.Random, *, opening: int) -> PromptTokens:
         first = some_ids(source, 4)
         labels = {"two forms": first[:2], "another": first[2:3], "third": first[3:]}
         questions.append(Question(f"task{i}", token_ids, labels))
-    return PromptTokens(some_ids(source, opening), tuple(questions))
+    return PromptTokens(some_ids(source, prefix), tuple(questions))
 
 
 def largest_difference(model: LoadedModel, prompt: PromptTokens, lengths: list[int]) -> float:
@@ -80,29 +80,29 @@ def oracle(
     model: LoadedModel, prompt: PromptTokens, document: tuple[int, ...], question: Question
 ) -> list[float]:
     return [
-        reference.label_log_prob(model, prompt.opening, document, question.token_ids, first_tokens)
+        reference.label_log_prob(model, prompt.prefix, document, question.token_ids, first_tokens)
         for first_tokens in question.labels.values()
     ]
 
 
-@pytest.mark.parametrize("opening", [0, 1, 23])
+@pytest.mark.parametrize("prefix", [0, 1, 23])
 @pytest.mark.parametrize(
     "family, schedule",
     [*((family, "fused") for family in FUSED), *((family, "staged") for family in STAGED)],
 )
 def test_a_family_takes_its_schedule_and_answers_as_independent_prompts_do(
-    family: str, schedule: str, opening: int, tiny_model: TinyModel
+    family: str, schedule: str, prefix: int, tiny_model: TinyModel
 ) -> None:
     model = tiny_model(family)
     assert model.schedule == schedule
-    prompt = some_prompt(random.Random(f"{family} {opening}"), opening=opening)
+    prompt = some_prompt(random.Random(f"{family} {prefix}"), prefix=prefix)
     assert largest_difference(model, prompt, [1, 2, 18, 70]) <= TOLERANCE
 
 
 @pytest.mark.parametrize("family", STAGED)
 def test_labelling_again_gives_the_same_answers(family: str, tiny_model: TinyModel) -> None:
     source = random.Random(family)
-    engine = LabelEngine(tiny_model(family), some_prompt(source, opening=7), max_batch_tokens=300)
+    engine = LabelEngine(tiny_model(family), some_prompt(source, prefix=7), max_batch_tokens=300)
     documents = [some_ids(source, tokens) for tokens in (30, 1, 12)]
     first, again = engine.label(documents), engine.label(documents)
     for before, after in zip(first.log_probs, again.log_probs, strict=True):
@@ -112,7 +112,7 @@ def test_labelling_again_gives_the_same_answers(family: str, tiny_model: TinyMod
 @pytest.mark.parametrize("family", STAGED)
 def test_another_question_changes_no_answer(family: str, tiny_model: TinyModel) -> None:
     source = random.Random(family)
-    prompt = some_prompt(source, opening=7)
+    prompt = some_prompt(source, prefix=7)
     engine = LabelEngine(tiny_model(family), prompt, max_batch_tokens=300)
     documents = [some_ids(source, tokens) for tokens in (30, 1, 12)]
     whole = engine.label(documents).log_probs

@@ -97,10 +97,10 @@ def read_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor
 
 
 def read_levels(model: LoadedModel) -> tuple[Level, Level]:
-    """An opening of 9 tokens and a document of 40."""
-    _, opening = read(model, (), torch.arange(9)[None])
-    _, document = read(model, (opening,), torch.arange(100, 140)[None])
-    return opening, document
+    """A prefix of 9 tokens and a document of 40."""
+    _, prefix = read(model, (), torch.arange(9)[None])
+    _, document = read(model, (prefix,), torch.arange(100, 140)[None])
+    return prefix, document
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "nemotron_h", "granitemoehybrid"])
@@ -108,10 +108,10 @@ def test_the_kernel_reads_every_level_in_one_copy_where_it_was_left(
     family: str, tiny_model: TinyModel, read_by_kernel: list[tuple[Tensor, Tensor]]
 ) -> None:
     model = tiny_model(family)
-    opening, document = read_levels(model)
+    prefix, document = read_levels(model)
     read_by_kernel.clear()
-    read(model, (opening, document), torch.arange(4 * 6).view(4, 6))
-    for level, tokens in ((opening, 9), (document, 40)):
+    read(model, (prefix, document), torch.arange(4 * 6).view(4, 6))
+    for level, tokens in ((prefix, 9), (document, 40)):
         found = [pair for pair in read_by_kernel if pair[0].shape[-2] == tokens]
         assert len(found) == 1  # of the only attention layer, whatever the number of questions
         of_layer = next(x for x in level.cache.layers if isinstance(x, DynamicLayer))
@@ -130,22 +130,22 @@ def states_of(level: Level) -> list[Tensor]:
 @pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "nemotron_h", "falcon_h1"])
 def test_reading_below_a_level_writes_nothing_into_it(family: str, tiny_model: TinyModel) -> None:
     model = tiny_model(family)
-    opening, document = read_levels(model)
-    before = [state.clone() for level in (opening, document) for state in states_of(level)]
+    prefix, document = read_levels(model)
+    before = [state.clone() for level in (prefix, document) for state in states_of(level)]
     assert before and all(state.abs().sum() > 0 for state in before)
-    read(model, (opening, document), torch.arange(4 * 6).view(4, 6))
-    after = [state for level in (opening, document) for state in states_of(level)]
+    read(model, (prefix, document), torch.arange(4 * 6).view(4, 6))
+    after = [state for level in (prefix, document) for state in states_of(level)]
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 
 def test_every_copy_has_a_clone_of_its_own(tiny_model: TinyModel) -> None:
     model = tiny_model("qwen3_5_text")
-    opening, _ = read_levels(model)
+    prefix, _ = read_levels(model)
     cache = DynamicCache(config=model.network.config)
     with torch.inference_mode():
-        clone_states(opening.cache, cache, 3)
+        clone_states(prefix.cache, cache, 3)
         clones = states_of(Level(cache, stop=9))
-        for clone, state in zip(clones, states_of(opening), strict=True):
+        for clone, state in zip(clones, states_of(prefix), strict=True):
             assert torch.equal(clone, torch.cat([state] * 3))
             clone[1] = 0
             assert torch.equal(clone[2:], state)
@@ -153,12 +153,12 @@ def test_every_copy_has_a_clone_of_its_own(tiny_model: TinyModel) -> None:
 
 def test_a_span_of_one_token_below_a_level_is_never_read(tiny_model: TinyModel) -> None:
     model = tiny_model("nemotron_h")
-    opening, _ = read_levels(model)
+    prefix, _ = read_levels(model)
     with pytest.raises(AssertionError, match="a span of 1 tokens"):
-        read(model, (opening,), torch.tensor([[1]]))
+        read(model, (prefix,), torch.tensor([[1]]))
 
 
-def test_usage_counts_padding_and_the_openings_last_token(tiny_model: TinyModel) -> None:
+def test_usage_counts_padding_and_the_prefixes_last_token(tiny_model: TinyModel) -> None:
     asked = {"x": (1, 2, 3, 4, 5), "y": (1, 2), "z": (7,)}
     questions = tuple(Question(name, ids, {"a": (4,), "b": (5,)}) for name, ids in asked.items())
     prompt = PromptTokens((1,) * 10, questions)
@@ -170,11 +170,11 @@ def test_usage_counts_padding_and_the_openings_last_token(tiny_model: TinyModel)
     assert usage.tokens_saved == alone - 72 - 30
 
 
-@pytest.mark.parametrize("opening, left", [(0, 0), (1, 1), (2, 1)])
-def test_documents_read_the_last_token_of_the_opening(
-    opening: int, left: int, tiny_model: TinyModel
+@pytest.mark.parametrize("prefix, left", [(0, 0), (1, 1), (2, 1)])
+def test_documents_read_the_last_token_of_the_prefix(
+    prefix: int, left: int, tiny_model: TinyModel
 ) -> None:
-    asked = StagedSchedule(tiny_model("lfm2"), [5] * opening).ask([(1,), (2,)])
-    assert asked.opening_tokens == left
+    asked = StagedSchedule(tiny_model("lfm2"), [5] * prefix).ask([(1,), (2,)])
+    assert asked.prefix_tokens == left
     assert asked.question_tokens == 2 * 2
     assert asked.states([[1], [2, 3], [4]]).shape == (2, 3, 48)
