@@ -40,11 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-failing", type=float, metavar="X", help="of the rows: newly failing")
     parser.add_argument("--address", metavar="A", help="a running Ray cluster; else one is started")
     parser.add_argument("--json", action="store_true", help="print one JSON value")
-    parser.set_defaults(verb=_tick)
+    parser.set_defaults(verb=_relabel)
     return carry_out(parser.parse_args(arguments))
 
 
-def _tick(options: argparse.Namespace) -> int:
+def _relabel(options: argparse.Namespace) -> int:
     if options.address is None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
     from contextlib import ExitStack, redirect_stdout
@@ -52,10 +52,10 @@ def _tick(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from pipeline.report.console import shown_progress
-    from pipeline.report.drift import print_tick
+    from pipeline.report.drift import print_scheduled_run
     from pipeline.report.run import announced
     from pipeline.spec.parse import load_spec
-    from pipeline.verbs.relabel import Limits, tick
+    from pipeline.verbs.relabel import Limits, scheduled_run
 
     spec = load_spec(options.spec)
     told = Console(file=sys.stderr, highlight=False, soft_wrap=True)
@@ -68,7 +68,7 @@ def _tick(options: argparse.Namespace) -> int:
             told.print(announced(planned), markup=False)
             return stack.enter_context(shown_progress(told, planned.work_rows))
 
-        ended = tick(
+        ended = scheduled_run(
             spec,
             cache_dir=cache_dir(),
             address=options.address,
@@ -76,7 +76,7 @@ def _tick(options: argparse.Namespace) -> int:
             limits=Limits(**{name: x for name, x in given.items() if x is not None}),
             announce=announce,
         )
-    print_tick(ended, as_json=options.json)
+    print_scheduled_run(ended, as_json=options.json)
     if not ended.outcome.complete:
         return EXIT_INCOMPLETE
     return EXIT_COMPLETE if ended.published else EXIT_FAILED
@@ -89,7 +89,7 @@ def _gate(spec: JobSpec, options: argparse.Namespace) -> Gate | None:
     from pipeline.errors import Problem, SpecError
     from pipeline.evaluation.gates import parse_gate
     from pipeline.gold.labels import GoldOptions, read_gold
-    from pipeline.verbs.evaluate import Wishes, check_gates, evaluate
+    from pipeline.verbs.evaluate import EvalOptions, check_gates, evaluate
 
     if not options.gate:
         raise SpecError([Problem("--gate", "missing; --gold judges nothing without one")])
@@ -100,9 +100,11 @@ def _gate(spec: JobSpec, options: argparse.Namespace) -> Gate | None:
     columns = mapping_of("--column", options.column)
     how = GoldOptions(options.id, options.text, columns, pairs_of("--value", options.value))
     check_gates([parse_gate(gate, labels) for gate in options.gate], read_gold(gold, spec, how))
-    wishes = Wishes(gates=options.gate)
+    eval_options = EvalOptions(gates=options.gate)
     return lambda candidate: (
-        evaluate(spec, gold, how, wishes, cache_dir=cache_dir(), candidate=candidate).decisions
+        evaluate(
+            spec, gold, how, eval_options, cache_dir=cache_dir(), candidate=candidate
+        ).decisions
     )
 
 

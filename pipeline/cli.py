@@ -194,11 +194,13 @@ def _plan(options: argparse.Namespace) -> int:
 def _eval(options: argparse.Namespace) -> int:
     from pipeline.report.evaluation_table import evaluation_json, show_evaluation
     from pipeline.spec.parse import load_spec
-    from pipeline.verbs.evaluate import Wishes, evaluate
+    from pipeline.verbs.evaluate import EvalOptions, evaluate
 
-    wishes = Wishes(options.precision, options.recall, options.gate or (), options.resamples)
+    eval_options = EvalOptions(
+        options.precision, options.recall, options.gate or (), options.resamples
+    )
     spec = load_spec(options.spec)
-    found = evaluate(spec, options.gold, _how_gold(options), wishes, cache_dir=cache_dir())
+    found = evaluate(spec, options.gold, _how_gold(options), eval_options, cache_dir=cache_dir())
     _print(options, evaluation_json(found), lambda console: show_evaluation(found, console))
     if options.html:
         from pipeline.report.evaluation_page import write_page
@@ -211,9 +213,9 @@ def _fit(options: argparse.Namespace) -> int:
     from pipeline.report.console import shown_progress
     from pipeline.report.fit import fit_json, show_fit
     from pipeline.spec.parse import load_spec
-    from pipeline.verbs.fit import FitWishes, fit_readouts
+    from pipeline.verbs.fit import FitOptions, fit_readouts
 
-    wishes = FitWishes(
+    fit_options = FitOptions(
         layers=options.layers,
         document=options.document,
         to=options.to,
@@ -227,7 +229,9 @@ def _fit(options: argparse.Namespace) -> int:
             shown = shown_progress(_console(sys.stderr), documents, doing="reading", done="read")
             return stack.enter_context(shown)
 
-        found = fit_readouts(spec, options.gold, how, wishes, cache_dir=cache_dir(), start=start)
+        found = fit_readouts(
+            spec, options.gold, how, fit_options, cache_dir=cache_dir(), start=start
+        )
     _print(options, fit_json(found), lambda console: show_fit(found, console))
     return EXIT_COMPLETE
 
@@ -292,10 +296,12 @@ def _diff(options: argparse.Namespace) -> int:
 def _calibrate(options: argparse.Namespace) -> int:
     from pipeline.report.fit import calibrated_json, show_calibrated
     from pipeline.spec.parse import load_spec
-    from pipeline.verbs.calibrate import Wanted, calibrate
+    from pipeline.verbs.calibrate import CalibrateOptions, calibrate
 
-    wanted = Wanted(options.task, options.method, options.gold, options.snapshot)
-    made = calibrate(load_spec(options.spec), wanted, options.to, cache_dir=cache_dir())
+    calibrate_options = CalibrateOptions(
+        options.task, options.method, options.gold, options.snapshot
+    )
+    made = calibrate(load_spec(options.spec), calibrate_options, options.to, cache_dir=cache_dir())
     _print(options, calibrated_json(made), lambda console: show_calibrated(made, console))
     return EXIT_COMPLETE
 

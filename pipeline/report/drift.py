@@ -19,7 +19,7 @@ from pipeline.evaluation.drift import shares
 from pipeline.report.console import escape_controls
 from pipeline.report.maintenance import two_columns
 from pipeline.report.run import summary_json, summary_table
-from pipeline.verbs.relabel import Tick
+from pipeline.verbs.relabel import ScheduledRun
 
 SHOWN_GROUPS = 20
 SHOWN_LABELS = 20  # a square of more fits no terminal, and a page of JSON neither
@@ -130,51 +130,51 @@ def _flips_json(task: TaskChange) -> dict[str, Any]:
     return {"flipped": flipped}
 
 
-def print_tick(tick: Tick, *, as_json: bool) -> None:
+def print_scheduled_run(run: ScheduledRun, *, as_json: bool) -> None:
     """The report on standard output."""
     if as_json:
-        print(json.dumps(tick_json(tick)))
+        print(json.dumps(scheduled_run_json(run)))
     else:
         file = sys.stdout
-        show_tick(tick, Console(file=file, highlight=False, soft_wrap=True, emoji=False))
+        show_scheduled_run(run, Console(file=file, highlight=False, soft_wrap=True, emoji=False))
 
 
-def show_tick(tick: Tick, console: Console) -> None:
+def show_scheduled_run(run: ScheduledRun, console: Console) -> None:
     """What was labelled, what changed, what the gates say, and whether it was published."""
-    console.print(summary_table(tick.outcome), markup=False)
-    if tick.comparison:
+    console.print(summary_table(run.outcome), markup=False)
+    if run.comparison:
         console.print()
-        show_comparison(tick.comparison, console)
+        show_comparison(run.comparison, console)
     console.print()
-    rows = {f"gate {each.gate}": _tick_line(each.value, each.passed) for each in tick.decisions}
-    console.print(two_columns({**rows, "verdict": _verdict(tick)}), markup=False)
-    for reason in tick.held_back:
+    rows = {f"gate {each.gate}": _gate_line(each.value, each.passed) for each in run.decisions}
+    console.print(two_columns({**rows, "verdict": _verdict(run)}), markup=False)
+    for reason in run.rejected:
         console.print(f"  {reason}", markup=False)
 
 
-def tick_json(tick: Tick) -> dict[str, Any]:
+def scheduled_run_json(run: ScheduledRun) -> dict[str, Any]:
     """The same for other programs."""
     return {
-        "published": tick.published,
-        "snapshot": tick.outcome.snapshot,
-        "previous": tick.previous,
-        "held_back": list(tick.held_back),
-        "gates": [asdict(each) for each in tick.decisions],
-        "diff": comparison_json(tick.comparison) if tick.comparison else None,
-        "run": summary_json(tick.outcome),
+        "published": run.published,
+        "snapshot": run.outcome.snapshot,
+        "previous": run.previous,
+        "held_back": list(run.rejected),
+        "gates": [asdict(each) for each in run.decisions],
+        "diff": comparison_json(run.comparison) if run.comparison else None,
+        "run": summary_json(run.outcome),
     }
 
 
-def _tick_line(value: float | None, passed: bool) -> str:
+def _gate_line(value: float | None, passed: bool) -> str:
     return f"{'undefined' if value is None else f'{value:.4f}'}, {'holds' if passed else 'FAILS'}"
 
 
-def _verdict(tick: Tick) -> str:
-    stays = "nothing is current yet" if tick.previous is None else f"{tick.previous:08d} stays"
-    if not tick.outcome.complete:
+def _verdict(run: ScheduledRun) -> str:
+    stays = "nothing is current yet" if run.previous is None else f"{run.previous:08d} stays"
+    if not run.outcome.complete:
         return f"incomplete, not judged; {stays}; run again"
-    if tick.held_back:
-        return f"HELD BACK; {stays}; `assay run` would publish it in spite of this"
-    if tick.outcome.snapshot == tick.previous:
+    if run.rejected:
+        return f"REJECTED; {stays}; `assay run` would publish it in spite of this"
+    if run.outcome.snapshot == run.previous:
         return f"nothing new; {stays}"
-    return f"published as snapshot {tick.outcome.snapshot:08d}"
+    return f"published as snapshot {run.outcome.snapshot:08d}"

@@ -23,9 +23,9 @@ from pipeline.report.evaluation_table import (
     warning,
     whereabouts,
 )
-from pipeline.verbs.evaluate import Evaluation, TaskEvaluation, Version
+from pipeline.verbs.evaluate import Evaluation, TaskEvaluation, VersionScores
 
-SHOWN_SUSPECTS = 100
+SHOWN_ISSUES = 100
 _TEXT_CHARS = 400
 # Nothing may be fetched and no script may run, whatever a label or a text holds.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -89,8 +89,8 @@ def _task(task: TaskEvaluation) -> Iterator[str]:
         yield f"<h3>By label{which}</h3>{_labels(version)}"
         if version.cuts:
             yield f"<h3>Thresholds{which}</h3>{_cuts(version)}"
-    if task.suspects:
-        yield _suspects(task)
+    if task.label_issues:
+        yield _label_issues(task)
 
 
 def _headlines(task: TaskEvaluation) -> str:
@@ -106,7 +106,7 @@ def _headlines(task: TaskEvaluation) -> str:
     return _table(("", *task.versions), rows, numbers_from=1) + f"<p>{_safe(note)}</p>"
 
 
-def _labels(version: Version) -> str:
+def _labels(version: VersionScores) -> str:
     rows = [
         (
             each.label,
@@ -120,7 +120,7 @@ def _labels(version: Version) -> str:
     return _table(names, rows, numbers_from=1)
 
 
-def _cuts(version: Version) -> str:
+def _cuts(version: VersionScores) -> str:
     rows = []
     for cut in version.cuts:
         at, wanted = cut.found, f"{cut.wish} {cut.wanted:g}"
@@ -138,15 +138,15 @@ def _cuts(version: Version) -> str:
     return _table(names, rows, numbers_from=2)
 
 
-def _suspects(task: TaskEvaluation) -> str:
-    shown = task.suspects[:SHOWN_SUSPECTS]
+def _label_issues(task: TaskEvaluation) -> str:
+    shown = task.label_issues[:SHOWN_ISSUES]
     texts = any(each.text is not None for each in shown)
     rows = []
     for each in shown:
         row = (each.doc_id, each.given, each.likely, number(each.p_given), number(each.p_likely))
         rows.append((*row, truncate(each.text or "", _TEXT_CHARS)) if texts else row)
     names = ("document", "gold says", "answer says", "p of gold", "p of answer")
-    more = len(task.suspects) - len(shown)
+    more = len(task.label_issues) - len(shown)
     left = f"<p>{more:,} more are in the JSON form.</p>" if more else ""
     return (
         "<h3>Gold that is perhaps wrong, the surest first</h3>"

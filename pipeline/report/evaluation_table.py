@@ -16,9 +16,9 @@ from pipeline.evaluation.metrics import BINS
 from pipeline.evaluation.scores import HEADLINES, Figure
 from pipeline.report.console import escape_controls, truncate
 from pipeline.report.maintenance import two_columns
-from pipeline.verbs.evaluate import Evaluation, RowCounts, TaskEvaluation, Version
+from pipeline.verbs.evaluate import Evaluation, RowCounts, TaskEvaluation, VersionScores
 
-SHOWN_SUSPECTS = 10
+SHOWN_ISSUES = 10
 _ID_CHARS = 40
 WIDE_LABELS = 12  # more make a square that fits no terminal
 NAMES = {
@@ -119,8 +119,8 @@ def _task_tables(task: TaskEvaluation) -> Iterator[Table | str]:
             yield _cut_table(version, which)
     raw = next(iter(task.versions.values()))
     yield _confusion_table(task.labels, raw.scores.confusion)
-    if task.suspects:
-        yield _suspect_table(task)
+    if task.label_issues:
+        yield _label_issue_table(task)
 
 
 def headline_table(task: TaskEvaluation) -> Table:
@@ -136,7 +136,7 @@ def headline_table(task: TaskEvaluation) -> Table:
     return table
 
 
-def _label_table(version: Version, which: str) -> Table:
+def _label_table(version: VersionScores, which: str) -> Table:
     table = _titled(f"by label{which}")
     names = ("label", "precision", "recall", "F1", "AUROC", "AP", "gold", "predicted")
     for name in names:
@@ -148,7 +148,7 @@ def _label_table(version: Version, which: str) -> Table:
     return table
 
 
-def _cut_table(version: Version, which: str) -> Table:
+def _cut_table(version: VersionScores, which: str) -> Table:
     table = _titled(f"thresholds{which}: the label where its p is at least so much")
     for name in ("wanted", "label", "threshold", "precision", "recall", "documents"):
         table.add_column(name, justify="left" if name in ("wanted", "label") else "right")
@@ -191,9 +191,9 @@ def _confused_table(labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...]
     return table
 
 
-def _suspect_table(task: TaskEvaluation) -> Table:
-    shown = task.suspects[:SHOWN_SUSPECTS]
-    more = len(task.suspects) - len(shown)
+def _label_issue_table(task: TaskEvaluation) -> Table:
+    shown = task.label_issues[:SHOWN_ISSUES]
+    more = len(task.label_issues) - len(shown)
     rest = f"; {more:,} more in --json" if more else ""
     table = _titled(f"gold that is perhaps wrong, the surest first{rest}")
     for name in ("document", "gold says", "answer says", "p of gold", "p of answer"):
@@ -251,5 +251,5 @@ def _task_json(task: TaskEvaluation) -> dict[str, Any]:
             for name, version in task.versions.items()
         },
         "calibrated_on_gold": task.calibrated_on_gold,
-        "mislabelled": [asdict(suspect) for suspect in task.suspects],
+        "mislabelled": [asdict(suspect) for suspect in task.label_issues],
     }

@@ -29,7 +29,7 @@ from pipeline.stores.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CalibrateOptions:
     """What kind of calibration, of what."""
 
     task: str
@@ -46,56 +46,58 @@ class Calibrated:
     file: CalibrationFile
 
 
-def calibrate(spec: JobSpec, wanted: Wanted, to: str, *, cache_dir: Path) -> Calibrated:
+def calibrate(spec: JobSpec, options: CalibrateOptions, to: str, *, cache_dir: Path) -> Calibrated:
     """Writes the file; the same answers, and the same gold, give the same bytes."""
-    task = _task(spec, wanted)
+    task = _task(spec, options)
     store = open_store(spec.output, spec.storage_options)
-    found = _snapshot(spec, store, wanted, cache_dir)
+    found = _snapshot(spec, store, options, cache_dir)
     source: dict[str, object] = {"snapshot": found.number}
-    if wanted.gold is None:
+    if options.gold is None:
         calibration, rows = _batch(spec, task, found)
     else:
-        p, right, source["gold"] = _gold_rows(spec, task, wanted.gold, found)
-        calibration, rows = _fitted(task, wanted.method, p, right), len(right)
+        p, right, source["gold"] = _gold_rows(spec, task, options.gold, found)
+        calibration, rows = _fitted(task, options.method, p, right), len(right)
     fingerprint = raw_fingerprint(store, task.name, found.tasks[task.name].fp)
     file = CalibrationFile(task.name, calibration, fingerprint, source, rows)
     write_calibration(to, file, options_for(to, spec))
     return Calibrated(to, file)
 
 
-def _task(spec: JobSpec, wanted: Wanted) -> TaskSpec:
+def _task(spec: JobSpec, options: CalibrateOptions) -> TaskSpec:
     """The task; SpecError if there is none, or the method has not what it takes."""
     problems = []
-    if (wanted.method == "batch") != (wanted.gold is None):
+    if (options.method == "batch") != (options.gold is None):
         fix = "batch takes the corpus itself, without gold; temperature and isotonic are fitted to"
-        problems.append(Problem("--gold", f"{fix} gold: name it, or another --method", wanted.gold))
-    found = [task for task in spec.tasks if task.name == wanted.task]
+        problems.append(
+            Problem("--gold", f"{fix} gold: name it, or another --method", options.gold)
+        )
+    found = [task for task in spec.tasks if task.name == options.task]
     if not found:
         names = ", ".join(task.name for task in spec.tasks)
         problems.append(
-            Problem("--task", f"the spec has no such task; it has {names}", wanted.task)
+            Problem("--task", f"the spec has no such task; it has {names}", options.task)
         )
     if problems:
         raise SpecError(problems)
     return found[0]
 
 
-def _snapshot(spec: JobSpec, store: Store, wanted: Wanted, cache_dir: Path) -> Contents:
+def _snapshot(spec: JobSpec, store: Store, options: CalibrateOptions, cache_dir: Path) -> Contents:
     """The snapshot of that number, or the spec's last, whose raw answers are the spec's own."""
-    raw = _raw_versions(spec, wanted.task, cache_dir)
-    numbers = snapshot_numbers(store) if wanted.snapshot is None else [wanted.snapshot]
+    raw = _raw_versions(spec, options.task, cache_dir)
+    numbers = snapshot_numbers(store) if options.snapshot is None else [options.snapshot]
     for number in numbers:
         found = contents(store, number)
-        task = found.tasks.get(wanted.task)
-        if wanted.snapshot is None and found.spec != spec.name:
+        task = found.tasks.get(options.task)
+        if options.snapshot is None and found.spec != spec.name:
             continue
-        if task is not None and raw_fingerprint(store, wanted.task, task.fp) in raw:
+        if task is not None and raw_fingerprint(store, options.task, task.fp) in raw:
             return found
     fix = (
-        f"{store.url} has no answers to task {wanted.task!r} as the spec asks it now; run "
+        f"{store.url} has no answers to task {options.task!r} as the spec asks it now; run "
         f"`assay run` first, with its calibration left out"
     )
-    raise SpecError([Problem("--snapshot", fix, wanted.snapshot)])
+    raise SpecError([Problem("--snapshot", fix, options.snapshot)])
 
 
 def _raw_versions(spec: JobSpec, task: str, cache_dir: Path) -> set[str]:

@@ -33,7 +33,7 @@ from pipeline.stores.store import open_store
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class EvalOptions:
     """What the user asks beyond the figures."""
 
     precision: float | None = None
@@ -53,7 +53,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class VersionScores:
     """One set of probabilities, judged."""
 
     scores: Scores
@@ -62,7 +62,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class LabelIssue:
     """A gold row that is likely mislabelled."""
 
     doc_id: str
@@ -92,8 +92,10 @@ class TaskEvaluation:
     labels: tuple[str, ...]
     rows: RowCounts
     truth: NDArray[np.int64]  # [evaluated]
-    versions: Mapping[str, Version]  # raw, and calibrated where there is such; none without rows
-    suspects: tuple[Suspect, ...]
+    versions: Mapping[
+        str, VersionScores
+    ]  # raw, and calibrated where there is such; none without rows
+    label_issues: tuple[LabelIssue, ...]
     calibrated_on_gold: bool  # the calibration was fitted to these very rows: its figures flatter
 
 
@@ -122,7 +124,7 @@ def evaluate(
     spec: JobSpec,
     source: str,
     how: GoldOptions,
-    wishes: Wishes,
+    options: EvalOptions,
     *,
     cache_dir: Path,
     candidate: Contents | None = None,
@@ -131,9 +133,9 @@ def evaluate(
 
     Those of the newest fitting snapshot, or of a candidate that is not published yet.
     """
-    _check_wishes(wishes)
+    _check_options(options)
     gates = [
-        parse_gate(g, {task.name: tuple(task.labels) for task in spec.tasks}) for g in wishes.gates
+        parse_gate(g, {task.name: tuple(task.labels) for task in spec.tasks}) for g in options.gates
     ]
     gold = read_gold(source, spec, how)
     check_gates(gates, gold)
@@ -145,7 +147,7 @@ def evaluate(
     answered = answers_for(spec, found, newest, gold.by, gold.keys, gold.tasks)
     sources = {name: file.source.get("gold") for name, file in load_calibrations(spec).items()}
     tasks = tuple(
-        _judged(name, gold, answered, wishes, own=sources.get(name) == gold_hash(gold, name))
+        _judged(name, gold, answered, options, own=sources.get(name) == gold_hash(gold, name))
         for name in gold.tasks
     )
     return Evaluation(
@@ -163,15 +165,15 @@ def evaluate(
     )
 
 
-def _check_wishes(wishes: Wishes) -> None:
-    shares = {"--precision": wishes.precision, "--recall": wishes.recall}
+def _check_options(options: EvalOptions) -> None:
+    shares = {"--precision": options.precision, "--recall": options.recall}
     problems = [
         Problem(place, "write a share above 0, up to 1", share)
         for place, share in shares.items()
         if share is not None and not 0 < share <= 1
     ]
-    if wishes.resamples is not None and wishes.resamples < 1:
-        problems.append(Problem("--resamples", "write 1 or more", wishes.resamples))
+    if options.resamples is not None and options.resamples < 1:
+        problems.append(Problem("--resamples", "write 1 or more", options.resamples))
     if problems:
         raise SpecError(problems)
 
@@ -185,7 +187,7 @@ def check_gates(gates: Sequence[Gate], gold: Gold) -> None:
 
 
 def _judged(
-    name: str, gold: Gold, answered: GoldAnswers, wishes: Wishes, *, own: bool
+    name: str, gold: Gold, answered: GoldAnswers, options: EvalOptions, *, own: bool
 ) -> TaskEvaluation:
     """`own`: the task's calibration was fitted to this gold."""
     said, answers = gold.tasks[name], answered.tasks[name]
@@ -203,46 +205,48 @@ def _judged(
     )
     truth = said.truth[rows]
     versions = {
-        version: _version(truth, p[rows], said.labels, wishes)
+        version: _version(truth, p[rows], said.labels, options)
         for version, p in answers.p.items()
         if len(rows)
     }
     honest = dict(list(versions.items())[:1]) if own else versions
-    suspects = _suspects(truth, honest, said.labels, rows, gold, answered) if len(rows) else ()
-    return TaskEvaluation(name, said.labels, counts, truth, versions, suspects, own)
+    label_issues = (
+        _label_issues(truth, honest, said.labels, rows, gold, answered) if len(rows) else ()
+    )
+    return TaskEvaluation(name, said.labels, counts, truth, versions, label_issues, own)
 
 
 def _version(
     truth: NDArray[np.int64],  # [rows]
     p: NDArray[np.float64],  # [rows, labels]
     labels: Sequence[str],
-    wishes: Wishes,
-) -> Version:
-    resamples = RESAMPLES if wishes.resamples is None else wishes.resamples
+    options: EvalOptions,
+) -> VersionScores:
+    resamples = RESAMPLES if options.resamples is None else options.resamples
     cuts = []
     for index, label in enumerate(labels):
         points = operating_points(truth == index, p[:, index])
-        if wishes.precision is not None:
-            found = for_precision(points, wishes.precision)
-            cuts.append(Cut(label, "precision", wishes.precision, found))
-        if wishes.recall is not None:
-            found = for_recall(points, wishes.recall)
-            cuts.append(Cut(label, "recall", wishes.recall, found))
-    return Version(score(truth, p, labels, resamples=resamples), tuple(cuts), p)
+        if options.precision is not None:
+            found = for_precision(points, options.precision)
+            cuts.append(Cut(label, "precision", options.precision, found))
+        if options.recall is not None:
+            found = for_recall(points, options.recall)
+            cuts.append(Cut(label, "recall", options.recall, found))
+    return VersionScores(score(truth, p, labels, resamples=resamples), tuple(cuts), p)
 
 
-def _suspects(
+def _label_issues(
     truth: NDArray[np.int64],  # [evaluated]
-    versions: Mapping[str, Version],
+    versions: Mapping[str, VersionScores],
     labels: Sequence[str],
     rows: NDArray[np.int64],  # [evaluated]: the gold's
     gold: Gold,
     answered: GoldAnswers,
-) -> tuple[Suspect, ...]:
+) -> tuple[LabelIssue, ...]:
     """By the probabilities that mean most, the last: the calibrated where there are any."""
     p = list(versions.values())[-1].p
     return tuple(
-        Suspect(
+        LabelIssue(
             doc_id=str(answered.doc_ids[rows[each.row]]),
             given=labels[each.given],
             likely=labels[each.likely],

@@ -40,7 +40,7 @@ SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class FitWishes:
+class FitOptions:
     """What the user asks of a fit; None: as the parts have it."""
 
     layers: str | None = None  # "all", or "8,12,16"
@@ -97,7 +97,7 @@ def fit_readouts(
     spec: JobSpec,
     source: str,
     how: GoldOptions,
-    wishes: FitWishes,
+    options: FitOptions,
     *,
     cache_dir: Path,
     start: Callable[[int], Callable[[int], None]] = lambda documents: lambda done: None,
@@ -108,16 +108,16 @@ def fit_readouts(
     """
     gold = read_gold(source, spec, how)
     tasks = [task for task in spec.tasks if task.name in gold.tasks]
-    questions = {t.name: None if wishes.document else t.question for t in tasks}
-    folds = FOLDS if wishes.folds is None else wishes.folds
-    _check_labels(_labels_of_gold(gold), gold, folds, wishes.rows)
-    paths = _paths(tasks, wishes.to)
+    questions = {t.name: None if options.document else t.question for t in tasks}
+    folds = FOLDS if options.folds is None else options.folds
+    _check_labels(_labels_of_gold(gold), gold, folds, options.rows)
+    paths = _paths(tasks, options.to)
     job = make_job(_without_readouts(spec), place(spec.model, this_machine()), cache_dir)
-    read = read_gold_states(job, gold, questions, layers=wishes.layers, start=start)
+    read = read_gold_states(job, gold, questions, layers=options.layers, start=start)
     states = {task.name: _gold_states(gold.tasks[task.name], task.name, read) for task in tasks}
-    _check_labels(_labels_of_states(states), gold, folds, wishes.rows)
+    _check_labels(_labels_of_states(states), gold, folds, options.rows)
     fits = tuple(
-        _fit_task(job, task, questions[task.name], states[task.name], read, folds, wishes, path)
+        _fit_task(job, task, questions[task.name], states[task.name], read, folds, options, path)
         for task, path in zip(tasks, paths, strict=True)
     )
     return Fit(spec.name, gold, read.left_out, folds, SPLITS, fits)
@@ -216,7 +216,7 @@ def _fit_task(
     gold: GoldStates,
     read: ReadGold,
     folds: int,
-    wishes: FitWishes,
+    options: FitOptions,
     path: str,
 ) -> TaskFit:
     """The task's maps, what they are worth, and their file."""
@@ -233,7 +233,7 @@ def _fit_task(
         balanced=fitted.balanced,
         scores=score(gold.truth, fitted.held_out, list(task.labels)),
         layers=tuple(_layer(n, gold, fitted, read, task) for n in range(len(read.layers))),
-        curve=learning_curve(at_best, wishes.rows, held_out=_held_out(len(gold.targets))),
+        curve=learning_curve(at_best, options.rows, held_out=_held_out(len(gold.targets))),
         curve_held_out=_held_out(len(gold.targets)),
         path=path,
     )

@@ -36,21 +36,21 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ScheduledRun:
     """How a tick ended."""
 
     outcome: Outcome
     previous: int | None  # the snapshot it was compared with
     comparison: Comparison | None  # None: there was none before, or not everything is labelled
     decisions: tuple[Decision, ...]  # of the gates
-    held_back: tuple[str, ...]  # why it is not published
+    rejected: tuple[str, ...]  # why it is not published
 
     @property
     def published(self) -> bool:
         return self.outcome.snapshot is not None
 
 
-def tick(
+def scheduled_run(
     spec: JobSpec,
     *,
     cache_dir: Path,
@@ -58,7 +58,7 @@ def tick(
     gate: Gate | None = None,
     limits: Limits | None = None,
     announce: Callable[[Plan], Progress],
-) -> Tick:
+) -> ScheduledRun:
     """Labels what is missing and publishes it if gates and limits hold; else the last stays.
 
     What is labelled is kept in any case, so the next tick does none of it again.
@@ -67,11 +67,11 @@ def tick(
     return judge(done, gate, limits or Limits())
 
 
-def judge(done: LabelledOutput, gate: Gate | None, limits: Limits) -> Tick:
+def judge(done: LabelledOutput, gate: Gate | None, limits: Limits) -> ScheduledRun:
     """The second half of a tick: what was labelled is compared, judged, and published or not."""
     previous = last_snapshot(done.store, done.job.spec.name)
     if not done.complete:
-        return Tick(done.outcome(None), previous, None, (), ())
+        return ScheduledRun(done.outcome(None), previous, None, (), ())
     candidate = done.contents
     decisions = gate(candidate) if gate else ()
     comparison, common = None, set[str]()
@@ -79,9 +79,9 @@ def judge(done: LabelledOutput, gate: Gate | None, limits: Limits) -> Tick:
         before = contents(done.store, previous)
         common = set(before.tasks) & set(candidate.tasks)
         comparison = compare(done.store, before, candidate) if common else None
-    held_back = (*_failed(decisions), *(_drifted(comparison, limits) if comparison else ()))
-    number = None if held_back else done.publish()
-    return Tick(done.outcome(number), previous, comparison, decisions, held_back)
+    rejected = (*_failed(decisions), *(_drifted(comparison, limits) if comparison else ()))
+    number = None if rejected else done.publish()
+    return ScheduledRun(done.outcome(number), previous, comparison, decisions, rejected)
 
 
 def _failed(decisions: tuple[Decision, ...]) -> tuple[str, ...]:

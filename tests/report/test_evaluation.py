@@ -22,7 +22,14 @@ from pipeline.gold.labels import Gold, GoldTask
 from pipeline.report.console import escape_controls, truncate
 from pipeline.report.evaluation_page import page, write_page
 from pipeline.report.evaluation_table import evaluation_json, show_evaluation
-from pipeline.verbs.evaluate import Cut, Evaluation, RowCounts, Suspect, TaskEvaluation, Version
+from pipeline.verbs.evaluate import (
+    Cut,
+    Evaluation,
+    LabelIssue,
+    RowCounts,
+    TaskEvaluation,
+    VersionScores,
+)
 
 HOSTILE = "<script>alert('$x$')</script>\x1b[31m\u202e[red]\n\x00&\"日本"
 SIGN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202e]")
@@ -38,8 +45,8 @@ def evaluation(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) ->
             Cut(labels[0], "recall", 0.9, Threshold(0.25, 0.5, 0.9, 3)),
             Cut(labels[1], "precision", 0.9, None),
         )
-        judged[version] = Version(score(truth, p, labels, resamples=5), cuts, p)
-    suspect = Suspect(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40)
+        judged[version] = VersionScores(score(truth, p, labels, resamples=5), cuts, p)
+    suspect = LabelIssue(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40)
     task = TaskEvaluation(
         "toxic", labels, RowCounts(57, 1, 2, {"error:<b>": 4}, 50), truth, judged, (suspect,), False
     )

@@ -13,7 +13,7 @@ from pipeline.evaluation.gates import Decision
 from pipeline.gold.labels import GoldOptions
 from pipeline.ledger.contents import Contents
 from pipeline.ledger.dataset import LabelDataset, open_labels
-from pipeline.report.drift import tick_json
+from pipeline.report.drift import scheduled_run_json
 from pipeline.runtime.job import Job, list_missing
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.run import LabelledOutput
@@ -23,8 +23,8 @@ from pipeline.sources.shards import Shard
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import parse_spec
 from pipeline.stores.local import LocalStore
-from pipeline.verbs.evaluate import Wishes, evaluate
-from pipeline.verbs.relabel import Limits, Tick, judge
+from pipeline.verbs.evaluate import EvalOptions, evaluate
+from pipeline.verbs.relabel import Limits, ScheduledRun, judge
 
 ANYTHING = Limits(max_psi=1e9, max_flip_rate=1)
 
@@ -77,7 +77,7 @@ def refuse(candidate: Contents) -> tuple[Decision, ...]:
     return (Decision("toxic.f1 >= 0.8", 0.5, False), Decision("topic.f1 >= 0.1", 0.5, True))
 
 
-def test_the_first_tick_publishes(store: LocalStore, corpus: Corpus) -> None:
+def test_the_first_scheduled_run_publishes(store: LocalStore, corpus: Corpus) -> None:
     ended = judge(done(store, corpus), None, Limits())
     assert ended.published and ended.comparison is None and current(store) == 1
 
@@ -86,12 +86,12 @@ def test_nothing_new_publishes_nothing_new(store: LocalStore, corpus: Corpus) ->
     first = judge(done(store, corpus), None, Limits())
     again = judge(done(store, corpus), None, Limits(0, 0))
     assert again.outcome.snapshot == first.outcome.snapshot == current(store) == 1
-    assert not again.held_back
+    assert not again.rejected
 
 
 def test_a_gate_that_fails_holds_the_first_one_back(store: LocalStore, corpus: Corpus) -> None:
     ended = judge(done(store, corpus), refuse, ANYTHING)
-    assert ended.held_back == ("gate toxic.f1 >= 0.8 does not hold: it is 0.5000",)
+    assert ended.rejected == ("gate toxic.f1 >= 0.8 does not hold: it is 0.5000",)
     assert not list(store.list("snapshots/"))
 
 
@@ -107,14 +107,14 @@ def test_gold_judges_the_candidate_before_it_is_published(
     lines = [f"{row['doc_id']},{row['topic']['label'] or ''}\n" for row in answers]
     gold = tmp_path / "gold.csv"
     gold.write_text("id,topic\n" + "".join(lines))
-    wishes = Wishes(gates=[f"topic.accuracy >= {bound}"], resamples=1)
+    options = EvalOptions(gates=[f"topic.accuracy >= {bound}"], resamples=1)
 
     def gate(found: Contents) -> tuple[Decision, ...]:
         return evaluate(
             candidate.job.spec,
             str(gold),
             GoldOptions(),
-            wishes,
+            options,
             cache_dir=tmp_path,
             candidate=found,
         ).decisions
@@ -125,18 +125,16 @@ def test_gold_judges_the_candidate_before_it_is_published(
     assert current(store) == (2 if published else 1)
 
 
-def test_answers_that_flip_are_held_back_and_the_old_stay(
-    store: LocalStore, corpus: Corpus
-) -> None:
+def test_answers_that_flip_are_rejected_and_the_old_stay(store: LocalStore, corpus: Corpus) -> None:
     judge(done(store, corpus), None, Limits())
     changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
     candidate = done(store, corpus, changed)
     ended = judge(candidate, None, Limits(max_psi=1e9))
-    (reason,) = ended.held_back
+    (reason,) = ended.rejected
     assert reason.startswith("the answers of topic flipped: ")
     assert current(store) == 1 and not ended.published
-    assert judge(candidate, None, Limits(max_psi=1e9)).held_back == ended.held_back
-    written = json.loads(json.dumps(tick_json(ended)))
+    assert judge(candidate, None, Limits(max_psi=1e9)).rejected == ended.rejected
+    written = json.loads(json.dumps(scheduled_run_json(ended)))
     assert written["published"] is False and written["diff"]["tasks"]["topic"]["flip_rate"] > 0.05
     assert judge(candidate, None, ANYTHING).outcome.snapshot == current(store) == 2
 
@@ -155,13 +153,13 @@ def test_documents_that_newly_fail_hold_a_snapshot_back(
     ended = judge(done(store, corpus), None, Limits(max_psi=1e9, max_flip_rate=1))
     assert ended.published == published and current(store) == (2 if published else 1)
     if not published:
-        assert ended.held_back == tuple(
+        assert ended.rejected == tuple(
             f"6 rows of {task} fail that had an answer: 6.67% of all is above 5.00%"
             for task in LABELS
         )
 
 
-def test_a_model_that_answers_nothing_any_more_is_held_back(
+def test_a_model_that_answers_nothing_any_more_is_rejected(
     store: LocalStore, corpus: Corpus
 ) -> None:
     """No text has two answers, so neither the labels' shares nor the flips tell."""
@@ -171,20 +169,20 @@ def test_a_model_that_answers_nothing_any_more_is_held_back(
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     ended = judge(done(store, corpus), None, Limits())
     assert current(store) == 1
-    assert [reason.partition(" of ")[0] for reason in ended.held_back] == ["87 rows"] * 2
+    assert [reason.partition(" of ")[0] for reason in ended.rejected] == ["87 rows"] * 2
 
 
-def test_a_corpus_that_drifts_is_held_back(store: LocalStore, corpus: Corpus) -> None:
+def test_a_corpus_that_drifts_is_rejected(store: LocalStore, corpus: Corpus) -> None:
     judge(done(store, corpus), None, Limits())
     corpus.write(seed=3)
     ended = judge(done(store, corpus), None, Limits(max_psi=0))
-    assert len(ended.held_back) == 2
-    assert all("shifted: PSI 0." in reason for reason in ended.held_back)
+    assert len(ended.rejected) == 2
+    assert all("shifted: PSI 0." in reason for reason in ended.rejected)
     assert current(store) == 1
 
 
 def test_what_is_incomplete_is_not_judged(store: LocalStore, corpus: Corpus) -> None:
     versions, shards = toy_fingerprints(), corpus.shards(store)
     commit_all(store, shards[:-1], versions)
-    ended: Tick = judge(labelled(store, shards, versions), refuse, ANYTHING)
-    assert not ended.outcome.complete and not ended.published and not ended.held_back
+    ended: ScheduledRun = judge(labelled(store, shards, versions), refuse, ANYTHING)
+    assert not ended.outcome.complete and not ended.published and not ended.rejected
