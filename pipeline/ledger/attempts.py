@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pipeline.errors import StorageError
-from pipeline.ledger.cells import Work
+from pipeline.ledger.cells import WorkItem
 from pipeline.sources.hashes import canonical_json, short_hash
 from pipeline.stores.store import ATTEMPTS, Store
 
@@ -35,7 +35,7 @@ _READING = "reading-"
 Rows = tuple[int, int]  # from, to before
 
 
-def attempt_name(fp: Mapping[str, str], work: Work) -> str:
+def attempt_name(fp: Mapping[str, str], work: WorkItem) -> str:
     """What a work's attempts are called: `<fp>/<sid>`, with one fp for all its tasks."""
     of_tasks = canonical_json(sorted(fp[task] for task in work.tasks))
     return f"{short_hash(of_tasks)[:16]}/{work.shard.id}"

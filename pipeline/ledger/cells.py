@@ -58,7 +58,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class ReusableShard:
     """A shard whose answers can be taken over where the text is the same."""
 
     sid: str
@@ -66,23 +66,24 @@ class Earlier:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkItem:
     """A shard with something missing: these tasks' labels, perhaps the documents file."""
 
     shard: Shard
     tasks: tuple[str, ...]
     documents: bool
-    earlier: tuple[Earlier, ...] = field(default=())  # each has all of the tasks
+    reuse: tuple[ReusableShard, ...] = field(default=())  # each has all of the tasks
     retry: int = 0  # 0: the labels are missing; else what number the next try has
 
     @property
     def asks(self) -> bool:
         """Whether a model is sure to be needed, or likely; not where the shard has its answers."""
-        has_answers = any(earlier.sid == self.shard.id for earlier in self.earlier)
+        has_answers = any(shard.sid == self.shard.id for shard in self.reuse)
         return bool(self.tasks) and (self.retry > 0 or not has_answers)
 
 
-_Known = tuple[tuple[str, ...], tuple[Earlier, ...]]  # tasks, and shards that have all of them
+# tasks, and shards that have all of them
+_Known = tuple[tuple[str, ...], tuple[ReusableShard, ...]]
 
 
 def committed(store: Store, fp: Mapping[str, str], sids: Collection[str]) -> Committed:
@@ -126,14 +127,14 @@ def remaining(
     done: Committed,
     earlier: Mapping[str, Sequence[Collection[str]]],
     others: Sequence[Committed] = (),
-) -> list[Work]:
+) -> list[WorkItem]:
     """The shards with something still to make, and what, in their given order.
 
     `earlier` has, by path, the ids of the shards that each other version of the object was cut
     into, the newest first; `others` what is there of other versions of the tasks whose raw answers
     are the same.
     """
-    answers = _EarlierAnswers(done, earlier, others)
+    answers = _ReuseIndex(done, earlier, others)
     return [
         work
         for shard in shards
@@ -156,14 +157,14 @@ def is_whole(sid: str, tasks: Collection[str], done: Committed) -> bool:
     return sid in done.documents and _has_all(sid, tasks, done)
 
 
-def unfinished(works: Sequence[Work], done: Committed) -> list[Work]:
+def unfinished(work_items: Sequence[WorkItem], done: Committed) -> list[WorkItem]:
     """Those of the retries that are not there yet."""
     left = (
         (work, [task for task in work.tasks if done.retry(task, work.shard.id) < work.retry])
-        for work in works
+        for work in work_items
         if work.retry
     )
-    return [Work(w.shard, tuple(tasks), False, w.earlier, w.retry) for w, tasks in left if tasks]
+    return [WorkItem(w.shard, tuple(tasks), False, w.reuse, w.retry) for w, tasks in left if tasks]
 
 
 def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, bytes]) -> None:
@@ -177,7 +178,7 @@ def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, byt
             )
 
 
-class _EarlierAnswers:
+class _ReuseIndex:
     """Where answers can be taken over; those for a path, once made, are shared by its shards."""
 
     def __init__(
@@ -224,13 +225,13 @@ class _EarlierAnswers:
                 break
         return tuple(found)
 
-    def _with_all(self, path: str, tasks: Sequence[str]) -> Iterator[Earlier]:
+    def _with_all(self, path: str, tasks: Sequence[str]) -> Iterator[ReusableShard]:
         for sid in chain.from_iterable(self._versions[path]):
             there = self.of_shard(sid, tasks)
             if there is not None and len(there.labels) == len(tasks):
                 yield there
 
-    def of_shard(self, sid: str, tasks: Sequence[str]) -> Earlier | None:
+    def of_shard(self, sid: str, tasks: Sequence[str]) -> ReusableShard | None:
         """The shard itself, with those of the tasks whose answers are there; None without any."""
         if sid not in self._done.documents:
             return None
@@ -240,24 +241,24 @@ class _EarlierAnswers:
             for task in tasks
             if sid in version.labels.get(task, ())
         }
-        return Earlier(sid, keys) if keys else None
+        return ReusableShard(sid, keys) if keys else None
 
 
 def _missing(
-    shard: Shard, tasks: Collection[str], done: Committed, earlier: _EarlierAnswers
-) -> Iterator[Work]:
+    shard: Shard, tasks: Collection[str], done: Committed, earlier: _ReuseIndex
+) -> Iterator[WorkItem]:
     """What the shard lacks; apart from the rest, the tasks whose answers are there already."""
     sid = shard.id
     absent = tuple(task for task in tasks if sid not in done.labels[task])
     there = earlier.of_shard(sid, absent)
     if there is not None:
         known = tuple(task for task in absent if task in there.labels)
-        yield Work(shard, known, documents=False, earlier=(there,))
+        yield WorkItem(shard, known, documents=False, reuse=(there,))
         absent = tuple(task for task in absent if task not in there.labels)
     documents = sid not in done.documents
     if absent or documents:
         for part, shards in earlier.of(shard.path, absent):
-            yield Work(shard, part, documents=documents, earlier=shards)
+            yield WorkItem(shard, part, documents=documents, reuse=shards)
 
 
 def _has_all(sid: str, tasks: Collection[str], done: Committed) -> bool:

@@ -16,16 +16,16 @@ VARIABLE = "ASSAY_FAULT"
 WAIT_SECONDS = 600.0
 
 
-def are_planned() -> bool:
+def failpoints_set() -> bool:
     """Whether there is any."""
     return VARIABLE in os.environ
 
 
-def reach(place: str) -> None:
-    """Tells that this process has come to the place."""
+def failpoint(name: str) -> None:
+    """Acts where `ASSAY_FAULT` names this point; else does nothing."""
     at, _, what = os.environ.get(VARIABLE, "").partition("=")
     action, _, file = what.partition(":")
-    if at != place or (file and not _is_first(Path(file))):
+    if at != name or (file and not _is_first(Path(file))):
         return
     if action == "die":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -26,7 +26,7 @@ from pipeline.ledger.columns import (
     calibrated_type,
     probabilities,
 )
-from pipeline.ledger.failpoints import reach
+from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.sources.hashes import canonical_json
 from pipeline.sources.shards import Shard
@@ -140,9 +140,9 @@ def commit_shard(
         verify(data, shard.rows, documents.column("doc_id"))
     made: dict[str, bool] = {}
     for key, data in built.items():
-        reach(f"create {len(made)}")
+        failpoint(f"create {len(made)}")
         made[key] = store.create(key, data)
-    reach("created")
+    failpoint("created")
     return Created(
         made=tuple(key for key, was_made in made.items() if was_made),
         existing=tuple(key for key, was_made in made.items() if not was_made),

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
-from pipeline.ledger.cells import Earlier, Work
+from pipeline.ledger.cells import ReusableShard, WorkItem
 from pipeline.ledger.columns import CALIBRATED
 from pipeline.ledger.keys import documents_key
 from pipeline.sources.documents import OK, QUARANTINED, TRUNCATED
@@ -25,7 +25,7 @@ from pipeline.stores.store import Store
 KEPT_SHARDS = 256
 
 
-class EarlierAnswers:
+class AnswerCache:
     """Looks up texts by their hash in the shards that a work names."""
 
     def __init__(self, store: Store) -> None:
@@ -36,14 +36,14 @@ class EarlierAnswers:
             self._read_answers
         )
 
-    def find(self, work: Work, documents: pa.Table, start: int) -> dict[str, pa.StructArray]:
+    def find(self, work: WorkItem, documents: pa.Table, start: int) -> dict[str, pa.StructArray]:
         """For each of the work's tasks the whole row of an earlier answer, or null.
 
         The documents are the shard's from row `start` on. A row is answered for all of the tasks
         or for none of them. A failed row is not an answer; a quarantined one is, unless the work is
         to try it again.
         """
-        if not work.earlier or not work.tasks:
+        if not work.reuse or not work.tasks:
             return {}
         hashes = documents.column("content_hash").combine_chunks()
         # — what has no text has no answer anywhere, though others have the same hash
@@ -51,7 +51,7 @@ class EarlierAnswers:
         rows = np.full(len(hashes), -1, dtype=np.int64)  # of the found answers laid end to end
         found: list[list[pa.Table]] = [[] for _ in work.tasks]
         offset = 0
-        for earlier in work.earlier:
+        for earlier in work.reuse:
             if not is_open.any():
                 break
             at = self._places(work, earlier, hashes, start)
@@ -72,7 +72,7 @@ class EarlierAnswers:
         return dict(zip(work.tasks, wholes, strict=True))
 
     def _places(
-        self, work: Work, earlier: Earlier, hashes: pa.Array, start: int
+        self, work: WorkItem, earlier: ReusableShard, hashes: pa.Array, start: int
     ) -> NDArray[np.int64]:  # [docs], -1: not there
         """Where the earlier shard has the texts; the shard itself has each in its own row.
 

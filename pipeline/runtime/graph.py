@@ -26,10 +26,10 @@ from ray.exceptions import RayTaskError
 from pipeline.errors import AssayError, SpecError, StorageError
 from pipeline.fitted.calibration import Calibration, calibration_from_json
 from pipeline.ledger.attempts import Attempts, attempt_name
-from pipeline.ledger.cells import Earlier, Work
+from pipeline.ledger.cells import ReusableShard, WorkItem
 from pipeline.ledger.label_files import LabelFile, answers_table, commit_shard, with_calibrated
 from pipeline.ledger.reuse import overlaid
-from pipeline.runtime.job import Job, work_from_json, work_to_json
+from pipeline.runtime.job import Job, work_item_from_json, work_item_to_json
 from pipeline.sources.hashes import canonical_json, short_hash
 from pipeline.stores.store import open_store
 
@@ -74,18 +74,18 @@ def check_ahead(job: Job) -> None:
     passed.touch()
 
 
-def label_items(works: Sequence[Work], job: Job) -> Iterator[ShardCounts]:
+def label_items(work_items: Sequence[WorkItem], job: Job) -> Iterator[ShardCounts]:
     """Labels and commits every piece of work; counts come as shards are committed."""
-    for start in range(0, len(works), WINDOW_SHARDS):
+    for start in range(0, len(work_items), WINDOW_SHARDS):
         try:
-            dataset = build(works[start : start + WINDOW_SHARDS], job)
+            dataset = build(work_items[start : start + WINDOW_SHARDS], job)
             for row in dataset.iter_rows():
                 yield ShardCounts(**json.loads(row["counts"]))
         except RayTaskError as error:
             raise _cause(error) from error
 
 
-def build(works: Sequence[Work], job: Job) -> ray.data.Dataset:
+def build(work_items: Sequence[WorkItem], job: Job) -> ray.data.Dataset:
     """The graph; one block is one shard from end to end."""
     _configure()
     placement = job.placement
@@ -94,12 +94,12 @@ def build(works: Sequence[Work], job: Job) -> ray.data.Dataset:
     pool = ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors)
     # — where there is work for all, all are asked for at once: a pool grows one by one
     labelling = ray.data.ActorPoolStrategy(
-        min_size=1, max_size=placement.actors, initial_size=min(placement.actors, len(works))
+        min_size=1, max_size=placement.actors, initial_size=min(placement.actors, len(work_items))
     )
     # Each work names its earlier shards by their place; they travel once to each worker.
-    earlier = list({id(work.earlier): work.earlier for work in works}.values())
+    earlier = list({id(work.reuse): work.reuse for work in work_items}.values())
     place_of = {id(each): place for place, each in enumerate(earlier)}
-    rows = [{"work": work_to_json(w), "earlier": place_of[id(w.earlier)]} for w in works]
+    rows = [{"work": work_item_to_json(w), "reuse": place_of[id(w.reuse)]} for w in work_items]
     return (
         ray.data.from_items(rows, override_num_blocks=len(rows))
         .map_batches(
@@ -112,7 +112,7 @@ def build(works: Sequence[Work], job: Job) -> ray.data.Dataset:
         )
         .map_batches(
             _LabelStage,
-            fn_constructor_args=(job, any(work.asks for work in works)),
+            fn_constructor_args=(job, any(work.asks for work in work_items)),
             batch_size=None,
             batch_format="pyarrow",
             compute=labelling,
@@ -138,7 +138,7 @@ def label_cpus(threads: int) -> float:
 class _TokeniseStage:
     """Builds `actor.Tokenise` on the worker."""
 
-    def __init__(self, job: Job, earlier: Sequence[Sequence[Earlier]]) -> None:
+    def __init__(self, job: Job, earlier: Sequence[Sequence[ReusableShard]]) -> None:
         self._worker = _built(partial(_tokenise, job, earlier))
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
@@ -180,7 +180,7 @@ def _built(build: Callable[[], Callable[[pa.Table], Result]]) -> Callable[[pa.Ta
 
 
 def _tokenise(
-    job: Job, earlier: Sequence[Sequence[Earlier]]
+    job: Job, earlier: Sequence[Sequence[ReusableShard]]
 ) -> Callable[[pa.Table], Iterable[pa.Table]]:
     worker: Callable[[pa.Table], Iterable[pa.Table]] = importlib.import_module(
         "pipeline.runtime.worker"
@@ -204,7 +204,7 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
     written = set(block.column("work").to_pylist())
     if len(written) != 1:
         raise StorageError(f"a block holds {len(written)} shards instead of one; nothing written")
-    work = work_from_json(written.pop())
+    work = work_item_from_json(written.pop())
     files = [_label_file(block, task, job, work.retry) for task in work.tasks]
     store = open_store(job.spec.output, job.spec.storage_options)
     created = commit_shard(store, work.shard, block, files)

@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.errors import Problem, SpecError
 from pipeline.ledger.cells import (
     Committed,
-    Work,
+    WorkItem,
     committed,
     committed_others,
     missing_tasks,
@@ -83,7 +83,7 @@ class Plan:
 
     cuts: Cuts
     done: Committed
-    work_items: tuple[Work, ...]
+    work_items: tuple[WorkItem, ...]
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def missing_shards(self) -> int:
-        """How many shards have work; one may have several works, for its tasks in parts."""
+        """How many shards have work; one may have several work items, for its tasks in parts."""
         return len({work.shard.id for work in self.work_items})
 
     @property
@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def work_rows(self) -> int:
-        """The rows of all works: what is counted as they go."""
+        """The rows of all work items: what is counted as they go."""
         return sum(work.shard.rows for work in self.work_items)
 
 
@@ -193,7 +193,7 @@ def shard_bytes(job: Job) -> int:
     return int(min(MAX_SHARD_BYTES, max(_MIN_SHARD_BYTES, tokens * _BYTES_PER_TOKEN)))
 
 
-def work_to_json(work: Work) -> str:
+def work_item_to_json(work: WorkItem) -> str:
     """One piece of work as a string that travels through the graph.
 
     Without its earlier shards: they are many, and the same for all shards of a path.
@@ -207,10 +207,10 @@ def work_to_json(work: Work) -> str:
     return json.dumps(content)
 
 
-def work_from_json(written: str) -> Work:
-    """The work that `work_to_json` wrote."""
+def work_item_from_json(written: str) -> WorkItem:
+    """The work that `work_item_to_json` wrote."""
     content = json.loads(written)
-    return Work(
+    return WorkItem(
         shard=Shard.from_json(content["shard"]),
         tasks=tuple(content["tasks"]),
         documents=content["documents"],

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
-from pipeline.ledger.cells import Committed, Earlier, Work
+from pipeline.ledger.cells import Committed, ReusableShard, WorkItem
 from pipeline.sources.documents import OK, QUARANTINED
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
@@ -43,14 +43,14 @@ def failed_rows(
     return read + sum(counted.get(shard.id, 0) for shard in shards)
 
 
-def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[Work]:
-    """Work for every finished shard with a readable row that failed: its tasks of which it did.
+def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[WorkItem]:
+    """A work item for each group of tasks that failed on the same readable rows of a shard.
 
-    A work's tasks failed on the same rows: no task is asked again about a row that it answered.
+    No task is asked again about a row that it has answered.
     """
     with ThreadPoolExecutor(READ_THREADS) as pool:
         found = pool.map(partial(_again, store, done), shards)
-        return [work for works in found for work in works]
+        return [work for work_items in found for work in work_items]
 
 
 def _failed_in(store: Store, done: Committed, shard: Shard) -> int:
@@ -58,7 +58,7 @@ def _failed_in(store: Store, done: Committed, shard: Shard) -> int:
     return max(int(_failures(store, file.key).sum()) for file in files)
 
 
-def _again(store: Store, done: Committed, shard: Shard) -> Iterator[Work]:
+def _again(store: Store, done: Committed, shard: Shard) -> Iterator[WorkItem]:
     sid = shard.id
     tasks = [task for task in done.fp if sid in done.labels[task]]
     if sid not in done.documents or not tasks:
@@ -73,9 +73,9 @@ def _again(store: Store, done: Committed, shard: Shard) -> Iterator[Work]:
         if (mask & readable).any():
             alike.setdefault((mask & readable).tobytes(), []).append(task)
     for tasks_alike in alike.values():
-        answers = Earlier(sid, {task: done.label_file(task, sid).key for task in tasks_alike})
+        answers = ReusableShard(sid, {task: done.label_file(task, sid).key for task in tasks_alike})
         retry = max(done.retry(task, sid) for task in tasks_alike) + 1
-        yield Work(shard, tuple(tasks_alike), documents=False, earlier=(answers,), retry=retry)
+        yield WorkItem(shard, tuple(tasks_alike), documents=False, reuse=(answers,), retry=retry)
 
 
 def _failures(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]

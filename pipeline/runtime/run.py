@@ -19,7 +19,7 @@ import ray
 from pipeline.errors import FailedRowsError, RefusedError
 from pipeline.ledger.cells import Committed, is_whole, record_specs, unfinished
 from pipeline.ledger.contents import Contents, contents_of
-from pipeline.ledger.failpoints import reach
+from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import publish
 from pipeline.runtime.graph import ShardCounts, check_ahead, label_cpus, label_items
 from pipeline.runtime.job import Job, Plan, jobs_for_each_dtype, list_missing, make_job, plan
@@ -156,7 +156,7 @@ def run(
         number = done.publish()
     elif publish_partial:
         number = done.publish_part()
-    reach("published")
+    failpoint("published")
     return done.outcome(number)
 
 
@@ -173,7 +173,7 @@ def label(
     started = time.monotonic()
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
-    reach("probed")
+    failpoint("probed")
     with _ray_if_remote(address) as machine_nodes:
         machine = cluster(machine_nodes) if machine_nodes else this_machine()
         placement = place(spec.model, machine)
@@ -184,14 +184,14 @@ def label(
             first = replace(first, work_items=(*first.work_items, *again))
         for reason in first.cuts.unreadable:
             logger.warning("left out: %s", reason)
-        reach("planned")
+        failpoint("planned")
         progress = announce(first)
         labelling = _Labelling(job, store, first)
         if first.work_items:
             with _local_ray(placement):
                 check_ahead(job)
                 record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
-                reach("specs recorded")
+                failpoint("specs recorded")
                 try:
                     labelling.run(progress)
                 except FailedRowsError:
@@ -201,7 +201,7 @@ def label(
                         labelling.publish_part()
                     raise
     labelling.check_failed_rows()
-    reach("labelled")
+    failpoint("labelled")
     seconds = time.monotonic() - started
     return LabelledOutput(job, store, labelling.last, tuple(labelling.counted), seconds)
 
@@ -235,7 +235,7 @@ class _Labelling:
         FailedRowsError as soon as more rows failed than may.
         """
         failed = 0
-        worst: Counter[str] = Counter()  # by shard, which may be in several works
+        worst: Counter[str] = Counter()  # by shard, which may be in several work items
         for _ in range(1 + EXTRA_ROUNDS):
             for counts in label_items(self.last.work_items, self._job):
                 self.counted.append(counts)
@@ -300,7 +300,7 @@ def _failures(counts: ShardCounts) -> int:
 
 
 def tally_of(counted: Iterable[ShardCounts]) -> Tally:
-    """The sums of the shards' counts; a shard in several works has its rows counted once.
+    """The sums of the shards' counts; a shard in several work items has its rows counted once.
 
     With the statuses of the work in which most of them failed.
     """

@@ -25,9 +25,9 @@ from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.memory import keep_freed_memory
 from pipeline.inference.shard_answers import ShardAnswers, TaskAnswers
 from pipeline.ledger.attempts import Attempts, attempt_name
-from pipeline.ledger.cells import Earlier, Work
-from pipeline.ledger.failpoints import are_planned, reach
-from pipeline.ledger.reuse import EarlierAnswers, known_status
+from pipeline.ledger.cells import ReusableShard, WorkItem
+from pipeline.ledger.failpoints import failpoint, failpoints_set
+from pipeline.ledger.reuse import AnswerCache, known_status
 from pipeline.runtime.assembly import (
     contextual_calibrations,
     fit_document,
@@ -37,7 +37,7 @@ from pipeline.runtime.assembly import (
     label_engine,
     local_model,
 )
-from pipeline.runtime.job import Job, work_from_json
+from pipeline.runtime.job import Job, work_item_from_json
 from pipeline.sources.documents import QUARANTINED
 from pipeline.sources.source import check_content, read_documents
 from pipeline.spec.schema import ContextualSpec
@@ -47,25 +47,25 @@ from pipeline.stores.store import open_store
 class Tokenise:
     """Reads a shard's documents and turns their text into token ids, one row a document."""
 
-    def __init__(self, job: Job, earlier: Sequence[Sequence[Earlier]]) -> None:
+    def __init__(self, job: Job, earlier: Sequence[Sequence[ReusableShard]]) -> None:
         self.job = job
         self._known = earlier  # where a work's answers may be known, by its place here
         self._tokenizer = DocumentTokenizer(load_tokenizer(local_model(job)))
         self._store = open_store(job.spec.output, job.spec.storage_options)
-        self._earlier = EarlierAnswers(self._store)
+        self._earlier = AnswerCache(self._store)
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         for row in block.to_pylist():
-            work = replace(work_from_json(row["work"]), earlier=tuple(self._known[row["earlier"]]))
+            work = replace(work_item_from_json(row["work"]), reuse=tuple(self._known[row["reuse"]]))
             yield self._tokenised(row["work"], work)
 
-    def _tokenised(self, written: str, work: Work) -> pa.Table:
+    def _tokenised(self, written: str, work: WorkItem) -> pa.Table:
         path, piece = work.shard.path, work.shard.piece
         attempts = Attempts(self._store, attempt_name(self.job.fp, work), self.job.run_id)
         tables: list[pa.Table] = []
         rows = 0
         with attempts.reading(f"{path}: rows {piece.start_row} to {piece.end_row}"):
-            reach(f"reading {path}")
+            failpoint(f"reading {path}")
             for read in read_documents(work.shard, self.job.spec.input.storage_options):
                 tables.append(self._fitted(read, work, rows))
                 rows += read.num_rows
@@ -75,7 +75,7 @@ class Tokenise:
         documents = pa.concat_tables(tables, promote_options="default")
         return documents.append_column("work", _constant(written, documents.num_rows))
 
-    def _fitted(self, documents: pa.Table, work: Work, start: int) -> pa.Table:
+    def _fitted(self, documents: pa.Table, work: WorkItem, start: int) -> pa.Table:
         """Documents with their pieces for their text, and with what is known of them already.
 
         They are the shard's from row `start` on.
@@ -101,7 +101,7 @@ class Tokenise:
             table = table.append_column(f"known:{task}", answers)
         return table
 
-    def _fit(self, text: str, status: str, work: Work) -> tuple[list[NDArray[np.int32]], str]:
+    def _fit(self, text: str, status: str, work: WorkItem) -> tuple[list[NDArray[np.int32]], str]:
         """A document's pieces, and its status as far as labelling goes."""
         if not work.tasks:
             return [], status
@@ -139,7 +139,7 @@ class LabelDocuments:
         return {task: json.dumps(calibration.to_json()) for task, calibration in found.items()}
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        work = work_from_json(block.column("work")[0].as_py())
+        work = work_item_from_json(block.column("work")[0].as_py())
         pieces = block.column("pieces").to_pylist()
         asked = [task for task in self.job.spec.tasks if task.name in work.tasks]
         answers = ShardAnswers(pieces, asked)
@@ -180,8 +180,8 @@ def _label(
     engine: LabelEngine, answers: ShardAnswers, doc_ids: pa.ChunkedArray, start: int, end: int
 ) -> None:
     """Asks the model about the rows from `start` to before `end`."""
-    for doc_id in doc_ids[start:end] if are_planned() else ():
-        reach(f"document {doc_id}")
+    for doc_id in doc_ids[start:end] if failpoints_set() else ():
+        failpoint(f"document {doc_id}")
     answers.ask(engine, start, end)
 
 

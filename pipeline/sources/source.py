@@ -27,7 +27,7 @@ from pipeline.sources.hashes import content_hash
 from pipeline.sources.jsonl import jsonl_pieces, jsonl_rows
 from pipeline.sources.parquet import parquet_pieces, parquet_rows
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
-from pipeline.sources.streams import Options, fetching, one_line, patiently, reading
+from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
 from pipeline.sources.wet import wet_pieces, wet_rows
 from pipeline.stores.errors import options_of
 
@@ -190,10 +190,10 @@ def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str,
     itself = _info(file_system, place)
     if itself is None:
         if any(sign in place for sign in "*?["):
-            matched = patiently(partial(file_system.glob, place, detail=True)).values()
+            matched = retry_transient(partial(file_system.glob, place, detail=True)).values()
             yield from (info for info in matched if info["type"] != "directory")
     elif itself["type"] == "directory":
-        below = patiently(partial(file_system.find, place, detail=True)).values()
+        below = retry_transient(partial(file_system.find, place, detail=True)).values()
         yield from (info for info in below if format_of(info["name"]) is not None)
     else:
         yield itself
@@ -211,7 +211,7 @@ def _refuse_unwritable(names: Sequence[str]) -> None:
 def _info(file_system: AbstractFileSystem, place: str) -> Mapping[str, Any] | None:
     """What the file system says of the one file or folder at the place; None where it has none."""
     try:
-        info: Mapping[str, Any] = patiently(partial(file_system.info, place))
+        info: Mapping[str, Any] = retry_transient(partial(file_system.info, place))
     except FileNotFoundError:
         return None
     return info
@@ -234,7 +234,7 @@ def _check_unchanged(shard: Shard, options: Options) -> None:
     with fetching(shard.path):
         file_system, place = url_to_fs(shard.path, **options)
         file_system.invalidate_cache()  # or a listing of before the change would answer
-        info = patiently(partial(file_system.info, place))
+        info = retry_transient(partial(file_system.info, place))
     now: tuple[int, str] = info["size"], shard.version.etag
     if not isinstance(file_system, LocalFileSystem):
         now = info["size"], _remote_etag(shard.path, info)

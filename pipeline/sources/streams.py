@@ -17,11 +17,11 @@ from pipeline.errors import StorageError, UnreadableError
 from pipeline.stores.errors import (
     REMOTE_ERRORS,
     Cause,
-    Patience,
+    RetryPolicy,
     as_storage_error,
     cause_of,
     is_passing,
-    persistently,
+    retry,
 )
 
 # What the fsspec file system that opens a path is made with: a spec's storage_options.
@@ -29,7 +29,7 @@ Options = Mapping[str, Any]
 
 BLOCK_BYTES = 1024 * 1024
 # Above the client's own tries, which leave out what some clients take for final: s3fs an error 500.
-_PATIENCE = Patience(attempts=6)
+_RETRY_POLICY = RetryPolicy(attempts=6)
 
 Result = TypeVar("Result")
 
@@ -76,9 +76,9 @@ def fetching(path: str) -> Iterator[None]:
         raise StorageError(_told(path, error)) from error
 
 
-def patiently(call: Callable[[], Result]) -> Result:
+def retry_transient(call: Callable[[], Result]) -> Result:
     """What a request to an input's store gives, made again where it may well succeed later."""
-    return persistently(call, is_passing, _PATIENCE)
+    return retry(call, is_passing, _RETRY_POLICY)
 
 
 def one_line(error: BaseException) -> str:
@@ -100,7 +100,7 @@ def opened(path: str, options: Options) -> Iterator[Fetched]:
     """The object's bytes as they are stored."""
     with fetching(path):
         file_system, place = url_to_fs(path, **options)
-        file = patiently(partial(file_system.open, place, "rb"))
+        file = retry_transient(partial(file_system.open, place, "rb"))
     with file:
         yield Fetched(file, path)
 
@@ -127,7 +127,9 @@ class Fetched:
 
     def read(self, size: int = -1, /) -> bytes:
         with fetching(self._path):
-            return patiently(partial(self._file.read, size))  # one that fails stays where it was
+            return retry_transient(
+                partial(self._file.read, size)
+            )  # one that fails stays where it was
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         with fetching(self._path):

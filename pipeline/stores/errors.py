@@ -216,7 +216,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How long a store may be out of reach before the run gives up: by default about a minute.
 
     Each wait is drawn from zero to a limit that doubles, so that workers who failed together do
@@ -228,16 +228,16 @@ class Patience:
     longest_wait_s: float = 20.0
 
 
-PATIENT = Patience()
+DEFAULT_RETRY_POLICY = RetryPolicy()
 
 
-def persistently(
-    call: Callable[[], Result], is_passing: Callable[[BaseException], bool], patience: Patience
+def retry(
+    call: Callable[[], Result], is_passing: Callable[[BaseException], bool], policy: RetryPolicy
 ) -> Result:
     """What the call gives once it succeeds; its last error when patience is at an end."""
     retrying = Retrying(
-        stop=stop_after_attempt(patience.attempts),
-        wait=wait_random_exponential(multiplier=patience.first_wait_s, max=patience.longest_wait_s),
+        stop=stop_after_attempt(policy.attempts),
+        wait=wait_random_exponential(multiplier=policy.first_wait_s, max=policy.longest_wait_s),
         retry=retry_if_exception(is_passing),
         before_sleep=before_sleep_log(logger, logging.INFO),
         reraise=True,

@@ -16,15 +16,15 @@ from s3fs import S3FileSystem
 
 from pipeline.errors import RefusedError, StorageError
 from pipeline.stores.errors import (
-    PATIENT,
+    DEFAULT_RETRY_POLICY,
     REMOTE_ERRORS,
     Cause,
-    Patience,
+    RetryPolicy,
     cause_of,
     explained,
     is_passing,
     options_of,
-    persistently,
+    retry,
 )
 from pipeline.stores.store import StoredObject, check_key, check_prefix, is_listed
 
@@ -61,7 +61,7 @@ class S3Store:
     bucket: str
     prefix: str
     file_system: S3FileSystem
-    patience: Patience = PATIENT
+    retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY
 
     @property
     def url(self) -> str:
@@ -74,7 +74,7 @@ class S3Store:
         place = self._place(key)
         put = {"Key": place, "Body": data, "IfNoneMatch": "*", "Metadata": {ATTEMPT: nonce}}
         try:
-            self._persistently(partial(self._request, "put_object", **put))
+            self._retry(partial(self._request, "put_object", **put))
         except REMOTE_ERRORS as error:
             with explained(f"{self.url}/{key}", "written"):
                 if cause_of(error) is not Cause.EXISTS:
@@ -88,7 +88,7 @@ class S3Store:
         with explained(f"{self.url}/{key}", "read"):
             # — one request: with more, s3fs asks for the size first and may be told an older one
             read = partial(self.file_system.cat_file, place, max_concurrency=1)
-            data: bytes = self._persistently(read)
+            data: bytes = self._retry(read)
             return data
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ class S3Store:
             objects = [{"Key": self._place(key)} for key in batch]
             with explained(f"{self.url}/{batch[0]}", "deleted"):
                 wanted = {"Objects": objects, "Quiet": True}
-                reply = self._persistently(partial(self._request, "delete_objects", Delete=wanted))
+                reply = self._retry(partial(self._request, "delete_objects", Delete=wanted))
             for refused in reply.get("Errors", ()):
                 raise StorageError(
                     f"s3://{self.bucket}/{refused.get('Key')}: cannot be deleted: "
@@ -116,7 +116,7 @@ class S3Store:
     def _pages(self, prefix: str) -> Iterator[dict[str, Any]]:
         asked: dict[str, Any] = {"Prefix": self._start + prefix}
         while True:
-            page = self._persistently(partial(self._request, "list_objects_v2", **asked))
+            page = self._retry(partial(self._request, "list_objects_v2", **asked))
             yield page
             if not page.get("IsTruncated"):
                 return
@@ -134,7 +134,7 @@ class S3Store:
 
     def _maker(self, place: str) -> str | None:
         """The nonce of the create that made the object."""
-        head = self._persistently(partial(self._request, "head_object", Key=place))
+        head = self._retry(partial(self._request, "head_object", Key=place))
         nonce: str | None = head.get("Metadata", {}).get(ATTEMPT)
         return nonce
 
@@ -142,8 +142,8 @@ class S3Store:
         reply: dict[str, Any] = self.file_system.call_s3(method, Bucket=self.bucket, **arguments)
         return reply
 
-    def _persistently(self, call: Callable[[], Result]) -> Result:
-        return persistently(call, is_passing, self.patience)
+    def _retry(self, call: Callable[[], Result]) -> Result:
+        return retry(call, is_passing, self.retry_policy)
 
     @property
     def _start(self) -> str:

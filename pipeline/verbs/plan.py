@@ -19,7 +19,7 @@ from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.memory import keep_freed_memory
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
-from pipeline.ledger.cells import Work
+from pipeline.ledger.cells import WorkItem
 from pipeline.runtime.assembly import job_model, job_prompt, job_readouts, label_engine
 from pipeline.runtime.job import Plan, make_job
 from pipeline.runtime.placement import Placement, place, this_machine
@@ -115,10 +115,10 @@ def estimate(spec: JobSpec, wishes: PlanOptions, *, cache_dir: Path) -> Estimate
     return Estimate(planned, parts, measured, wishes.workers or 1, wishes.price)
 
 
-def _missing(works: Iterable[Work]) -> Counter[Tasks]:
+def _missing(work_items: Iterable[WorkItem]) -> Counter[Tasks]:
     """How many documents each set of tasks is missing of, where it takes the model."""
     missing: Counter[Tasks] = Counter()
-    for work in works:
+    for work in work_items:
         if work.asks:
             missing[work.tasks] += work.shard.rows
     return missing

@@ -207,8 +207,8 @@ def test_answers_of_another_calibration_are_kept_where_the_next_run_has_no_other
         everything.begin("float32", 1)
     unused = {key for key in before if key.startswith("labels/") and shards[0].id in key}
     assert set(everything.gc(1).removable.keys) == (unused if recalibrated else set())
-    works = plan(job, store).work_items
-    assert not any(work.asks for work in works if work.shard in shards[:2])
+    work_items = plan(job, store).work_items
+    assert not any(work.asks for work in work_items if work.shard in shards[:2])
 
 
 class Recording:

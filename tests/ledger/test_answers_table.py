@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.audit.invariants import broken_answers
-from pipeline.ledger.cells import Earlier, Work, committed
+from pipeline.ledger.cells import ReusableShard, WorkItem, committed
 from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns, answers_type
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key
 from pipeline.ledger.label_files import LabelFile, answers_table, commit_shard, to_parquet
-from pipeline.ledger.reuse import EarlierAnswers, overlaid
+from pipeline.ledger.reuse import AnswerCache, overlaid
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
@@ -154,9 +154,9 @@ def test_ranked_answers_that_are_known_are_laid_over_those_that_are_computed(
     asked = task(top_k=3, separator="/")
     table = answers_table(block(3), asked)
     commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, table, {})])
-    earlier = Earlier(SHARD.id, {"topic": label_key("topic", "f" * 16, SHARD.id)})
-    work = Work(shard=SHARD, tasks=("topic",), documents=False, earlier=(earlier,))
-    known = EarlierAnswers(store).find(work, DOCUMENTS, 0)["topic"]
+    earlier = ReusableShard(SHARD.id, {"topic": label_key("topic", "f" * 16, SHARD.id)})
+    work = WorkItem(shard=SHARD, tasks=("topic",), documents=False, reuse=(earlier,))
+    known = AnswerCache(store).find(work, DOCUMENTS, 0)["topic"]
     assert known.is_valid().to_pylist() == [True, False, True]
     other = answers_table(block(3).set_column(0, "doc_id", pa.array(["x", "y", "z"])), asked)
     blank = other.set_column(2, "top", pa.nulls(3, other.schema.field("top").type))

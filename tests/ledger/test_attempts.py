@@ -16,7 +16,7 @@ from pipeline.ledger.attempts import (
     Attempts,
     attempt_name,
 )
-from pipeline.ledger.cells import Work
+from pipeline.ledger.cells import WorkItem
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 
 VERSION = ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None)
@@ -167,9 +167,9 @@ def test_other_tasks_or_rows_are_another_attempt() -> None:
     other = Shard(VERSION, Piece(3, 6, 8, 10, 20))
     fp = {"a": "1", "b": "2"}
     names = {
-        attempt_name(fp, Work(shard, ("a", "b"), True)),
-        attempt_name(fp, Work(shard, ("a",), True)),
-        attempt_name(fp, Work(other, ("a", "b"), True)),
+        attempt_name(fp, WorkItem(shard, ("a", "b"), True)),
+        attempt_name(fp, WorkItem(shard, ("a",), True)),
+        attempt_name(fp, WorkItem(other, ("a", "b"), True)),
     }
     assert len(names) == 3
-    assert attempt_name(fp, Work(shard, ("b", "a"), False)) in names
+    assert attempt_name(fp, WorkItem(shard, ("b", "a"), False)) in names

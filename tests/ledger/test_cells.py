@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.errors import StorageError
-from pipeline.ledger.cells import Committed, Work, committed, record_specs, remaining
+from pipeline.ledger.cells import Committed, WorkItem, committed, record_specs, remaining
 from pipeline.ledger.keys import documents_key, label_key, spec_key
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.stores.local import LocalStore
@@ -35,8 +35,8 @@ def test_keys_are_where_the_design_says() -> None:
 
 
 def test_in_an_empty_store_everything_remains_in_order(store: LocalStore) -> None:
-    works = remaining(SHARDS, TASKS, committed(store, TASKS, SIDS), {})
-    assert works == [Work(shard, ("toxic", "topic"), documents=True) for shard in SHARDS]
+    work_items = remaining(SHARDS, TASKS, committed(store, TASKS, SIDS), {})
+    assert work_items == [WorkItem(shard, ("toxic", "topic"), documents=True) for shard in SHARDS]
 
 
 def test_in_a_full_store_nothing_remains(full: LocalStore) -> None:
@@ -45,26 +45,26 @@ def test_in_a_full_store_nothing_remains(full: LocalStore) -> None:
 
 def test_a_deleted_label_file_is_the_only_work(full: LocalStore) -> None:
     (full.root / label_key("topic", "f2", SHARDS[2].id)).unlink()
-    works = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {})
-    assert works == [Work(SHARDS[2], ("topic",), documents=False)]
+    work_items = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {})
+    assert work_items == [WorkItem(SHARDS[2], ("topic",), documents=False)]
 
 
 def test_a_deleted_documents_file_is_the_only_work(full: LocalStore) -> None:
     (full.root / documents_key(SHARDS[1].id)).unlink()
-    works = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {})
-    assert works == [Work(SHARDS[1], (), documents=True)]
+    work_items = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {})
+    assert work_items == [WorkItem(SHARDS[1], (), documents=True)]
 
 
 def test_an_added_task_alone_is_computed(full: LocalStore) -> None:
     tasks = {**TASKS, "quality": "f3"}
-    works = remaining(SHARDS, tasks, committed(full, tasks, SIDS), {})
-    assert works == [Work(shard, ("quality",), documents=False) for shard in SHARDS]
+    work_items = remaining(SHARDS, tasks, committed(full, tasks, SIDS), {})
+    assert work_items == [WorkItem(shard, ("quality",), documents=False) for shard in SHARDS]
 
 
 def test_a_changed_task_alone_is_computed(full: LocalStore) -> None:
     tasks = {**TASKS, "toxic": "f9"}
-    works = remaining(SHARDS, tasks, committed(full, tasks, SIDS), {})
-    assert works == [Work(shard, ("toxic",), documents=False) for shard in SHARDS]
+    work_items = remaining(SHARDS, tasks, committed(full, tasks, SIDS), {})
+    assert work_items == [WorkItem(shard, ("toxic",), documents=False) for shard in SHARDS]
 
 
 def test_a_removed_task_leaves_nothing_to_do(full: LocalStore) -> None:
@@ -91,10 +91,10 @@ def parts(store: LocalStore, *versions: list[str]) -> list[tuple[tuple[str, ...]
     """For the first shard of a rewritten file: which tasks are asked, and where first looked."""
     sids = [FIRST.id, *(sid for version in versions for sid in version)]
     done = committed(store, THREE, sids)
-    works = remaining([FIRST], THREE, done, {FIRST.path: versions})
-    assert all(work.documents and work.shard == FIRST for work in works)
-    assert all(set(e.labels) == set(work.tasks) for work in works for e in work.earlier)
-    return [(work.tasks, [earlier.sid for earlier in work.earlier]) for work in works]
+    work_items = remaining([FIRST], THREE, done, {FIRST.path: versions})
+    assert all(work.documents and work.shard == FIRST for work in work_items)
+    assert all(set(e.labels) == set(work.tasks) for work in work_items for e in work.reuse)
+    return [(work.tasks, [earlier.sid for earlier in work.reuse]) for work in work_items]
 
 
 def test_of_a_file_edited_as_a_task_is_added_the_other_tasks_are_taken_over(
@@ -134,8 +134,8 @@ def test_a_version_without_rows_hides_no_answers(store: LocalStore) -> None:
 
 def test_a_missing_documents_file_of_a_rewritten_file_is_work(full: LocalStore) -> None:
     (full.root / documents_key(FIRST.id)).unlink()
-    works = remaining([FIRST], TASKS, committed(full, TASKS, SIDS), {FIRST.path: [["x"]]})
-    assert works == [Work(FIRST, (), documents=True)]
+    work_items = remaining([FIRST], TASKS, committed(full, TASKS, SIDS), {FIRST.path: [["x"]]})
+    assert work_items == [WorkItem(FIRST, (), documents=True)]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pipeline.ledger.label_files import Created, LabelFile, commit_shard, label_
 from pipeline.ledger.snapshots import SnapshotTask, current_snapshot, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
-from pipeline.stores.errors import Patience
+from pipeline.stores.errors import RetryPolicy
 from pipeline.stores.s3 import S3Store, open_s3
 from pipeline.stores.store import Store
 
@@ -34,7 +34,7 @@ SHARDS, ROWS, WRITERS = 40, 25, 2
 LABELS = ("yes", "no")
 TASKS = {"first": "a" * 16, "second": "b" * 16}
 # A share of 0.4 to the power of 20 is one in a hundred million.
-STUBBORN = Patience(attempts=20, first_wait_s=0.001, longest_wait_s=0.02)
+STUBBORN = RetryPolicy(attempts=20, first_wait_s=0.001, longest_wait_s=0.02)
 
 
 def shard(number: int) -> Shard:
@@ -85,7 +85,7 @@ def test_every_row_is_there_once_and_every_maker_knows_it(
     url, faults = direct.new_url(), Faults(SHARES, seed)
     with proxied(direct.endpoint, faults) as endpoint:
         store = replace(
-            open_s3(url, {**direct.options, "endpoint_url": endpoint}), patience=STUBBORN
+            open_s3(url, {**direct.options, "endpoint_url": endpoint}), retry_policy=STUBBORN
         )
         makers = everyone_commits_everything(store)
         shards = [shard(number) for number in range(SHARDS)]

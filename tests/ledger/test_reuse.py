@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import StorageError
-from pipeline.ledger.cells import Earlier, Work, committed
+from pipeline.ledger.cells import ReusableShard, WorkItem, committed
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.ledger.label_files import (
     LabelFile,
@@ -19,7 +19,7 @@ from pipeline.ledger.label_files import (
     label_table,
     to_parquet,
 )
-from pipeline.ledger.reuse import EarlierAnswers, known_status, overlaid
+from pipeline.ledger.reuse import AnswerCache, known_status, overlaid
 from pipeline.runtime.outcome import retry_items
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
@@ -58,12 +58,12 @@ def commit(
 
 def tried_again(
     store: Store, shard: Shard, texts: Sequence[str], tasks: Sequence[str]
-) -> list[tuple[Work, dict[str, list[str]]]]:
+) -> list[tuple[WorkItem, dict[str, list[str]]]]:
     """Every work of `--retry-failed`, and each task's statuses if all asked rows fail again."""
     done = committed(store, {task: FP[task] for task in tasks}, [shard.id])
     found = []
     for work in retry_items(store, [shard], done):
-        known = EarlierAnswers(store).find(work, documents(texts), 0)
+        known = AnswerCache(store).find(work, documents(texts), 0)
         status = [answered or "quarantined" for answered in known_status(known, len(texts))]
         rows = {task: overlaid(answers(status), of_task) for task, of_task in known.items()}
         found.append((work, {t: table.column("status").to_pylist() for t, table in rows.items()}))
@@ -95,8 +95,8 @@ def test_a_task_is_numbered_by_its_own_retries(store: Store) -> None:
     shard, texts = shard_at(0, "x"), ["one", "two", "three"]
     commit(store, shard, texts, {"a": FAILED_FIRST, "b": FAILED_SECOND})
     commit(store, shard, texts, {"b": FAILED_SECOND}, retry=1)
-    works = [work for work, _ in tried_again(store, shard, texts, "ab")]
-    assert [(work.tasks, work.retry) for work in works] == [(("a",), 1), (("b",), 2)]
+    work_items = [work for work, _ in tried_again(store, shard, texts, "ab")]
+    assert [(work.tasks, work.retry) for work in work_items] == [(("a",), 1), (("b",), 2)]
 
 
 @pytest.mark.parametrize("status", [FAILED_FIRST, FAILED_SECOND])
@@ -113,7 +113,7 @@ def test_a_slice_of_a_shard_takes_over_its_own_rows(store: Store) -> None:
     shard, texts = shard_at(0, "x"), ["same", "same", "same"]
     commit(store, shard, texts, {"a": FAILED_SECOND})
     (work,) = retry_items(store, [shard], committed(store, {"a": FP["a"]}, [shard.id]))
-    known = EarlierAnswers(store).find(work, documents(texts[1:]), 1)
+    known = AnswerCache(store).find(work, documents(texts[1:]), 1)
     assert known_status(known, 2) == [None, "ok"]
 
 
@@ -143,11 +143,11 @@ def rewritten(
         commit(store, shard, texts[start : start + SIZE], dict.fromkeys("ab", ["ok"] * SIZE))
     counting, status = Counting(store), list[str | None]()
     labels = [{t: label_key(t, FP[t], shard.id) for t in "ab"} for shard in old]
-    earlier = tuple(Earlier(shard.id, keys) for shard, keys in zip(old, labels, strict=True))
-    answers = EarlierAnswers(counting)  # type: ignore[arg-type]  # reads alone
+    earlier = tuple(ReusableShard(shard.id, keys) for shard, keys in zip(old, labels, strict=True))
+    answers = AnswerCache(counting)  # type: ignore[arg-type]  # reads alone
     new = [changed(text) for text in texts]
     for start in range(0, len(new), SIZE):
-        work = Work(shard_at(start, "new"), ("a", "b"), documents=True, earlier=earlier)
+        work = WorkItem(shard_at(start, "new"), ("a", "b"), documents=True, reuse=earlier)
         for row in range(0, SIZE, slice_rows):
             slice = documents(new[start + row : start + row + slice_rows])
             status += known_status(answers.find(work, slice, row), slice.num_rows)
@@ -170,9 +170,11 @@ def test_rows_without_text_have_no_answers_looked_up(store: Store) -> None:
     old, texts = shard_at(0, "old"), [" ", "one", ""]
     commit(store, old, texts, {"a": ["empty", "ok", "empty"]})
     labels = {"a": label_key("a", FP["a"], old.id)}
-    work = Work(shard_at(0, "new"), ("a",), documents=True, earlier=(Earlier(old.id, labels),))
+    work = WorkItem(
+        shard_at(0, "new"), ("a",), documents=True, reuse=(ReusableShard(old.id, labels),)
+    )
     counting = Counting(store)
-    answers = EarlierAnswers(counting)  # type: ignore[arg-type]  # reads alone
+    answers = AnswerCache(counting)  # type: ignore[arg-type]  # reads alone
     assert answers.find(work, documents(["", "two", " "]), 0) == {}
     assert counting.reads == {"documents": 1}
 
@@ -190,4 +192,4 @@ def test_a_damaged_documents_file_of_the_shard_itself_is_named(store: Store) -> 
     longer = to_parquet(documents_table(documents(["one", "two", "three", "four"])), {})
     store.create(documents_key(shard.id), longer)
     with pytest.raises(StorageError, match=r"has 4 rows of a shard of 3; `assay verify`"):
-        EarlierAnswers(store).find(work, documents(["one", "two", "three"]), 0)
+        AnswerCache(store).find(work, documents(["one", "two", "three"]), 0)

@@ -15,8 +15,8 @@ from pipeline.audit.invariants import broken_answers
 from pipeline.errors import SpecError
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.ledger.cells import (
-    Earlier,
-    Work,
+    ReusableShard,
+    WorkItem,
     committed,
     committed_others,
     missing_tasks,
@@ -137,7 +137,7 @@ def answered(store: LocalStore) -> Callable[[Shard, Fingerprint], str]:
 
 def works_for(
     store: LocalStore, version: Fingerprint, earlier: dict[str, list[list[str]]]
-) -> list[Work]:
+) -> list[WorkItem]:
     """What is to do for the tasks `t`, of this version, and `u`."""
     fp = {"t": version.id, "u": "f"}
     before = [sid for versions in earlier.values() for sids in versions for sid in sids]
@@ -156,9 +156,9 @@ def test_answers_of_another_calibration_are_taken_apart_from_what_is_asked(
     key = answered(SHARDS[0], there)
     answered(SHARDS[0], OTHER)
     first, second, third = works_for(store, SECOND, {})
-    assert first == Work(SHARDS[0], ("t",), False, (Earlier(SHARDS[0].id, {"t": key}),))
-    assert second == Work(SHARDS[0], ("u",), documents=False)
-    assert third == Work(SHARDS[1], ("t", "u"), documents=True)
+    assert first == WorkItem(SHARDS[0], ("t",), False, (ReusableShard(SHARDS[0].id, {"t": key}),))
+    assert second == WorkItem(SHARDS[0], ("u",), documents=False)
+    assert third == WorkItem(SHARDS[1], ("t", "u"), documents=True)
     assert [work.asks for work in (first, second, third)] == [False, True, True]
 
 
@@ -176,7 +176,7 @@ def test_an_earlier_version_of_the_file_gives_its_raw_answers_too(
     key = answered(old, RAW)
     store.create(label_key("u", "f", old.id), b"")
     (first, _) = works_for(store, FIRST, {"/a.jsonl": [[old.id]]})
-    assert [earlier.labels["t"] for earlier in first.earlier] == [key]
+    assert [earlier.labels["t"] for earlier in first.reuse] == [key]
 
 
 def answers() -> pa.Table:

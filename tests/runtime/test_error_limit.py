@@ -13,7 +13,7 @@ import pytest
 from finished import documents_of, label_file
 
 from pipeline.errors import FailedRowsError, UnavailableError
-from pipeline.ledger.cells import Work
+from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.graph import ShardCounts
 from pipeline.runtime.job import Job
@@ -28,14 +28,14 @@ Run = Callable[..., Outcome]
 
 @dataclass
 class ToyGraph:
-    """Commits toy answers for so many works, counts them by task, then breaks off or ends."""
+    """Commits toy answers for so many work items, counts them by task, then breaks off or ends."""
 
     work_items: int
     error: Exception | None = None
 
-    def __call__(self, works: Sequence[Work], job: Job) -> Iterator[ShardCounts]:
+    def __call__(self, work_items: Sequence[WorkItem], job: Job) -> Iterator[ShardCounts]:
         store = open_store(job.spec.output, {})
-        for work in works[: self.work_items]:
+        for work in work_items[: self.work_items]:
             documents = documents_of(work.shard)
             status = Counter(documents.column("status").to_pylist())
             files = [label_file(work.shard, t, job.fingerprints[t]) for t in work.tasks]

@@ -22,7 +22,7 @@ from pipeline.inference.loading import load_model
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.ledger.keys import label_key
 from pipeline.runtime.graph import commit_block
-from pipeline.runtime.job import make_job, plan, work_to_json
+from pipeline.runtime.job import make_job, plan, work_item_to_json
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.worker import LabelDocuments, Tokenise
 from pipeline.spec.parse import load_spec
@@ -43,8 +43,8 @@ def committed_by_hand(spec: JobSpec, tmp_path: Path) -> dict[str, pa.Table]:
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     store = LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
-    given = pa.table({"work": [work_to_json(work)], "earlier": [0]})
-    (tokenised,) = Tokenise(job, [work.earlier])(given)
+    given = pa.table({"work": [work_item_to_json(work)], "reuse": [0]})
+    (tokenised,) = Tokenise(job, [work.reuse])(given)
     commit_block(LabelDocuments(job, asks=True)(tokenised), job)
     keys = {task: label_key(task, fp, work.shard.id) for task, fp in job.fp.items()}
     return {task: pq.read_table(pa.BufferReader(store.read(key))) for task, key in keys.items()}

@@ -15,7 +15,7 @@ def test_200_000_shards_are_planned_resumed_and_published_within_1_gb() -> None:
     measured = json.loads(subprocess.check_output([sys.executable, script], text=True, timeout=300))
     print(measured)  # the seconds: no bound holds on a machine that others use
     assert measured["shards"] == 200_000
-    assert measured["works"] == measured["incomplete"] and len(measured["works"]) == 7
+    assert measured["work_items"] == measured["incomplete"] and len(measured["work_items"]) == 7
     assert measured["numbers"] == [1, 1]
     assert measured["snapshot_bytes"] > 200_000_000
     assert measured["peak_mib"] < BOUND_MIB

@@ -22,7 +22,7 @@ from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.fused import _Batch
 from pipeline.runtime.graph import commit_block
-from pipeline.runtime.job import make_job, plan, work_to_json
+from pipeline.runtime.job import make_job, plan, work_item_to_json
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.weights import locate
 from pipeline.runtime.worker import LabelDocuments, Tokenise
@@ -82,8 +82,8 @@ def label_files(spec: JobSpec, cache_dir: Path) -> dict[str, pa.Table]:
     """The label files of a run in this process, without Ray."""
     job = make_job(spec, place(spec.model, this_machine()), cache_dir)
     [work] = plan(job, open_store(spec.output, spec.storage_options)).work_items
-    block = pa.table({"work": [work_to_json(work)], "earlier": [0]})
-    [tokenised] = Tokenise(job, [work.earlier])(block)
+    block = pa.table({"work": [work_item_to_json(work)], "reuse": [0]})
+    [tokenised] = Tokenise(job, [work.reuse])(block)
     commit_block(LabelDocuments(job, asks=True)(tokenised), job)
     files = Path(spec.output).glob("labels/*/*/*/*.parquet")
     return {file.parents[2].name: pq.read_table(file) for file in files}

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.errors import StorageError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.ledger.attempts import DEATHS_OF_A_READER
-from pipeline.runtime.job import make_job, plan, work_to_json
+from pipeline.runtime.job import make_job, plan, work_item_to_json
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.worker import Tokenise
 from pipeline.sources import documents, source
@@ -43,10 +43,10 @@ def tokenised(
     wanted = {"path": str(tmp_path / "corpus"), "id": "id"}
     spec = load_spec(write_spec(input=wanted, documents={"max_tokens": 16, **rules}))
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
-    works = plan(job, LocalStore(tmp_path / "out")).work_items
+    work_items = plan(job, LocalStore(tmp_path / "out")).work_items
     break_it()
-    stage = Tokenise(job, [work.earlier for work in works])
-    rows = ({"work": [work_to_json(work)], "earlier": [n]} for n, work in enumerate(works))
+    stage = Tokenise(job, [work.reuse for work in work_items])
+    rows = ({"work": [work_item_to_json(work)], "reuse": [n]} for n, work in enumerate(work_items))
     return [list(stage(pa.table(row))) for row in rows]
 
 
@@ -153,7 +153,7 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     store = LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
-    block = pa.table({"work": [work_to_json(work)], "earlier": [0]})
+    block = pa.table({"work": [work_item_to_json(work)], "reuse": [0]})
     stage = Tokenise(job, [()])
     assert len(list(stage(block))) == 1 and not list(store.list("attempts/"))
     with monkeypatch.context() as dying:

@@ -14,11 +14,11 @@ from fault_proxy import Faults, proxied
 from servers import BUCKET, Server
 
 from pipeline.errors import RefusedError, SpecError, StorageError, UnavailableError
-from pipeline.stores.errors import Patience
+from pipeline.stores.errors import RetryPolicy
 from pipeline.stores.s3 import S3Store, open_s3
 from pipeline.stores.store import check_create_only, open_store
 
-QUICK = Patience(attempts=5, first_wait_s=0.001, longest_wait_s=0.01)
+QUICK = RetryPolicy(attempts=5, first_wait_s=0.001, longest_wait_s=0.01)
 Faulty = Callable[..., tuple[S3Store, Faults]]
 
 
@@ -31,7 +31,7 @@ def faulty(moto: Server) -> Iterator[Faulty]:
             faults = Faults(**settings)
             endpoint = stack.enter_context(proxied(moto.endpoint, faults))
             store = open_s3(moto.new_url(), {**moto.options, "endpoint_url": endpoint})
-            return replace(store, patience=QUICK), faults
+            return replace(store, retry_policy=QUICK), faults
 
         yield make
 

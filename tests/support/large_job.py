@@ -104,7 +104,7 @@ def main() -> None:
     assert len(untouched) == len(cuts.shards)
     del nothing, untouched
     done = watch("committed", lambda: committed(store, FPS, store.sids))
-    works = watch("remaining", lambda: remaining(cuts.shards, FPS, done, cuts.earlier))
+    work_items = watch("remaining", lambda: remaining(cuts.shards, FPS, done, cuts.earlier))
 
     def published(created_at: str) -> int:
         return publish(
@@ -115,7 +115,7 @@ def main() -> None:
     result = {
         "shards": len(cuts.shards),
         "incomplete": sorted(lacking),
-        "works": sorted(work.shard.id for work in works),
+        "work_items": sorted(work.shard.id for work in work_items),
         "numbers": numbers,
         "snapshot_bytes": len(store.read(snapshot_key(1))),
         "peak_mib": peak_mib(),

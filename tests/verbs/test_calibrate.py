@@ -19,7 +19,7 @@ from pipeline.ledger.cells import record_specs
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import publish
 from pipeline.runtime.graph import commit_block
-from pipeline.runtime.job import list_missing, make_job, plan, work_to_json
+from pipeline.runtime.job import list_missing, make_job, plan, work_item_to_json
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.worker import LabelDocuments, Tokenise
 from pipeline.spec.parse import load_spec
@@ -60,8 +60,8 @@ class Output:
         label = LabelDocuments(job, asks=any(work.asks for work in first.work_items))
         counted = []
         for work in first.work_items:
-            row = {"work": [work_to_json(work)], "earlier": [0]}
-            (documents,) = Tokenise(job, [work.earlier])(pa.table(row))
+            row = {"work": [work_item_to_json(work)], "reuse": [0]}
+            (documents,) = Tokenise(job, [work.reuse])(pa.table(row))
             (counts,) = commit_block(label(documents), job)["counts"].to_pylist()
             counted.append({**json.loads(counts), "model_loaded": "_engine" in vars(label)})
         last = list_missing(job, store, first.cuts)
