@@ -51,11 +51,12 @@ def _relabel(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
+    from pipeline.options import Limits
     from pipeline.report.console import shown_progress
     from pipeline.report.drift import print_scheduled_run
     from pipeline.report.run import announced
     from pipeline.spec.parse import load_spec
-    from pipeline.verbs.relabel import Limits, scheduled_run
+    from pipeline.verbs.relabel import scheduled_run
 
     spec = load_spec(options.spec)
     told = Console(file=sys.stderr, highlight=False, soft_wrap=True)
@@ -88,8 +89,9 @@ def _gate(spec: JobSpec, options: argparse.Namespace) -> Gate | None:
         return None
     from pipeline.errors import Problem, SpecError
     from pipeline.evaluation.gates import parse_gate
-    from pipeline.gold.labels import GoldOptions, read_gold
-    from pipeline.verbs.evaluate import EvalOptions, check_gates, evaluate
+    from pipeline.gold.labels import read_gold
+    from pipeline.options import EvalOptions, GoldOptions
+    from pipeline.verbs.evaluate import check_gates, evaluate
 
     if not options.gate:
         raise SpecError([Problem("--gate", "missing; --gold judges nothing without one")])
@@ -98,7 +100,7 @@ def _gate(spec: JobSpec, options: argparse.Namespace) -> Gate | None:
         raise SpecError([Problem("--gold", "missing; a gate needs gold labels: --gold FILE")])
     labels = {task.name: tuple(task.labels) for task in spec.tasks}
     columns = mapping_of("--column", options.column)
-    how = GoldOptions(options.id, options.text, columns, pairs_of("--value", options.value))
+    how = GoldOptions(options.id, options.text, columns, tuple(pairs_of("--value", options.value)))
     check_gates([parse_gate(gate, labels) for gate in options.gate], read_gold(gold, spec, how))
     eval_options = EvalOptions(gates=options.gate)
     return lambda candidate: (

@@ -22,7 +22,7 @@ from pipeline.errors import AssayError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipeline.gold.labels import GoldOptions
+    from pipeline.options import GoldOptions
 from pipeline.cache import cache_dir
 
 EXIT_COMPLETE = 0
@@ -181,9 +181,10 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from pipeline.options import PlanOptions
     from pipeline.report.run import estimate_json, estimate_table
     from pipeline.spec.parse import load_spec
-    from pipeline.verbs.plan import PlanOptions, estimate
+    from pipeline.verbs.plan import estimate
 
     wishes = PlanOptions(options.workers, options.price, options.rate, options.documents)
     found = estimate(load_spec(options.spec), wishes, cache_dir=cache_dir())
@@ -192,9 +193,10 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
+    from pipeline.options import EvalOptions
     from pipeline.report.evaluation_table import evaluation_json, show_evaluation
     from pipeline.spec.parse import load_spec
-    from pipeline.verbs.evaluate import EvalOptions, evaluate
+    from pipeline.verbs.evaluate import evaluate
 
     eval_options = EvalOptions(
         options.precision, options.recall, options.gate or (), options.resamples
@@ -210,10 +212,11 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _fit(options: argparse.Namespace) -> int:
+    from pipeline.options import FitOptions
     from pipeline.report.console import shown_progress
     from pipeline.report.fit import fit_json, show_fit
     from pipeline.spec.parse import load_spec
-    from pipeline.verbs.fit import FitOptions, fit_readouts
+    from pipeline.verbs.fit import fit_readouts
 
     fit_options = FitOptions(
         layers=options.layers,
@@ -237,13 +240,13 @@ def _fit(options: argparse.Namespace) -> int:
 
 
 def _how_gold(options: argparse.Namespace) -> GoldOptions:
-    from pipeline.gold.labels import GoldOptions
+    from pipeline.options import GoldOptions
 
     return GoldOptions(
         id=options.id,
         text=options.text,
         columns=mapping_of("--column", options.column),
-        values=pairs_of("--value", options.value),
+        values=tuple(pairs_of("--value", options.value)),
         tasks=options.task or (),
     )
 
@@ -270,7 +273,8 @@ def _gc(options: argparse.Namespace) -> int:
 
 
 def _filter(options: argparse.Namespace) -> int:
-    from pipeline.filters.run import FilterOptions, filter_corpus
+    from pipeline.filters.run import filter_corpus
+    from pipeline.options import FilterOptions
     from pipeline.report.maintenance import filtered_json, show_filtered
     from pipeline.spec.parse import load_spec
 
@@ -294,9 +298,10 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
+    from pipeline.options import CalibrateOptions
     from pipeline.report.fit import calibrated_json, show_calibrated
     from pipeline.spec.parse import load_spec
-    from pipeline.verbs.calibrate import CalibrateOptions, calibrate
+    from pipeline.verbs.calibrate import calibrate
 
     calibrate_options = CalibrateOptions(
         options.task, options.method, options.gold, options.snapshot

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
@@ -32,6 +32,7 @@ from pipeline.filters.shard import (
 )
 from pipeline.ledger.contents import Contents, NamedShard, last_contents
 from pipeline.ledger.rows import aligned_batches, refuse_changed, wide_schema
+from pipeline.options import FilterOptions, OnError
 from pipeline.sources.cuts import cut_before
 from pipeline.sources.hashes import canonical_json, short_hash
 from pipeline.sources.shards import Shard
@@ -42,18 +43,6 @@ from pipeline.stores.store import Store, check_create_only, open_store
 # Each holds a shard's texts and the file that is made of them.
 SHARDS_AT_ONCE = 4
 FORMAT = 1
-
-OnError = Literal["fail", "keep", "drop"]
-
-
-@dataclass(frozen=True, slots=True)
-class FilterOptions:
-    """What is asked of one filter beside the spec."""
-
-    to: str
-    dropped: str | None = None  # None: beside the kept documents
-    on_error: OnError | None = None  # None: the spec's
-    by: tuple[str, ...] = ()  # columns of the input
 
 
 @dataclass(frozen=True, slots=True)

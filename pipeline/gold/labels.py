@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
 from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
+from pipeline.options import GoldOptions
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.hashes import canonical_json, short_hash
 from pipeline.spec.schema import JobSpec, TaskSpec
@@ -24,17 +25,6 @@ By = Literal["doc_id", "content_hash"]
 UNLABELLED = -1
 # Of values that are no label, so many are named: the rest follows from the same mistake.
 SHOWN_PROBLEMS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class GoldOptions:
-    """How gold is read where its names are not the spec's; None: as `read_gold` says."""
-
-    id: str | None = None  # the column of document ids
-    text: str | None = None  # the column of texts
-    columns: Mapping[str, str] | None = None  # task -> column
-    values: Sequence[tuple[str, str]] = ()  # gold value -> label, for every task with that label
-    tasks: Sequence[str] = ()  # these alone; none: all for which there is a column
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from pipeline.gold.labels import (
     UNLABELLED,
     By,
     Gold,
-    GoldOptions,
     GoldTask,
     label_names,
     task_columns,
@@ -25,6 +24,7 @@ from pipeline.gold.labels import (
 )
 from pipeline.ledger.columns import probabilities, versions
 from pipeline.ledger.dataset import LabelDataset, open_labels
+from pipeline.options import GoldOptions
 from pipeline.spec.schema import JobSpec, TaskSpec
 
 _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")

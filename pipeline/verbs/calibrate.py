@@ -16,26 +16,17 @@ from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.calibration_fitting import fit_isotonic, fit_temperature
 from pipeline.fitted.calibration import Calibration, Probabilities, mean_prior
 from pipeline.gold.answers import answers_for
-from pipeline.gold.labels import UNLABELLED, GoldOptions, gold_hash, read_gold
+from pipeline.gold.labels import UNLABELLED, gold_hash, read_gold
 from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import snapshot_numbers
+from pipeline.options import CalibrateOptions, GoldOptions
 from pipeline.runtime.calibrations import CalibrationFile, raw_fingerprint, write_calibration
 from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.spec.schema import JobSpec, TaskSpec
 from pipeline.stores.store import Store, open_store
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrateOptions:
-    """What kind of calibration, of what."""
-
-    task: str
-    method: str  # batch, temperature or isotonic
-    gold: str | None = None  # for all but batch
-    snapshot: int | None = None  # None: the last with such answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,21 +25,12 @@ from pipeline.evaluation.thresholds import (
     operating_points,
 )
 from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot
-from pipeline.gold.labels import UNLABELLED, Gold, GoldOptions, gold_hash, read_gold
+from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
 from pipeline.ledger.contents import Contents
+from pipeline.options import EvalOptions, GoldOptions
 from pipeline.runtime.calibrations import load_calibrations
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import open_store
-
-
-@dataclass(frozen=True, slots=True)
-class EvalOptions:
-    """What the user asks beyond the figures."""
-
-    precision: float | None = None
-    recall: float | None = None
-    gates: Sequence[str] = ()
-    resamples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from pipeline.evaluation.fitting import (
 )
 from pipeline.evaluation.linear import Floats
 from pipeline.evaluation.scores import Scores, score
-from pipeline.gold.labels import UNLABELLED, Gold, GoldOptions, GoldTask, read_gold
+from pipeline.gold.labels import UNLABELLED, Gold, GoldTask, read_gold
+from pipeline.options import FitOptions, GoldOptions
 from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
@@ -37,17 +38,6 @@ from pipeline.verbs.fit_card import Kind, card, readout_bytes
 from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_gold_states
 
 SUFFIX = ".safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class FitOptions:
-    """What the user asks of a fit; None: as the parts have it."""
-
-    layers: str | None = None  # "all", or "8,12,16"
-    document: bool = False  # tasks with a question read the document itself
-    to: str | None = None  # a file, or a folder of them
-    folds: int | None = None
-    rows: tuple[int, ...] = ()  # of the learning curve
 
 
 @dataclass(frozen=True, slots=True)

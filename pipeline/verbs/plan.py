@@ -9,17 +9,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from pipeline.errors import Problem, SpecError, require_positive
+from pipeline.errors import Problem, SpecError
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.memory import keep_freed_memory
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.cells import WorkItem
+from pipeline.options import PlanOptions
 from pipeline.runtime.assembly import job_model, job_prompt, job_readouts, label_engine
 from pipeline.runtime.job import Plan, make_job
 from pipeline.runtime.placement import Placement, place, this_machine
@@ -32,19 +33,6 @@ from pipeline.verbs.samples import take_samples
 DEFAULT_DOCUMENTS = {"cpu": 8, "cuda": 256}
 
 Tasks = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """What the user knows of the machines; None: as the parts have it."""
-
-    workers: int | None = None  # 1
-    price: float | None = None  # of one worker's hour, in any currency
-    rate: float | None = None  # documents a second of one worker; else it is measured here
-    documents: int | None = None  # to measure on
-
-    def __post_init__(self) -> None:
-        require_positive({f"--{name}": value for name, value in asdict(self).items()})
 
 
 @dataclass(frozen=True, slots=True)

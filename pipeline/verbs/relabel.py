@@ -14,25 +14,12 @@ from pipeline.audit.diff import Comparison, compare
 from pipeline.evaluation.gates import Decision
 from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.snapshots import last_snapshot
+from pipeline.options import Limits
 from pipeline.runtime.job import Plan
 from pipeline.runtime.run import LabelledOutput, Outcome, Progress, label
 from pipeline.spec.schema import JobSpec
 
-# By custom a PSI below 0.1 is no shift (`evaluation.drift`).
-MAX_PSI = 0.1
-MAX_FLIP_RATE = 0.05
-MAX_FAILING = 0.05
-
 Gate = Callable[[Contents], tuple[Decision, ...]]  # judges what is not published yet
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How far a task may drift from the last snapshot."""
-
-    max_psi: float = MAX_PSI
-    max_flip_rate: float = MAX_FLIP_RATE
-    max_failing: float = MAX_FAILING  # of all rows: those that had an answer before and fail now
 
 
 @dataclass(frozen=True, slots=True)

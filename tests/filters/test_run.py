@@ -15,8 +15,9 @@ import pytest
 from finished import Corpus, finish, toy_fingerprints
 
 from pipeline.errors import FailedRowsError, SpecError, StorageError
-from pipeline.filters.run import FilterOptions, FilterResult, OnError, filter_corpus
+from pipeline.filters.run import FilterResult, filter_corpus
 from pipeline.ledger.dataset import open_labels
+from pipeline.options import FilterOptions, OnError
 from pipeline.sources.source import read_documents
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec

@@ -13,13 +13,14 @@ from finished import commit_all
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
+from pipeline.options import PlanOptions
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs import plan as planning
-from pipeline.verbs.plan import PlanOptions, estimate
+from pipeline.verbs.plan import estimate
 
 ROWS = 12
 ALONE = {"name": "tone", "question": "Kind?", "labels": ["yes", "no"]}

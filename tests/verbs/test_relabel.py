@@ -10,9 +10,9 @@ import pytest
 from finished import LABELS, Corpus, commit_all, toy_fingerprints
 
 from pipeline.evaluation.gates import Decision
-from pipeline.gold.labels import GoldOptions
 from pipeline.ledger.contents import Contents
 from pipeline.ledger.dataset import LabelDataset, open_labels
+from pipeline.options import EvalOptions, GoldOptions, Limits
 from pipeline.report.drift import scheduled_run_json
 from pipeline.runtime.job import Job, list_missing
 from pipeline.runtime.placement import Placement
@@ -23,8 +23,8 @@ from pipeline.sources.shards import Shard
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import parse_spec
 from pipeline.stores.local import LocalStore
-from pipeline.verbs.evaluate import EvalOptions, evaluate
-from pipeline.verbs.relabel import Limits, ScheduledRun, judge
+from pipeline.verbs.evaluate import evaluate
+from pipeline.verbs.relabel import ScheduledRun, judge
 
 ANYTHING = Limits(max_psi=1e9, max_flip_rate=1)
 

@@ -1,0 +1,166 @@
+"""The options of the verbs: one frozen dataclass a verb, with units and defaults.
+
+The command reads them from the command line and shows the text below each field as its help. A
+program in Python passes them to the verb's function. `None` means that the verb decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from pipeline.errors import require_positive
+
+OnError = Literal["fail", "keep", "drop"]
+GroupBy = Literal["path"]
+
+
+def _pairs(_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str], ...]:
+    """Each `LEFT=RIGHT` split at its last `=`, because a gold value may contain one."""
+    pairs = [token.value.rpartition("=") for token in tokens]
+    for (left, _sign, right), token in zip(pairs, tokens, strict=True):
+        if not (left and right):
+            raise ValueError(f"write {token.keyword} LEFT=RIGHT")
+    return tuple((left, right) for left, _, right in pairs)
+
+
+def _mapping(type_: Any, tokens: Sequence[Any]) -> dict[str, str]:
+    """As `_pairs`; each left side may occur once."""
+    pairs = _pairs(type_, tokens)
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("one name occurs twice; write each name once")
+    return dict(pairs)
+
+
+def _numbers(_: Any, tokens: Sequence[Any]) -> tuple[int, ...]:
+    """`20,50,100` as whole numbers."""
+    parts = [part.strip() for token in tokens for part in token.value.split(",") if token.value]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError("write whole numbers, as in 20,50,100")
+    return tuple(map(int, parts))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The workers that a plan is made for."""
+
+    workers: Annotated[int, Parameter(metavar="N")] = 1
+    """Number of workers to plan for."""
+    price: Annotated[float | None, Parameter(metavar="PRICE")] = None
+    """Price of one worker for one hour, in any currency. Without it, no cost is shown."""
+    rate: Annotated[float | None, Parameter(metavar="RATE")] = None
+    """Documents that one worker labels in a second. Without it, the rate is measured here."""
+    documents: Annotated[int | None, Parameter(metavar="N")] = None
+    """Number of documents to measure the rate on (default: 8 on a CPU, 256 on a GPU)."""
+
+    def __post_init__(self) -> None:
+        require_positive({f"--{name}": value for name, value in asdict(self).items()})
+
+
+@dataclass(frozen=True, slots=True)
+class GoldOptions:
+    """How gold labels are read where their names differ from the spec's."""
+
+    id: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+    """Column of the gold file with document ids (default: the id column of the spec)."""
+    text: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+    """Column of the gold file with texts; joins gold and corpus by text instead of by id."""
+    columns: Annotated[
+        Mapping[str, str] | None,
+        Parameter("--column", metavar="TASK=COLUMN", converter=_mapping, n_tokens=1),
+    ] = None
+    """Column of the gold file with the labels of a task (default: the task's name). Repeatable."""
+    values: Annotated[
+        tuple[tuple[str, str], ...],
+        Parameter("--value", metavar="GOLD=LABEL", converter=_pairs, n_tokens=1),
+    ] = ()
+    """Value of the gold file that means a label of the spec. Repeatable."""
+    tasks: Annotated[tuple[str, ...], Parameter("--task", metavar="TASK")] = ()
+    """Use this task only (default: every task that the gold file has labels for). Repeatable."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """What an evaluation reports beside its figures."""
+
+    precision: Annotated[float | None, Parameter(metavar="P")] = None
+    """Find for each label the threshold that reaches this precision, from 0 to 1."""
+    recall: Annotated[float | None, Parameter(metavar="R")] = None
+    """Find for each label the threshold that reaches this recall, from 0 to 1."""
+    gates: Annotated[tuple[str, ...], Parameter("--gate", metavar="GATE")] = ()
+    """Requirement such as 'toxic.f1 >= 0.8'; the exit code is 1 if it fails. Repeatable."""
+    resamples: Annotated[int, Parameter(metavar="N")] = 1_000
+    """Number of bootstrap resamples for the confidence intervals."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """Which readouts are fitted, and where they are written."""
+
+    layers: Annotated[str | None, Parameter(metavar="N,N|all")] = None
+    """Layers to fit at, as in 8,12,16, or all (default: a few, spread over the decoder)."""
+    document: bool = False
+    """Read the state after the document itself, and ask no question."""
+    to: Annotated[str | None, Parameter(metavar="PATH")] = None
+    """FILE.safetensors, or a folder of them (default: the readouts that the spec names)."""
+    folds: Annotated[int, Parameter(metavar="N")] = 5
+    """Number of cross-validation folds."""
+    rows: Annotated[tuple[int, ...], Parameter(metavar="N,N", converter=_numbers, n_tokens=1)] = ()
+    """Also print a learning curve: the figures after these numbers of gold rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateOptions:
+    """Which task is calibrated, how, and on which answers."""
+
+    task: Annotated[str, Parameter(metavar="TASK")]
+    """Name of the task."""
+    method: Literal["batch", "temperature", "isotonic"]
+    """Calibration method; temperature and isotonic need --gold."""
+    gold: Annotated[str | None, Parameter(metavar="FILE")] = None
+    """Gold labels: a CSV, JSON lines or Parquet file, or another run's output."""
+    snapshot: Annotated[int | None, Parameter(metavar="N")] = None
+    """Number of the snapshot with the answers (default: the last one that has them)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterOptions:
+    """Where a filtered corpus is written, and what is counted."""
+
+    to: Annotated[str, Parameter(metavar="URL")]
+    """Folder or URL for the documents that are kept."""
+    dropped: Annotated[str | None, Parameter(metavar="URL")] = None
+    """Folder or URL for the documents that are dropped (default: below --to)."""
+    on_error: OnError | None = None
+    """What happens to documents without an answer (default: the spec's filter.on_error)."""
+    by: Annotated[tuple[str, ...], Parameter(metavar="COLUMN")] = ()
+    """Also count by this column of the input. Repeatable."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """The size of a bench."""
+
+    rounds: Annotated[int | None, Parameter(metavar="N")] = None
+    """Number of paired rounds (default: 3; 2 for the longest documents)."""
+    tokens: Annotated[int | None, Parameter(metavar="N")] = None
+    """Measure one workload with documents of this many tokens (default: the standard five)."""
+
+    def __post_init__(self) -> None:
+        require_positive({"--rounds": self.rounds, "--tokens": self.tokens})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a task may drift from the last snapshot before a scheduled run is rejected."""
+
+    # A PSI below 0.1 conventionally means no shift (`evaluation.drift`).
+    max_psi: Annotated[float, Parameter(metavar="X")] = 0.1
+    """Largest population stability index of any task's label shares."""
+    max_flip_rate: Annotated[float, Parameter(metavar="X")] = 0.05
+    """Largest share of the shared documents whose answer changes."""
+    max_failing: Annotated[float, Parameter(metavar="X")] = 0.05
+    """Largest share of all rows that had an answer before and have none now."""
