@@ -6,7 +6,6 @@ Ray, or of how findings are shown; what holds for rows is in `invariants`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 
 from pipeline.audit.invariants import broken_answers, broken_documents, differing
 from pipeline.errors import SpecError, StorageError, UnavailableError
+from pipeline.hashes import sha256_hex
 from pipeline.ledger.contents import Contents, NamedFile, NamedShard, change_of, contents, etags_now
 from pipeline.ledger.keys import documents_key, label_key, spec_key
 from pipeline.ledger.label_files import DOCUMENT_COLUMNS, METADATA_PREFIX
@@ -134,7 +134,7 @@ def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[
         data = _read(store, key)
         if isinstance(data, Damage):
             yield Damage(key, data.what, fix)
-        elif (hashed := hashlib.sha256(data).hexdigest()[:16]) != task.fp:
+        elif (hashed := sha256_hex(data, 16)) != task.fp:
             yield Damage(key, f"its content hashes to {hashed}: its words were changed", fix)
 
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.hashes import short_hash
 from pipeline.sources.arrow import arrow_schema
 from pipeline.sources.documents import RawRow, TooLong, read_text, written
-from pipeline.sources.hashes import short_hash
 from pipeline.sources.parquet import parquet_schema
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import every_row

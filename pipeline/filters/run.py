@@ -30,11 +30,11 @@ from pipeline.filters.shard import (
     filter_shard,
     total,
 )
+from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.contents import Contents, NamedShard, last_contents
 from pipeline.ledger.rows import aligned_batches, refuse_changed, wide_schema
 from pipeline.options import FilterOptions, OnError
 from pipeline.sources.cuts import cut_before
-from pipeline.sources.hashes import canonical_json, short_hash
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects
 from pipeline.spec.schema import JobSpec
@@ -141,7 +141,7 @@ def _asked(spec: JobSpec, filter_options: FilterOptions) -> _Filter:
     split = FilterSplit(Rule(spec.filter.keep, schema), on_error, filter_options.by, schema)
     relative = relative_paths(spec.input.path, {s.path for s in found.shards}, options)
     groups_id = (
-        short_hash(canonical_json(list(filter_options.by)))[:8] if filter_options.by else "all"
+        sha256_hex(canonical_json(list(filter_options.by)), 8) if filter_options.by else "all"
     )
     layout = Layout(_id(found, spec.filter.keep, on_error), groups_id, relative)
     target = spec.filter.storage_options
@@ -169,7 +169,7 @@ def _id(found: Contents, keep: str, on_error: OnError) -> str:
         "tasks": {name: task.fp for name, task in found.tasks.items()},
         "shards": [[s.path, s.start_row, s.rows, *(f.key for f in s.files)] for s in found.shards],
     }
-    return short_hash(canonical_json(content))[:16]
+    return sha256_hex(canonical_json(content), 16)
 
 
 def _input_now(asked: _Filter, cache_dir: Path) -> tuple[dict[str, Shard], int]:

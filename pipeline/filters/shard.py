@@ -20,11 +20,11 @@ from pipeline.errors import StorageError
 from pipeline.filters.facts import Facts, read_facts
 from pipeline.filters.rule import Rule
 from pipeline.filters.writers import kept_rows
+from pipeline.hashes import canonical_json
 from pipeline.ledger.contents import NamedShard
 from pipeline.ledger.label_files import to_parquet, verify
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, read_shard
 from pipeline.sources.documents import OK, TRUNCATED
-from pipeline.sources.hashes import canonical_json
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import Options
 from pipeline.stores.store import Store

@@ -6,7 +6,6 @@ lies, of how it was fitted or of how hidden states come about. Safetensors only:
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 from safetensors import SafetensorError
 
 from pipeline.errors import Problem
+from pipeline.hashes import sha256_hex
 from pipeline.spec.schema import ContextualSpec, JobSpec, TaskSpec
 
 _HEADER_LENGTH_BYTES = 8
@@ -111,7 +111,7 @@ def parse_readout(data: bytes) -> Readout:
 
 def content_id(data: bytes) -> str:
     """What a readout's file is called in a fingerprint: the SHA-256 of its bytes."""
-    return hashlib.sha256(data).hexdigest()
+    return sha256_hex(data)
 
 
 def _card(data: bytes) -> Card:

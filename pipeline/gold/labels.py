@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
 from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
+from pipeline.hashes import canonical_json, short_hash
 from pipeline.options import GoldOptions
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.sources.hashes import canonical_json, short_hash
 from pipeline.spec.schema import JobSpec, TaskSpec
 
 By = Literal["doc_id", "content_hash"]

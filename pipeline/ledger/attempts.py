@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pipeline.errors import StorageError
+from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.cells import WorkItem
-from pipeline.sources.hashes import canonical_json, short_hash
 from pipeline.stores.store import ATTEMPTS, Store
 
 FAN_OUT = 16
@@ -38,7 +38,7 @@ Rows = tuple[int, int]  # from, to before
 def attempt_name(fp: Mapping[str, str], work: WorkItem) -> str:
     """What a work's attempts are called: `<fp>/<sid>`, with one fp for all its tasks."""
     of_tasks = canonical_json(sorted(fp[task] for task in work.tasks))
-    return f"{short_hash(of_tasks)[:16]}/{work.shard.id}"
+    return f"{sha256_hex(of_tasks, 16)}/{work.shard.id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
 from pipeline.fitted.calibration import Calibration
+from pipeline.hashes import canonical_json
 from pipeline.ledger.columns import (
     CALIBRATED,
     CALIBRATED_COLUMNS,
@@ -28,7 +29,6 @@ from pipeline.ledger.columns import (
 )
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, label_key
-from pipeline.sources.hashes import canonical_json
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import TaskSpec
 from pipeline.stores.store import Store

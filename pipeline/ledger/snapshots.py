@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.errors import StorageError
+from pipeline.hashes import canonical_json
 from pipeline.ledger.cells import Committed, File, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
-from pipeline.sources.hashes import canonical_json
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 

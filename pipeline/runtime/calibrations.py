@@ -14,9 +14,9 @@ from typing import Any
 
 from pipeline.errors import Problem, SpecError
 from pipeline.fitted.calibration import Calibration, calibration_from_json
+from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.keys import spec_key
 from pipeline.runtime.fitted_files import options_for, read_fitted, write_fitted
-from pipeline.sources.hashes import canonical_json, short_hash
 from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import FittedSpec, JobSpec

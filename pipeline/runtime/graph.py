@@ -25,12 +25,12 @@ from ray.exceptions import RayTaskError
 
 from pipeline.errors import AssayError, SpecError, StorageError
 from pipeline.fitted.calibration import Calibration, calibration_from_json
+from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.cells import ReusableShard, WorkItem
 from pipeline.ledger.label_files import LabelFile, answers_table, commit_shard, with_calibrated
 from pipeline.ledger.reuse import overlaid
 from pipeline.runtime.job import Job, work_item_from_json, work_item_to_json
-from pipeline.sources.hashes import canonical_json, short_hash
 from pipeline.stores.store import open_store
 
 # Ray fuses stages that ask for the same; these three never do.

@@ -18,7 +18,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from pipeline.errors import ModelError, Problem, SpecError
-from pipeline.sources.hashes import canonical_json, content_hash, short_hash
+from pipeline.hashes import canonical_json, content_hash, short_hash
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import ModelSpec
 from pipeline.stores.errors import REMOTE_ERRORS, explained

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
-from pipeline.sources.hashes import canonical_json
+from pipeline.hashes import canonical_json
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.source import InputObject, cut
 from pipeline.stores.store import Store

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipeline.sources.hashes import short_hash
+from pipeline.hashes import short_hash
 
 OK = "ok"
 EMPTY = "empty"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pipeline.sources.hashes import canonical_json, short_hash
+from pipeline.hashes import canonical_json, short_hash
 
 MAX_SHARD_BYTES = 64 * 1024 * 1024
 # A row costs its questions too, about a hundred tokens of prompt however short its text is; without

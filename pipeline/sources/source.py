@@ -21,9 +21,9 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import stringify_path
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
+from pipeline.hashes import content_hash
 from pipeline.sources.arrow import arrow_pieces, arrow_rows
 from pipeline.sources.documents import RawRow, slices_from
-from pipeline.sources.hashes import content_hash
 from pipeline.sources.jsonl import jsonl_pieces, jsonl_rows
 from pipeline.sources.parquet import parquet_pieces, parquet_rows
 from pipeline.sources.shards import ObjectVersion, Piece, Shard

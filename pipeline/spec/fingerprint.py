@@ -6,13 +6,12 @@ kept, of how weights are found, or of other tasks: adding one changes no fingerp
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.spec.schema import ContextualSpec, ExitSpec, JobSpec, TaskSpec
 
 # Raised when the same spec would be answered otherwise by this program, or written otherwise.
@@ -28,7 +27,7 @@ class Fingerprint:
     @property
     def id(self) -> str:
         """16 hex digits; changes exactly when an answer could change."""
-        return hashlib.sha256(self.json()).hexdigest()[:16]
+        return sha256_hex(self.json(), 16)
 
     @property
     def raw(self) -> Fingerprint:
@@ -36,7 +35,7 @@ class Fingerprint:
         return Fingerprint({k: v for k, v in self.content.items() if k != "calibration"})
 
     def json(self) -> bytes:
-        return json.dumps(self.content, sort_keys=True, separators=(",", ":")).encode()
+        return canonical_json(self.content)
 
 
 def fingerprints(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pipeline.errors import Problem, SpecError
 from pipeline.gold.labels import Gold
 from pipeline.gold.texts import gold_texts
+from pipeline.hashes import short_hash
 from pipeline.inference.hidden_states import document_states, layer_count
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
@@ -26,7 +27,6 @@ from pipeline.inference.memory import keep_freed_memory
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.runtime.assembly import fit_document, job_model, job_prompt, memory_plan
 from pipeline.runtime.job import Job, plan
-from pipeline.sources.hashes import short_hash
 from pipeline.spec.schema import DocumentsSpec, TaskSpec
 from pipeline.stores.store import open_store
 

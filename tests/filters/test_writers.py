@@ -18,7 +18,7 @@ from warcio.archiveiterator import ArchiveIterator
 
 from pipeline.errors import StorageError
 from pipeline.filters.writers import kept_rows
-from pipeline.sources.hashes import content_hash
+from pipeline.hashes import content_hash
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import InputObject, cut, format_of
 

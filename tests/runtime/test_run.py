@@ -203,7 +203,7 @@ def test_a_second_run_reads_no_document_and_makes_no_snapshot(
         raise AssertionError("a finished job opened its input or a graph")
 
     monkeypatch.setattr("pipeline.sources.cuts.cut", refuse)
-    monkeypatch.setattr("pipeline.sources.hashes.hashlib.file_digest", refuse)
+    monkeypatch.setattr("pipeline.hashes.hashlib.file_digest", refuse)
     monkeypatch.setattr("pipeline.runtime.run.label_items", refuse)
     outcome = run_quietly(spec)
     assert outcome.tally.rows == 0 and outcome.complete and outcome.snapshot == 1

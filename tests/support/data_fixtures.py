@@ -18,7 +18,7 @@ import zstandard
 from servers import Server, start_fake_gcs, start_moto, start_seaweedfs
 from shell import Shell, shell_on
 
-from pipeline.sources.hashes import content_hash
+from pipeline.hashes import content_hash
 from pipeline.sources.source import InputObject, format_of
 from pipeline.stores.local import LocalStore
 

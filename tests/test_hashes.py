@@ -11,7 +11,7 @@ from typing import BinaryIO
 import pytest
 
 from pipeline.errors import StorageError
-from pipeline.sources.hashes import canonical_json, content_hash, short_hash
+from pipeline.hashes import canonical_json, content_hash, short_hash
 
 
 def test_a_short_hash_is_the_start_of_the_sha256() -> None:
