@@ -1,14 +1,17 @@
-"""The names of contents: oracle hashlib, and a memory that is never trusted beyond its key."""
+"""Hashes: the oracle is hashlib; a cache entry holds for one path, size and time."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json, content_hash, short_hash
@@ -18,9 +21,26 @@ def test_a_short_hash_is_the_start_of_the_sha256() -> None:
     assert short_hash(b"text") == hashlib.sha256(b"text").hexdigest()[:32]
 
 
-def test_canonical_json_does_not_depend_on_the_order_of_keys() -> None:
-    assert canonical_json({"b": 1, "a": "é"}) == canonical_json({"a": "é", "b": 1})
-    assert canonical_json({"a": "é"}) == b'{"a":"\\u00e9"}'
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(), JSON_VALUES))
+def test_canonical_json_is_reversible_and_independent_of_the_order_of_keys(
+    value: dict[str, object],
+) -> None:
+    written = canonical_json(value)
+    assert json.loads(written) == value and written.isascii()
+    assert canonical_json(dict(reversed(value.items()))) == written
+    # — fingerprints and shard ids are hashes of these bytes, so the form never changes
+    assert written == json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def test_a_file_is_hashed_by_its_content_and_read_once(tmp_path: Path) -> None:
@@ -46,19 +66,19 @@ def test_a_file_of_another_size_or_time_is_hashed_again(tmp_path: Path, content:
 
 
 @pytest.mark.parametrize("broken", [b"", b"{", b"[]", b"{}", b"7", b"\xff"])
-def test_a_broken_memory_is_said_and_replaced(
+def test_an_invalid_cache_entry_is_logged_and_replaced(
     tmp_path: Path, broken: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, cache = tmp_path / "weights", tmp_path / "cache"
     path.write_bytes(b"one")
     expected = content_hash(path, cache)
-    (memory,) = cache.iterdir()
-    whole = memory.read_bytes()
-    memory.write_bytes(broken)
+    (entry,) = cache.iterdir()
+    whole = entry.read_bytes()
+    entry.write_bytes(broken)
     with caplog.at_level(logging.WARNING):
         assert content_hash(path, cache) == expected
-    assert str(memory) in caplog.text
-    assert memory.read_bytes() == whole
+    assert str(entry) in caplog.text
+    assert entry.read_bytes() == whole
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
