@@ -19,8 +19,8 @@ from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.label_files import DOCUMENT_COLUMNS, answers_table, with_calibrated
 from pipeline.runtime.assembly import (
+    chunk_document,
     contextual_calibrations,
-    fit_document,
     job_model,
     job_prompt,
     job_readouts,
@@ -70,7 +70,7 @@ class Labeller:
         rows = (RawRow(text, id) for text, id in zip(whole, named, strict=True))
         documents = documents_from(rows)
         fitted = [
-            fit_document(self._encoder, text, status, self.spec.documents)
+            chunk_document(self._encoder, text, status, self.spec.documents)
             for text, status in zip(
                 documents.column("text").to_pylist(),
                 documents.column("status").to_pylist(),

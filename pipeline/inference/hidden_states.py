@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
-from pipeline.inference.attention.compiled import compile_plans, moved
+from pipeline.inference.attention.compiled import compile_plans, to_device
 from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.plan import plan_attention
 from pipeline.inference.attention.tree import Branches, Tree
@@ -98,7 +98,7 @@ def _packed_states(
     tree = Tree.of(lengths, branches.nodes, prefix_tokens=above)
     read = [token for document in documents for token in document]
     token_ids = np.array([*read, *branches.token_ids * len(documents)])
-    ids, positions, ends = moved(
+    ids, positions, ends = to_device(
         [token_ids, tree.positions, tree.rows_at(branches.ends)], model.device
     )
 

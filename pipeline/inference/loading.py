@@ -68,7 +68,7 @@ def load_model(
 ) -> LoadedModel:
     """The model in a folder; ModelError names what keeps it from being used.
 
-    With `gpus` above one, its layers are spread over so many devices of this process.
+    With `gpus` above one, its layers are dispatch over so many devices of this process.
     """
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
@@ -93,8 +93,8 @@ def load_model(
             f"{missing[0]} first; copy the folder again, whole"
         )
     if gpus > 1:
-        spread(network, [f"{device}:{i}" for i in range(gpus)])
-        return prepare(network, spread_out=True)
+        dispatch(network, [f"{device}:{i}" for i in range(gpus)])
+        return prepare(network, dispatched=True)
     quantise(network, quantize, device)
     nn.Module.to(network, device)
     return prepare(network)
@@ -113,10 +113,10 @@ def _config(folder: Path) -> Any:
     return config
 
 
-def prepare(network: PreTrainedModel, *, spread_out: bool = False) -> LoadedModel:
+def prepare(network: PreTrainedModel, *, dispatched: bool = False) -> LoadedModel:
     """The model with tree attention, once short forwards have shown that it answers as before.
 
-    One that is spread over devices runs whole and call by call: a fused plan lies on one device,
+    One that is dispatch over devices runs whole and call by call: a fused plan lies on one device,
     and the hooks that move states between devices are bound to the whole decoder.
     """
     config = network.config.get_text_config()
@@ -136,7 +136,7 @@ def prepare(network: PreTrainedModel, *, spread_out: bool = False) -> LoadedMode
         stages=None,
         schedule="staged" if recurrent else "fused",
     )
-    for model in [whole] if spread_out else _ways(whole):
+    for model in [whole] if dispatched else _ways(whole):
         try:
             error = tree_error(model)
         except _BROKEN as reason:
@@ -257,14 +257,14 @@ def _layer_types(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ())
 
 
-def spread(network: PreTrainedModel, devices: Sequence[str]) -> None:
+def dispatch(network: PreTrainedModel, devices: Sequence[str]) -> None:
     """Moves the network, in place: as many of its layers to each device, give or take one."""
     try:
         dispatch_model(
             network, device_map(network, devices), main_device=devices[0], force_hooks=True
         )
     except (RuntimeError, ValueError, AttributeError) as error:
-        raise ModelError(f"cannot be spread over {len(devices)} devices: {error}") from error
+        raise ModelError(f"cannot be dispatch over {len(devices)} devices: {error}") from error
 
 
 def device_map(network: PreTrainedModel, devices: Sequence[str]) -> dict[str, str]:

@@ -57,7 +57,7 @@ def plan_memory(
 def kv_bytes(model: LoadedModel) -> int:
     """Keys and values of one token in one layer; grouped heads are stored once."""
     config = model.network.config.get_text_config()
-    return 2 * _kv_heads(config) * _head_dim(config) * model.network.dtype.itemsize
+    return 2 * _kv_heads(config) * head_dim(config) * model.network.dtype.itemsize
 
 
 def token_bytes(model: LoadedModel) -> int:
@@ -69,7 +69,7 @@ def token_bytes(model: LoadedModel) -> int:
     inner states. Experts hold their tokens' copies besides.
     """
     config = model.network.config.get_text_config()
-    hidden, dim = config.hidden_size, _head_dim(config)
+    hidden, dim = config.hidden_size, head_dim(config)
     attention = 3 * hidden + 7 * (config.num_attention_heads + _kv_heads(config)) * dim // 2
     inner = getattr(config, "moe_intermediate_size", None)
     if inner:
@@ -84,7 +84,7 @@ def _inner_size(config: object) -> int:
     return int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)  # type: ignore[attr-defined]
 
 
-def _head_dim(config: object) -> int:
+def head_dim(config: object) -> int:
     heads: int = config.num_attention_heads  # type: ignore[attr-defined]
     hidden: int = config.hidden_size  # type: ignore[attr-defined]
     return int(getattr(config, "head_dim", None) or hidden // heads)
@@ -101,7 +101,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _TRIM_BYTES, _MMAP_BYTES = (1 << 31) - 1, 1 << 25  # the most that every glibc takes
 
 
-def keep_freed_memory() -> bool:
+def disable_malloc_trim() -> bool:
     """Stop the allocator from giving activations back, for this process; False without glibc.
 
     They would be mapped anew, and so zeroed page by page, in every layer: 0.4 of 4.8 seconds of
@@ -114,7 +114,7 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_MMAP_THRESHOLD, ctypes.c_int(_MMAP_BYTES)) and trimmed)
 
 
-def give_freed_memory_back() -> None:
+def trim_malloc() -> None:
     """Return what is free now to the system; the settings stay."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import DocumentError, Problem, SpecError
 from pipeline.fitted.calibration import Calibration
-from pipeline.inference.chunking import fit_text
+from pipeline.inference.chunking import chunk_text
 from pipeline.inference.content_free import content_free_prior
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.answers import Readouts
@@ -154,19 +154,20 @@ def contextual_calibrations(
     }
 
 
-def fit_document(
+def chunk_document(
     tokenizer: DocumentTokenizer, text: str | None, status: str, rules: DocumentsSpec
 ) -> tuple[Sequence[tuple[int, ...]], str]:
-    """A document's pieces, and its status as far as labelling goes.
+    """A document's chunks, and its status for labelling.
 
-    `status` is of its reading. One that cannot be labelled has no pieces, and the reason.
+    `status` is that of reading it. A document that cannot be labelled has no chunks; its status
+    has the reason.
     """
     if status != OK or text is None:
         return (), status
     try:
-        fitted = fit_text(tokenizer, text, rules)
+        chunks = chunk_text(tokenizer, text, rules)
     except DocumentError as error:
         return (), f"error:{error}"
-    if not fitted.tokens:
+    if not chunks.tokens:
         return (), EMPTY
-    return fitted.token_ids, TRUNCATED if fitted.truncated else OK
+    return chunks.token_ids, TRUNCATED if chunks.truncated else OK

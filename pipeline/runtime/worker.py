@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
-from pipeline.inference.memory import keep_freed_memory
+from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.shard_answers import ShardAnswers, TaskAnswers
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.cells import ReusableShard, WorkItem
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.reuse import AnswerCache, known_status
 from pipeline.runtime.assembly import (
+    chunk_document,
     contextual_calibrations,
-    fit_document,
     job_model,
     job_prompt,
     job_readouts,
@@ -105,7 +105,7 @@ class Tokenise:
         """A document's pieces, and its status as far as labelling goes."""
         if not work.tasks:
             return [], status
-        pieces, status = fit_document(self._tokenizer, text, status, self.job.spec.documents)
+        pieces, status = chunk_document(self._tokenizer, text, status, self.job.spec.documents)
         # — as arrays: a slice's tokens as Python's integers would take ten times the memory
         return [np.array(piece, np.int32) for piece in pieces], status
 
@@ -119,7 +119,7 @@ class LabelDocuments:
 
     def __init__(self, job: Job, *, asks: bool) -> None:
         torch.set_num_threads(job.placement.threads)  # Ray gives an actor one
-        keep_freed_memory()
+        disable_malloc_trim()
         self.job = job
         self._store = open_store(job.spec.output, job.spec.storage_options)
         if asks:

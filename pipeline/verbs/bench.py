@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from pipeline.errors import Problem, SpecError, require_positive
-from pipeline.inference.baselines.baselines import expand, per_label, per_question, tree_flops
+from pipeline.inference.baselines.alternatives import expand, per_label, per_question, tree_flops
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
-from pipeline.inference.memory import keep_freed_memory
+from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.runtime.assembly import job_model, job_prompt, job_readouts, label_engine, memory_plan
 from pipeline.runtime.job import make_job, plan
@@ -110,7 +110,7 @@ def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | N
     shards = plan(job, store, keep=False).shards
     samples = [sample.token_ids for sample in take_samples(shards, tokenizer, spec, 64)]
     torch.set_num_threads(placement.threads)
-    keep_freed_memory()
+    disable_malloc_trim()
     model = job_model(job, folder)
     trained = None
     if job.readouts:

@@ -17,10 +17,10 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from pipeline.inference.baselines.independent import answers_alone
+from pipeline.inference.baselines.alternatives import answers_alone
 from pipeline.inference.engine import DocumentIds
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.memory import MemoryPlan, give_freed_memory_back
+from pipeline.inference.memory import MemoryPlan, trim_malloc
 from pipeline.runtime.assembly import job_model, job_readouts, label_engine, memory_plan
 from pipeline.runtime.job import Job
 
@@ -165,14 +165,14 @@ def _answers(
         answer
         for each in asked
         for answer in answers_alone(
-            model, each.prompt, each.document, readouts=readouts, way=job.spec.exit
+            model, each.prompt, each.document, readouts=readouts, exit_policy=job.spec.exit
         )
     ]
     return _Answers(memory, tree, asked, alone)
 
 
 def _have_room(weights_bytes: int, device: str) -> bool:
-    give_freed_memory_back()
+    trim_malloc()
     if device == "cuda":
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info()[0]

@@ -23,9 +23,9 @@ from pipeline.hashes import short_hash
 from pipeline.inference.hidden_states import document_states, layer_count
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.inference.memory import keep_freed_memory
+from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.runtime.assembly import fit_document, job_model, job_prompt, memory_plan
+from pipeline.runtime.assembly import chunk_document, job_model, job_prompt, memory_plan
 from pipeline.runtime.job import Job, plan
 from pipeline.spec.schema import DocumentsSpec, TaskSpec
 from pipeline.stores.store import open_store
@@ -74,7 +74,7 @@ def read_gold_states(
         raise SpecError([Problem("--gold", fix, gold.source)])
     documents = [fitted[row][0] for row in rows]
     torch.set_num_threads(job.placement.threads)
-    keep_freed_memory()
+    disable_malloc_trim()
     model = job_model(job, folder)
     wanted = chosen_layers(layers, layer_count(model))
     suffixes = list(dict.fromkeys(question.token_ids for question in prompt.questions))
@@ -144,7 +144,7 @@ def _tokens(
     tokenizer: DocumentTokenizer, text: str, status: str, rules: DocumentsSpec
 ) -> tuple[tuple[int, ...], str | None]:
     """A document as the model reads it; or none, and why."""
-    pieces, told = fit_document(tokenizer, text, status, rules)
+    pieces, told = chunk_document(tokenizer, text, status, rules)
     if not pieces:
         return (), told
     return ((), CHUNKED) if len(pieces) > 1 else (pieces[0], None)

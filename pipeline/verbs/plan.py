@@ -16,7 +16,7 @@ import torch
 
 from pipeline.errors import Problem, SpecError
 from pipeline.inference.engine import DocumentIds, LabelEngine
-from pipeline.inference.memory import keep_freed_memory
+from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.cells import WorkItem
@@ -124,7 +124,7 @@ def _measure(
     require_torchao(spec.model.quantize)
     placement = _here(spec)
     torch.set_num_threads(placement.threads)
-    keep_freed_memory()
+    disable_malloc_trim()
     job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job)
     wanted = documents or DEFAULT_DOCUMENTS[placement.device]

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import Problem, SpecError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.runtime.assembly import fit_document
+from pipeline.runtime.assembly import chunk_document
 from pipeline.sources.documents import OK
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
@@ -62,7 +62,7 @@ def _readable(shard: Shard, encoder: DocumentTokenizer, spec: JobSpec) -> Iterat
     slices = read_documents(shard, spec.input.storage_options)
     rows = (row for documents in slices for row in _rows(documents))
     for doc_id, text in rows:
-        pieces, _ = fit_document(encoder, text, OK, spec.documents)
+        pieces, _ = chunk_document(encoder, text, OK, spec.documents)
         if pieces:  # else a run writes its row with the reason
             yield Sample(doc_id, tuple(pieces))
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from pipeline.inference.memory import give_freed_memory_back
+from pipeline.inference.memory import trim_malloc
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def synchronise() -> None:
 def _peak_memory() -> Iterator[Callable[[], int]]:
     """Gives a function that tells how far memory rose inside the block, in bytes."""
     gc.collect()
-    give_freed_memory_back()  # or the next method would seem to need none
+    trim_malloc()  # or the next method would seem to need none
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.inference.chunking import Combine, Pieces, TooLong, combine, fit
+from pipeline.inference.chunking import Chunks, Combine, TooLong, chunk_tokens, combine
 
 CUTS: list[TooLong] = ["head", "tail", "middle", "chunk"]
 # One rounding to float32 of log-probabilities below 16 in size, and of the sum they came from.
@@ -17,7 +17,9 @@ TOLERANCE = 4 * 16 * np.finfo(np.float32).eps
 
 
 def chunks(tokens: int, max_tokens: int, overlap: int) -> tuple[tuple[int, ...], ...]:
-    cut = fit(range(tokens), max_tokens=max_tokens, too_long="chunk", overlap_tokens=overlap)
+    cut = chunk_tokens(
+        range(tokens), max_tokens=max_tokens, too_long="chunk", overlap_tokens=overlap
+    )
     assert not cut.truncated
     return cut.token_ids
 
@@ -26,8 +28,8 @@ def chunks(tokens: int, max_tokens: int, overlap: int) -> tuple[tuple[int, ...],
 @pytest.mark.parametrize("tokens", [0, 1, 4])
 def test_a_document_that_fits_is_whole(too_long: TooLong, tokens: int) -> None:
     ids = tuple(range(tokens))
-    cut = fit(list(ids), max_tokens=4, too_long=too_long, overlap_tokens=1)
-    assert cut == Pieces((ids,), truncated=False)
+    cut = chunk_tokens(list(ids), max_tokens=4, too_long=too_long, overlap_tokens=1)
+    assert cut == Chunks((ids,), truncated=False)
     assert cut.tokens == tokens
 
 
@@ -38,14 +40,16 @@ def test_a_document_that_fits_is_whole(too_long: TooLong, tokens: int) -> None:
 def test_a_long_document_keeps_what_the_spec_names(
     too_long: TooLong, kept: tuple[int, ...]
 ) -> None:
-    cut = fit(range(9), max_tokens=4, too_long=too_long, overlap_tokens=1)
-    assert cut == Pieces((kept,), truncated=True)
+    cut = chunk_tokens(range(9), max_tokens=4, too_long=too_long, overlap_tokens=1)
+    assert cut == Chunks((kept,), truncated=True)
     assert cut.tokens == 4
 
 
 @pytest.mark.parametrize("tokens", range(5, 12))
 def test_the_middle_leaves_as_much_before_as_behind(tokens: int) -> None:
-    (kept,) = fit(range(tokens), max_tokens=4, too_long="middle", overlap_tokens=0).token_ids
+    (kept,) = chunk_tokens(
+        range(tokens), max_tokens=4, too_long="middle", overlap_tokens=0
+    ).token_ids
     before, behind = kept[0], tokens - 1 - kept[-1]
     assert kept == tuple(range(before, before + 4))
     assert behind - before in (0, 1)

@@ -12,10 +12,10 @@ from pipeline.inference.chunking import (
     CHARS_PER_TOKEN,
     MAX_CHUNKED_CHARS,
     MAX_CHUNKS,
-    Pieces,
+    Chunks,
     TooLong,
-    fit,
-    fit_text,
+    chunk_text,
+    chunk_tokens,
 )
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.spec.schema import DocumentsSpec
@@ -29,15 +29,15 @@ def tokenizer(byte_tokenizer: PreTrainedTokenizerFast) -> DocumentTokenizer:
     return DocumentTokenizer(byte_tokenizer)
 
 
-def whole(tokenizer: DocumentTokenizer, text: str, too_long: TooLong) -> Pieces:
+def whole(tokenizer: DocumentTokenizer, text: str, too_long: TooLong) -> Chunks:
     """The same by tokenising everything."""
     ids = tokenizer.encode(text)
-    return fit(ids, max_tokens=MAX_TOKENS, too_long=too_long, overlap_tokens=2)
+    return chunk_tokens(ids, max_tokens=MAX_TOKENS, too_long=too_long, overlap_tokens=2)
 
 
-def fitted(tokenizer: DocumentTokenizer, text: str, too_long: TooLong) -> Pieces:
+def fitted(tokenizer: DocumentTokenizer, text: str, too_long: TooLong) -> Chunks:
     rules = DocumentsSpec(max_tokens=MAX_TOKENS, too_long=too_long, overlap_tokens=2)
-    return fit_text(tokenizer, text, rules)
+    return chunk_text(tokenizer, text, rules)
 
 
 def letters(chars: int, alphabet: str = "abc d\nef") -> str:

@@ -8,9 +8,9 @@ import pytest
 # Forty blocks of 8 MB, two at a time: a kept heap is paged in once.
 PROBE = """
 import ctypes, resource, sys, torch
-from pipeline.inference.heap import keep_freed_memory
+from pipeline.inference.memory import disable_malloc_trim
 if sys.argv[1] == "keep":
-    assert keep_freed_memory()
+    assert disable_malloc_trim()
 else:
     ctypes.CDLL(None).mallopt(-3, 1 << 17)  # blocks mapped apart, as glibc does at first
 torch.ones(1 << 21)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.inference.baselines import reference
-from pipeline.inference.baselines.baselines import expand, per_label, per_question
+from pipeline.inference.baselines.alternatives import expand, per_label, per_question
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer

@@ -17,7 +17,7 @@ from pipeline.errors import ModelError
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.hidden_states import document_states
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.loading import device_map, prepare, spread
+from pipeline.inference.loading import device_map, dispatch, prepare
 from pipeline.inference.model.loaded import LoadedModel
 
 
@@ -26,9 +26,9 @@ def test_a_spread_model_answers_as_before(
     family: str, make_network: Callable[..., Any], tiny_model: Callable[[str], LoadedModel]
 ) -> None:
     network = make_network(family)
-    spread(network, ["cpu", "cpu"])
+    dispatch(network, ["cpu", "cpu"])
     assert all(hasattr(layer, "_hf_hook") for layer in network.model.layers)
-    model = prepare(network, spread_out=True)
+    model = prepare(network, dispatched=True)
     assert model.stages is None
     assert model.kernel is None
 
@@ -49,10 +49,10 @@ def test_states_between_layers_come_home(
     make_network: Callable[..., Any], tiny_model: Callable[[str], LoadedModel]
 ) -> None:
     network = make_network("llama")
-    spread(network, ["cpu", "cpu"])
+    dispatch(network, ["cpu", "cpu"])
     found, expected = (
         document_states(model, [5, 6], [[7]], [[1, 2, 3], [4]], layers=[1, 2], max_batch_tokens=50)
-        for model in (prepare(network, spread_out=True), tiny_model("llama"))
+        for model in (prepare(network, dispatched=True), tiny_model("llama"))
     )
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
@@ -73,4 +73,4 @@ def test_layers_lie_in_order_and_all_else_on_the_first_device(
 def test_more_devices_than_layers_are_refused(make_network: Callable[..., Any]) -> None:
     network = make_network("llama", num_hidden_layers=2)
     with pytest.raises(ModelError, match="has 2 layers; write gpus: 2 or fewer"):
-        spread(network, ["cpu"] * 3)
+        dispatch(network, ["cpu"] * 3)

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.inference.attention.hook import LayerKV
-from pipeline.inference.attention.kernels import Attended
+from pipeline.inference.attention.kernels import Attended, LayerKV
 
 DIM = 8
 SCALE = DIM**-0.5

@@ -18,10 +18,10 @@ from pipeline.cli import main
 from pipeline.errors import ModelError
 from pipeline.inference import loading
 from pipeline.inference.attention import hook as layers
-from pipeline.inference.attention import plan as calls
+from pipeline.inference.attention import plan
 from pipeline.inference.attention.kernels import Attended
-from pipeline.inference.attention.plan import Call
-from pipeline.inference.baselines import independent
+from pipeline.inference.attention.plan import Segment
+from pipeline.inference.baselines import alternatives
 from pipeline.inference.engine import LabelEngine, Labelled
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
@@ -59,24 +59,24 @@ def whole_labels(
 
 def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every question also reads the questions before it."""
-    correct = calls._over_span
+    correct = plan._over_span
 
-    def over_span(layout: Any, span: Any, window: int | None) -> Iterator[Call]:
+    def over_span(layout: Any, span: Any, window: int | None) -> Iterator[Segment]:
         yield from correct(layout, span, window)
-        keys = calls._keys(layout.tree, span).rows
+        keys = plan._keys(layout.tree, span).rows
         for asked in layout.asking:
             if asked.row >= span.subtree_stop:
-                yield Call(layout.all_copies(asked).rows, keys)
+                yield Segment(layout.all_copies(asked).rows, keys)
 
-    monkeypatch.setattr(calls, "_over_span", over_span)
+    monkeypatch.setattr(plan, "_over_span", over_span)
 
 
 def the_document_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_over_documents", lambda _layout, _window: ())
+    monkeypatch.setattr(plan, "_over_documents", lambda _layout, _window: ())
 
 
 def the_instruction_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_over_prefix", lambda _layout, _documents, _window: ())
+    monkeypatch.setattr(plan, "_over_prefix", lambda _layout, _documents, _window: ())
 
 
 def scores_are_scaled_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,14 +238,14 @@ def test_a_check_compares_the_mass_as_well_as_the_shares(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    correct, seen = independent.per_question, []
+    correct, seen = alternatives.per_question, []
 
     def per_question(*args: Any) -> list[list[torch.Tensor]]:
         answers = correct(*args)
         seen.extend(log_probs for of_document in answers for log_probs in of_document)
         return [[distort(log_probs) for log_probs in of_document] for of_document in answers]
 
-    monkeypatch.setattr(independent, "per_question", per_question)
+    monkeypatch.setattr(alternatives, "per_question", per_question)
     checked = check(load_spec(write_spec()), cache_dir=tmp_path / "cache", documents=None)
     shares = [(a.softmax(0) - distort(a).softmax(0)).abs().max() for a in seen]
     out_of_all = [(a.exp() - distort(a).exp()).abs().max() for a in seen]
@@ -279,7 +279,7 @@ def test_of_labels_with_several_forms_below_a_beam_nothing_is_claimed(
     reached = np.isfinite(answers[0][0])
     assert reached[1::2].any() and reached[::2].any()  # of two forms, and of one
     (asked,) = choose(prompt, [document], answers)
-    alone = independent.answers_alone(model, asked.prompt, document, readouts={}, way=None)
+    alone = alternatives.answers_alone(model, asked.prompt, document, readouts={}, exit_policy=None)
     found = change([compared([asked], answers)], [alone])
     assert found.answers == 1 and found.max_abs_dp < 1e-4
 

@@ -1,6 +1,9 @@
-"""Attention over one span of keys, and the merge of two such by log-sum-exp.
+"""Attention of queries over spans of keys, merged by log-sum-exp.
 
-Knows queries, keys, values and kernels. Knows nothing of trees, tokens, prompts or models.
+Entry points: `attend` for one span, `merge` for two results, `attend_tree` for a plan.
+The merge is that of online softmax (Milakov and Gimelshein, 2018) and FlashAttention (Dao et al.,
+2022). Attending once to a prefix that many queries share is the decomposition of Hydragen
+(Juravsky et al., 2024).
 """
 
 from __future__ import annotations
@@ -11,8 +14,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from pipeline.inference.attention.plan import AttentionPlan, Rows, Segment
+
 # Scores that the plain kernel holds at once: 16 M x 4 bytes.
 _PLAIN_SCORES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """The keys and values of one layer. Batched ones have a leading `copies` dimension."""
+
+    k: Tensor  # [keys, kv_heads, dim]
+    v: Tensor  # [keys, kv_heads, dim]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +39,15 @@ class Attended:
 def merge(a: Attended, b: Attended) -> Attended:
     """Attention over both spans at once. Associative, so any number of spans folds."""
     lse = torch.logaddexp(a.lse, b.lse)
-    seen = lse.masked_fill(lse == -torch.inf, 0)  # -inf less -inf is no number
-    weight_a = (a.lse - seen).exp().unsqueeze(-1)  # [copies, tokens, heads, 1]
-    weight_b = (b.lse - seen).exp().unsqueeze(-1)
+    finite = lse.masked_fill(lse == -torch.inf, 0)  # -inf minus -inf is NaN
+    weight_a = (a.lse - finite).exp().unsqueeze(-1)  # [copies, tokens, heads, 1]
+    weight_b = (b.lse - finite).exp().unsqueeze(-1)
     out = (a.out * weight_a + b.out * weight_b).to(a.out.dtype)
     return Attended(out=out, lse=lse)
 
 
 def merge_into(a: Attended, b: Attended) -> None:
-    """`merge` written over `a`, of which every query has seen a key."""
+    """`merge`, written over `a`. Every query of `a` must have seen a key."""
     lse = torch.logaddexp(a.lse, b.lse)
     a.out.mul_((a.lse - lse).exp_().unsqueeze(-1))
     a.out.addcmul_(b.out, (b.lse - lse).exp_().unsqueeze(-1).to(a.out.dtype))
@@ -48,13 +61,13 @@ def attend(
     *,
     scale: float,
     causal: bool = False,
-    hidden: Tensor | None = None,  # [tokens, keys] bool: keys a query does not see
+    hidden: Tensor | None = None,  # [tokens, keys] bool: keys that a query does not see
     softcap: float | None = None,  # scores become softcap * tanh(score / softcap)
 ) -> Attended:
-    """Attention over one span of keys; a query that sees none has out 0 and lse -inf.
+    """Attention over one span of keys; a query that sees no key has out 0 and lse -inf.
 
-    Grouped heads of a single copy read their shared keys through a stride of 0: nothing is
-    repeated. Copies are of questions, whose few keys are.
+    With one copy, grouped heads read their shared keys through a stride of 0, without repeating
+    them. With several copies, which are questions of few tokens, the keys are repeated.
     """
     copies, tokens, heads, dim = q.shape
     _, keys, kv_heads, _ = k.shape
@@ -71,8 +84,13 @@ def attend(
         out, lse = _plain(q, k, v, scale, causal, hidden, softcap)
     out = out.view(copies, -1, *out.shape[1:]).movedim(-2, 1).reshape(copies, tokens, heads, dim)
     lse = lse.view(copies, -1, *lse.shape[1:]).movedim(-1, 1).reshape(copies, tokens, heads)
-    attended = Attended(out, lse)
-    return attended if hidden is None else _blank_unseeing(attended, hidden)
+    if hidden is None:
+        return Attended(out, lse)
+    # The CPU kernel returns lse 0 for a query that sees no key; merged, it would count as one key.
+    blind = hidden.all(dim=-1, keepdim=True)  # [tokens, 1]
+    return Attended(
+        out=out.masked_fill(blind.unsqueeze(-1), 0.0), lse=lse.masked_fill(blind, -torch.inf)
+    )
 
 
 def _flash_cpu(
@@ -82,7 +100,7 @@ def _flash_cpu(
     scale: float,
     causal: bool,
     hidden: Tensor | None,  # [tokens, keys] bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # [batch, heads, tokens, dim], [batch, heads, tokens] fp32
     mask = None
     if hidden is not None:
         mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf)
@@ -100,8 +118,8 @@ def _plain(
     causal: bool,
     hidden: Tensor | None,  # [tokens, keys] bool
     softcap: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The definition, some queries at a time: for what no fused kernel does, and for the tests."""
+) -> tuple[Tensor, Tensor]:  # [batch, heads, tokens, dim], [batch, heads, tokens] fp32
+    """The definition, a block of queries at a time: for softcap, for other devices, for tests."""
     batch, heads, tokens, _ = q.shape
     keys = k.shape[-2]
     rows = max(1, _PLAIN_SCORES // (batch * heads * keys))
@@ -123,15 +141,6 @@ def _plain(
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
 
 
-def _blank_unseeing(attended: Attended, hidden: Tensor) -> Attended:
-    """The CPU kernel gives such a query lse 0, which would merge as if it had seen keys."""
-    blind = hidden.all(dim=-1, keepdim=True)  # [tokens, 1]
-    return Attended(
-        out=attended.out.masked_fill(blind.unsqueeze(-1), 0.0),
-        lse=attended.lse.masked_fill(blind, -torch.inf),
-    )
-
-
 def attend_causally(
     q: Tensor,  # [copies, tokens, heads, dim]
     k: Tensor,  # [copies, tokens, kv_heads, dim]
@@ -141,11 +150,11 @@ def attend_causally(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Attended:
-    """Each query over the keys up to its own, or the last `window` of them.
+    """Each query over the keys up to its own, or over the last `window` of them.
 
-    Under a window the queries go in runs, which compute no more keys than they may see.
+    Under a window, queries go in blocks, so that a block computes no more keys than it can see.
     """
-    tokens = q.shape[1]
+    _, tokens, _, _ = q.shape
     if window is None:
         return attend(q, k, v, scale=scale, causal=True, softcap=softcap)
     parts = []
@@ -163,11 +172,84 @@ def attend_causally(
 
 def out_of_window(
     queries: int, keys: int, *, offset: int, window: int, device: torch.device
-) -> Tensor:
-    """Which keys each query does not see: [queries, keys] bool.
+) -> Tensor:  # [queries, keys] bool
+    """Which keys each query does not see.
 
-    `offset` is the first query's position less the first key's.
+    `offset` is the position of the first query minus that of the first key.
     """
     rows = torch.arange(queries, device=device) + offset
     distance = rows[:, None] - torch.arange(keys, device=device)[None, :]
     return (distance < 0) | (distance >= window)
+
+
+def attend_tree(
+    q: Tensor,  # [tokens, heads, dim]
+    own: LayerKV,  # of the batch's own tokens
+    prefix: LayerKV | None,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> Attended:  # of one copy
+    """Every row over its span and its ancestors, segment by segment."""
+    tokens, heads, _ = q.shape
+    first, *others = plan.levels
+    if len(first) == 1 and first[0].queries.tokens == tokens:
+        whole = attend_segment(q, own, prefix, first[0], scale=scale, softcap=softcap)
+    else:
+        out = q.new_empty(1, *q.shape)
+        whole = Attended(out, out.new_empty(1, tokens, heads, dtype=torch.float32))
+        for segment in first:
+            part = attend_segment(q, own, prefix, segment, scale=scale, softcap=softcap)
+            target = view_attended(whole, segment.queries)
+            target.out.copy_(part.out)
+            target.lse.copy_(part.lse)
+    for segment in (segment for level in others for segment in level):
+        part = attend_segment(q, own, prefix, segment, scale=scale, softcap=softcap)
+        merge_into(view_attended(whole, segment.queries), part)
+    return whole
+
+
+def attend_segment(
+    q: Tensor,  # [tokens, heads, dim]
+    own: LayerKV,
+    prefix: LayerKV | None,
+    segment: Segment,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> Attended:  # of the segment's copies and queries
+    """One segment of a plan."""
+    source = prefix if segment.from_prefix else own
+    assert source is not None, f"{segment} reads a prefix and the batch has none"
+    queries = view_rows(q, segment.queries)
+    keys, values = view_rows(source.k, segment.keys), view_rows(source.v, segment.keys)
+    if segment.causal:
+        return attend_causally(
+            queries, keys, values, scale=scale, window=segment.window, softcap=softcap
+        )
+    hidden = None
+    if segment.window is not None:
+        hidden = out_of_window(
+            segment.queries.tokens,
+            segment.keys.tokens,
+            offset=segment.offset,
+            window=segment.window,
+            device=q.device,
+        )
+    return attend(queries, keys, values, scale=scale, hidden=hidden, softcap=softcap)
+
+
+def view_rows(
+    x: Tensor,  # [tokens, ...]
+    rows: Rows,
+) -> Tensor:  # [copies, rows, ...]
+    """These rows of a packed tensor, without copying."""
+    if rows.copies == 1:
+        return x[rows.start : rows.stop].unsqueeze(0)
+    return x[rows.start :].unfold(0, rows.tokens, rows.stride).movedim(-1, 1)
+
+
+def view_attended(whole: Attended, rows: Rows) -> Attended:
+    """These rows of an attention of one copy, without copying."""
+    return Attended(view_rows(whole.out[0], rows), view_rows(whole.lse[0], rows))

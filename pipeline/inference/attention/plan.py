@@ -32,7 +32,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Segment:
     """Attention of query rows over key rows, copy by copy.
 
     A query sees the keys at positions up to its own (`causal`) and less than `window` before
@@ -48,7 +48,7 @@ class Call:
     offset: int = 0
 
 
-Level = tuple[Call, ...]  # no row is a query twice
+Level = tuple[Segment, ...]  # no row is a query twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def plan_ends(tree: Tree, ends: Sequence[int], *, window: int | None) -> Attenti
     )
 
 
-def _merged(*levels: Iterable[Call]) -> AttentionPlan:
+def _merged(*levels: Iterable[Segment]) -> AttentionPlan:
     made = (tuple(level) for level in levels)
     return AttentionPlan(tuple(level for level in made if level))
 
@@ -152,14 +152,14 @@ def _keys(tree: Tree, span: Span) -> _Placed:
     return _Placed(rows, span.position)
 
 
-def _over_itself(placed: _Placed, window: int | None) -> Call:
+def _over_itself(placed: _Placed, window: int | None) -> Segment:
     hides = window is not None and placed.rows.tokens > window
-    return Call(placed.rows, placed.rows, causal=True, window=window if hides else None)
+    return Segment(placed.rows, placed.rows, causal=True, window=window if hides else None)
 
 
 def _over_prefix(
     layout: _Layout, documents: Sequence[_Placed], window: int | None
-) -> Iterator[Call]:
+) -> Iterator[Segment]:
     """`documents` that ask too lie before the asking rows of the branches."""
     tree = layout.tree
     if not tree.prefix_tokens or not tree.documents:
@@ -168,7 +168,7 @@ def _over_prefix(
     farthest = tree.prefix_tokens + max(tree.documents) + tree.depth - 1
     if window is None or farthest < window:
         rows = layout.first + len(tree.documents) * layout.stride
-        yield Call(Rows(0, rows), prefix.rows, from_prefix=True)
+        yield Segment(Rows(0, rows), prefix.rows, from_prefix=True)
         return
     below = (
         layout.one_copy(asked, document)
@@ -179,18 +179,18 @@ def _over_prefix(
         yield from _in_window(placed, prefix, window, from_prefix=True)
 
 
-def _over_documents(layout: _Layout, window: int | None) -> Iterator[Call]:
+def _over_documents(layout: _Layout, window: int | None) -> Iterator[Segment]:
     tree = layout.tree
     for document, placed in enumerate(_documents(tree) if layout.asking else ()):
         if window is None or placed.rows.tokens + tree.depth - 1 < window:
             start = layout.first + document * layout.stride
-            yield Call(Rows(start, layout.stride), placed.rows)
+            yield Segment(Rows(start, layout.stride), placed.rows)
             continue
         for asked in layout.asking:
             yield from _in_window(layout.one_copy(asked, document), placed, window)
 
 
-def _over_span(layout: _Layout, span: Span, window: int | None) -> Iterator[Call]:
+def _over_span(layout: _Layout, span: Span, window: int | None) -> Iterator[Segment]:
     below = [a for a in layout.asking if span.stop <= a.row < span.subtree_stop]
     if not below or not layout.tree.documents:
         return
@@ -199,7 +199,7 @@ def _over_span(layout: _Layout, span: Span, window: int | None) -> Iterator[Call
     if window is None or farthest - span.position < window:
         start, stop = below[0].start, below[-1].start + below[-1].tokens
         whole = Rows(layout.first + start, stop - start, keys.rows.copies, layout.stride)
-        yield Call(whole, keys.rows)
+        yield Segment(whole, keys.rows)
         return
     for asked in below:
         yield from _in_window(layout.all_copies(asked), keys, window)
@@ -207,10 +207,10 @@ def _over_span(layout: _Layout, span: Span, window: int | None) -> Iterator[Call
 
 def _in_window(
     queries: _Placed, keys: _Placed, window: int | None, *, from_prefix: bool = False
-) -> Iterator[Call]:
+) -> Iterator[Segment]:
     """The call of those queries that still see any of the keys, all of which lie before them."""
     if window is None:
-        yield Call(queries.rows, keys.rows, from_prefix=from_prefix)
+        yield Segment(queries.rows, keys.rows, from_prefix=from_prefix)
         return
     last_key = keys.position + keys.rows.tokens - 1
     seeing = min(queries.rows.tokens, last_key + window - queries.position)
@@ -219,7 +219,7 @@ def _in_window(
     hidden = max(0, queries.position - window + 1 - keys.position)  # before the first query's
     offset = queries.position - keys.position - hidden
     hides = offset + seeing > window
-    yield Call(
+    yield Segment(
         queries.rows.part(0, seeing),
         keys.rows.part(hidden, keys.rows.tokens - hidden),
         from_prefix=from_prefix,

@@ -94,8 +94,8 @@ class Tree:
         starts = np.array(self.document_starts, dtype=np.int64)
         read = np.arange(self.document_rows) - np.repeat(starts, lengths)
         rows = np.arange(self.branch_rows)
-        moved = [span.position - span.start for span in self.spans]
-        below = rows + np.repeat(moved, [span.tokens for span in self.spans]).astype(np.int64)
+        shifts = [span.position - span.start for span in self.spans]
+        below = rows + np.repeat(shifts, [span.tokens for span in self.spans]).astype(np.int64)
         copies = np.add.outer(lengths, below)  # [docs, branch rows]
         return np.concatenate([read, copies.ravel()]) + self.prefix_tokens
 

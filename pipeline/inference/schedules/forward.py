@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.inference.attention.compiled import Launches, compile_plans, moved
-from pipeline.inference.attention.hook import KeptError, LayerKV, PrefixKV, TreeAttention
+from pipeline.inference.attention.compiled import CompiledPlan, compile_plans, to_device
+from pipeline.inference.attention.hook import KeptError, PrefixKV, TreeAttention
+from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.attention.plan import AttentionPlan, plan_attention, plan_ends
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
@@ -42,7 +43,7 @@ def prefill(
     tree = Tree.of([len(token_ids)], prefix_tokens=prefix.tokens if prefix else 0)
     plans = everywhere(model, tree)
     attention = TreeAttention(plans, prefix, keep=keep, compiled=compiled(model, plans))
-    ids, positions = moved([np.array(token_ids), tree.positions], model.device)
+    ids, positions = to_device([np.array(token_ids), tree.positions], model.device)
     if layers is None:
         run(model.decoder, attention, positions, input_ids=ids)
     elif model.stages is None:
@@ -67,7 +68,7 @@ def end_states(
     `token_ids` are the packed batch's. `ends` rise.
     """
     assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
-    ids, positions, rows = moved(
+    ids, positions, rows = to_device(
         [np.array(token_ids), tree.positions, tree.rows_at(ends)], model.device
     )
     plans = everywhere(model, tree)
@@ -107,7 +108,7 @@ def everywhere(model: LoadedModel, tree: Tree) -> Plans:
     return {window: plan_attention(tree, window=window) for window in model.windows}
 
 
-def compiled(model: LoadedModel, plans: Plans) -> dict[int | None, Launches] | None:
+def compiled(model: LoadedModel, plans: Plans) -> dict[int | None, CompiledPlan] | None:
     """Made when a stage is about to run: a device works on the stage before it meanwhile."""
     return compile_plans(plans, model.device, model.kernel) if model.kernel else None
 

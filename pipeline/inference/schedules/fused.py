@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.inference.attention.compiled import moved
+from pipeline.inference.attention.compiled import to_device
 from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel
@@ -194,7 +194,7 @@ class _Batch:
     ) -> None:
         self._model, self._prefix = model, prefix
         self._whole: dict[int, Tensor] = {}  # by layer, where the decoder is run whole
-        ids, self._positions = moved([token_ids, tree.positions], model.device)
+        ids, self._positions = to_device([token_ids, tree.positions], model.device)
         self._read = {"input_ids": ids}
         self._enter(tree)
 
@@ -212,7 +212,7 @@ class _Batch:
 
     def advance(self, step: _Step) -> Tensor:  # [docs, ends, hidden]
         """Goes down to the step's depth, and gives the states at its ends."""
-        [rows] = moved([self.tree.rows_at(step.rows)], self._model.device)
+        [rows] = to_device([self.tree.rows_at(step.rows)], self._model.device)
         if self._whole:
             self._read = {"inputs_embeds": self._whole[step.depth.layer]}
         if step.body is not None:
@@ -227,13 +227,13 @@ class _Batch:
     def means(self) -> Tensor:  # [docs, hidden] fp32
         """The mean of the states at each document's own tokens."""
         states = self._read["inputs_embeds"][: self.tree.document_rows]
-        [lengths] = moved([np.array(self.tree.documents)], self._model.device)
+        [lengths] = to_device([np.array(self.tree.documents)], self._model.device)
         # — `unsafe` leaves out the check of the lengths, for which a device would be waited for
         return torch.segment_reduce(states.float(), "mean", lengths=lengths, unsafe=True)
 
     def keep(self, documents: Sequence[int]) -> None:
         """Goes on with these documents alone."""
-        [rows] = moved([self.tree.rows_of(documents)], self._model.device)
+        [rows] = to_device([self.tree.rows_of(documents)], self._model.device)
         self._positions = self._positions[rows]
         self._read = {"inputs_embeds": self._read["inputs_embeds"][rows]}
         self._whole = {layer: states[rows] for layer, states in self._whole.items()}

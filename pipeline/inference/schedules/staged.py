@@ -20,10 +20,10 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from pipeline.inference.attention.compiled import moved
-from pipeline.inference.attention.hook import LayerKV
+from pipeline.inference.attention.compiled import to_device
 from pipeline.inference.attention.kernels import (
     Attended,
+    LayerKV,
     attend,
     attend_causally,
     merge_into,
@@ -194,7 +194,7 @@ class StagedQuestions:
         return torch.stack([self._states(document) for document in documents], dim=1)
 
     def _states(self, document: Sequence[int]) -> Tensor:  # [questions, hidden]
-        [token_ids] = moved([np.array([*self._left, *document])], self._model.device)
+        [token_ids] = to_device([np.array([*self._left, *document])], self._model.device)
         _, level = read(self._model, self._above, token_ids[None])
         states, _ = read(self._model, (*self._above, level), self._token_ids)
         return states[torch.arange(len(self._last), device=states.device), self._last]
@@ -239,7 +239,7 @@ class StagedDepths:
                 return
 
     def _places(self, document: Sequence[int]) -> dict[tuple[int, Place], Tensor]:  # [hidden]
-        [token_ids] = moved([np.array([*self._left, *document])], self._model.device)
+        [token_ids] = to_device([np.array([*self._left, *document])], self._model.device)
         own, level = read_at(self._model, self._above, token_ids[None], self._layers)
         found: dict[tuple[int, Place], Tensor] = {
             (layer, None): states[0, len(self._left) :].float().mean(dim=0)

@@ -11,10 +11,9 @@ import torch
 from dense_oracle import SCALE, assert_same, dense, joined, seen_rows, some, some_kv
 from torch import Tensor
 
-from pipeline.inference.attention.compiled import Launch, Launches, compile_plans
-from pipeline.inference.attention.hook import LayerKV, attend_tree
-from pipeline.inference.attention.kernels import Attended
-from pipeline.inference.attention.plan import AttentionPlan, Call, plan_attention, plan_ends
+from pipeline.inference.attention.compiled import CompiledPlan, KernelCall, compile_plans
+from pipeline.inference.attention.kernels import Attended, LayerKV, attend_tree
+from pipeline.inference.attention.plan import AttentionPlan, Segment, plan_attention, plan_ends
 from pipeline.inference.attention.tree import Node, Tree
 from pipeline.inference.attention.varlen import Kernel, Runs, attend_run_by_run, flash_kernel
 
@@ -28,7 +27,7 @@ WINDOWS = [None, 1, 3, 16]
 
 def compiled(
     plan: AttentionPlan, device: torch.device = CPU, kernel: Kernel = attend_run_by_run
-) -> Launches:
+) -> CompiledPlan:
     return compile_plans({None: plan}, device, kernel)[None]
 
 
@@ -87,20 +86,20 @@ def test_the_launches_of_a_layer_do_not_grow_with_the_batch(documents: int) -> N
     launches = compiled(plan)
     # The prefix, the documents, and two prefixes that questions share.
     assert len(launches.merged) == 4
-    assert all(isinstance(step, Launch) for step in launches.merged)
+    assert all(isinstance(step, KernelCall) for step in launches.merged)
 
 
 def test_rows_are_gathered_for_shared_prefixes_alone() -> None:
     tree = Tree.of([30, 12], SHARED, prefix_tokens=9)
     launches = compiled(plan_attention(tree, window=None))
-    viewed = [isinstance(s, Launch) and isinstance(s.rows, slice) for s in launches.merged]
+    viewed = [isinstance(s, KernelCall) and isinstance(s.rows, slice) for s in launches.merged]
     assert viewed == [True, True, False, False]
 
 
 def test_only_calls_that_hide_keys_from_some_queries_stay_calls() -> None:
     plan = plan_attention(Tree.of([30, 3], SHARED, prefix_tokens=9), window=12)
     hiding = {c for level in plan.levels for c in level if c.window and not c.causal}
-    stayed = [step for step in compiled(plan).merged if isinstance(step, Call)]
+    stayed = [step for step in compiled(plan).merged if isinstance(step, Segment)]
     assert set(stayed) == hiding and len(stayed) == len(hiding) > 0
 
 

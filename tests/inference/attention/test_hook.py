@@ -26,18 +26,17 @@ from torch.utils._pytree import tree_leaves
 from pipeline.errors import ModelError
 from pipeline.inference.attention import hook as layers
 from pipeline.inference.attention import kernels as attention
+from pipeline.inference.attention.compiled import compile_plans
 from pipeline.inference.attention.hook import (
     KeptError,
-    LayerKV,
     PrefixKV,
     TreeAttention,
-    attend_tree,
-    drain,
-    view_rows,
+    apply_attention_sinks,
 )
-from pipeline.inference.attention.kernels import Attended
+from pipeline.inference.attention.kernels import Attended, LayerKV, attend_tree, view_rows
 from pipeline.inference.attention.plan import Rows, plan_attention, plan_ends
 from pipeline.inference.attention.tree import Node, Tree
+from pipeline.inference.attention.varlen import Runs
 
 Grow = Callable[..., Any]
 
@@ -90,10 +89,10 @@ def test_a_sink_takes_its_share_of_every_softmax() -> None:
     q, kv = some(0, 1, 9, 6), some_kv(1, 1, 31, 2)
     sinks = torch.linspace(-2, 3, 6)
     whole = dense(q, kv, torch.ones(9, 31, dtype=torch.bool))
-    drained = drain(Attended(whole.out.float(), whole.lse.float()), sinks)
+    with_sinks = apply_attention_sinks(Attended(whole.out.float(), whole.lse.float()), sinks)
     share = 1 / (1 + (sinks.double() - whole.lse).exp())
     expected = Attended(whole.out * share[..., None], torch.logaddexp(whole.lse, sinks.double()))
-    assert_same(drained, expected)
+    assert_same(with_sinks, expected)
 
 
 def test_rows_and_their_copies_are_views() -> None:
@@ -204,11 +203,8 @@ def test_given_keys_are_read_in_place_of_the_batchs_own() -> None:
     torch.testing.assert_close(out.double(), expected.out, rtol=0, atol=TOLERANCE)
 
 
-class Compiled:
-    """A compiled plan that answers with ones."""
-
-    def attend(self, q: Tensor, own: LayerKV, prefix: LayerKV | None, *, scale: float) -> Attended:
-        return Attended(torch.ones_like(q)[None], torch.zeros(1, *q.shape[:2]))
+def all_ones(q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, scale: float) -> Attended:
+    return Attended(torch.ones_like(q)[None], torch.zeros(1, *q.shape[:2]))
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -216,7 +212,8 @@ def test_a_compiled_plan_is_used_where_it_can_be_and_scores_are_not_capped(
     softcap: float | None,
 ) -> None:
     plans = {5: plan_attention(Tree.of([3], prefix_tokens=0), window=5)}
-    tree = TreeAttention(plans, compiled={5: Compiled()})
+    compiled = compile_plans(plans, torch.device("cpu"), all_ones)
+    tree = TreeAttention(plans, compiled=compiled)
     out, _ = from_transformers(3, tree, sliding_window=5, softcap=softcap)
     assert out.eq(1).all() == (softcap is None)
 

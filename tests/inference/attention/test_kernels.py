@@ -10,9 +10,9 @@ from dense_oracle import HEADS, SCALE, assert_same, dense, some, some_kv
 from torch import Tensor
 
 from pipeline.inference.attention import kernels as attention
-from pipeline.inference.attention.hook import LayerKV
 from pipeline.inference.attention.kernels import (
     Attended,
+    LayerKV,
     attend,
     attend_causally,
     merge,

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.inference.attention.plan import AttentionPlan, Call, Rows, plan_attention, plan_ends
+from pipeline.inference.attention.plan import (
+    AttentionPlan,
+    Rows,
+    Segment,
+    plan_attention,
+    plan_ends,
+)
 from pipeline.inference.attention.tree import Node, Tree
 
 Grow = Callable[..., Any]
@@ -23,7 +29,7 @@ def rows_of(rows: Rows, copy: int) -> range:
     return range(start, start + rows.tokens)
 
 
-def pairs(call: Call) -> Iterator[tuple[int, tuple[str, int]]]:
+def pairs(call: Segment) -> Iterator[tuple[int, tuple[str, int]]]:
     """The (query, key) pairs of one call, read off the call's own description."""
     source = "prefix" if call.from_prefix else "row"
     assert call.queries.copies == call.keys.copies
@@ -36,7 +42,7 @@ def pairs(call: Call) -> Iterator[tuple[int, tuple[str, int]]]:
                     yield query, (source, key)
 
 
-def calls(plan: AttentionPlan) -> list[Call]:
+def calls(plan: AttentionPlan) -> list[Segment]:
     return [call for level in plan.levels for call in level]
 
 
@@ -111,10 +117,10 @@ def test_a_documents_keys_are_read_once_however_many_questions_follow(questions:
     below = 3 * questions
     plan = plan_attention(tree, window=None)
     assert plan.levels[1:] == (
-        (Call(Rows(0, 70 + 2 * below), Rows(0, 9), from_prefix=True),),
+        (Segment(Rows(0, 70 + 2 * below), Rows(0, 9), from_prefix=True),),
         (
-            Call(Rows(70, below), Rows(0, 50)),
-            Call(Rows(70 + below, below), Rows(50, 20)),
+            Segment(Rows(70, below), Rows(0, 50)),
+            Segment(Rows(70 + below, below), Rows(50, 20)),
         ),
     )
 
@@ -122,4 +128,4 @@ def test_a_documents_keys_are_read_once_however_many_questions_follow(questions:
 def test_a_question_is_one_call_for_all_documents() -> None:
     plan = plan_attention(Tree.of([5, 6, 7], [Node(3), Node(4)], prefix_tokens=0), window=None)
     questions = [Rows(18, 3, copies=3, stride=7), Rows(21, 4, copies=3, stride=7)]
-    assert plan.levels[0][3:] == tuple(Call(rows, rows, causal=True) for rows in questions)
+    assert plan.levels[0][3:] == tuple(Segment(rows, rows, causal=True) for rows in questions)

@@ -1,4 +1,4 @@
-"""What is moved arrives as it was."""
+"""Arrays arrive on the device as they were."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.inference.attention.compiled import moved
+from pipeline.inference.attention.compiled import to_device
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ from pipeline.inference.attention.compiled import moved
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_arrays_arrive_in_order_with_their_type(device: str, dtype: type) -> None:
     arrays = [np.arange(3, dtype=dtype), np.array([], dtype=dtype), np.array([7], dtype=dtype)]
-    there = moved(arrays, torch.device(device))
-    assert [tensor.tolist() for tensor in there] == [[0, 1, 2], [], [7]]
-    assert {(tensor.device.type, str(tensor.dtype)) for tensor in there} == {
+    tensors = to_device(arrays, torch.device(device))
+    assert [tensor.tolist() for tensor in tensors] == [[0, 1, 2], [], [7]]
+    assert {(tensor.device.type, str(tensor.dtype)) for tensor in tensors} == {
         (device, f"torch.{np.dtype(dtype)}")
     }
-    assert len({tensor.untyped_storage().data_ptr() for tensor in there}) == 1
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.inference.attention.tree import Node, Tree
-from pipeline.inference.baselines.baselines import attended_pairs, linear_weights, tree_flops
+from pipeline.inference.baselines.alternatives import attended_pairs, linear_weights, tree_flops
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
 

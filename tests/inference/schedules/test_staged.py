@@ -14,8 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from pipeline.inference.attention import kernels as attention
-from pipeline.inference.attention.hook import LayerKV
-from pipeline.inference.attention.kernels import Attended
+from pipeline.inference.attention.kernels import Attended, LayerKV
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel

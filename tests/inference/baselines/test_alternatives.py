@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pipeline.inference.baselines import reference
-from pipeline.inference.baselines.baselines import expand, per_label, per_question
+from pipeline.inference.baselines.alternatives import expand, per_label, per_question
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.model.loaded import LoadedModel

@@ -1,0 +1,279 @@
+"""Labelling without a tree: what `assay bench` and `assay check` compare the tree with.
+
+Every method answers the same questions on the same canonical prompts with transformers' own
+attention. Entry points: `expand`, `per_question` and `per_label` for the bench, `answers_alone` for
+the check. `tree_flops` is the arithmetic of the tree itself, for its share of the matmul rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from pipeline.fitted.readout import Readout
+from pipeline.inference.attention.tree import Branches, Tree
+from pipeline.inference.engine import DocumentIds
+from pipeline.inference.labels.answers import Readouts
+from pipeline.inference.labels.first_token import FirstTokens, first_token_log_probs
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.labels.trie import LabelTrie
+from pipeline.inference.memory import head_dim
+from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.inference.model.quantisation import expert_weights
+from pipeline.spec.schema import ExitSpec
+
+LabelLogProbs = list[list[Tensor]]  # by document, by question: [labels]
+Floats = NDArray[np.float32]
+
+
+@torch.inference_mode()
+def expand(
+    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds], *, batch: int = 1
+) -> LabelLogProbs:
+    """Prefill documents, repeat their KV cache once a question, and run the padded questions.
+
+    `batch` documents go through the model together, padded on the left. Reads first tokens only.
+    """
+    with plain_attention(model.network, "sdpa"):
+        return [
+            answers
+            for start in range(0, len(documents), batch)
+            for answers in _expand_batch(model, prompt, documents[start : start + batch])
+        ]
+
+
+def _expand_batch(
+    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
+) -> LabelLogProbs:
+    prefixes = [[*prompt.prefix, *document] for document in documents]
+    longest = max(len(prefix) for prefix in prefixes)
+    padding = [longest - len(prefix) for prefix in prefixes]
+    seen = [[0] * pad + [1] * len(prefix) for pad, prefix in zip(padding, prefixes, strict=True)]
+    kv_cache = DynamicCache(config=model.network.config)
+    model.decoder(
+        input_ids=_tensor(
+            model, [[0] * pad + prefix for pad, prefix in zip(padding, prefixes, strict=True)]
+        ),
+        # A mask that hides nothing would keep sdpa from its faster causal kernel.
+        attention_mask=_tensor(model, seen) if any(padding) else None,
+        position_ids=_tensor(model, [[max(0, i - pad) for i in range(longest)] for pad in padding]),
+        past_key_values=kv_cache,
+        use_cache=True,
+    )
+    states = _question_states(
+        model, prompt.questions, kv_cache, seen, [len(prefix) for prefix in prefixes]
+    )
+    first = [FirstTokens.of(list(q.labels.values()), model.device) for q in prompt.questions]
+    by_question = first_token_log_probs(states.transpose(0, 1), first, model.unembed)
+    return [[log_probs[row] for log_probs in by_question] for row in range(len(documents))]
+
+
+def _question_states(
+    model: LoadedModel,
+    questions: Sequence[Question],
+    kv_cache: DynamicCache,  # holds the documents' prefixes
+    seen: Sequence[Sequence[int]],  # [docs, prefix]: 0 where a prefix is padded
+    lengths: Sequence[int],  # of the prefixes
+) -> Tensor:  # [docs, questions, hidden]
+    """The states at the questions' last tokens, with one copy of the cache for each question."""
+    rows = [row for row in range(len(lengths)) for _ in questions]
+    # Not `batch_repeat_interleave`: cache layers with a recurrent state do not have it.
+    kv_cache.reorder_cache(torch.tensor(rows, device=model.device).long())  # type: ignore[arg-type]
+    longest = max(len(question.token_ids) for question in questions)
+    ids = [[*q.token_ids, *[0] * (longest - len(q.token_ids))] for q in questions]
+    own = [[1] * len(q.token_ids) + [0] * (longest - len(q.token_ids)) for q in questions]
+    output = model.decoder(
+        input_ids=_tensor(model, ids * len(lengths)),
+        attention_mask=_tensor(model, [[*row, *mask] for row in seen for mask in own]),
+        position_ids=_tensor(
+            model, [[n + i for i in range(longest)] for n in lengths for _ in questions]
+        ),
+        past_key_values=kv_cache,
+        use_cache=True,
+    )
+    states = output.last_hidden_state.view(len(lengths), len(questions), longest, -1)
+    last = _tensor(model, [len(question.token_ids) - 1 for question in questions])
+    at_last: Tensor = states[:, torch.arange(len(questions), device=model.device), last]
+    return at_last
+
+
+@torch.inference_mode()
+def per_question(
+    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
+) -> LabelLogProbs:
+    """One full forward for each document and question; with whole labels, for each verbalizer."""
+
+    def answer(document: DocumentIds, question: Question) -> Tensor:  # [labels]
+        token_ids = [*prompt.prefix, *document, *question.token_ids]
+        if question.trie:
+            return _whole_label_answer(model, token_ids, question.trie)
+        return _first_token_answer(model, token_ids, list(question.labels.values()))
+
+    with plain_attention(model.network, "sdpa"):
+        return [[answer(document, q) for q in prompt.questions] for document in documents]
+
+
+@torch.inference_mode()
+def per_label(
+    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
+) -> LabelLogProbs:
+    """One full forward for each document, question and label. Reads first tokens only."""
+
+    def answer(document: DocumentIds, question: Question) -> Tensor:  # [labels]
+        token_ids = [*prompt.prefix, *document, *question.token_ids]
+        return torch.cat(
+            [_first_token_answer(model, token_ids, [label]) for label in question.labels.values()]
+        )
+
+    with plain_attention(model.network, "sdpa"):
+        return [[answer(document, q) for q in prompt.questions] for document in documents]
+
+
+def answers_alone(
+    model: LoadedModel,
+    prompt: PromptTokens,
+    document: DocumentIds,
+    *,
+    readouts: Readouts,
+    exit_policy: ExitSpec | None,
+) -> list[Floats]:  # by question: [labels]
+    """Log-probabilities of one document: each task by a plain forward, then by its readout."""
+    untrained = [question for question in prompt.questions if question.name not in readouts]
+    [answered] = per_question(model, replace(prompt, questions=tuple(untrained)), [document])
+    answers = {q.name: a.numpy(force=True) for q, a in zip(untrained, answered, strict=True)}
+
+    @cache  # tasks of one prompt read the same states
+    def states_below(below: tuple[int, ...]) -> list[Tensor]:  # by layer: [tokens, hidden]
+        return _hidden_states(model, [*prompt.prefix, *document, *below])
+
+    states: dict[str, list[Floats]] = {}
+    for question in prompt.questions:
+        if question.name in readouts:
+            averaged = readouts[question.name].card.pooling == "mean"
+            by_layer = states_below(() if averaged else question.token_ids)
+            first = len(prompt.prefix) if averaged else -1
+            states[question.name] = [
+                of_layer[first:].float().mean(dim=0).numpy(force=True) for of_layer in by_layer
+            ]
+    layers = _exit_layers(states, readouts, exit_policy)
+    for name, by_layer_mean in states.items():
+        answers[name] = _readout_log_probs(by_layer_mean, readouts[name], layers[name])
+    return [answers[question.name] for question in prompt.questions]
+
+
+def _exit_layers(
+    states: Mapping[str, list[Floats]],  # by task, by layer: [hidden]
+    readouts: Readouts,
+    exit_policy: ExitSpec | None,
+) -> dict[str, int]:
+    """The layer at which each task of one document is read."""
+    if exit_policy is not None and exit_policy.layer is not None:
+        return dict.fromkeys(states, exit_policy.layer)
+    for layer in exit_policy.layers if exit_policy else ():
+        top = [_readout_log_probs(s, readouts[name], layer).max() for name, s in states.items()]
+        if exit_policy and exit_policy.confidence and min(top) >= np.log(exit_policy.confidence):
+            return dict.fromkeys(states, layer)
+    return {name: readouts[name].card.layer for name in states}
+
+
+def _readout_log_probs(
+    states: Sequence[Floats],  # by layer: [hidden]
+    readout: Readout,
+    layer: int,
+) -> Floats:  # [labels]
+    linear = readout.maps[layer]
+    logits = linear.weight @ states[layer] + linear.bias
+    return np.asarray(logits - np.logaddexp.reduce(logits), dtype=np.float32)
+
+
+@torch.inference_mode()
+def _hidden_states(
+    model: LoadedModel, token_ids: Sequence[int]
+) -> list[Tensor]:  # by layer: [tokens, hidden]
+    with plain_attention(model.network, "sdpa"):
+        output = _forward(model, token_ids, output_hidden_states=True)
+    return [states[0] for states in output.hidden_states]
+
+
+def _first_token_answer(
+    model: LoadedModel, token_ids: Sequence[int], labels: Sequence[Sequence[int]]
+) -> Tensor:  # [labels]
+    """The log-probability that each label's first token comes next."""
+    states = _forward(model, token_ids).last_hidden_state[:, -1:]  # [1, 1, hidden]
+    first = FirstTokens.of(labels, model.device)
+    [log_probs] = first_token_log_probs(states, [first], model.unembed)
+    return log_probs[0]
+
+
+def _whole_label_answer(
+    model: LoadedModel, token_ids: Sequence[int], trie: LabelTrie
+) -> Tensor:  # [labels] fp32
+    """The log-probability of each label: the sum over its verbalizers, one full forward each."""
+
+    def verbalizer_log_prob(path: Sequence[int]) -> Tensor:  # []
+        states = _forward(model, [*token_ids, *path]).last_hidden_state[0]
+        # — the state at position i predicts token i + 1
+        logits = model.unembed(states[len(token_ids) - 1 : -1])  # [tokens, vocab]
+        log_probs = logits.float().log_softmax(-1)
+        total = log_probs[range(len(path)), list(path)].sum()
+        return total / float(len(path) ** trie.length_penalty)
+
+    return torch.stack(
+        [
+            torch.stack([verbalizer_log_prob(p) for p in paths]).logsumexp(0)
+            for paths in trie.verbalizers
+        ]
+    )
+
+
+def _forward(model: LoadedModel, token_ids: Sequence[int], **options: bool) -> Any:
+    return model.decoder(input_ids=_tensor(model, [token_ids]), use_cache=False, **options)
+
+
+def _tensor(model: LoadedModel, values: Sequence[object]) -> Tensor:
+    return torch.tensor(values, device=model.device)
+
+
+def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -> int:
+    """Floating-point operations of the tree for one document, without the kept prefix.
+
+    The last layer is counted at the answers only, even where the decoder must be run whole.
+    """
+    # — of a beam search only the question: which labels it follows depends on the document
+    asked = [[q.token_ids] if q.searched else q.sequences for q in prompt.questions]
+    branches = Branches.of([sequence for of_question in asked for sequence in of_question])
+    tree = Tree.of([document_tokens], branches.nodes, prefix_tokens=len(prompt.prefix))
+    positions = tree.positions
+    ends = positions[document_tokens + np.array(branches.ends, dtype=np.int64)]
+    layers: nn.ModuleList = model.decoder.layers  # type: ignore[assignment]
+    config = model.network.config.get_text_config()
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    *below, last = [linear_weights(layer, experts_per_token=chosen) for layer in layers]
+    pairs = (len(layers) - 1) * attended_pairs(positions) + attended_pairs(ends)
+    products = sum(below) * tree.tokens + last * len(ends)
+    unembedding = config.hidden_size * config.vocab_size * len(ends)
+    # — a score and a weighted value: 2 multiply-adds for each query, key, head and dimension
+    attention = 4 * config.num_attention_heads * head_dim(config) * pairs
+    return int(2 * (products + unembedding) + attention)
+
+
+def attended_pairs(
+    positions: NDArray[np.int64],  # [tokens]
+) -> int:
+    """How many (query, key) pairs a layer without a window attends to."""
+    return int((positions + 1).sum())
+
+
+def linear_weights(module: nn.Module, *, experts_per_token: int) -> int:
+    """Weights that each token is multiplied with; of a mixture, those of the chosen experts."""
+    dense = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
+    experts = sum(w.numel() * experts_per_token // w.shape[0] for w in expert_weights(module))
+    return dense + experts
