@@ -16,18 +16,14 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.hashes import short_hash
-from pipeline.sources.arrow import arrow_schema
 from pipeline.sources.documents import RawRow, TooLong, read_text, written
-from pipeline.sources.parquet import parquet_schema
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import every_row
+from pipeline.sources.source import TABLES, every_row, opened_table
 from pipeline.sources.streams import Options, reading
 
 SAMPLE_ROWS = 100
 NO_VALUE = "null"
 TABLES_AT_ONCE = 16
-# The formats whose files have the same columns in every row.
-TABLES = {"parquet": parquet_schema, "arrow": arrow_schema}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +82,8 @@ def check_columns_of(shards: Sequence[Shard], options: Options, columns: Sequenc
 
 
 def _check_table(shard: Shard, options: Options, columns: Sequence[str]) -> None:
-    with reading(shard.path):
-        schema = TABLES[shard.version.format](shard.path, options)
+    with reading(shard.path), opened_table(shard, options) as table:
+        schema = table.schema
     for column in columns:
         found = schema.names.count(column)
         if found != 1:

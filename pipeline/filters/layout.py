@@ -13,6 +13,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import Problem, SpecError
+from pipeline.filters.writers import CONVERTED
 from pipeline.ledger.contents import NamedShard
 from pipeline.sources.source import format_of
 from pipeline.sources.streams import Options
@@ -30,13 +31,17 @@ class Layout:
     relative: Mapping[str, str]  # by input path, the path below the input's folder
 
     def kept_key(self, shard: NamedShard) -> str:
-        """`kept/<id>/<folders>/<name>.<first row>.<format>`."""
+        """`kept/<id>/<folders>/<name>.<first row>.<format>`.
+
+        What another format is written as is added to the name: `<format>.parquet`.
+        """
         path = self.relative[shard.path]
         format = format_of(path)
         assert format is not None, path
         suffix = path[-len(format) - 1 :]
         row = f"{shard.start_row:0{ROW_DIGITS}d}"
-        return f"kept/{self.id}/{path.removesuffix(suffix)}.{row}{suffix}"
+        converted = CONVERTED.get(format, "")
+        return f"kept/{self.id}/{path.removesuffix(suffix)}.{row}{suffix}{converted}"
 
     def dropped_key(self, shard: NamedShard) -> str:
         """`dropped/<id>/<folders>/<name>.<format>.<first row>.parquet`."""

@@ -93,7 +93,8 @@ class Rule:
                 f"documents; write a condition on the columns of one document"
             )
         if values.schema.types != [pa.bool_()]:
-            raise self._wrong(f"is {values.schema.types[0]}, not a boolean; compare it with a value")
+            kind = values.schema.types[0]
+            raise self._wrong(f"is {kind}, not a boolean; compare it with a value")
         return values.column(0).combine_chunks()
 
     def _wrong(self, fix: str) -> SpecError:

@@ -30,13 +30,14 @@ from pipeline.filters.shard import (
     filter_shard,
     total,
 )
+from pipeline.filters.writers import CONVERTED
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.contents import Contents, NamedShard, last_contents
 from pipeline.ledger.rows import aligned_batches, refuse_changed, wide_schema
 from pipeline.options import FilterOptions, OnError
 from pipeline.sources.cuts import cut_before
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import find_objects
+from pipeline.sources.source import find_objects, format_of
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
 
@@ -169,6 +170,8 @@ def _id(found: Contents, keep: str, on_error: OnError) -> str:
         "tasks": {name: task.fp for name, task in found.tasks.items()},
         "shards": [[s.path, s.start_row, s.rows, *(f.key for f in s.files)] for s in found.shards],
     }
+    if any(format_of(shard.path) in CONVERTED for shard in found.shards):
+        content["converted"] = CONVERTED  # earlier versions kept these in their own format
     return sha256_hex(canonical_json(content), 16)
 
 

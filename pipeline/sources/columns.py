@@ -5,7 +5,8 @@ Knows Arrow schemas and batches. Knows nothing of files: whoever reads one bring
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyarrow import types
@@ -15,6 +16,15 @@ from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong
 
 # Above this, a batch's values become Python objects one by one; below, all at once is quicker.
 BATCH_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Some rows of an open table, read batch by batch as they are asked for."""
+
+    schema: pa.Schema  # of the object; the batches may have fewer columns
+    batches: Iterator[pa.RecordBatch]
+    codecs: Mapping[str, str] = field(default_factory=dict)  # of Parquet, by leaf column
 
 
 def check_named(path: str, names: list[str], *, text_column: str, id_column: str | None) -> None:
@@ -43,33 +53,32 @@ def check_columns(path: str, schema: pa.Schema, *, text_column: str, id_column: 
         raise SpecError([Problem("input.id", fix, id_column)])
 
 
-def rows_between(
-    batches: Iterable[pa.RecordBatch],
-    start: int,
-    end: int,
-    *,
-    text_column: str,
-    id_column: str | None,
-) -> Iterator[RawRow]:
-    """Rows `start` to before `end` of the batches laid end to end; nothing after is asked for."""
+def batches_between(
+    batches: Iterable[pa.RecordBatch], start: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    """Rows `start` to before `end` of the concatenated batches. No later batch is read."""
     position = 0
     for batch in batches:
         first, last = max(start - position, 0), min(end - position, batch.num_rows)
         if first < last:
-            yield from _rows(batch.slice(first, last - first), text_column, id_column)
+            yield batch.slice(first, last - first)
         position += batch.num_rows
         if position >= end:
             return
 
 
-def _rows(batch: pa.RecordBatch, text_column: str, id_column: str | None) -> Iterator[RawRow]:
-    texts = _values(batch.column(text_column))
-    if id_column is None:
-        yield from map(RawRow, texts)
-        return
-    ids = batch.column(id_column)
-    written = _values(ids if _is_string(ids.type) else ids.cast(pa.large_string()))
-    yield from map(RawRow, texts, written)
+def rows_of(
+    batches: Iterable[pa.RecordBatch], *, text_column: str, id_column: str | None
+) -> Iterator[RawRow]:
+    """The rows of the batches, one at a time."""
+    for batch in batches:
+        texts = _values(batch.column(text_column))
+        if id_column is None:
+            yield from map(RawRow, texts)
+            continue
+        ids = batch.column(id_column)
+        written = _values(ids if _is_string(ids.type) else ids.cast(pa.large_string()))
+        yield from map(RawRow, texts, written)
 
 
 def _values(strings: pa.Array) -> Iterator[bytes | TooLong | None]:

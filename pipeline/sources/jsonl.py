@@ -39,14 +39,16 @@ def jsonl_pieces(
 
 def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; one line is held at a time, and none that is too long."""
+    read = partial(_row, text_column=shard.version.text_column, id_column=shard.version.id_column)
+    yield from map(read, shard_lines(shard, options))  # a loop would hold a line beside its text
+
+
+def shard_lines(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
+    """The lines of the shard's rows, as they are in the stream."""
     assert shard.piece.start_byte is not None and shard.piece.end_byte is not None, shard
     with decompressed(shard.path, shard.version.format, options) as stream:
         stream.seek(shard.piece.start_byte)
-        lines = lines_of(stream, shard.piece.end_byte - shard.piece.start_byte)
-        read = partial(
-            _row, text_column=shard.version.text_column, id_column=shard.version.id_column
-        )
-        yield from map(read, lines)  # a loop would hold a line beside the text that came of it
+        yield from lines_of(stream, shard.piece.end_byte - shard.piece.start_byte)
 
 
 def _check_keys(path: str, stream: Stream, *, text_column: str, id_column: str | None) -> None:

@@ -1,27 +1,25 @@
-"""Parquet input: its pieces from the footer alone, and the rows of one piece.
+"""Parquet input: its pieces from the footer alone, and the record batches of some rows.
 
-Knows row groups. Knows nothing of shards' identity or of what becomes of the rows.
+Entry points: `parquet_pieces`, `opened_parquet`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.sources.columns import check_columns, rows_between
-from pipeline.sources.documents import RawRow
-from pipeline.sources.shards import Piece, Shard, Unit, cut_units
-from pipeline.sources.streams import BLOCK_BYTES, Fetched, Options, opened
+from pipeline.sources.columns import Batches, batches_between, check_columns
+from pipeline.sources.shards import Piece, Unit, cut_units
+from pipeline.sources.streams import BLOCK_BYTES, Options, opened
 
-# Few rows at a time: a batch is held three times over while its texts are decoded.
+# Few rows at a time: while its texts are decoded, a batch is held three times.
 BATCH_ROWS = 256
-# Fewer still where a dictionary, or prefixes shared by neighbours, may make much text of little.
+# Fewer rows where one stored value may stand for many rows.
 BATCH_BYTES = 64 * 1024 * 1024
-_PAGE_HEADER_BYTES = 16
-_DICTIONARY_PAGE = 2
-_NEXT_I32 = 0x15  # in Thrift: the next field, a 32-bit integer
+SHARED_VALUES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY", "DELTA_BYTE_ARRAY"}
 
 
 def parquet_pieces(
@@ -33,24 +31,19 @@ def parquet_pieces(
         return list(cut_units(_row_groups(parquet, text_column), target_bytes))
 
 
-def parquet_schema(path: str, options: Options) -> pa.Schema:
-    """The object's columns, by its footer."""
-    with opened(path, options) as file, pq.ParquetFile(file) as parquet:
-        return parquet.schema_arrow
-
-
-def parquet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    """The shard's rows; only the row groups that hold some of them, and two columns, are read."""
-    # — buffered: otherwise a row group's whole text column is fetched before its first row is seen
+@contextmanager
+def opened_parquet(
+    path: str, options: Options, piece: Piece, columns: Sequence[str] | None = None
+) -> Iterator[Batches]:
+    """The rows of the piece, with these columns (None: all), in small batches."""
+    # — buffered: without a buffer, a row group's whole column is fetched before its first row
     with (
-        opened(shard.path, options) as file,
+        opened(path, options) as file,
         pq.ParquetFile(file, buffer_size=BLOCK_BYTES) as parquet,
     ):
-        first_row, groups = overlapping(parquet, shard.piece.start_row, shard.piece.end_row)
-        columns = [shard.version.text_column]
-        columns += [shard.version.id_column] if shard.version.id_column else []
-        rows_at_once = batch_rows(file, parquet, groups, columns)
-        # — one group at a time: a batch across two would lose the first with a broken second
+        first_row, groups = _overlapping(parquet, piece.start_row, piece.end_row)
+        rows_at_once = _batch_rows(parquet, groups, columns)
+        # — one group at a time: a batch across two groups is lost when the second is broken
         batches = (
             batch
             for group in groups
@@ -59,83 +52,58 @@ def parquet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
             )
         )
         rows = sum(parquet.metadata.row_group(group).num_rows for group in groups)
-        yield from rows_between(
-            _whole(batches, rows),
-            shard.piece.start_row - first_row,
-            shard.piece.end_row - first_row,
-            text_column=shard.version.text_column,
-            id_column=shard.version.id_column,
+        within = batches_between(
+            _complete(batches, rows), piece.start_row - first_row, piece.end_row - first_row
         )
+        yield Batches(parquet.schema_arrow, within, _codecs(parquet))
 
 
 def _row_groups(parquet: pq.ParquetFile, text_column: str) -> Iterator[Unit]:
     metadata = parquet.metadata
-    text_leaf = _leaf(parquet, text_column)
+    paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
+    text_leaf = paths.index(text_column)
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         yield Unit(group.num_rows, group.column(text_leaf).total_uncompressed_size)
 
 
-def _whole(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The batches; OSError behind them if they hold fewer rows than the footer says."""
-    found = 0
+def _complete(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The batches; OSError after the last if they hold fewer rows than the footer says."""
+    read = 0
     for batch in batches:
-        found += batch.num_rows
+        read += batch.num_rows
         yield batch
-    if found < rows:
-        raise OSError(f"its footer tells of {rows} rows where its pages hold {found}")
+    if read < rows:
+        raise OSError(f"its footer says {rows} rows, and its pages hold {read}")
 
 
-def _leaf(parquet: pq.ParquetFile, column: str) -> int:
-    metadata = parquet.metadata
-    paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
-    return paths.index(column)
-
-
-def batch_rows(
-    file: Fetched, parquet: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]
+def _batch_rows(
+    parquet: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str] | None
 ) -> int:
-    """So few rows that a batch is bounded even if each row is the longest value there can be."""
-    leaves = [_leaf(parquet, column) for column in columns]
-    row_groups = [parquet.metadata.row_group(group) for group in groups]
-    longest = max(
-        (sum(_value_bytes(file, group.column(leaf)) for leaf in leaves) for group in row_groups),
-        default=0,  # the file is another than was cut
-    )
+    """Rows in a batch, bounded in memory even if each row has the longest value of its chunk.
+
+    A dictionary, or a prefix shared by neighbours, stores one value for many rows. Such a value is
+    at most as long as its whole column chunk.
+    """
+    longest = 0
+    for group in groups:
+        metadata = parquet.metadata.row_group(group)
+        leaves = (metadata.column(leaf) for leaf in range(metadata.num_columns))
+        longest = max(longest, sum(_value_bytes(leaf, columns) for leaf in leaves))
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, longest)))
 
 
-def _value_bytes(file: Fetched, chunk: pq.ColumnChunkMetaData) -> int:
-    """The most that one value can take of those that are stored once for many rows; 0 for none."""
-    all_pages: int = chunk.total_uncompressed_size
-    if "DELTA_BYTE_ARRAY" in chunk.encodings:
-        return all_pages
-    # — the footer tells only how large all pages are, the first one's header how large it is
-    file.seek(min(at for at in (chunk.dictionary_page_offset, chunk.data_page_offset) if at))
-    fields = iter(file.read(_PAGE_HEADER_BYTES))
-    kind, size_bytes = _integer_field(fields), _integer_field(fields)
-    if kind is None or size_bytes is None:
-        return all_pages
-    return size_bytes if kind == _DICTIONARY_PAGE else 0
+def _value_bytes(chunk: pq.ColumnChunkMetaData, columns: Sequence[str] | None) -> int:
+    """An upper bound for one value that may be stored once for many rows; 0 where none is."""
+    if columns is not None and chunk.path_in_schema not in columns:
+        return 0
+    if chunk.physical_type != "BYTE_ARRAY" or SHARED_VALUES.isdisjoint(chunk.encodings):
+        return 0
+    size_bytes: int = chunk.total_uncompressed_size
+    return size_bytes
 
 
-def _integer_field(data: Iterator[int]) -> int | None:
-    """The next field of Thrift's compact form, if it is a natural number.
-
-    Seven bits a byte, the lowest first; of the number they make, the lowest bit is the sign.
-    """
-    if next(data, None) != _NEXT_I32:
-        return None
-    value = shift = 0
-    for byte in data:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return None if value & 1 else value >> 1
-    return None
-
-
-def overlapping(parquet: pq.ParquetFile, start_row: int, end_row: int) -> tuple[int, list[int]]:
+def _overlapping(parquet: pq.ParquetFile, start_row: int, end_row: int) -> tuple[int, list[int]]:
     """The first row of the row groups that hold some of the rows, and these groups."""
     groups: list[int] = []
     first_row = row = 0
@@ -146,3 +114,13 @@ def overlapping(parquet: pq.ParquetFile, start_row: int, end_row: int) -> tuple[
             groups.append(index)
         row = next_row
     return first_row, groups
+
+
+def _codecs(parquet: pq.ParquetFile) -> dict[str, str]:
+    """By leaf column, the codec of its first row group."""
+    if not parquet.metadata.num_row_groups:
+        return {}
+    group = parquet.metadata.row_group(0)
+    columns = (group.column(index) for index in range(group.num_columns))
+    codecs = {column.path_in_schema: column.compression for column in columns}
+    return {path: "none" if codec == "UNCOMPRESSED" else codec for path, codec in codecs.items()}

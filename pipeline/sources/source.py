@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -22,16 +23,19 @@ from fsspec.utils import stringify_path
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import content_hash
-from pipeline.sources.arrow import arrow_pieces, arrow_rows
+from pipeline.sources.arrow import arrow_pieces, opened_arrow
+from pipeline.sources.columns import Batches, rows_of
 from pipeline.sources.documents import RawRow, slices_from
 from pipeline.sources.jsonl import jsonl_pieces, jsonl_rows
-from pipeline.sources.parquet import parquet_pieces, parquet_rows
+from pipeline.sources.parquet import opened_parquet, parquet_pieces
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
 from pipeline.sources.wet import wet_pieces, wet_rows
 from pipeline.stores.errors import options_of
 
 FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz")
+# The formats whose rows all have the same columns.
+TABLES = ("parquet", "arrow")
 # What remote file systems call the name of an object's content, then the time it was written.
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
 _CLOCKS_APART_S = 60.0
@@ -165,13 +169,26 @@ def _unread_rows(shard: Shard, found: int, error: UnreadableError) -> Iterator[R
 
 
 def _rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    if shard.version.format == "parquet":
-        return parquet_rows(shard, options)
-    if shard.version.format == "arrow":
-        return arrow_rows(shard, options)
-    if shard.version.format == "warc.wet.gz":
+    version = shard.version
+    if version.format in TABLES:
+        return _table_rows(shard, options)
+    if version.format == "warc.wet.gz":
         return wet_rows(shard, options)
     return jsonl_rows(shard, options)
+
+
+def _table_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
+    text_column, id_column = shard.version.text_column, shard.version.id_column
+    with opened_table(shard, options, [text_column, *filter(None, [id_column])]) as table:
+        yield from rows_of(table.batches, text_column=text_column, id_column=id_column)
+
+
+def opened_table(
+    shard: Shard, options: Options, columns: Sequence[str] | None = None
+) -> AbstractContextManager[Batches]:
+    """The rows of a shard whose format is one of TABLES, with these columns (None: all)."""
+    open_batches = opened_parquet if shard.version.format == "parquet" else opened_arrow
+    return open_batches(shard.path, options, shard.piece, columns)
 
 
 def _located(path_glob: str, options: Options) -> tuple[AbstractFileSystem, str]:

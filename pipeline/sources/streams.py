@@ -27,6 +27,7 @@ from pipeline.stores.errors import (
 # What the fsspec file system that opens a path is made with: a spec's storage_options.
 Options = Mapping[str, Any]
 
+CODECS = {"gz": "gzip", "zst": "zstd"}  # by the last part of a format
 BLOCK_BYTES = 1024 * 1024
 # Above the client's own tries, which leave out what some clients take for final: s3fs an error 500.
 _RETRY_POLICY = RetryPolicy(attempts=6)
@@ -112,8 +113,7 @@ def decompressed(path: str, format: str, options: Options) -> Iterator[Stream]:
     Arrow's reader is used because it fails where the data stops short: zstandard's own stream
     reader ends quietly there, and a truncated file would pass for a shorter one.
     """
-    codecs = {"gz": "gzip", "zst": "zstd"}
-    codec = codecs.get(format.rpartition(".")[2])
+    codec = CODECS.get(format.rpartition(".")[2])
     with opened(path, options) as file:
         yield file if codec is None else _Inflated(file, codec)
 

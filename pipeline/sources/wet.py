@@ -6,7 +6,8 @@ nothing of shards' identity or of documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import islice
 
 from warcio.archiveiterator import ArchiveIterator
 from warcio.exceptions import ArchiveLoadFailed
@@ -40,28 +41,35 @@ def wet_pieces(
 
 def wet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; one record is held at a time, and none that is too long."""
+    text_column, id_column = shard.version.text_column, shard.version.id_column
+    for values in wet_values(shard, options, {text_column, id_column or text_column}):
+        yield RawRow(values[text_column], values[id_column] if id_column else None)
+        del values  # a text may be long: none is held beside the next one
+
+
+def wet_values(
+    shard: Shard, options: Options, columns: Collection[str]
+) -> Iterator[dict[str, object]]:
+    """These columns of the shard's rows; a text is bytes, and a header that is missing None."""
     assert shard.piece.start_byte is not None, shard
+    headers = {name: header for name, header in _HEADERS.items() if name in columns}
     with decompressed(shard.path, shard.version.format, options) as stream:
         stream.seek(shard.piece.start_byte)
-        found = 0
-        for _, record in records_of(stream):
-            if record.rec_type != "conversion":
-                continue
-            if found == shard.rows:
-                return
-            found += 1
-            yield _row(record, shard.version.text_column, shard.version.id_column)
+        conversions = (r for _, r in _records(stream) if r.rec_type == "conversion")
+        for record in islice(conversions, shard.rows):
+            values = {name: record.rec_headers.get_header(key) for name, key in headers.items()}
+            yield values | ({"text": _text(record)} if "text" in columns else {})
 
 
 def _record_units(stream: Stream) -> Iterator[Unit]:
-    for archive, record in records_of(stream):
-        text_bytes = sum(len(block) for block in blocks_of(record))
+    for archive, record in _records(stream):
+        text_bytes = sum(len(block) for block in _blocks(record))
         start = archive.get_record_offset()
         if record.rec_type == "conversion":
             yield Unit(1, text_bytes, start, start + archive.get_record_length())
 
 
-def records_of(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
+def _records(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
     """The records, each left whole behind; OSError where the data is no WARC."""
     forward = _Forward(stream)
     archive = ArchiveIterator(forward, no_record_parse=True)
@@ -77,21 +85,14 @@ def records_of(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]
         raise OSError(f"not a WARC record: {error}") from error
 
 
-def _row(record: ArcWarcRecord, text_column: str, id_column: str | None) -> RawRow:
-    wanted = {text_column, id_column or text_column}
-    headers = {name: record.rec_headers.get_header(_HEADERS[name]) for name in wanted - {"text"}}
-    values: dict[str, object] = {**headers, "text": _text(record) if "text" in wanted else ""}
-    return RawRow(values[text_column], values[id_column] if id_column else None)
-
-
 def _text(record: ArcWarcRecord) -> bytes | TooLong:
     text = Gathered()
-    for block in blocks_of(record):
+    for block in _blocks(record):
         text.add(block)
     return text.take()
 
 
-def blocks_of(record: ArcWarcRecord) -> Iterator[bytes]:
+def _blocks(record: ArcWarcRecord) -> Iterator[bytes]:
     """The record's content; OSError if it is shorter than its header says."""
     declared = record.rec_headers.get_header("Content-Length")
     position = 0

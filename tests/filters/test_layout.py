@@ -53,12 +53,15 @@ def shard(path: str, start_row: int = 0) -> NamedShard:
 
 def test_no_two_files_have_one_key() -> None:
     names = ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.0000000000.jsonl", "A.PARQUET", "b/a.jsonl"]
+    names += ["a.arrow", "a.arrow.parquet", "a.warc.wet.gz", "a.warc.wet.gz.jsonl.zst"]
     layout = Layout("id", "all", {name: name for name in names})
     shards = [shard(name, row) for name in names for row in (0, 7)]
     keys = [key(each) for each in shards for key in (layout.kept_key, layout.dropped_key)]
     assert len(set(keys)) == len(keys)
     assert layout.kept_key(shard("a.jsonl.gz", 7)) == "kept/id/a.0000000007.jsonl.gz"
     assert layout.kept_key(shard("A.PARQUET")) == "kept/id/A.0000000000.PARQUET"
+    assert layout.kept_key(shard("a.arrow")) == "kept/id/a.0000000000.arrow.parquet"
+    assert layout.kept_key(shard("a.warc.wet.gz", 7)).endswith("7.warc.wet.gz.jsonl.zst")
     assert layout.dropped_key(shard("b/a.jsonl")) == "dropped/id/b/a.jsonl.0000000000.parquet"
 
 

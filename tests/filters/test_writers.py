@@ -1,4 +1,4 @@
-"""Kept rows lie in a file of the same format, read here without the code that wrote it."""
+"""Kept rows are in a file that other readers read; its rows, in order, are the kept ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from warcio.archiveiterator import ArchiveIterator
 
 from pipeline.errors import StorageError
 from pipeline.filters.writers import kept_rows
@@ -39,27 +38,14 @@ def unpacked(name: str, data: bytes) -> bytes:
     return zstandard.ZstdDecompressor().decompressobj().decompress(data) if "zst" in name else data
 
 
-def found_rows(name: str, data: bytes) -> list[Row]:
-    """The rows by readers that are none of ours."""
-    if name.endswith(".parquet"):
+def read_rows(name: str, data: bytes) -> list[Row]:
+    """The rows, by readers that are not assay's."""
+    if name.endswith((".parquet", ".arrow")):
         table = pq.read_table(io.BytesIO(data))
-    elif name.endswith(".arrow"):
-        prefix = pa.ipc.open_file if data.startswith(b"ARROW1") else pa.ipc.open_stream
-        table = prefix(io.BytesIO(data)).read_all()
-    elif "wet" in name:
-        return [
-            (
-                record.rec_headers.get_header("WARC-Record-ID"),
-                record.content_stream().read().decode(),
-            )
-            for record in ArchiveIterator(io.BytesIO(data))
-            if record.rec_type == "conversion"
-        ]
-    else:
-        lines = unpacked(name, data).split(b"\n")
-        return [(row["id"], row["text"]) for row in map(json.loads, filter(bytes.strip, lines))]
-    assert table.column_names == ["other", "text", "id"]
-    return list(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
+        assert table.column_names == ["other", "text", "id"]
+        return list(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
+    lines = unpacked("a.jsonl.zst" if "wet" in name else name, data).split(b"\n")
+    return [(row["id"], row["text"]) for row in map(json.loads, filter(bytes.strip, lines))]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -72,7 +58,7 @@ def test_the_kept_rows_of_all_shards_are_those_of_the_file(
     found: list[Row] = []
     for shard in shards:
         of_shard = keep[shard.piece.start_row : shard.piece.end_row]
-        found += found_rows(corpus.name, kept_rows(shard, {}, of_shard))
+        found += read_rows(corpus.name, kept_rows(shard, {}, of_shard))
     wanted = [row for row, is_kept in zip(rows, keep, strict=True) if is_kept]
     assert found == wanted
 
@@ -98,13 +84,44 @@ def one_frame(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("corpus", ["corpus.warc.wet.gz"], indirect=True)
-def test_a_wet_record_keeps_its_exact_bytes(corpus: Path, rows: Sequence[Row]) -> None:
-    records = gzip.decompress(corpus.read_bytes()).split(b"WARC/1.0\r\n")[1:]
-    keep = np.arange(len(rows)) % 5 == 0
+def test_a_kept_web_page_has_text_id_url_and_date(corpus: Path, rows: Sequence[Row]) -> None:
     (shard,) = shards_of(corpus, 64_000_000)
-    wanted = [records[0], *(r for r, is_kept in zip(records[1:], keep, strict=True) if is_kept)]
-    found = gzip.decompress(kept_rows(shard, {}, keep))
-    assert found.split(b"WARC/1.0\r\n")[1:] == wanted
+    data = unpacked("a.jsonl.zst", kept_rows(shard, {}, np.ones(len(rows), dtype=np.bool_)))
+    url, date = "http://example.org/", "2026-11-01T00:00:00Z"
+    assert [json.loads(line) for line in data.splitlines()] == [
+        {"text": text, "id": identifier, "url": url, "date": date} for identifier, text in rows
+    ]
+
+
+def test_a_web_page_that_is_not_utf8_can_be_dropped_and_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "c.warc.wet.gz"
+    record = "WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Record-ID: {}\r\nContent-Length: 2\r\n\r\n"
+    records = [
+        record.format(i).encode() + b"\xff" * (i == 1) + b"ab"[: 2 - (i == 1)] for i in (0, 1)
+    ]
+    path.write_bytes(gzip.compress(b"".join(each + b"\r\n\r\n" for each in records)))
+    (shard,) = shards_of(path, 64_000_000)
+    assert read_rows(path.name, kept_rows(shard, {}, np.array([True, False]))) == [("0", "ab")]
+    with pytest.raises(StorageError, match="text of record 1 is not readable: invalid UTF-8"):
+        kept_rows(shard, {}, np.array([False, True]))
+
+
+def test_rows_of_arrow_batches_with_different_dictionaries_are_kept(tmp_path: Path) -> None:
+    batches = [
+        pa.RecordBatch.from_pydict(
+            {"text": pa.array(texts).dictionary_encode(), "id": pa.array(ids)}
+        )
+        for texts, ids in ((["a", "b", "a"], ["0", "1", "2"]), (["c", "a"], ["3", "4"]))
+    ]
+    path = tmp_path / "c.arrow"
+    with pa.ipc.new_stream(str(path), batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    (shard,) = shards_of(path, 64_000_000)
+    data = kept_rows(shard, {}, np.array([True, False, True, True, True]))
+    table = pq.read_table(io.BytesIO(data))
+    assert table["text"].to_pylist() == ["a", "a", "c", "a"]
+    assert table["id"].to_pylist() == ["0", "2", "3", "4"]
 
 
 def test_a_parquet_file_keeps_its_schema_and_codecs(tmp_path: Path) -> None:
@@ -159,6 +176,6 @@ def test_rows_behind_a_break_can_be_dropped_and_not_kept(tmp_path: Path) -> None
     (shard,) = shards_of(path, 64_000_000)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
     first = np.arange(4000) < 50
-    assert len(found_rows(path.name, kept_rows(shard, {}, first))) == 50
+    assert len(read_rows(path.name, kept_rows(shard, {}, first))) == 50
     with pytest.raises(StorageError, match=r"4000 rows from row 0 are to be kept and cannot be"):
         kept_rows(shard, {}, np.ones(4000, dtype=np.bool_))

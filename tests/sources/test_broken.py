@@ -75,7 +75,7 @@ def test_rows_behind_a_break_are_named_by_their_place_and_say_why(
         assert len(row["status"]) <= len("error:cannot be read: ") + 200
 
 
-def test_rows_that_only_a_footer_tells_of_say_so(write: Write) -> None:
+def test_rows_that_only_the_footer_counts_say_why(write: Write) -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"text": ["a"] * 1_000}), sink, compression="none")
     data = sink.getvalue()
@@ -84,7 +84,7 @@ def test_rows_that_only_a_footer_tells_of_say_so(write: Write) -> None:
     found = write("lie.parquet", data[: -8 - size] + footer + data[-8:])
     (shard,) = cut(found, "text", None, 10**7)
     status = all_documents(shard).column("status").to_pylist()
-    why = "error:cannot be read: its footer tells of 3000 rows where its pages hold 1000"
+    why = "error:cannot be read: its footer says 3000 rows, and its pages hold 1000"
     assert status == ["ok"] * 1_000 + [why] * 2_000
 
 
