@@ -21,9 +21,14 @@ from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.answers import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.inference.loading import context_reason, context_tokens, load_model, load_tokenizer
+from pipeline.inference.loading import (
+    context_reason,
+    context_tokens,
+    convert_gguf,
+    load_model,
+    load_tokenizer,
+)
 from pipeline.inference.memory import MemoryPlan, plan_memory
-from pipeline.inference.model.gguf import convert
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.runtime.fitted_files import load_readouts
@@ -63,7 +68,7 @@ def local_model(job: Job) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
-    convert(found, partial)
+    convert_gguf(found, partial)
     return publish_atomically(partial, folder)
 
 

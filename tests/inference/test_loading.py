@@ -97,7 +97,7 @@ def test_a_family_that_states_no_longest_prompt_is_refused_by_name(
 ) -> None:
     AutoConfig.for_model(family).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelError, match=f"model family '{family}' states no longest prompt"):
+    with pytest.raises(ModelError, match=f"'{family}' does not state its longest prompt"):
         read(tmp_path)
 
 

@@ -12,8 +12,7 @@ from pipeline.inference.baselines.alternatives import expand, per_label, per_que
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.inference.loading import load_model, load_tokenizer
-from pipeline.inference.model.gguf import convert
+from pipeline.inference.loading import convert_gguf, load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.spec.parse import load_spec
 
@@ -32,7 +31,7 @@ def smollm2(
     smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[LoadedModel, PromptTokens, list[list[int]]]:
     folder = tmp_path_factory.mktemp("smollm2")
-    convert(smollm2_gguf, folder)
+    convert_gguf(smollm2_gguf, folder)
     tokenizer = load_tokenizer(folder)
     spec = load_spec(DEMO)
     encoder = DocumentTokenizer(tokenizer)

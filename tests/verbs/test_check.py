@@ -105,11 +105,11 @@ def test_a_wrong_attention_is_refused_when_the_model_is_loaded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plant(monkeypatch)
-    with pytest.raises(ModelError, match="answers otherwise under the tree"):
+    with pytest.raises(ModelError, match="gives other answers under the tree"):
         load_model(model_folder, dtype="float32", device="cpu")
     assert main(["check", str(write_spec())]) == 1
     line = last_line(capsys)
-    assert line.startswith("assay: model family 'llama' answers otherwise under the tree")
+    assert line.startswith("assay: model family 'llama' gives other answers under the tree")
 
 
 def a_model(folder: Path, **changes: Any) -> dict[str, Any]:

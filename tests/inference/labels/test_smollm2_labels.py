@@ -13,8 +13,7 @@ from pipeline.inference.baselines import reference
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.inference.loading import load_model, load_tokenizer
-from pipeline.inference.model.gguf import convert
+from pipeline.inference.loading import convert_gguf, load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.spec.schema import PromptSpec, TaskSpec
 
@@ -39,7 +38,7 @@ TAXONOMY = ["/".join(words) for words in product(*WORDS)]
 @pytest.fixture(scope="module")
 def folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("smollm2")
-    convert(smollm2_gguf, made)
+    convert_gguf(smollm2_gguf, made)
     return made
 
 

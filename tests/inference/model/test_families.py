@@ -123,5 +123,5 @@ def test_another_question_changes_no_answer(family: str, tiny_model: TinyModel) 
 
 def test_a_recurrence_that_cannot_be_continued_is_refused_by_name(tiny_model: TinyModel) -> None:
     # Jamba's scan over several tokens starts from nothing, whatever the cache holds.
-    with pytest.raises(ModelError, match="model family 'jamba' answers otherwise under the tree"):
+    with pytest.raises(ModelError, match="model family 'jamba' gives other answers under the tree"):
         tiny_model("jamba")

@@ -21,13 +21,8 @@ from pipeline.inference.attention.hook import IMPLEMENTATION
 from pipeline.inference.attention.kernels import Attended
 from pipeline.inference.attention.tree import Node, Tree
 from pipeline.inference.attention.varlen import Kernel, attend_run_by_run
-from pipeline.inference.loading import (
-    context_tokens,
-    load_model,
-    load_tokenizer,
-    prepare,
-    refuse_unmodelled,
-)
+from pipeline.inference.loading import context_tokens, load_model, load_tokenizer, prepare
+from pipeline.inference.model.families import refuse_unsupported
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.schedules import staged
 from pipeline.inference.schedules.forward import end_states, prefill
@@ -177,7 +172,7 @@ def test_a_family_that_the_tree_does_not_model_is_refused_by_name(
     else:
         config = AutoConfig.for_model(family, **changes)
     with pytest.raises(ModelError) as caught:
-        refuse_unmodelled(config)
+        refuse_unsupported(config)
     message = str(caught.value)
     assert f"model family {family!r}" in message
     assert reason in message
@@ -231,7 +226,7 @@ def test_a_state_that_is_not_carried_on_is_refused(
     network = network_of("lfm2", layer_types=["conv", "full_attention"]).to(dtype)
     assert prepare(network).schedule == "staged"
     monkeypatch.setattr(staged, "clone_states", lambda *_: None)
-    with pytest.raises(ModelError, match="model family 'lfm2' answers otherwise under the tree"):
+    with pytest.raises(ModelError, match="model family 'lfm2' gives other answers under the tree"):
         prepare(network)
 
 

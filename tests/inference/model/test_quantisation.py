@@ -163,7 +163,7 @@ def test_a_model_that_is_not_quantised_needs_no_torchao(model_folder: Path) -> N
 
 def test_no_module_imports_torchao_before_it_is_asked_for() -> None:
     files = list((REPOSITORY / "pipeline").rglob("*.py"))
-    assert REPOSITORY / "pipeline/inference/quantisation.py" in files
+    assert REPOSITORY / "pipeline/inference/model/quantisation.py" in files
     for file in files:
         lines = file.read_text(encoding="utf-8").splitlines()
         assert not [line for line in lines if line.startswith(("import torchao", "from torchao"))]
