@@ -1,0 +1,202 @@
+"""An output that earlier code made: later code reads it, verifies it and labels nothing again.
+
+The output is in `fixtures/output_v1`; its README says what it holds and how it was made. These
+tests use the command and `pipeline.__all__` alone, so that they hold for any module layout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from servers import KEY, SECRET, Server, start_moto
+
+from pipeline import open_labels
+
+FIXTURE = Path(__file__).parent / "fixtures" / "output_v1"
+BUCKET = "output-v1"
+EXPECTED = json.loads((FIXTURE / "expected.json").read_text())
+TASKS = ("toxic", "topic", "tone")
+ROUNDING = 1e-9  # two formulas of one statistic
+FLOAT32_DP = 1e-4  # the largest difference of a probability that `assay check` allows in float32
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The fixture's objects on a server, and the command."""
+
+    server: Server
+    cache: Path
+
+    def assay(self, *arguments: str) -> dict[str, Any]:
+        """The JSON that the command prints. The specs name their files relative to the fixture."""
+        environment = {
+            **os.environ,
+            "AWS_ENDPOINT_URL": self.server.endpoint,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "ASSAY_CACHE": str(self.cache),
+        }
+        command = [str(Path(sys.executable).with_name("assay")), *arguments, "--json"]
+        done = subprocess.run(
+            command, env=environment, cwd=FIXTURE, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        printed: dict[str, Any] = json.loads(done.stdout)
+        return printed
+
+    def objects(self) -> dict[str, tuple[str, Any]]:
+        """Every key with the hash of its bytes and the time at which it was written."""
+        found = self.server.file_system().find(BUCKET, detail=True)
+        return {
+            key.removeprefix(f"{BUCKET}/"): (info["ETag"], info["LastModified"])
+            for key, info in found.items()
+        }
+
+    def download(self, prefix: str, folder: Path) -> Path:
+        """The objects below a prefix, as files below the folder."""
+        for key in self.objects():
+            if key.startswith(prefix):
+                path = folder / key.removeprefix(prefix)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(self.server.file_system().cat_file(f"{BUCKET}/{key}"))
+        return folder
+
+    def rows(self, snapshot: int) -> list[dict[str, Any]]:
+        """The rows that `open_labels` gives."""
+        options = self.server.options
+        labels = open_labels(f"s3://{BUCKET}/output", snapshot=snapshot, storage_options=options)
+        with duckdb.connect() as connection:
+            connection.register("labels", labels)
+            return dictionaries(connection.sql("select * from labels"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of its own: the fixture's bucket and keys are fixed."""
+    yield from start_moto(tmp_path_factory.mktemp("moto"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def copy(server: Server, cache: Path) -> Copy:
+    """The bucket with exactly the fixture's objects."""
+    files = server.file_system()
+    if files.exists(BUCKET):
+        files.rm(BUCKET, recursive=True)
+    files.call_s3("create_bucket", Bucket=BUCKET)
+    paths = [p for name in ("input", "output", "filtered") for p in (FIXTURE / name).rglob("*")]
+    objects = {path.relative_to(FIXTURE).as_posix(): path for path in paths if path.is_file()}
+    files.pipe({f"{BUCKET}/{key}": path.read_bytes() for key, path in objects.items()})
+    return Copy(server, cache)
+
+
+def dictionaries(relation: duckdb.DuckDBPyRelation) -> list[dict[str, Any]]:
+    return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+
+
+def approximately(value: object, tolerance: float) -> Any:
+    """The JSON value, with floats that equal every number within the tolerance."""
+    return json.loads(
+        json.dumps(value), parse_float=lambda text: pytest.approx(float(text), abs=tolerance, rel=0)
+    )
+
+
+def published(snapshot: int) -> tuple[list[dict[str, Any]], dict[tuple[str, str | None], str]]:
+    """The shards of a snapshot of the fixture, and its keys by shard and task."""
+    content = json.loads((FIXTURE / f"output/snapshots/{snapshot:08d}.json").read_text())
+    keys = {(file["sid"], file["task"]): f"output/{file['key']}" for file in content["files"]}
+    return content["shards"], keys
+
+
+def rows_in_files(snapshot: int) -> list[dict[str, Any]]:
+    """The rows of a snapshot of the fixture: its files as DuckDB reads them, side by side."""
+    shards, keys = published(snapshot)
+    rows: list[dict[str, Any]] = []
+    for shard in shards:
+        parts = {
+            task: dictionaries(duckdb.sql(f"select * from '{FIXTURE / keys[shard['sid'], task]}'"))
+            for task in (None, *TASKS)
+        }
+        for index, document in enumerate(parts[None]):
+            answers = {task: dict(parts[task][index]) for task in TASKS}
+            assert {answer.pop("doc_id") for answer in answers.values()} == {document["doc_id"]}
+            place = {"path": shard["path"], "row": shard["start_row"] + index}
+            rows.append({**document, **place, **answers})
+    return rows
+
+
+@pytest.mark.parametrize("command", EXPECTED, ids=lambda command: " ".join(command["arguments"]))
+def test_a_command_prints_what_it_printed_and_creates_nothing(
+    copy: Copy, command: dict[str, Any]
+) -> None:
+    before = copy.objects()
+    printed = copy.assay(*command["arguments"])
+    expected = approximately(command["printed"], ROUNDING)
+    assert expected and {name: printed.get(name) for name in expected} == expected
+    assert copy.objects() == before
+
+
+@pytest.mark.parametrize("snapshot", [1, 2, 3, 4])
+def test_open_labels_gives_the_rows_of_the_files(copy: Copy, snapshot: int) -> None:
+    rows = copy.rows(snapshot)
+    assert len(rows) == 26 and rows == rows_in_files(snapshot)
+    (d7,) = (row for row in rows if row["doc_id"] == "d7")
+    assert {d7[task]["status"] for task in TASKS} == {"quarantined" if snapshot == 1 else "ok"}
+    assert ("calibrated" in d7["tone"]) == (snapshot > 2)
+
+
+def test_a_filter_to_another_place_writes_the_same_rows(copy: Copy, tmp_path: Path) -> None:
+    (command,) = (each for each in EXPECTED if each["arguments"][0] == "filter")
+    printed = copy.assay("filter", "spec.yaml", "--to", f"s3://{BUCKET}/again")
+    places = {
+        name: command["printed"][name].replace("/filtered/", "/again/")
+        for name in ("kept_at", "dropped_at", "manifest")
+    }
+    expected = {**command["printed"], **places, "created": 13}
+    assert {name: printed.get(name) for name in expected} == expected
+
+    again = copy.download("again/", tmp_path)
+    files = {path.relative_to(again) for path in again.rglob("*.*")}
+    filtered = FIXTURE / "filtered"
+    assert files == {path.relative_to(filtered) for path in filtered.rglob("*.*")}
+    suffixes = [file.suffix for file in files if file.parts[0] != "filters"]
+    assert sorted(suffixes) == [".jsonl"] * 2 + [".parquet"] * 6
+    for file in files:
+        if file.suffix == ".parquet":
+            assert pq.read_table(again / file).equals(pq.read_table(filtered / file)), file
+        elif file.suffix == ".jsonl":
+            assert (again / file).read_bytes() == (filtered / file).read_bytes(), file
+
+
+def test_a_run_that_was_killed_is_resumed_and_gives_the_same_answers(copy: Copy) -> None:
+    shards, keys = published(4)
+    first, retried = shards[0]["sid"], shards[1]["sid"]  # d0 to d4, of which d4 is empty; d5 to d11
+    lost = ["output/snapshots/00000004.json", keys[retried, "tone"]]
+    lost += [keys[first, task] for task in TASKS]
+    before = copy.objects()
+    copy.server.file_system().rm([f"{BUCKET}/{key}" for key in lost])
+    left = {key: each for key, each in before.items() if key not in lost}
+    assert copy.objects() == left and len(left) == len(before) - len(lost)
+
+    printed = copy.assay("run", "spec.yaml")
+    assert printed["snapshot"] == 4 and printed["objects_created"] == 4
+    assert printed["documents_labelled"] == 12 and printed["documents_read_by_model"] == 4
+    after = copy.objects()
+    assert after.keys() == before.keys() and left.items() <= after.items()
+    assert copy.rows(4) == approximately(rows_in_files(4), FLOAT32_DP)
+    assert copy.assay("verify", "spec.yaml")["intact"] is True
