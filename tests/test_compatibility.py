@@ -18,6 +18,7 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+from fsspec import AbstractFileSystem
 from servers import KEY, SECRET, Server, start_moto
 
 from pipeline import open_labels
@@ -35,6 +36,7 @@ class Copy:
     """The fixture's objects on a server, and the command."""
 
     server: Server
+    files: AbstractFileSystem
     cache: Path
 
     def assay(self, *arguments: str) -> dict[str, Any]:
@@ -57,7 +59,7 @@ class Copy:
 
     def objects(self) -> dict[str, tuple[str, Any]]:
         """Every key with the hash of its bytes and the time at which it was written."""
-        found = self.server.file_system().find(BUCKET, detail=True)
+        found = self.files.find(BUCKET, detail=True)
         return {
             key.removeprefix(f"{BUCKET}/"): (info["ETag"], info["LastModified"])
             for key, info in found.items()
@@ -69,7 +71,7 @@ class Copy:
             if key.startswith(prefix):
                 path = folder / key.removeprefix(prefix)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(self.server.file_system().cat_file(f"{BUCKET}/{key}"))
+                path.write_bytes(self.files.cat_file(f"{BUCKET}/{key}"))
         return folder
 
     def rows(self, snapshot: int) -> list[dict[str, Any]]:
@@ -102,7 +104,7 @@ def copy(server: Server, cache: Path) -> Copy:
     paths = [p for name in ("input", "output", "filtered") for p in (FIXTURE / name).rglob("*")]
     objects = {path.relative_to(FIXTURE).as_posix(): path for path in paths if path.is_file()}
     files.pipe({f"{BUCKET}/{key}": path.read_bytes() for key, path in objects.items()})
-    return Copy(server, cache)
+    return Copy(server, files, cache)
 
 
 def dictionaries(relation: duckdb.DuckDBPyRelation) -> list[dict[str, Any]]:
@@ -189,7 +191,7 @@ def test_a_run_that_was_killed_is_resumed_and_gives_the_same_answers(copy: Copy)
     lost = ["output/snapshots/00000004.json", keys[retried, "tone"]]
     lost += [keys[first, task] for task in TASKS]
     before = copy.objects()
-    copy.server.file_system().rm([f"{BUCKET}/{key}" for key in lost])
+    copy.files.rm([f"{BUCKET}/{key}" for key in lost])
     left = {key: each for key, each in before.items() if key not in lost}
     assert copy.objects() == left and len(left) == len(before) - len(lost)
 
