@@ -26,7 +26,7 @@ from pipeline.ledger.cells import committed
 from pipeline.ledger.columns import columns_with
 from pipeline.ledger.contents import Contents, contents, contents_of
 from pipeline.ledger.dataset import LabelDataset
-from pipeline.ledger.keys import spec_key
+from pipeline.ledger.keys import label_folders, parse_key, spec_key
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import SnapshotTask
 from pipeline.sources.shards import Shard
@@ -229,9 +229,9 @@ def version_contents(store: Store, task: str, fp: str) -> Contents:
 
     It has the shards of earlier versions of an input file, too.
     """
-    folders = (f"labels/{task}/{fp}/", f"retries/{task}/{fp}/")
-    keys = [stored.key for folder in folders for stored in store.list(folder)]
-    sids = {part for key in keys for part in re.findall(r"[0-9a-f]{32}", key)}
+    folders = label_folders(task, fp)
+    keys = [parse_key(stored.key) for folder in folders for stored in store.list(folder)]
+    sids = {key.sid for key in keys if key}
     if not sids:
         raise StorageError(f"{store.url}/{folders[0]}: has no answers; {FORM}")
     done = committed(store, {task: fp}, sids)

@@ -7,7 +7,6 @@ nothing of what the files hold or how findings are shown.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,29 +14,28 @@ from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
 from pipeline.ledger.contents import Contents, contents
-from pipeline.ledger.keys import label_key, spec_key
-from pipeline.ledger.snapshots import FOLDER as SNAPSHOTS
-from pipeline.ledger.snapshots import snapshot_key
+from pipeline.ledger.cuts import cut_before
+from pipeline.ledger.keys import (
+    DOCUMENTS,
+    LABELS,
+    RETRIES,
+    SNAPSHOTS,
+    SPECS,
+    Key,
+    label_key,
+    parse_key,
+    snapshot_key,
+    spec_key,
+)
+from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.runtime.calibrations import versions_with_equal_raw_answers
 from pipeline.runtime.job import jobs_for_each_dtype
-from pipeline.sources.cuts import cut_before
 from pipeline.sources.source import find_objects
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import ATTEMPTS, PROBE_KEY, Store, StoredObject, open_store
 
-_TASK, _FP, _SID = r"(?P<task>[a-z][a-z0-9_]*)", r"(?P<fp>[0-9a-f]{16})", r"(?P<sid>[0-9a-f]{32})"
-# In the order in which they are deleted: no reader finds a snapshot whose files are gone. What
-# has another name was not written by assay, and stays.
-LAYOUT = {
-    SNAPSHOTS: re.compile(rf"{SNAPSHOTS}(?P<number>\d{{8,}})\.json"),
-    "retries/": re.compile(rf"retries/{_TASK}/{_FP}/{_SID}/(?P<number>\d{{4,}})\.parquet"),
-    "labels/": re.compile(rf"labels/{_TASK}/{_FP}/(?P<first>..)/(?=(?P=first)){_SID}\.parquet"),
-    "documents/": re.compile(rf"documents/{_SID}\.parquet"),
-    "specs/": re.compile(rf"specs/{_TASK}/{_FP}\.json"),
-    ATTEMPTS: re.compile(rf"{ATTEMPTS}.+"),
-}
-
-Parts = Mapping[str, str]  # of a key, as the layout names them
+# In this order, a reader never sees a snapshot whose files are already deleted. Input logs stay.
+DELETION_ORDER = (SNAPSHOTS, RETRIES, LABELS, DOCUMENTS, SPECS, ATTEMPTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Removable:
             prefix = f"{found.key.partition('/')[0]}/"
             count[prefix] += 1
             size[prefix] += found.size_bytes
-        return {prefix: (count[prefix], size[prefix]) for prefix in LAYOUT}
+        return {prefix: (count[prefix], size[prefix]) for prefix in DELETION_ORDER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +105,13 @@ def collect_garbage_in(
 ) -> GcResult:
     """The same for a store that is open."""
     # — listed before anything that names them is read: what is written meanwhile is not in it
-    there = [found for prefix in LAYOUT for found in store.list(prefix)]
+    there = [found for prefix in DELETION_ORDER for found in store.list(prefix)]
     cells = next_run(spec, store, cache_dir)
     kept = kept_snapshots(store, keep)
     named = frozenset(key for snapshot in kept for key in named_by(snapshot))
     removable = unneeded(there, Needed(named, cells))
     if delete:
-        for prefix in LAYOUT:
+        for prefix in DELETION_ORDER:
             store.delete([key for key in removable.keys if key.startswith(prefix)])
     return GcResult(store.url, tuple(s.number for s in kept), removable, delete)
 
@@ -148,11 +146,9 @@ def next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
 
 def kept_snapshots(store: Store, keep: int) -> list[Contents]:
     """The last `keep` snapshots of each spec, the newest first; StorageError if one is broken."""
-    matches = (LAYOUT[SNAPSHOTS].fullmatch(found.key) for found in store.list(SNAPSHOTS))
-    numbers = sorted((int(found["number"]) for found in matches if found), reverse=True)
     seen: Counter[str] = Counter()
     kept = []
-    for number in numbers:
+    for number in snapshot_numbers(store):
         snapshot = contents(store, number)
         seen[snapshot.spec] += 1
         if seen[snapshot.spec] <= keep:
@@ -176,51 +172,51 @@ def unneeded(there: Iterable[StoredObject], needed: Needed) -> Removable:
     """Those of the objects that are assay's and that nothing needs."""
     known, unknown = [], 0
     for found in there:
-        match = LAYOUT[f"{found.key.partition('/')[0]}/"].fullmatch(found.key)
-        unknown += match is None
-        if match is not None:
-            known.append((found, match.groupdict()))
+        key = parse_key(found.key)
+        if key is None:
+            unknown += 1
+        else:
+            known.append((found, key))
     used = _used_cells(known, needed.cells)
     sids = needed.cells.sids.union(used.values())
-    objects = tuple(f for f, parts in known if not _is_needed(f.key, parts, needed, used, sids))
+    objects = tuple(f for f, key in known if not _is_needed(f.key, key, needed, used, sids))
     return Removable(objects, unknown)
 
 
 def _is_needed(
-    key: str, parts: Parts, needed: Needed, used: Mapping[str, str], sids: frozenset[str]
+    name: str, key: Key, needed: Needed, used: Mapping[str, str], sids: frozenset[str]
 ) -> bool:
     # — the probe is the same for all runs, and one that is asking it now must not miss it
-    if key in needed.keys or key in used or key == PROBE_KEY:
+    if name in needed.keys or name in used or name == PROBE_KEY:
         return True
-    if key.startswith("documents/"):  # an earlier version's are of use beside its answers alone
-        return parts["sid"] in sids
-    if not key.startswith("specs/"):
+    if key.folder == DOCUMENTS:  # an earlier version's are of use beside its answers alone
+        return key.sid in sids
+    if key.folder != SPECS:
         return False
     # — without its words, answers of another version would be found no more
-    version = parts["task"], parts["fp"]
+    version = key.task, key.fp
     return version in needed.cells.versions or version in needed.cells.others
 
 
-def _used_cells(known: Iterable[tuple[StoredObject, Parts]], cells: Cells) -> dict[str, str]:
+def _used_cells(known: Iterable[tuple[StoredObject, Key]], cells: Cells) -> dict[str, str]:
     """The shards of the label files and the latest retries that the next run would use, by key."""
     sids = cells.sids | cells.earlier
-    in_reach = [(found.key, parts) for found, parts in known if parts.get("sid") in sids]
+    in_reach = [(found.key, key) for found, key in known if key.sid in sids]
     own = {
-        (parts["task"], parts["sid"])
-        for key, parts in in_reach
-        if key.startswith("labels/") and (parts["task"], parts["fp"]) in cells.versions
+        (key.task, key.sid)
+        for _, key in in_reach
+        if key.folder == LABELS and (key.task, key.fp) in cells.versions
     }
     used: dict[str, str] = {}
-    last: dict[str, tuple[int, str, str]] = {}  # by cell
-    for key, parts in in_reach:
-        version = parts.get("task", ""), parts.get("fp", "")
-        has_own = (version[0], parts["sid"]) in own
+    last: dict[tuple[str, str, str], tuple[int, str]] = {}  # by cell
+    for name, key in in_reach:
+        version = key.task, key.fp
+        has_own = (key.task, key.sid) in own
         if version not in cells.versions and (version not in cells.others or has_own):
             continue
-        if key.startswith("labels/"):
-            used[key] = parts["sid"]
+        if key.folder == LABELS:
+            used[name] = key.sid
         else:
-            cell = key.rpartition("/")[0]
-            retry = int(parts["number"]), key, parts["sid"]
+            cell, retry = (*version, key.sid), (key.number, name)
             last[cell] = max(last.get(cell, retry), retry)
-    return used | {key: sid for _, key, sid in last.values()}
+    return used | {name: sid for (_, _, sid), (_, name) in last.items()}

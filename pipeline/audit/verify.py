@@ -20,7 +20,7 @@ from pipeline.audit.invariants import broken_answers, broken_documents, differin
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.contents import Contents, NamedFile, NamedShard, change_of, contents, etags_now
-from pipeline.ledger.keys import documents_key, label_key, spec_key
+from pipeline.ledger.keys import documents_key, label_key, parse_key, spec_key
 from pipeline.ledger.label_files import DOCUMENT_COLUMNS, METADATA_PREFIX
 from pipeline.ledger.snapshots import SnapshotTask
 from pipeline.sources.shards import ObjectVersion, Shard
@@ -220,9 +220,8 @@ def _keys(file: NamedFile, fp: str | None) -> Sequence[str]:
     """Where the file may be."""
     if file.task is None or fp is None:
         return [documents_key(file.sid)]
-    number = file.key.rpartition("/")[2].removesuffix(".parquet")
-    retry = int(number) if file.key.startswith("retries/") and number.isdecimal() else 0
-    return [label_key(file.task, fp, file.sid, retry)]
+    key = parse_key(file.key)
+    return [label_key(file.task, fp, file.sid, key.number if key else 0)]
 
 
 def _origin(table: pa.Table) -> Shard | None:

@@ -20,6 +20,7 @@ from itertools import pairwise
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.keys import Attempt, attempt_key, parse_attempt, reading_key
 from pipeline.stores.store import ATTEMPTS, Store
 
 FAN_OUT = 16
@@ -30,9 +31,8 @@ DEATHS_OF_A_ROW = 2
 OTHER_RUNS_DEATHS = 2  # of other runs count as one
 # More than of a row: these end the run, and a machine short of memory kills a few times in a row.
 DEATHS_OF_A_READER = 5
-_READING = "reading-"
 
-Rows = tuple[int, int]  # from, to before
+RowRange = tuple[int, int]  # from, to before
 
 
 def attempt_name(fp: Mapping[str, str], work: WorkItem) -> str:
@@ -70,7 +70,7 @@ class Attempts:
         StorageError where that was this run's reader's death too often.
         """
         numbers = range(DEATHS_OF_A_READER)
-        keys = [f"{self._folder}{_READING}{self.run_id}-{number}" for number in numbers]
+        keys = [reading_key(self.name, self.run_id, number) for number in numbers]
         # — each number that a death left standing is passed over, so nothing need be listed
         made = next((n for n in numbers if self.store.create(keys[n], b"")), None)
         if made is None:
@@ -88,24 +88,23 @@ class Attempts:
         """Strikes out what is left: the work is done."""
         self.store.delete([stored.key for stored in self.store.list(self._folder)])
 
-    def _attempt(self, part: Rows, label: Callable[[int, int], None]) -> None:
+    def _attempt(self, part: RowRange, label: Callable[[int, int], None]) -> None:
         start, end = part
-        key = f"{self._folder}{start}-{end}-{self.run_id}-{uuid.uuid4().hex}"
+        key = attempt_key(self.name, Attempt(start, end, self.run_id), uuid.uuid4().hex)
         self.store.create(key, b"")
         try:
             label(start, end)
         finally:  # an error is told by whoever sees it; only a death leaves its marker standing
             self.store.delete([key])
 
-    def _deaths(self) -> Counter[Rows]:
-        own: Counter[Rows] = Counter()
-        others: Counter[Rows] = Counter()
+    def _deaths(self) -> Counter[RowRange]:
+        own: Counter[RowRange] = Counter()
+        others: Counter[RowRange] = Counter()
         for stored in self.store.list(self._folder):
-            name = stored.key.rpartition("/")[2]
-            if name.startswith(_READING):
-                continue
-            start, end, run_id, _ = name.split("-")
-            (own if run_id == self.run_id else others)[int(start), int(end)] += 1
+            attempt = parse_attempt(stored.key)
+            if attempt is not None:
+                is_own = attempt.run_id == self.run_id
+                (own if is_own else others)[attempt.start, attempt.end] += 1
         return own + Counter({part: n // OTHER_RUNS_DEATHS for part, n in others.items()})
 
     @property
@@ -113,7 +112,7 @@ class Attempts:
         return f"{ATTEMPTS}{self.name}/"
 
 
-def _parts(rows: Rows, deaths: Mapping[Rows, int]) -> Iterator[Rows]:
+def _parts(rows: RowRange, deaths: Mapping[RowRange, int]) -> Iterator[RowRange]:
     """The rows in runs, none of which has been deadly as a whole; or a single one that has."""
     start, end = rows
     if end - start <= 1 or deaths[rows] == 0:
@@ -125,6 +124,6 @@ def _parts(rows: Rows, deaths: Mapping[Rows, int]) -> Iterator[Rows]:
         yield from _parts(part, deaths)
 
 
-def _is_deadly(part: Rows, deaths: Mapping[Rows, int]) -> bool:
+def _is_deadly(part: RowRange, deaths: Mapping[RowRange, int]) -> bool:
     start, end = part
     return end - start == 1 and deaths[part] >= DEATHS_OF_A_ROW

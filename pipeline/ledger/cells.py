@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from pipeline.errors import StorageError
-from pipeline.ledger.keys import documents_key, label_key, spec_key
+from pipeline.ledger.keys import (
+    DOCUMENTS,
+    documents_key,
+    label_folders,
+    label_key,
+    parse_key,
+    spec_key,
+)
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
@@ -95,7 +102,7 @@ def committed(store: Store, fp: Mapping[str, str], sids: Collection[str]) -> Com
     with ThreadPoolExecutor(LISTS_AT_ONCE) as pool:
         documents = pool.submit(lambda: dict(_documents(store, known)))
         labels = pool.map(lambda task: dict(_labels(store, task, fp[task], known)), fp)
-        retries = pool.map(lambda task: dict(_retries(store, task, fp[task], known)), fp)
+        retries = pool.map(lambda task: _retries(store, task, fp[task], known), fp)
         return Committed(
             fp=dict(fp),
             documents=documents.result(),
@@ -114,7 +121,7 @@ def committed_others(
             fp={task: fp},
             documents=done.documents,
             labels={task: dict(_labels(store, task, fp, known))},
-            retries={task: dict(_retries(store, task, fp, known))},
+            retries={task: _retries(store, task, fp, known)},
         )
         for task, fps in versions.items()
         for fp in fps
@@ -265,35 +272,29 @@ def _has_all(sid: str, tasks: Collection[str], done: Committed) -> bool:
     return all(sid in done.labels[task] for task in tasks)
 
 
-def _documents(store: Store, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for stored in store.list("documents/"):
-        sid = known.get(_stem(stored.key))
-        # — a name that only resembles a shard's, such as a copy someone made, is not the shard
-        if sid is not None and stored.key == documents_key(sid):
-            yield sid, stored.etag
+def _documents(store: Store, sids: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for stored in store.list(DOCUMENTS):
+        # — a copy that somebody made under a similar name has no valid key
+        key = parse_key(stored.key)
+        if key and key.sid in sids:
+            yield sids[key.sid], stored.etag
 
 
-def _labels(
-    store: Store, task: str, fp: str, known: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    for stored in store.list(f"labels/{task}/{fp}/"):
-        sid = known.get(_stem(stored.key))
-        if sid is not None and stored.key == label_key(task, fp, sid):
-            yield sid, stored.etag
+def _labels(store: Store, task: str, fp: str, sids: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for stored in store.list(label_folders(task, fp)[0]):
+        key = parse_key(stored.key)
+        if key and key.sid in sids:
+            yield sids[key.sid], stored.etag
 
 
 def _retries(
-    store: Store, task: str, fp: str, known: Mapping[str, str]
-) -> Iterator[tuple[str, tuple[int, str]]]:
-    """In the order of their numbers: the last of a shard stands."""
-    for stored in store.list(f"retries/{task}/{fp}/"):
-        sid = known.get(stored.key.rpartition("/")[0].rpartition("/")[2])
-        number = _stem(stored.key)
-        if sid is None or not number.isdecimal():
-            continue
-        if stored.key == label_key(task, fp, sid, int(number)):
-            yield sid, (int(number), stored.etag)
-
-
-def _stem(key: str) -> str:
-    return key.rpartition("/")[2].removesuffix(".parquet")
+    store: Store, task: str, fp: str, sids: Mapping[str, str]
+) -> dict[str, tuple[int, str]]:
+    """The highest number of each shard, with its etag."""
+    latest: dict[str, tuple[int, str]] = {}
+    for stored in store.list(label_folders(task, fp)[1]):
+        key = parse_key(stored.key)
+        if key and key.sid in sids:
+            retry = key.number, stored.etag
+            latest[sids[key.sid]] = max(latest.get(key.sid, retry), retry)
+    return latest

@@ -12,12 +12,12 @@ from typing import Any
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import Committed, File
 from pipeline.ledger.columns import ANSWER_COLUMNS
+from pipeline.ledger.keys import listing_prefix, snapshot_key
 from pipeline.ledger.snapshots import (
     SnapshotTask,
     current_snapshot,
     last_snapshot,
     read_snapshot,
-    snapshot_key,
 )
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
@@ -110,7 +110,7 @@ def contents_of(
 
 def etags_now(store: Store, files: Iterable[NamedFile]) -> dict[str, str]:
     """By key, the etags of what lies where these files do: one LIST for each of their folders."""
-    folders = {_folder(file.key) for file in files}
+    folders = {listing_prefix(file.key) for file in files}
     return {s.key: s.etag for folder in sorted(folders) for s in store.list(folder)}
 
 
@@ -136,12 +136,6 @@ def _named(shard: Shard, tasks: Iterable[str], done: Committed) -> NamedShard:
         documents=named(done.documents_file(shard.id), None),
         labels={task: named(done.label_file(task, shard.id), task) for task in tasks},
     )
-
-
-def _folder(key: str) -> str:
-    """`documents/`, or `labels/<task>/<fp>/`."""
-    parts = key.split("/")
-    return "/".join(parts[: 1 if parts[0] == "documents" else 3]) + "/"
 
 
 def _parsed(found: Mapping[str, Any]) -> Contents:

@@ -1,20 +1,127 @@
-"""The key of every object below an output."""
+"""The keys of all objects of an output. Entry points: the `*_key` functions and `parse_key`.
+
+    specs/<task>/<fp>.json                       what a task's fingerprint stands for
+    documents/<sid>.parquet                      one file per shard: ids, hashes, status
+    labels/<task>/<fp>/<sid[:2]>/<sid>.parquet   one file per shard and task
+    retries/<task>/<fp>/<sid>/<0001>.parquet     the same shard with its failed rows tried again
+    inputs/<00000001>.json                       how input files were cut into shards
+    snapshots/<00000001>.json                    a consistent view; the highest number is current
+    attempts/<hash of fps>/<sid>/...             work that has started and not finished
+
+`sid` is a shard's id, `fp` a task's fingerprint. Law: `parse_key` accepts exactly the keys that
+these functions build, so an object with any other key was not written by assay.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 
-def label_key(task: str, fp: str, sid: str, retry: int = 0) -> str:
-    """Where a shard's labels for one version of a task are."""
-    if retry:
-        return f"retries/{task}/{fp}/{sid}/{retry:04d}.parquet"
-    return f"labels/{task}/{fp}/{sid[:2]}/{sid}.parquet"
+from pipeline.stores.store import ATTEMPTS
+
+SPECS = "specs/"
+DOCUMENTS = "documents/"
+LABELS = "labels/"
+RETRIES = "retries/"
+INPUTS = "inputs/"
+SNAPSHOTS = "snapshots/"
+
+_TASK, _FP, _SID = r"(?P<task>[a-z][a-z0-9_]*)", r"(?P<fp>[0-9a-f]{16})", r"(?P<sid>[0-9a-f]{32})"
+_NUMBER_8 = r"(?P<number>(?!0+\.)(?:\d{8}|[1-9]\d{8,}))"
+_NUMBER_4 = r"(?P<number>(?!0+\.)(?:\d{4}|[1-9]\d{4,}))"
+_PATTERNS = {
+    SPECS: re.compile(rf"{SPECS}{_TASK}/{_FP}\.json"),
+    DOCUMENTS: re.compile(rf"{DOCUMENTS}{_SID}\.parquet"),
+    LABELS: re.compile(rf"{LABELS}{_TASK}/{_FP}/(?P<first>..)/(?=(?P=first)){_SID}\.parquet"),
+    RETRIES: re.compile(rf"{RETRIES}{_TASK}/{_FP}/{_SID}/{_NUMBER_4}\.parquet"),
+    INPUTS: re.compile(rf"{INPUTS}{_NUMBER_8}\.json"),
+    SNAPSHOTS: re.compile(rf"{SNAPSHOTS}{_NUMBER_8}\.json"),
+    ATTEMPTS: re.compile(rf"{ATTEMPTS}.+"),
+}
+_ATTEMPT = re.compile(r".*/(?P<start>\d+)-(?P<end>\d+)-(?P<run_id>[^/-]+)-[^/-]+")
 
 
-def documents_key(sid: str) -> str:
-    """Where a shard's documents file is."""
-    return f"documents/{sid}.parquet"
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The parts of a key; a part that keys of this folder do not have is empty."""
+
+    folder: str  # the first part with its slash: "labels/"
+    task: str = ""
+    fp: str = ""
+    sid: str = ""
+    number: int = 0  # of a retry, an input log or a snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The parts of an attempt's key: rows `start` to before `end`, in one run."""
+
+    start: int
+    end: int
+    run_id: str
+
+
+def parse_key(key: str) -> Key | None:
+    """The parts of the key, or None where no function of this module builds it."""
+    folder = key.partition("/")[0] + "/"
+    pattern = _PATTERNS.get(folder)
+    match = pattern.fullmatch(key) if pattern else None
+    if match is None:
+        return None
+    parts = match.groupdict("")
+    number = int(parts.get("number") or 0)
+    return Key(folder, parts.get("task", ""), parts.get("fp", ""), parts.get("sid", ""), number)
 
 
 def spec_key(task: str, fp: str) -> str:
-    """Where the words that a fingerprint stands for are."""
-    return f"specs/{task}/{fp}.json"
+    """The file with the content of a task's fingerprint."""
+    return f"{SPECS}{task}/{fp}.json"
+
+
+def documents_key(sid: str) -> str:
+    """The documents file of a shard."""
+    return f"{DOCUMENTS}{sid}.parquet"
+
+
+def label_key(task: str, fp: str, sid: str, retry: int = 0) -> str:
+    """A shard's label file for one version of a task; with `retry`, that retry's file."""
+    if retry:
+        return f"{RETRIES}{task}/{fp}/{sid}/{retry:04d}.parquet"
+    return f"{LABELS}{task}/{fp}/{sid[:2]}/{sid}.parquet"
+
+
+def label_folders(task: str, fp: str) -> tuple[str, str]:
+    """The prefixes of all label files of one version of a task, and of all its retries."""
+    return f"{LABELS}{task}/{fp}/", f"{RETRIES}{task}/{fp}/"
+
+
+def listing_prefix(key: str) -> str:
+    """The prefix whose LIST shows this file and its like: `documents/`, `labels/<task>/<fp>/`."""
+    parts = key.split("/")
+    return "/".join(parts[: 1 if parts[0] == "documents" else 3]) + "/"
+
+
+def cuts_key(number: int) -> str:
+    """An entry of the log of how input files were cut."""
+    return f"{INPUTS}{number:08d}.json"
+
+
+def snapshot_key(number: int) -> str:
+    """The snapshot with this number."""
+    return f"{SNAPSHOTS}{number:08d}.json"
+
+
+def attempt_key(name: str, attempt: Attempt, nonce: str) -> str:
+    """The marker of one attempt at the work of this name; the nonce makes each marker new."""
+    return f"{ATTEMPTS}{name}/{attempt.start}-{attempt.end}-{attempt.run_id}-{nonce}"
+
+
+def reading_key(name: str, run_id: str, number: int) -> str:
+    """The marker of a reader of the input; `number` counts the readers of this run."""
+    return f"{ATTEMPTS}{name}/reading-{run_id}-{number}"
+
+
+def parse_attempt(key: str) -> Attempt | None:
+    """The attempt, or None for another key below `attempts/`, such as a reader's marker."""
+    match = _ATTEMPT.fullmatch(key)
+    return Attempt(int(match["start"]), int(match["end"]), match["run_id"]) if match else None

@@ -16,10 +16,10 @@ from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json
 from pipeline.ledger.cells import Committed, File, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
+from pipeline.ledger.keys import SNAPSHOTS, parse_key, snapshot_key
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
-FOLDER = "snapshots/"
 # Each lost race is another run's snapshot; so many in a row mean that something else is wrong.
 MAX_LOST_RACES = 100
 
@@ -71,7 +71,7 @@ def publish(
         following = numbers[0] + 1 if numbers else 1
         if store.create(snapshot_key(following), _whole(_written(view, following, stamp))):
             return following
-    raise StorageError(f"{store.url}/{FOLDER}: {MAX_LOST_RACES} numbers in a row were taken")
+    raise StorageError(f"{store.url}/{SNAPSHOTS}: {MAX_LOST_RACES} numbers in a row were taken")
 
 
 def current_snapshot(store: Store) -> dict[str, Any] | None:
@@ -96,15 +96,10 @@ def read_snapshot(store: Store, number: int) -> dict[str, Any]:
     return snapshot
 
 
-def snapshot_key(number: int) -> str:
-    """Where a snapshot is."""
-    return f"{FOLDER}{number:08d}.json"
-
-
 def snapshot_numbers(store: Store) -> list[int]:
     """Of all snapshots, the current one first."""
-    numbers = (_number(stored.key) for stored in store.list(FOLDER))
-    return sorted((number for number in numbers if number is not None), reverse=True)
+    keys = (parse_key(stored.key) for stored in store.list(SNAPSHOTS))
+    return sorted((key.number for key in keys if key), reverse=True)
 
 
 def _last_of(store: Store, numbers: Sequence[int], spec_name: str) -> tuple[bytes, int] | None:
@@ -115,11 +110,6 @@ def _last_of(store: Store, numbers: Sequence[int], spec_name: str) -> tuple[byte
         if named in snapshot:
             return snapshot, number
     return None
-
-
-def _number(key: str) -> int | None:
-    matched = re.fullmatch(rf"{FOLDER}(\d{{8,}})\.json", key)
-    return int(matched[1]) if matched else None
 
 
 @dataclass(frozen=True, slots=True)

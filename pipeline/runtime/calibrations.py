@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.errors import Problem, SpecError
 from pipeline.fitted.calibration import Calibration, calibration_from_json
 from pipeline.hashes import canonical_json, short_hash
-from pipeline.ledger.keys import spec_key
+from pipeline.ledger.keys import SPECS, parse_key, spec_key
 from pipeline.runtime.fitted_files import options_for, read_fitted, write_fitted
 from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint
@@ -113,12 +113,10 @@ def raw_fingerprint(store: Store, task: str, fp: str) -> str:
 
 def _same_answers(store: Store, task: str, version: Fingerprint) -> Iterator[str]:
     own, raw = version.id, version.raw.id
-    for stored in store.list(spec_key(task, "").removesuffix(".json")):
-        fp = stored.key.rpartition("/")[2].removesuffix(".json")
-        if fp == own or stored.key != spec_key(task, fp):
-            continue
-        if raw_fingerprint(store, task, fp) == raw:
-            yield fp
+    for stored in store.list(f"{SPECS}{task}/"):
+        key = parse_key(stored.key)
+        if key and key.fp != own and raw_fingerprint(store, task, key.fp) == raw:
+            yield key.fp
 
 
 def _words(store: Store, key: str) -> dict[str, Any]:

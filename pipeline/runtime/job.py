@@ -22,6 +22,7 @@ from pipeline.ledger.cells import (
     remaining,
 )
 from pipeline.ledger.columns import answer_columns
+from pipeline.ledger.cuts import Cuts, load_or_cut
 from pipeline.ledger.snapshots import SnapshotTask
 from pipeline.runtime.calibrations import (
     CalibrationFile,
@@ -33,7 +34,6 @@ from pipeline.runtime.calibrations import (
 from pipeline.runtime.fitted_files import ReadoutRef, find_readouts
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.weights import ModelFiles, locate
-from pipeline.sources.cuts import Cuts, load_or_cut
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
 from pipeline.sources.source import InputObject, find_objects
 from pipeline.spec.fingerprint import Fingerprint, fingerprints

@@ -15,9 +15,9 @@ import pytest
 from jobs.toxicity_filter import main as job
 from pipeline.cli import main as assay
 from pipeline.ledger.cells import committed, record_specs
+from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.label_files import LabelFile, commit_shard, label_table
 from pipeline.ledger.snapshots import SnapshotTask, publish
-from pipeline.sources.cuts import load_or_cut
 from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec

@@ -9,14 +9,13 @@ import pytest
 
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import committed
-from pipeline.ledger.keys import documents_key, label_key
+from pipeline.ledger.keys import documents_key, label_key, snapshot_key
 from pipeline.ledger.snapshots import (
     SnapshotTask,
     complete,
     current_snapshot,
     publish,
     read_snapshot,
-    snapshot_key,
 )
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.stores.local import LocalStore
@@ -24,7 +23,8 @@ from pipeline.stores.local import LocalStore
 FIRST = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
 SHARDS = [FIRST, replace(FIRST, piece=Piece(3, 5, 8, 0, 10))]
 SIDS = [shard.id for shard in SHARDS]
-FPS = {"toxic": "f1", "topic": "f2"}
+F1, F2 = "f1" * 8, "f2" * 8
+FPS = {"toxic": F1, "topic": F2}
 TASKS = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
 
 
@@ -52,7 +52,7 @@ def test_a_snapshot_names_every_shard_and_every_file(full: LocalStore) -> None:
     assert [stored.key for stored in full.list("snapshots/")] == ["snapshots/00000001.json"]
     assert (snapshot["number"], snapshot["spec"], snapshot["rows"]) == (1, "job", 5)
     assert snapshot["created_at"] == "2026-11-01T00:00:00Z"
-    assert snapshot["tasks"]["topic"] == {"fp": "f2", "labels": ["yes", "no"]}
+    assert snapshot["tasks"]["topic"] == {"fp": F2, "labels": ["yes", "no"]}
     assert snapshot["shards"][1] == {
         "sid": SHARDS[1].id,
         "path": "/a.jsonl",
@@ -88,7 +88,7 @@ def test_a_file_made_anew_is_other_content(full: LocalStore) -> None:
 
 
 def test_unfinished_work_has_no_snapshot(full: LocalStore) -> None:
-    (full.root / label_key("topic", "f2", FIRST.id)).unlink()
+    (full.root / label_key("topic", F2, FIRST.id)).unlink()
     assert not complete(SHARDS, FPS, committed(full, FPS, SIDS))
     with pytest.raises(StorageError, match="not complete"):
         publish_now(full)

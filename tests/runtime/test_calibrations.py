@@ -139,7 +139,7 @@ def works_for(
     store: LocalStore, version: Fingerprint, earlier: dict[str, list[list[str]]]
 ) -> list[WorkItem]:
     """What is to do for the tasks `t`, of this version, and `u`."""
-    fp = {"t": version.id, "u": "f"}
+    fp = {"t": version.id, "u": "f" * 16}
     before = [sid for versions in earlier.values() for sids in versions for sid in sids]
     sids = [shard.id for shard in SHARDS] + before
     done = committed(store, fp, sids)
@@ -174,7 +174,7 @@ def test_an_earlier_version_of_the_file_gives_its_raw_answers_too(
 ) -> None:
     old = Shard(ObjectVersion("/a.jsonl", 9, "old", "jsonl", "text", None), Piece(0, 3, 8, 0, 9))
     key = answered(old, RAW)
-    store.create(label_key("u", "f", old.id), b"")
+    store.create(label_key("u", "f" * 16, old.id), b"")
     (first, _) = works_for(store, FIRST, {"/a.jsonl": [[old.id]]})
     assert [earlier.labels["t"] for earlier in first.reuse] == [key]
 

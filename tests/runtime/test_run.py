@@ -202,7 +202,7 @@ def test_a_second_run_reads_no_document_and_makes_no_snapshot(
     def refuse(*_arguments: object, **_named: object) -> None:
         raise AssertionError("a finished job opened its input or a graph")
 
-    monkeypatch.setattr("pipeline.sources.cuts.cut", refuse)
+    monkeypatch.setattr("pipeline.ledger.cuts.cut", refuse)
     monkeypatch.setattr("pipeline.hashes.hashlib.file_digest", refuse)
     monkeypatch.setattr("pipeline.runtime.run.label_items", refuse)
     outcome = run_quietly(spec)

@@ -17,15 +17,15 @@ from typing import TypeVar
 from memory_store import MemoryStore
 
 from pipeline.ledger.cells import committed, remaining
-from pipeline.ledger.keys import documents_key, label_key
-from pipeline.ledger.snapshots import SnapshotTask, publish, snapshot_key
-from pipeline.sources.cuts import load_or_cut
+from pipeline.ledger.cuts import load_or_cut
+from pipeline.ledger.keys import documents_key, label_key, snapshot_key
+from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.source import InputObject
 from pipeline.stores.store import StoredObject
 
 OBJECTS = 20_000
 PIECES = [[1_000 * n, 1_000 * (n + 1), 4_000_000, None, None] for n in range(10)]
-FPS = {name: name[0] * 32 for name in ("toxic", "quality", "mood", "art")}
+FPS = {name: f"{n:016x}" for n, name in enumerate(("toxic", "quality", "mood", "art"))}
 TASKS = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
 GONE = 7
 

@@ -11,6 +11,7 @@ from finished import LABELS, Corpus, commit_all, toy_fingerprints
 
 from pipeline.evaluation.gates import Decision
 from pipeline.ledger.contents import Contents
+from pipeline.ledger.cuts import Cuts
 from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.options import EvalOptions, GoldOptions, Limits
 from pipeline.report.drift import scheduled_run_json
@@ -18,7 +19,6 @@ from pipeline.runtime.job import Job, list_missing
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.run import LabelledOutput
 from pipeline.runtime.weights import ModelFiles
-from pipeline.sources.cuts import Cuts
 from pipeline.sources.shards import Shard
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import parse_spec

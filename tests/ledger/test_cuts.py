@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.sources.cuts import load_or_cut
+from pipeline.ledger.cuts import load_or_cut
 from pipeline.sources.source import InputObject, cut
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import StoredObject

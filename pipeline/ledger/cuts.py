@@ -8,7 +8,6 @@ the same shards, and a finished job opens no input. Knows nothing of formats, no
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +17,11 @@ from typing import Any
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import canonical_json
+from pipeline.ledger.keys import INPUTS, cuts_key, parse_key
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.source import InputObject, cut
 from pipeline.stores.store import Store
 
-FOLDER = "inputs/"
 # Cutting a compressed file means reading it. What was cut is written down this often, so that a
 # run which ends before the last of many files has not read the others for nothing.
 KEEP_SECONDS = 30.0
@@ -110,8 +109,8 @@ class _Log:
 
     def read_on(self) -> None:
         """Takes in the entries added since; of two cuts of one object the first stands."""
-        numbers = sorted(filter(None, (_number(s.key) for s in self._store.list(FOLDER))))
-        for number in numbers:
+        keys = (parse_key(stored.key) for stored in self._store.list(INPUTS))
+        for number in sorted(key.number for key in keys if key):
             if number > self._last:
                 self.take_in(_parsed(self._store, number))
                 self._last = number
@@ -122,13 +121,13 @@ class _Log:
             new = {version: tuple(s) for version, s in cuts.items() if version not in self.cuts}
             if not new:
                 return
-            if self._store.create(_key(self._last + 1), _content(new)):
+            if self._store.create(cuts_key(self._last + 1), _content(new)):
                 self.take_in(new)
                 self._last += 1
                 return
             self.take_in(_parsed(self._store, self._last + 1))
             self._last += 1
-        raise StorageError(f"{self._store.url}/{FOLDER}: {MAX_LOST_RACES} numbers were taken")
+        raise StorageError(f"{self._store.url}/{INPUTS}: {MAX_LOST_RACES} numbers were taken")
 
     def earlier(self, current: Iterable[ObjectVersion]) -> dict[str, tuple[tuple[str, ...], ...]]:
         """By path, the shards of other versions of the current objects, the newest first."""
@@ -171,15 +170,6 @@ def _batches(
         yield batch
 
 
-def _key(number: int) -> str:
-    return f"{FOLDER}{number:08d}.json"
-
-
-def _number(key: str) -> int | None:
-    matched = re.fullmatch(rf"{FOLDER}(\d{{8,}})\.json", key)
-    return int(matched[1]) if matched else None
-
-
 def _content(cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> bytes:
     entries = [
         {"object": list(_values(version)), "pieces": [list(_values(s.piece)) for s in shards]}
@@ -193,7 +183,7 @@ def _values(of: ObjectVersion | Piece) -> Iterator[object]:
 
 
 def _parsed(store: Store, number: int) -> dict[ObjectVersion, tuple[Shard, ...]]:
-    key = _key(number)
+    key = cuts_key(number)
     try:
         entries = json.loads(store.read(key))["cuts"]
         return dict(_cut(entry["object"], entry["pieces"]) for entry in entries)
