@@ -104,7 +104,7 @@ def _filter(add: Callable[..., Any]) -> None:
 
 def _diff(add: Callable[..., Any]) -> None:
     for side in ("A", "B"):
-        add(side.lower(), metavar=side, help="a number, or fp:TASK:FINGERPRINT")
+        add(side.lower(), metavar=side, help="the number of a snapshot")
     add("--by", choices=("path",), help="flip rates by the input's files")
 
 
