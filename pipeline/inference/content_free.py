@@ -1,7 +1,4 @@
-"""What a model answers where there is nothing to answer about: documents without content.
-
-Knows token ids and the engine. Knows nothing of text, files or what the answers are for.
-"""
+"""The prior of a task's labels: what a model answers about documents without content."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens
 
 
 def content_free_prior(engine: LabelEngine, documents: Sequence[DocumentIds], task: str) -> Prior:
-    """The mean of the answers about these documents, each among the labels (Zhao et al. 2021).
+    """The mean probability of each label over these documents (Zhao et al. 2021).
 
-    A document may be empty, which the engine does not take: the question but for its last token
-    goes with the document, so that the same tokens are read and no span is empty. So it is no
-    measure for a readout of the document's own tokens, nor where other tasks decide how deep it is
-    read.
+    A document may be empty, which the engine does not accept: the question without its last token
+    is read as the end of the document. The model reads the same tokens, and no span is empty. So
+    this prior is wrong for a readout of the document's own tokens, and for exits by confidence.
+    ModelError if an answer is not a number.
     """
     (question,) = [each for each in engine.prompt.questions if each.name == task]
     *before, last = question.token_ids

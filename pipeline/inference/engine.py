@@ -1,13 +1,13 @@
-"""Label documents: pack them, read each one once, answer all questions in that reading.
+"""Label documents: pack them, read each once, answer all questions in that reading.
 
-Knows token ids and label log-probabilities. Knows nothing of text, files or Ray.
+Entry point: `LabelEngine.label`, from token ids to label log-probabilities. Must not import Ray or
+read files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from itertools import compress
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,26 +15,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import ModelError
-from pipeline.inference.labels.answers import LaidOut, Readouts, check_maps, lay_out, layers_read
-from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.labels.answers import (
+    QuestionBatch,
+    Readouts,
+    check_readouts,
+    compile_questions,
+    layers_read,
+)
+from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.loading import proved_at
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokensRead, counting_tokens, pack
+from pipeline.inference.schedules.batching import TokenCounter, count_tokens, pack
 from pipeline.inference.schedules.select import read_prefix
 from pipeline.spec.schema import ExitSpec
 
 DocumentIds = Sequence[int]
 
-_LEAST_TOKENS = 64  # of a batch: below it, memory is not what is short
+# Memory is not short because of a batch smaller than this.
+_MIN_BATCH_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that went through the model, and those that reuse spared it."""
+    """Tokens that went through the model, and those that reuse saved."""
 
-    prefix_tokens_computed: int = 0  # of documents; the instruction is read once a process
+    prefix_tokens_computed: int = 0  # of documents; the prompt's prefix is read once a process
     question_tokens_computed: int = 0
-    # what one prompt a question would have read more, or one for each verbalizer of whole labels
+    # what independent prompts would have read in addition: one for each question, or one for each
+    # verbalizer of a question whose labels are scored in full
     tokens_saved: int = 0
 
     def __add__(self, other: Usage) -> Usage:
@@ -51,11 +59,21 @@ class Labelled:
 
     log_probs: tuple[NDArray[np.float32], ...]  # one [docs, labels] a question
     usage: Usage
-    out_of_memory: frozenset[int] = frozenset()  # documents too large even alone: NaN in log_probs
+    # documents too large even in a batch of their own: NaN in log_probs
+    out_of_memory: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """The answers of all documents to compiled questions."""
+
+    log_probs: list[NDArray[np.float32]]  # one [docs, labels] a question
+    out_of_memory: frozenset[int]
+    read_once: bool  # no document was read again because memory was short
 
 
 class LabelEngine:
-    """A model with its instruction prefilled, ready to answer its questions on any documents."""
+    """A model that has read its prompt's prefix, ready to answer its questions on any documents."""
 
     def __init__(
         self,
@@ -67,13 +85,13 @@ class LabelEngine:
         exit_at: ExitSpec | None = None,
     ) -> None:
         self.prompt = prompt
-        self.max_batch_tokens = max_batch_tokens  # halved for good when memory runs out
+        self.max_batch_tokens = max_batch_tokens  # halved for good when memory is short
         self._readouts: Readouts = readouts or {}
-        self._exit_at = exit_at
+        self._exit_policy = exit_at
         deepest = None
         if readouts:
             hidden = model.network.config.get_text_config().hidden_size
-            check_maps(readouts, layers=model.layers, hidden=hidden)
+            check_readouts(readouts, layers=model.layers, hidden=hidden)
             layers = layers_read(prompt.questions, readouts, exit_at, model.layers)
             model, deepest = proved_at(model, layers), layers[-1]
         self.model = model
@@ -82,121 +100,117 @@ class LabelEngine:
     def label(
         self, documents: Sequence[DocumentIds], *, tasks: Collection[str] | None = None
     ) -> Labelled:
-        """Label log-probabilities of every document (of one token at least) for each question.
+        """Label log-probabilities of every document for each question.
 
-        `tasks` asks only these, in the prompt's order. Answers do not depend on what else is asked;
-        where documents leave once all their answers are sure, all are asked, and these are given.
-        A document for which memory does not suffice even alone has no answer, and is named.
+        A document has at least one token. With `tasks`, only these questions are answered, in the
+        prompt's order; answers do not depend on which others are asked. A document that does not
+        fit into memory even alone has no answer: its index is in `out_of_memory`. ModelError if
+        the model read more tokens than the documents and questions have.
         """
-        wanted = [tasks is None or q.name in tasks for q in self.prompt.questions]
-        if self._exit_at and self._exit_at.layers and any(wanted):
-            questions = list(self.prompt.questions)
-        else:
-            questions, wanted = list(compress(self.prompt.questions, wanted)), []
-        answers = [
-            np.full((len(documents), len(question.labels)), np.nan, dtype=np.float32)
-            for question in questions
-        ]
-        if not questions:
+        asked = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
+        if not asked:
             return Labelled((), Usage())
-        asked = self._ask(questions)
-        waiting, rounds = list(range(len(documents))), 0
-        with counting_tokens(self.model.network.get_input_embeddings()) as read:
-            while waiting:
-                lengths = [len(documents[i]) + asked.laid_out.question_tokens for i in waiting]
-                batches = pack(lengths, max_tokens=self.max_batch_tokens)
-                waiting = self._label_batches(
-                    documents, [[waiting[i] for i in batch] for batch in batches], asked, answers
-                )
-                rounds += 1
-        usage = self._usage(documents, asked.laid_out)
-        if (
-            rounds == 1 and not asked.out_of_memory
-        ):  # what ran out was read twice, or not to the end
-            _prove_reuse(usage, read)
-        given = tuple(compress(answers, wanted) if wanted else answers)
-        return Labelled(given, usage, frozenset(asked.out_of_memory))
+        # — a document exits when its answers to all questions are confident, so all are read
+        by_confidence = self._exit_policy is not None and self._exit_policy.layers
+        read = list(self.prompt.questions) if by_confidence else asked
+        questions = compile_questions(
+            read, self._schedule, self.model, self._readouts, self._exit_policy
+        )
+        with count_tokens(self.model.network.get_input_embeddings()) as counter:
+            answered = self._answer(documents, questions, [len(q.labels) for q in read])
+        usage = self._usage(documents, questions)
+        if answered.read_once:
+            _check_reuse(usage, counter)
+        by_name = {q.name: log_probs for q, log_probs in zip(read, answered.log_probs, strict=True)}
+        log_probs = tuple(by_name[question.name] for question in asked)
+        return Labelled(log_probs, usage, answered.out_of_memory)
 
     def with_prompt(self, prompt: PromptTokens) -> LabelEngine:
-        """The same model and readouts, asked other questions or below another prefix."""
+        """The same model and readouts with other questions or another prefix."""
         return LabelEngine(
             self.model,
             prompt,
             max_batch_tokens=self.max_batch_tokens,
             readouts={q.name: r for q in prompt.questions if (r := self._readouts.get(q.name))},
-            exit_at=self._exit_at,
+            exit_at=self._exit_policy,
         )
 
-    def _ask(self, questions: Sequence[Question]) -> _Asked:
-        laid_out = lay_out(
-            questions,
-            self._schedule,
-            self.model,
-            self._readouts,
-            self._exit_at,
-            max_tokens=lambda: self.max_batch_tokens,
-        )
-        return _Asked(laid_out, searches=any(question.searched for question in questions))
+    def _answer(
+        self, documents: Sequence[DocumentIds], questions: QuestionBatch, labels: Sequence[int]
+    ) -> _Answered:
+        """Packs the documents and answers them, in smaller batches each time memory is short."""
+        log_probs = [np.full((len(documents), n), np.nan, dtype=np.float32) for n in labels]
+        too_large: set[int] = set()
+        waiting, rounds = list(range(len(documents))), 0
+        while waiting:
+            lengths = [len(documents[i]) + questions.question_tokens for i in waiting]
+            packed = pack(lengths, max_tokens=self.max_batch_tokens)
+            batches = [[waiting[i] for i in batch] for batch in packed]
+            answers = self._answer_batches(documents, batches, questions)
+            for batch, by_question in zip(batches, answers, strict=False):
+                for of_all, of_batch in zip(log_probs, by_question, strict=True):
+                    of_all[batch] = of_batch
+            left = batches[len(answers) :]  # memory was short for the first of these
+            if left and self._can_shrink(left[0], questions):
+                self.max_batch_tokens //= 2
+            elif left and not answers:  # it was alone in memory, and no smaller batch is possible
+                too_large.update(left.pop(0))
+            waiting = [i for batch in left for i in batch]
+            rounds += 1
+        return _Answered(log_probs, frozenset(too_large), rounds <= 1 and not too_large)
 
-    def _label_batches(
+    def _answer_batches(
         self,
         documents: Sequence[DocumentIds],
-        batches: Sequence[list[int]],
-        asked: _Asked,
-        answers: list[NDArray[np.float32]],
-    ) -> list[int]:
-        """Fills in the answers; what is left when memory ran out, to be packed smaller.
+        batches: Sequence[Sequence[int]],
+        questions: QuestionBatch,
+    ) -> list[list[NDArray[np.float32]]]:  # by batch and question: [docs, labels]
+        """The answers of each batch, up to the first for which memory is short.
 
-        Nothing is read back before the last batch: a device works on one while the next is laid
-        out, and its memory runs out where a batch is laid out too.
+        They are read back after the last batch: a device works on one batch while the next one is
+        prepared. So preparing a batch can run out of the device's memory too.
         """
-        found: list[list[Tensor]] = []
+        answers: list[list[Tensor]] = []
         for batch in batches:
             try:
-                found.append(asked.laid_out.answers([documents[i] for i in batch]))
+                of_batch = [documents[i] for i in batch]
+                answers.append(questions.answers(of_batch, max_tokens=self.max_batch_tokens))
             except (MemoryError, RuntimeError) as error:
                 if not _out_of_memory(error):
                     raise
-                if len(batch) > 1 or (asked.searches and self.max_batch_tokens > _LEAST_TOKENS):
-                    self.max_batch_tokens //= 2
-                elif not found:  # nothing else is held, and nothing smaller can be tried
-                    asked.out_of_memory.update(batch)
                 break
-        for batch, by_question in zip(batches, found, strict=False):
-            for answer, log_probs in zip(answers, by_question, strict=True):
-                answer[batch] = log_probs.numpy(force=True)
-        left = (i for batch in batches[len(found) :] for i in batch)
-        return [i for i in left if i not in asked.out_of_memory]
+        return [[tensor.numpy(force=True) for tensor in by_question] for by_question in answers]
 
-    def _usage(self, documents: Sequence[DocumentIds], laid_out: LaidOut) -> Usage:
-        read = sum(len(document) for document in documents)
-        prefix = len(self.prompt.prefix) * len(documents)
-        alone = len(laid_out.alone) * (read + prefix) + len(documents) * sum(laid_out.alone)
-        prefix, questions = laid_out.tokens_read(documents)
-        return Usage(prefix, questions, tokens_saved=alone - prefix - questions)
+    def _can_shrink(self, batch: Sequence[int], questions: QuestionBatch) -> bool:
+        """Whether a smaller budget makes the batch, or what a search reads at once, smaller."""
+        return len(batch) > 1 or (
+            questions.has_searches and self.max_batch_tokens > _MIN_BATCH_TOKENS
+        )
 
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The questions of one call, laid out once for all its batches."""
-
-    laid_out: LaidOut
-    searches: bool  # below a document, by parts that can be made smaller than the document
-    out_of_memory: set[int] = field(default_factory=set)  # documents, by their place
+    def _usage(self, documents: Sequence[DocumentIds], questions: QuestionBatch) -> Usage:
+        suffixes = questions.suffix_lengths
+        above = sum(len(document) + len(self.prompt.prefix) for document in documents)
+        independent = len(suffixes) * above + len(documents) * sum(suffixes)
+        read = questions.tokens_read(documents)
+        return Usage(
+            read.document_tokens,
+            read.question_tokens,
+            tokens_saved=independent - read.document_tokens - read.question_tokens,
+        )
 
 
-def _prove_reuse(usage: Usage, read: TokensRead) -> None:
+def _check_reuse(usage: Usage, counter: TokenCounter) -> None:
     """ModelError if the model read more than each document and question once."""
     needed = usage.prefix_tokens_computed + usage.question_tokens_computed
-    if read.tokens != needed:
+    if counter.tokens != needed:
         raise ModelError(
-            f"reuse was lost: the model read {read.tokens:,} tokens where {needed:,} are needed; "
+            f"reuse was lost: the model read {counter.tokens:,} tokens, {needed:,} are needed; "
             "this is a defect of assay, please report the model and the versions"
         )
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Whether the allocator gave up: CUDA has a class for it, the CPU a sentence."""
+    """Whether an allocator failed: CUDA has an exception for it, the CPU only a message."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         "can't allocate memory" in str(error)
     )

@@ -37,7 +37,7 @@ from pipeline.inference.model.families import (
 )
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer, plain_attention
 from pipeline.inference.model.quantisation import quantise
-from pipeline.inference.schedules.interface import Depth
+from pipeline.inference.schedules.interface import LayerStates, ReadPoint
 from pipeline.inference.schedules.select import read_prefix
 from pipeline.spec.schema import Quantize
 
@@ -230,7 +230,10 @@ def tree_error(model: LoadedModel) -> float:
     short = [window for window in model.windows if window and window <= _LONGEST_PROVED_WINDOW]
     ids = _proof_ids(model, 36 + max(short, default=0))
     prefix, document, questions = ids[:5], ids[12:], (ids[5:8], ids[8:11], ids[11:12])
-    states = read_prefix(model, prefix).ask(questions).states([document])[:, 0]
+    point = ReadPoint(model.layers, tuple(tuple(question) for question in questions))
+    by_layer: list[LayerStates] = []
+    read_prefix(model, prefix).reader([point]).read_layers([document], by_layer.append)
+    states = by_layer[0].at_suffixes[:, 0]
     with plain_attention(model.network, "eager"):
         alone = [_alone(model, [*prefix, *document, *question]) for question in questions]
     expected, logits = (torch.stack(tensors) for tensors in zip(*alone, strict=True))
@@ -285,13 +288,10 @@ def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
     """The relative error of the states at the layer where it is largest."""
     ids = _proof_ids(model, 24)
     prefix, below, document = ids[:3], tuple(ids[3:6]), ids[6:]
-    by_layer: dict[int, Tensor] = {}
-
-    def take(depth: Depth, states: Sequence[Tensor]) -> None:
-        by_layer[depth.layer] = torch.stack([place[0].float() for place in states])
-
-    depths = [Depth(layer, (below, None)) for layer in layers]
-    read_prefix(model, prefix, layers=max(layers)).look(depths).descend([document], take)
+    points = [ReadPoint(layer, (below,), mean=True) for layer in layers]
+    schedule = read_prefix(model, prefix, layers=max(layers))
+    by_layer: list[LayerStates] = []
+    schedule.reader(points).read_layers([document], by_layer.append)
     with plain_attention(model.network, "eager"):
         output = model.decoder(
             input_ids=torch.tensor([[*prefix, *document, *below]], device=model.device),
@@ -300,8 +300,10 @@ def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
         )
     own = slice(len(prefix), len(prefix) + len(document))
     errors = []
-    for layer in layers:
-        states = output.hidden_states[layer][0].float()
+    for read in by_layer:
+        states = output.hidden_states[read.layer][0].float()
         alone = torch.stack([states[-1], states[own].mean(dim=0)])
-        errors.append(_relative_error(by_layer[layer], alone))
+        assert read.mean is not None, read.layer
+        together = torch.stack([read.at_suffixes[0, 0].float(), read.mean[0]])
+        errors.append(_relative_error(together, alone))
     return max(errors)

@@ -20,7 +20,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.gold.labels import Gold
 from pipeline.gold.texts import gold_texts
 from pipeline.hashes import short_hash
-from pipeline.inference.hidden_states import document_states, layer_count
+from pipeline.inference.hidden_states import document_states
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.memory import disable_malloc_trim
@@ -76,7 +76,7 @@ def read_gold_states(
     torch.set_num_threads(job.placement.threads)
     disable_malloc_trim()
     model = job_model(job, folder)
-    wanted = chosen_layers(layers, layer_count(model))
+    wanted = chosen_layers(layers, model.layers)
     suffixes = list(dict.fromkeys(question.token_ids for question in prompt.questions))
     read = _Reading(model, prompt, suffixes, documents)
     states = read.states(wanted, documents, start(len(documents)))
@@ -98,7 +98,7 @@ def read_gold_states(
             for question in prompt.questions
         },
         layers=wanted,
-        all_layers=layer_count(model),
+        all_layers=model.layers,
         seconds=tuple(read.seconds(layer) for layer in wanted),
         left_out=dict(left_out),
     )
@@ -170,7 +170,7 @@ class _Reading:
             documents,
             layers=layers,
             max_batch_tokens=memory_plan(self.model, self.prompt).max_batch_tokens,
-            advance=advance,
+            on_documents=advance,
         )
 
     def seconds(self, layer: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels import answers as plain_answers
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules import fused
+from pipeline.inference.schedules.fused import FusedReader
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma3_text", "qwen3_moe"]
 # fp32 sums of a few thousand terms in another order; the contract allows 1e-4.
@@ -153,6 +154,10 @@ def test_usage_counts_what_was_read_and_what_was_spared(tiny_model: TinyModel) -
     assert usage.tokens_saved == 3 * (10 + 50) + 11 - 50 - 7
 
 
+def batch_tokens(reader: FusedReader, documents: Sequence[Sequence[int]]) -> int:
+    return sum(len(document) + reader.question_tokens for document in documents)
+
+
 def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,14 +166,14 @@ def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
     documents = [some_ids(source, 20) for _ in range(12)]
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=100_000)
     whole = engine.label(documents).log_probs
-    real = fused.end_states
+    real = FusedReader.read_layers
 
-    def small_memory(model: LoadedModel, token_ids: Sequence[int], *args: object, **kw: object):  # type: ignore[no-untyped-def]
-        if len(token_ids) > 300:
+    def small_memory(self: FusedReader, documents: Sequence[Sequence[int]], on_layer: Any) -> None:
+        if batch_tokens(self, documents) > 300:
             raise torch.OutOfMemoryError("no room")
-        return real(model, token_ids, *args, **kw)  # type: ignore[arg-type]
+        real(self, documents, on_layer)
 
-    monkeypatch.setattr(fused, "end_states", small_memory)
+    monkeypatch.setattr(FusedReader, "read_layers", small_memory)
     again = engine.label(documents).log_probs
     assert engine.max_batch_tokens < 100_000
     for first, second in zip(whole, again, strict=True):
@@ -206,15 +211,15 @@ def test_batches_before_memory_ran_out_are_not_computed_again(
     documents = [some_ids(source, 20) for _ in range(12)]
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=400)
     whole = engine.label(documents).log_probs
-    real, tokens = fused.end_states, []
+    real, tokens = FusedReader.read_layers, []
 
-    def once_small(model: LoadedModel, token_ids: Sequence[int], *args: object, **kw: object):  # type: ignore[no-untyped-def]
-        tokens.append(len(token_ids))
+    def once_small(self: FusedReader, documents: Sequence[Sequence[int]], on_layer: Any) -> None:
+        tokens.append(batch_tokens(self, documents))
         if len(tokens) == 2:
             raise torch.OutOfMemoryError("no room")
-        return real(model, token_ids, *args, **kw)  # type: ignore[arg-type]
+        real(self, documents, on_layer)
 
-    monkeypatch.setattr(fused, "end_states", once_small)
+    monkeypatch.setattr(FusedReader, "read_layers", once_small)
     again = engine.label(documents).log_probs
     alone = 20 + sum(len(question.token_ids) for question in prompt.questions)
     assert sum(tokens) - tokens[1] == 12 * alone
@@ -252,7 +257,7 @@ def test_another_error_of_the_model_is_not_taken_for_memory(
     def broken(*args: object, **kw: object) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(fused, "end_states", broken)
+    monkeypatch.setattr(FusedReader, "read_layers", broken)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         engine.label([[1], [2]])
     assert engine.max_batch_tokens == 1_000
@@ -264,12 +269,12 @@ def test_a_document_that_is_read_again_fails_loudly(
 ) -> None:
     prompt = some_prompt(random.Random(5), 3, prefix=4)
     engine = LabelEngine(tiny_model(family), prompt, max_batch_tokens=1_000)
-    real = fused.FusedQuestions.states
+    real = FusedReader.read_layers
 
-    def twice(self: fused.FusedQuestions, documents: Sequence[Sequence[int]]) -> torch.Tensor:
-        real(self, documents)
-        return real(self, documents)
+    def twice(self: FusedReader, documents: Sequence[Sequence[int]], on_layer: Any) -> None:
+        real(self, documents, on_layer)
+        real(self, documents, on_layer)
 
-    monkeypatch.setattr(fused.FusedQuestions, "states", twice)
+    monkeypatch.setattr(FusedReader, "read_layers", twice)
     with pytest.raises(ModelError, match="reuse was lost"):
         engine.label([[1, 2, 3]])

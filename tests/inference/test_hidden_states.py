@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pipeline.inference.hidden_states import document_states, layer_count
+from pipeline.inference.hidden_states import document_states
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 
 PREFIX = [5, 9, 2]
@@ -39,7 +39,7 @@ def test_states_are_those_of_independent_prompts(
     family: str, tiny_model: Callable[[str], LoadedModel]
 ) -> None:
     model = tiny_model(family)
-    layers = list(range(1, layer_count(model) + 1))
+    layers = list(range(1, model.layers + 1))
     expected = alone(model, layers)
     found = document_states(model, PREFIX, SUFFIXES, DOCUMENTS, layers=layers, max_batch_tokens=50)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
@@ -62,7 +62,7 @@ def test_layers_above_the_wanted_ones_are_not_run(
             DOCUMENTS,
             layers=[1],
             max_batch_tokens=1_000,
-            advance=read.append,
+            on_documents=read.append,
         )
     finally:
         for handle in handles:

@@ -66,7 +66,7 @@ class TreeAttention:
     prefix: PrefixKV | None = None
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
     given: PrefixKV | None = None  # read in place of the batch's own keys and values
-    only_keep: bool = False  # raise KeptError once the layer's keys and values are kept
+    only_keep: bool = False  # raise StopForward once the layer's keys and values are kept
     compiled: Mapping[int | None, CompiledPlan] | None = None  # the plans, for a fused kernel
 
     def attend(
@@ -83,7 +83,7 @@ class TreeAttention:
         if self.keep is not None:
             self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
             if self.only_keep:
-                raise KeptError
+                raise StopForward
         source = self.given.layers[layer] if self.given else packed
         prefix = self.prefix.layers[layer] if self.prefix else None
         if self.compiled is not None and softcap is None:
@@ -91,8 +91,8 @@ class TreeAttention:
         return attend_tree(q[0], source, prefix, self.plans[window], scale=scale, softcap=softcap)
 
 
-class KeptError(Exception):
-    """Leaves a layer of which only the keys and values are needed, before it attends."""
+class StopForward(Exception):
+    """Leaves a forward as soon as it has given all that is needed of it."""
 
 
 def _interface(

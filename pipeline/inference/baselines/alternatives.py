@@ -248,7 +248,7 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
     The last layer is counted at the answers only, even where the decoder must be run whole.
     """
     # — of a beam search only the question: which labels it follows depends on the document
-    asked = [[q.token_ids] if q.searched else q.sequences for q in prompt.questions]
+    asked = [[q.token_ids] if q.searched else q.suffixes for q in prompt.questions]
     branches = Branches.of([sequence for of_question in asked for sequence in of_question])
     tree = Tree.of([document_tokens], branches.nodes, prefix_tokens=len(prompt.prefix))
     positions = tree.positions

@@ -1,19 +1,20 @@
-"""A call's questions, laid out: each kind of answer where it is read with the fewest tokens.
+"""Compile the questions of one call, so that they are answered with the fewest tokens read.
 
-    read off fitted maps     ──┐
-    first tokens             ──┼── at once, in one forward over whole documents
-    whole labels             ──┘
-    searched: a beam, or very many labels  ──  below a document that is kept
+    trained readouts   ──┐
+    first tokens       ──┼── one forward over whole documents
+    full labels        ──┘
+    beams, large tries ──── a search below a document whose keys and values are kept
 
-First tokens and whole labels go with the searched ones, where no map is read: then a document is
-read once. Maps may need states of it at any layer, which a kept one has not: only where a call has
-both is a document read for each. Knows which kind a question is. Knows nothing of how any is read.
+Entry point: `compile_questions`. Without readouts, first tokens and full labels are read below the
+kept document too, so a document is read once. A readout may need the states of any layer, which a
+kept document does not have: only a call with both readouts and searches reads documents twice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -22,187 +23,108 @@ from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.fitted.readout import LinearMap, Readout
-from pipeline.inference.labels.beam import search
-from pipeline.inference.labels.first_token import FirstTokens
-from pipeline.inference.labels.full_label import WholeLabels, label_log_probs
+from pipeline.inference.labels.full_label import LabelScorer, label_log_probs, label_scorer
 from pipeline.inference.labels.prompt_tokens import Question
+from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokensRead, read_at_once
-from pipeline.inference.schedules.interface import Depth, KeptText, Place, Schedule
+from pipeline.inference.schedules.batching import TokensRead
+from pipeline.inference.schedules.interface import LayerStates, ReadPoint, Schedule, tokens_read
 from pipeline.spec.schema import ExitSpec
-
-
-class LaidOut(Protocol):
-    """Questions laid out once, for any number of documents."""
-
-    @property
-    def question_tokens(self) -> int:
-        """Tokens that go through the model together with a document."""
-
-    @property
-    def alone(self) -> Sequence[int]:
-        """The tokens below a document of each prompt that would ask for this without a tree."""
-
-    def tokens_read(self, documents: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Of documents, and below them, once these have been answered."""
-
-    def answers(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
-        """One [docs, labels] fp32 a question."""
-
-
-def lay_out(
-    questions: Sequence[Question],
-    schedule: Schedule,
-    model: LoadedModel,
-    readouts: Readouts,
-    way: ExitSpec | None,
-    *,
-    max_tokens: Callable[[], int],  # that go through the model at once; memory may lower it
-) -> LaidOut:
-    """The questions, so that whatever can be read together is."""
-    searched = [question.searched for question in questions]
-    if any(question.name in readouts for question in questions):
-        at_once = [question for question in questions if not question.searched]
-        trained = TrainedAnswers(schedule, at_once, readouts, way, model)
-        if not any(searched):
-            return trained
-        below = [question for question in questions if question.searched]
-        kept = SearchedAnswers(below, schedule, model, max_tokens=max_tokens)
-        return _Both(trained, kept, searched)
-    if any(searched):
-        return SearchedAnswers(questions, schedule, model, max_tokens=max_tokens)
-    return PlainAnswers(questions, schedule, model)
-
-
-class _Both:
-    """What is read at once, and what is searched, each in its own reading of a document."""
-
-    def __init__(self, at_once: LaidOut, kept: LaidOut, searched: Sequence[bool]) -> None:
-        self._at_once, self._kept, self._searched = at_once, kept, searched
-        self.question_tokens = at_once.question_tokens
-        self.alone = [*at_once.alone, *kept.alone]
-
-    def tokens_read(self, documents: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Of documents, and below them."""
-        parts = (part.tokens_read(documents) for part in (self._at_once, self._kept))
-        of_documents, below = zip(*parts, strict=True)
-        return sum(of_documents), sum(below)
-
-    def answers(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
-        """One [docs, labels] fp32 a question."""
-        at_once, kept = (iter(p.answers(documents)) for p in (self._at_once, self._kept))
-        return [next(kept) if searched else next(at_once) for searched in self._searched]
-
-
-class PlainAnswers:
-    """Questions of which none is searched, laid out once for any documents."""
-
-    def __init__(
-        self, questions: Sequence[Question], schedule: Schedule, model: LoadedModel
-    ) -> None:
-        self._asked = schedule.ask([s for question in questions for s in question.sequences])
-        self._words = [own_words(question, model.device) for question in questions]
-        self._unembed = model.unembed
-        self.alone = [tokens for question in questions for tokens in question.alone]
-        self.question_tokens = self._asked.question_tokens
-
-    def tokens_read(self, documents: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Of documents, and below them."""
-        return read_at_once(self._asked, documents)
-
-    def answers(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
-        """One [docs, labels] fp32 a question."""
-        states = self._asked.states(documents)  # [sequences, docs, hidden]
-        return label_log_probs(states, self._words, self._unembed)
-
-
-def own_words(question: Question, device: torch.device) -> FirstTokens | WholeLabels:
-    """What the states at the question's sequences are read for."""
-    if question.trie is None:
-        return FirstTokens.of(list(question.labels.values()), device)
-    return WholeLabels.of(question.trie, device)
-
-
-class SearchedAnswers:
-    """Questions of which some are searched, laid out once for any documents."""
-
-    def __init__(
-        self,
-        questions: Sequence[Question],
-        schedule: Schedule,
-        model: LoadedModel,
-        *,
-        max_tokens: Callable[[], int],  # that go through the model at once; memory may lower it
-    ) -> None:
-        self._questions, self._schedule, self._max_tokens = questions, schedule, max_tokens
-        at_once = [question for question in questions if not question.searched]
-        self._sequences = [s for question in at_once for s in question.sequences]
-        self._words = [own_words(question, model.device) for question in at_once]
-        self._unembed = model.unembed
-        self._laid_out = schedule.ask(self._sequences)
-        self._read = TokensRead()  # of kept documents, and below them
-        self.alone = [tokens for question in questions for tokens in question.alone]
-        self.question_tokens = self._laid_out.question_tokens  # what is searched comes later
-
-    def tokens_read(self, documents: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Of documents, and below them: how much of a trie was followed depends on the document."""
-        of_documents, _ = read_at_once(self._laid_out, documents)
-        return of_documents, self._read.tokens - of_documents
-
-    def answers(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
-        """One [docs, labels] fp32 a question."""
-        by_document = [self._answers(document) for document in documents]
-        return [torch.cat(of_question) for of_question in zip(*by_document, strict=True)]
-
-    def _answers(self, document: Sequence[int]) -> list[Tensor]:  # one [1, labels] a question
-        text = self._schedule.keep(document, self._read)
-        at_once: Iterator[Tensor] = iter(())
-        if self._words:
-            states = text.states(self._sequences).unsqueeze(1)  # [sequences, 1, hidden]
-            at_once = iter(label_log_probs(states, self._words, self._unembed))
-        return [
-            self._search(text, question) if question.searched else next(at_once)
-            for question in self._questions
-        ]
-
-    def _search(self, text: KeptText, question: Question) -> Tensor:  # [1, labels]
-        assert question.trie is not None, question.name
-        *prefix, last = question.token_ids
-        asking = text.extended(prefix) if prefix else text
-        found = search(
-            question.trie,
-            lambda paths: asking.states([(last, *path) for path in paths]),
-            self._unembed,
-            beam=question.beam,
-            max_tokens=self._max_tokens(),
-        )
-        return torch.from_numpy(found).unsqueeze(0)
-
 
 Readouts = Mapping[str, Readout]  # by task
 
 
-def default_layer(question: Question, readouts: Readouts, way: ExitSpec | None, layers: int) -> int:
-    """After how many of the model's layers a question is answered, where nothing is sure before."""
+class QuestionBatch(Protocol):
+    """Questions that are compiled once and answered for any number of documents."""
+
+    @property
+    def question_tokens(self) -> int:
+        """Tokens that go through the model together with every document."""
+
+    @property
+    def has_searches(self) -> bool:
+        """Whether `max_tokens` limits what is read at once for a document."""
+
+    @property
+    def suffix_lengths(self) -> Sequence[int]:
+        """Tokens below the document of each independent prompt that would ask the same."""
+
+    def answers(
+        self, documents: Sequence[Sequence[int]], *, max_tokens: int
+    ) -> list[Tensor]:  # one [docs, labels] fp32 a question
+        """Label log-probabilities. `max_tokens` limits what a search reads at once."""
+
+    def tokens_read(self, documents: Sequence[Sequence[int]]) -> TokensRead:
+        """The tokens read of these documents and below them, once they are answered."""
+
+
+def compile_questions(
+    questions: Sequence[Question],
+    schedule: Schedule,
+    model: LoadedModel,
+    readouts: Readouts,
+    exit_policy: ExitSpec | None,
+) -> QuestionBatch:
+    """The questions, compiled so that whatever can be read together is."""
+    searched = [question for question in questions if question.searched]
+    if not searched:
+        return OnePassQuestions(questions, schedule, model, readouts, exit_policy)
+    if not any(question.name in readouts for question in questions):
+        return SearchedQuestions(questions, schedule, model)
+    others = [question for question in questions if not question.searched]
+    return _TwoPassQuestions(
+        OnePassQuestions(others, schedule, model, readouts, exit_policy),
+        SearchedQuestions(searched, schedule, model),
+        [question.searched for question in questions],
+    )
+
+
+class _TwoPassQuestions:
+    """Questions of one pass and searched questions, each with its own reading of a document."""
+
+    has_searches = True
+
+    def __init__(
+        self, one_pass: OnePassQuestions, search: SearchedQuestions, searched: Sequence[bool]
+    ) -> None:
+        self._one_pass, self._search, self._searched = one_pass, search, searched
+        self.question_tokens = one_pass.question_tokens
+        self.suffix_lengths = [*one_pass.suffix_lengths, *search.suffix_lengths]
+
+    def answers(self, documents: Sequence[Sequence[int]], *, max_tokens: int) -> list[Tensor]:
+        one_pass = iter(self._one_pass.answers(documents, max_tokens=max_tokens))
+        search = iter(self._search.answers(documents, max_tokens=max_tokens))
+        return [next(search) if searched else next(one_pass) for searched in self._searched]
+
+    def tokens_read(self, documents: Sequence[Sequence[int]]) -> TokensRead:
+        return self._one_pass.tokens_read(documents) + self._search.tokens_read(documents)
+
+
+def default_layer(
+    question: Question, readouts: Readouts, exit_policy: ExitSpec | None, layers: int
+) -> int:
+    """The layer at which a question is answered if its document does not exit before."""
     readout = readouts.get(question.name)
     if readout is None:
         return layers
-    return readout.card.layer if way is None or way.layer is None else way.layer
+    if exit_policy is None or exit_policy.layer is None:
+        return readout.card.layer
+    return exit_policy.layer
 
 
 def layers_read(
-    questions: Sequence[Question], readouts: Readouts, way: ExitSpec | None, layers: int
+    questions: Sequence[Question], readouts: Readouts, exit_policy: ExitSpec | None, layers: int
 ) -> list[int]:
-    """After which layers states are read, rising."""
-    default = {default_layer(question, readouts, way, layers) for question in questions}
-    return sorted(default.union(way.layers if way else ()))
+    """The layers after which states are read, rising."""
+    default = {default_layer(q, readouts, exit_policy, layers) for q in questions}
+    return sorted(default.union(exit_policy.layers if exit_policy else ()))
 
 
-def check_maps(readouts: Readouts, *, layers: int, hidden: int) -> None:
-    """ModelError unless every map reads states of a model of this many layers and this width."""
+def check_readouts(readouts: Readouts, *, layers: int, hidden: int) -> None:
+    """ModelError unless every readout fits a model of this many layers and this hidden size."""
     for name, readout in readouts.items():
         for layer, fitted in readout.maps.items():
-            _, width = fitted.weight.shape
+            _labels, width = fitted.weight.shape
             if layer > layers or width != hidden:
                 raise ModelError(
                     f"the readout of {name!r} reads states of {width} numbers after layer {layer}; "
@@ -211,140 +133,146 @@ def check_maps(readouts: Readouts, *, layers: int, hidden: int) -> None:
 
 
 class StackedMaps:
-    """The maps of all questions that read one place at one layer, as one matrix."""
+    """The maps of all questions that read the same state, as one matrix."""
 
     def __init__(self, maps: Mapping[int, LinearMap], device: torch.device) -> None:
-        """By question."""
-        stacked = [np.concatenate([m.weight for m in maps.values()])]
-        stacked.append(np.concatenate([m.bias for m in maps.values()]))
-        self._weight, self._bias = (torch.from_numpy(part).to(device) for part in stacked)
+        """`maps` are by question number."""
+        weight = np.concatenate([m.weight for m in maps.values()])  # [all labels, hidden]
+        bias = np.concatenate([m.bias for m in maps.values()])  # [all labels]
+        self._weight, self._bias = (torch.from_numpy(a).to(device) for a in (weight, bias))
         self._questions = list(maps)
         self._labels = [len(m.bias) for m in maps.values()]
 
     def log_probs(
         self,
         states: Tensor,  # [docs, hidden]
-    ) -> Iterator[tuple[int, Tensor]]:  # a question and its [docs, labels] fp32
-        """Every question's answers, from one product for all of them."""
+    ) -> Iterator[tuple[int, Tensor]]:  # a question's number and its [docs, labels] fp32
+        """The answers of every question, from one product for all."""
+        _docs, _hidden = states.shape
         logits = torch.nn.functional.linear(states.float(), self._weight, self._bias)
         by_question = torch.split(logits, self._labels, dim=1)
         for question, of_question in zip(self._questions, by_question, strict=True):
             yield question, of_question.log_softmax(dim=-1)
 
 
-class TrainedAnswers:
-    """Questions of which some are read off fitted maps, laid out once for any documents."""
+@dataclass(frozen=True, slots=True)
+class _LayerAnswers:
+    """What is answered from the states of one read point; questions are by number."""
+
+    point: ReadPoint  # the suffixes of scorers first, then one for each of `maps`
+    scorers: Mapping[int, LabelScorer]
+    maps: Sequence[StackedMaps]
+    mean_maps: StackedMaps | None
+    defaults: frozenset[int]  # questions that are answered here if the document did not exit
+    may_exit: bool
+
+    def log_probs(self, states: LayerStates, model: LoadedModel) -> dict[int, Tensor]:
+        """By question: [docs, labels] fp32."""
+        answers: dict[int, Tensor] = {}
+        of_scorers = len(self.point.suffixes) - len(self.maps)
+        if self.scorers:
+            scored = states.at_suffixes[:of_scorers]
+            by_question = label_log_probs(scored, list(self.scorers.values()), model.unembed)
+            answers.update(zip(self.scorers, by_question, strict=True))
+        for maps, at_suffix in zip(self.maps, states.at_suffixes[of_scorers:], strict=True):
+            answers.update(maps.log_probs(at_suffix))
+        if self.mean_maps is not None and states.mean is not None:
+            answers.update(self.mean_maps.log_probs(states.mean))
+        return answers
+
+
+class OnePassQuestions:
+    """Questions that are answered in one forward: by label tokens, or by trained readouts."""
+
+    has_searches = False
 
     def __init__(
         self,
-        schedule: Schedule,
         questions: Sequence[Question],
-        readouts: Readouts,
-        way: ExitSpec | None,
+        schedule: Schedule,
         model: LoadedModel,
+        readouts: Readouts,
+        exit_policy: ExitSpec | None,
     ) -> None:
-        self._questions = questions
-        self._device, self._unembed = model.device, model.unembed
-        self._places = [_places(question, readouts) for question in questions]
-        self._default = [default_layer(q, readouts, way, model.layers) for q in questions]
-        self._sure = frozenset(way.layers if way else ())
-        self._log_confidence = math.log(way.confidence) if way and way.confidence else 0.0
-        self._plain = {
-            i: own_words(question, model.device)
-            for i, question in enumerate(questions)
-            if question.name not in readouts
-        }
-        depths = [self._depth(at) for at in layers_read(questions, readouts, way, model.layers)]
-        self._maps = {
-            (depth.layer, place): StackedMaps(maps, model.device)
-            for depth in depths
-            for place in depth.places
-            if (maps := self._maps_at(depth.layer, place, readouts))
-        }
-        self._looked = schedule.look(depths)
-        self.alone = [n for i, q in enumerate(questions) for n in self._alone(i, q)]
-        self.question_tokens = self._looked.question_tokens
+        self._questions, self._model, self._readouts = questions, model, readouts
+        self._exit_layers = frozenset(exit_policy.layers if exit_policy else ())
+        confidence = exit_policy.confidence if exit_policy else None
+        self._log_confidence = math.log(confidence) if confidence else 0.0
+        self._default = [default_layer(q, readouts, exit_policy, model.layers) for q in questions]
+        layers = layers_read(questions, readouts, exit_policy, model.layers)
+        self._by_layer = {layer: self._layer_answers(layer) for layer in layers}
+        self._reader = schedule.reader([at.point for at in self._by_layer.values()])
+        self.question_tokens = self._reader.question_tokens
+        self.suffix_lengths = [n for question in questions for n in self._suffix_lengths(question)]
 
-    def tokens_read(self, documents: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Of documents, and below them."""
-        return read_at_once(self._looked, documents)
+    def _layer_answers(self, layer: int) -> _LayerAnswers:
+        scored: dict[int, Question] = {}
+        by_suffix: dict[tuple[int, ...], dict[int, LinearMap]] = {}
+        by_mean: dict[int, LinearMap] = {}
+        defaults = frozenset(i for i, default in enumerate(self._default) if default == layer)
+        may_exit = layer in self._exit_layers
+        for i, question in enumerate(self._questions):
+            readout = self._readouts.get(question.name)
+            if i not in defaults and not (may_exit and readout):
+                continue
+            if readout is None:
+                scored[i] = question
+            elif readout.card.pooling == "mean":
+                by_mean[i] = readout.maps[layer]
+            else:
+                by_suffix.setdefault(question.token_ids, {})[i] = readout.maps[layer]
+        of_scorers = [suffix for question in scored.values() for suffix in question.suffixes]
+        device = self._model.device
+        return _LayerAnswers(
+            ReadPoint(layer, (*of_scorers, *by_suffix), mean=bool(by_mean)),
+            {i: label_scorer(question, device) for i, question in scored.items()},
+            [StackedMaps(maps, device) for maps in by_suffix.values()],
+            StackedMaps(by_mean, device) if by_mean else None,
+            defaults,
+            may_exit,
+        )
 
-    def _alone(self, i: int, question: Question) -> list[int]:
-        """The tokens below a document of the question's own prompts."""
-        if i in self._plain:
-            return question.alone
-        return [len(place or ()) for place in self._places[i]]
+    def _suffix_lengths(self, question: Question) -> list[int]:
+        readout = self._readouts.get(question.name)
+        if readout is None:
+            return question.suffix_lengths
+        return [0 if readout.card.pooling == "mean" else len(question.token_ids)]
 
-    def _read_at(self, layer: int) -> list[int]:
-        """The questions that are read at a layer; all of them where documents may leave."""
-        questions = range(len(self._questions))
-        return [i for i in questions if layer in self._sure or self._default[i] == layer]
+    def tokens_read(self, documents: Sequence[Sequence[int]]) -> TokensRead:
+        return tokens_read(self._reader, documents)
 
-    def _depth(self, layer: int) -> Depth:
-        places = dict.fromkeys(place for i in self._read_at(layer) for place in self._places[i])
-        return Depth(layer, tuple(places))
+    @torch.inference_mode()
+    def answers(self, documents: Sequence[Sequence[int]], *, max_tokens: int) -> list[Tensor]:
+        answers = [self._unanswered(len(documents), question) for question in self._questions]
+        remaining = list(range(len(documents)))
 
-    def _maps_at(self, layer: int, place: Place, readouts: Readouts) -> dict[int, LinearMap]:
-        return {
-            i: readouts[self._questions[i].name].maps[layer]
-            for i in self._read_at(layer)
-            if self._places[i] == (place,) and i not in self._plain
-        }
-
-    def answers(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
-        """One [docs, labels] fp32 a question."""
-        found = [self._unanswered(len(documents), question) for question in self._questions]
-        going = list(range(len(documents)))
-
-        def take(depth: Depth, states: Sequence[Tensor]) -> list[int] | None:
-            read = self._read(depth, states)
-            for i, log_probs in read.items():
-                if self._default[i] != depth.layer:
-                    continue
-                if len(going) == len(documents):  # a device need not be told which
-                    found[i] = log_probs
+        def on_layer(states: LayerStates) -> list[int] | None:
+            at = self._by_layer[states.layer]
+            log_probs = at.log_probs(states, self._model)
+            for i in at.defaults:
+                if len(remaining) == len(documents):  # the device is not given their indices
+                    answers[i] = log_probs[i]
                 else:
-                    found[i][going] = log_probs
-            if depth.layer not in self._sure:
+                    answers[i][remaining] = log_probs[i]
+            if not at.may_exit:
                 return None
-            settled = self._settled(read)
-            for i, log_probs in read.items():
-                found[i][[going[d] for d in settled]] = log_probs[settled]
-            left = sorted({*range(len(going))} - {*settled})
-            going[:] = [going[d] for d in left]
-            return left
+            exited = self._confident(log_probs)
+            for i, of_question in log_probs.items():
+                answers[i][[remaining[d] for d in exited]] = of_question[exited]
+            continuing = sorted({*range(len(remaining))} - {*exited})
+            remaining[:] = [remaining[d] for d in continuing]
+            return continuing
 
-        self._looked.descend(documents, take)
-        return found
+        self._reader.read_layers(documents, on_layer)
+        return answers
 
     def _unanswered(self, documents: int, question: Question) -> Tensor:  # [docs, labels] fp32
         shape = (documents, len(question.labels))
-        return torch.full(shape, torch.nan, dtype=torch.float32, device=self._device)
+        return torch.full(shape, torch.nan, dtype=torch.float32, device=self._model.device)
 
-    def _read(self, depth: Depth, states: Sequence[Tensor]) -> dict[int, Tensor]:
-        """[docs, labels] of each question that is read at the depth."""
-        at_place = dict(zip(depth.places, states, strict=True))  # [docs, hidden]
-        read: dict[int, Tensor] = {}
-        for place in depth.places:
-            if maps := self._maps.get((depth.layer, place)):
-                read.update(maps.log_probs(at_place[place]))
-        plain = [i for i in self._plain if self._default[i] == depth.layer]
-        if plain:
-            hidden = torch.stack([at_place[place] for i in plain for place in self._places[i]])
-            answered = label_log_probs(hidden, [self._plain[i] for i in plain], self._unembed)
-            read.update(zip(plain, answered, strict=True))
-        return read
-
-    def _settled(self, read: Mapping[int, Tensor]) -> list[int]:
-        """The documents of whose every answer one label has the confidence that is wanted."""
-        surest = torch.stack([log_probs.amax(dim=1) for log_probs in read.values()])
-        sure = surest.amin(dim=0) >= self._log_confidence  # [docs]
-        settled: list[int] = sure.nonzero().flatten().tolist()
-        return settled
-
-
-def _places(question: Question, readouts: Readouts) -> tuple[Place, ...]:
-    readout = readouts.get(question.name)
-    if readout is None:
-        return tuple(question.sequences)
-    return (None if readout.card.pooling == "mean" else question.token_ids,)
+    def _confident(self, log_probs: Mapping[int, Tensor]) -> list[int]:
+        """The documents whose every answer has a label at or above the policy's confidence."""
+        best = torch.stack([of_question.amax(dim=1) for of_question in log_probs.values()])
+        confident = best.amin(dim=0) >= self._log_confidence  # [docs]
+        documents: list[int] = confident.nonzero().flatten().tolist()
+        return documents

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.inference.labels.first_token import ROWS, FirstTokens, Unembed, first_token_log_probs
+from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.trie import LabelTrie
 
 
@@ -103,23 +104,35 @@ class WholeLabels:
         return torch.cat([sums, impossible])[self.verbalizers].logsumexp(dim=1).T
 
 
+LabelScorer = FirstTokens | WholeLabels
+
+
+def label_scorer(question: Question, device: torch.device) -> LabelScorer:
+    """What turns the states at a question's suffixes into the log-probabilities of its labels."""
+    if question.trie is None:
+        return FirstTokens.of(list(question.labels.values()), device)
+    return WholeLabels.of(question.trie, device)
+
+
 def label_log_probs(
-    hidden: Tensor,  # [states, docs, hidden]: one of each first-token question, all of a trie's
-    questions: Sequence[FirstTokens | WholeLabels],
+    hidden: Tensor,  # [suffixes, docs, hidden]: one of a first-token question, all of a trie's
+    scorers: Sequence[LabelScorer],
     unembed: Unembed,
 ) -> list[Tensor]:  # one [docs, labels] fp32 a question
-    """The labels' log-probabilities, whichever way each question's are read."""
-    counts = [1 if isinstance(q, FirstTokens) else len(q.edges.firsts) - 1 for q in questions]
+    """The labels' log-probabilities of several questions."""
+    suffixes, _docs, _hidden = hidden.shape
+    counts = [1 if isinstance(s, FirstTokens) else len(s.edges.firsts) - 1 for s in scorers]
+    assert sum(counts) == suffixes, f"{suffixes} states for {counts}"
     parts = torch.split(hidden, counts)
-    first = [i for i, q in enumerate(questions) if isinstance(q, FirstTokens)]
+    first = [i for i, s in enumerate(scorers) if isinstance(s, FirstTokens)]
     of_first: Iterator[Tensor] = iter(())
-    if first:  # read together, so that the unembedding is read once for all of them
-        alike = hidden if len(first) == len(questions) else torch.cat([parts[i] for i in first])
-        alone = [q for q in questions if isinstance(q, FirstTokens)]
-        of_first = iter(first_token_log_probs(alike, alone, unembed))
+    if first:  # together, so that the unembedding is read once for all of them
+        alike = hidden if len(first) == len(scorers) else torch.cat([parts[i] for i in first])
+        first_tokens = [s for s in scorers if isinstance(s, FirstTokens)]
+        of_first = iter(first_token_log_probs(alike, first_tokens, unembed))
     return [
-        q.log_probs(part, unembed) if isinstance(q, WholeLabels) else next(of_first)
-        for q, part in zip(questions, parts, strict=True)
+        s.log_probs(part, unembed) if isinstance(s, WholeLabels) else next(of_first)
+        for s, part in zip(scorers, parts, strict=True)
     ]
 
 

@@ -40,7 +40,7 @@ class Question:
     beam: int | None = None  # paths of the trie that are followed at once; None: all
 
     @property
-    def sequences(self) -> list[tuple[int, ...]]:
+    def suffixes(self) -> list[tuple[int, ...]]:
         """What is read below a document to score every label."""
         if self.trie is None:
             return [self.token_ids]
@@ -63,14 +63,14 @@ class Question:
         return replace(self, labels=labels, trie=trie)
 
     @property
-    def alone(self) -> list[int]:
+    def suffix_lengths(self) -> list[int]:
         """The tokens below a document of each prompt that would ask for this without a tree."""
         if self.trie is None:
             return [len(self.token_ids)]
         return [len(self.token_ids) + self.trie.depths[end] - 1 for end, _ in self.trie.ends]
 
     @property
-    def longest(self) -> int:
+    def longest_suffix(self) -> int:
         """Tokens of the longest sequence."""
         return len(self.token_ids) + (self.trie.deepest if self.trie else 0)
 
@@ -84,7 +84,7 @@ class PromptTokens:
 
     def room(self, context_tokens: int) -> int:
         """What a context leaves for a document beside the prefix and the longest question."""
-        longest = max(question.longest for question in self.questions)
+        longest = max(question.longest_suffix for question in self.questions)
         return context_tokens - len(self.prefix) - longest
 
 

@@ -41,8 +41,9 @@ class LoadedModel:
 
     @property
     def layers(self) -> int:
-        layers: nn.ModuleList = self.decoder.layers  # type: ignore[assignment]
-        return len(layers)
+        """How many layers the decoder has; 0 if it does not list them: only its end can be read."""
+        layers = getattr(self.decoder, "layers", None)
+        return len(layers) if isinstance(layers, nn.ModuleList) else 0
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary: [rows, hidden] -> [rows, vocab]."""
@@ -83,6 +84,10 @@ class Stages:
         """
         layers: Any = self.whole.layers
         assert 0 <= start < stop <= len(layers), f"layers {start} to {stop} of {len(layers)}"
+        if (start, stop) == (0, len(layers) - 1):
+            return self.body
+        if (start, stop) == (len(layers) - 1, len(layers)):
+            return self.last
         stage = _with_layers(self.whole, slice(start, stop))
         if stop < len(layers):
             stage.norm = nn.Identity()

@@ -1,6 +1,6 @@
-"""Pack ragged items into batches under a token budget.
+"""Pack documents into batches under a token budget, and count the tokens that a model reads.
 
-Knows lengths. Knows nothing of tokens, documents or models.
+Entry points: `pack` and `count_tokens`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -30,42 +29,37 @@ def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
     return batches
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TokensRead:
-    """Grows while `counting_tokens` is entered."""
+    """The tokens that went through a model for some documents."""
+
+    document_tokens: int  # with those of the prefix that documents repeat
+    question_tokens: int  # below documents
+
+    def __add__(self, other: TokensRead) -> TokensRead:
+        return TokensRead(
+            self.document_tokens + other.document_tokens,
+            self.question_tokens + other.question_tokens,
+        )
+
+
+@dataclass(slots=True)
+class TokenCounter:
+    """A count of tokens that grows as a model reads."""
 
     tokens: int = 0
 
 
-class AtOnce(Protocol):
-    """What goes through the model together with a document."""
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens of the prefix that every document reads again."""
-
-    @property
-    def question_tokens(self) -> int:
-        """Tokens that go through the model below every document."""
-
-
-def read_at_once(laid_out: AtOnce, documents: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """The tokens of the documents, with what they read of the prefix, and those below them."""
-    read = sum(len(document) for document in documents)
-    count = len(documents)
-    return read + count * laid_out.prefix_tokens, count * laid_out.question_tokens
-
-
 @contextmanager
-def counting_tokens(embedding: nn.Module) -> Iterator[TokensRead]:
+def count_tokens(embedding: nn.Module) -> Iterator[TokenCounter]:
     """Counts the token ids that go through the embedding inside the block."""
-    read = TokensRead()
+    counter = TokenCounter()
 
     def count(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        read.tokens += inputs[0].numel()
+        counter.tokens += inputs[0].numel()
 
     handle = embedding.register_forward_pre_hook(count)
     try:
-        yield read
+        yield counter
     finally:
         handle.remove()

@@ -1,27 +1,28 @@
-"""One forward of the model over a packed tree.
+"""Forwards of a decoder: over a packed tree, at some rows of its last layer, up to some layer.
 
-Knows token ids, rows and the model. Knows nothing of labels, text or batching.
+Entry points: `prefill`, `run`, `run_at_ends` and `run_to_layers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.inference.attention.compiled import CompiledPlan, compile_plans, to_device
-from pipeline.inference.attention.hook import KeptError, PrefixKV, TreeAttention
+from pipeline.inference.attention.compiled import compile_plans, to_device
+from pipeline.inference.attention.hook import PrefixKV, StopForward, TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
-from pipeline.inference.attention.plan import AttentionPlan, plan_attention, plan_ends
+from pipeline.inference.attention.plan import plan_attention, plan_ends
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.hooks import states_at
 
-Plans = Mapping[int | None, AttentionPlan]  # by the layer's window
+OnStates = Callable[[int, Tensor], None]  # a layer, and its states [copies, tokens, hidden]
 
 
 @torch.inference_mode()
@@ -32,104 +33,129 @@ def prefill(
     prefix: PrefixKV | None = None,
     layers: int | None = None,
 ) -> PrefixKV | None:
-    """The keys and values of a span that every later forward reads; None for an empty span.
+    """The keys and values of a span that later forwards read; None for an empty span.
 
-    Below a kept prefix, of both together: the prefix's are copied once. Of all layers, or of the
-    first `layers` where no later forward goes deeper.
+    Below a kept prefix, the keys and values of both together: those of the prefix are copied
+    once. With `layers`, only of the first so many: no later forward goes deeper.
     """
     if not token_ids:
         return prefix
     keep: dict[int, LayerKV] = {}
     tree = Tree.of([len(token_ids)], prefix_tokens=prefix.tokens if prefix else 0)
-    plans = everywhere(model, tree)
-    attention = TreeAttention(plans, prefix, keep=keep, compiled=compiled(model, plans))
+    attention = attend_everywhere(model, tree, prefix, keep=keep)
     ids, positions = to_device([np.array(token_ids), tree.positions], model.device)
-    if layers is None:
-        run(model.decoder, attention, positions, input_ids=ids)
-    elif model.stages is None:
-        states_at(model.decoder, [layers], **packed(attention, positions, input_ids=ids))
-    else:
-        run(model.stages.part(0, layers), attention, positions, input_ids=ids)
+    inputs = packed(attention, positions, input_ids=ids)
+    run_to_layers(model.decoder, [layers or model.layers], lambda *_: None, **inputs)
     own = PrefixKV(keep, tokens=len(token_ids))
     return prefix.followed_by(own) if prefix else own
 
 
-@torch.inference_mode()
-def end_states(
+def attend_everywhere(
     model: LoadedModel,
-    token_ids: Sequence[int],
     tree: Tree,
+    prefix: PrefixKV | None,
     *,
-    prefix: PrefixKV | None,
-    ends: Sequence[int],
-) -> Tensor:  # [docs, ends, hidden]
-    """The last layer's normalised states at rows `ends` of every document's branches.
-
-    `token_ids` are the packed batch's. `ends` rise.
-    """
-    assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
-    ids, positions, rows = to_device(
-        [np.array(token_ids), tree.positions, tree.rows_at(ends)], model.device
-    )
-    plans = everywhere(model, tree)
-    attention = TreeAttention(plans, prefix, compiled=compiled(model, plans))
-    if model.stages is None:
-        states = run(model.decoder, attention, positions, input_ids=ids)[rows]
-        return states.view(len(tree.documents), len(ends), -1)
-    states = run(model.stages.body, attention, positions, input_ids=ids)
-    return at_ends(model, model.stages.last, tree, states, positions, rows, prefix, ends)
-
-
-def at_ends(
-    model: LoadedModel,
-    layer: nn.Module,
-    tree: Tree,
-    states: Tensor,  # [rows, hidden]
-    positions: Tensor,  # [rows] int64
-    rows: Tensor,  # [docs * ends] int64: where the ends are
-    prefix: PrefixKV | None,
-    ends: Sequence[int],
-) -> Tensor:  # [docs, ends, hidden]
-    """One layer's states at the ends: of all other rows it takes the keys and values alone."""
-    keep: dict[int, LayerKV] = {}
-    with suppress(KeptError):
-        kept = TreeAttention({}, keep=keep, only_keep=True)
-        run(layer, kept, positions, inputs_embeds=states)
-    cut = tree.cut_behind(ends)
-    plans = {window: plan_ends(cut, ends, window=window) for window in model.windows}
-    given = PrefixKV(keep, tokens=tree.tokens)
-    attention = TreeAttention(plans, prefix, given=given, compiled=compiled(model, plans))
-    states = run(layer, attention, positions[rows], inputs_embeds=states[rows])
-    return states.view(len(tree.documents), len(ends), -1)
-
-
-def everywhere(model: LoadedModel, tree: Tree) -> Plans:
-    """The plans for a layer that is asked at every row."""
-    return {window: plan_attention(tree, window=window) for window in model.windows}
-
-
-def compiled(model: LoadedModel, plans: Plans) -> dict[int | None, CompiledPlan] | None:
-    """Made when a stage is about to run: a device works on the stage before it meanwhile."""
-    return compile_plans(plans, model.device, model.kernel) if model.kernel else None
+    keep: dict[int, LayerKV] | None = None,
+) -> TreeAttention:
+    """The attention of layers that are run at every row of the tree."""
+    plans = {window: plan_attention(tree, window=window) for window in model.windows}
+    compiled = compile_plans(plans, model.device, model.kernel) if model.kernel else None
+    return TreeAttention(plans, prefix, keep=keep, compiled=compiled)
 
 
 def run(
     decoder: nn.Module,
     attention: TreeAttention,
     positions: Tensor,  # [rows] int64
-    **read: Tensor,  # input_ids [rows] int64 or inputs_embeds [rows, hidden]
+    **inputs: Tensor,  # input_ids [rows] int64 or inputs_embeds [rows, hidden]
 ) -> Tensor:  # [rows, hidden]
-    """The states that a decoder, or a part of one, ends in."""
-    output = decoder(**packed(attention, positions, **read))
-    found: Tensor = output.last_hidden_state[0]
-    return found
+    """The final states of a decoder, or of a part of one."""
+    output = decoder(**packed(attention, positions, **inputs))
+    states: Tensor = output.last_hidden_state[0]
+    return states
 
 
-def packed(attention: TreeAttention, positions: Tensor, **read: Tensor) -> dict[str, Any]:
-    """What a decoder is called with for one packed batch."""
+def packed(attention: TreeAttention, positions: Tensor, **inputs: Tensor) -> dict[str, Any]:
+    """The arguments of a decoder for one packed batch."""
     return {
-        **{name: tensor.unsqueeze(0) for name, tensor in read.items()},
+        **{name: tensor.unsqueeze(0) for name, tensor in inputs.items()},
         "position_ids": positions.unsqueeze(0),
         "use_cache": False,
         "tree": attention,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStates:
+    """The hidden states of a packed batch after some layer."""
+
+    tree: Tree
+    positions: Tensor  # [rows] int64
+    states: Tensor  # [rows, hidden]
+
+    def at_ends(self, ends: Sequence[int]) -> Tensor:  # [docs, ends, hidden]
+        """The states at these rows of every copy of the branches."""
+        _rows, hidden = self.states.shape
+        [rows] = to_device([self.tree.rows_at(ends)], self.states.device)
+        return self.states[rows].view(len(self.tree.documents), len(ends), hidden)
+
+    def means(self) -> Tensor:  # [docs, hidden] fp32
+        """The mean of the states at each document's own tokens."""
+        own = self.states[: self.tree.document_rows].float()
+        [lengths] = to_device([np.array(self.tree.documents)], self.states.device)
+        # — `unsafe` leaves out a check of the lengths that would wait for the device
+        return torch.segment_reduce(own, "mean", lengths=lengths, unsafe=True)
+
+    def of_documents(self, documents: Sequence[int]) -> PackedStates:
+        """The states of these documents and of their branches alone."""
+        [rows] = to_device([self.tree.rows_of(documents)], self.states.device)
+        return PackedStates(self.tree.only(documents), self.positions[rows], self.states[rows])
+
+
+def run_at_ends(
+    model: LoadedModel,
+    layer: nn.Module,
+    batch: PackedStates,
+    prefix: PrefixKV | None,
+    ends: Sequence[int],  # rows of one copy of the branches, rising
+) -> Tensor:  # [docs, ends, hidden]
+    """The states after one more layer at the ends alone; other rows give only keys and values."""
+    tree, states = batch.tree, batch.states
+    keep: dict[int, LayerKV] = {}
+    with suppress(StopForward):
+        kept = TreeAttention({}, keep=keep, only_keep=True)
+        run(layer, kept, batch.positions, inputs_embeds=states)
+    [rows] = to_device([tree.rows_at(ends)], model.device)
+    cut = tree.cut_behind(ends)
+    plans = {window: plan_ends(cut, ends, window=window) for window in model.windows}
+    compiled = compile_plans(plans, model.device, model.kernel) if model.kernel else None
+    given = PrefixKV(keep, tokens=tree.tokens)
+    attention = TreeAttention(plans, prefix, given=given, compiled=compiled)
+    at_ends = run(layer, attention, batch.positions[rows], inputs_embeds=states[rows])
+    return at_ends.view(len(tree.documents), len(ends), -1)
+
+
+def run_to_layers(
+    decoder: nn.Module, layers: Collection[int], on_states: OnStates, **inputs: Any
+) -> None:
+    """Runs a whole decoder to the deepest of these layers, and gives each one's states as it comes.
+
+    Layer N gives the `hidden_states[N]` of transformers. States are to_device to the positions'
+    device: a model may be spread over several.
+    """
+    blocks: Any = getattr(decoder, "layers", ())
+    home, deepest = inputs["position_ids"].device, max(layers)
+    assert 0 <= min(layers) <= deepest <= len(blocks), f"layers {layers} of {len(blocks)}"
+
+    def before_block(layer: int, _block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        on_states(layer, (args[0] if args else kwargs["hidden_states"]).to(home))
+        if layer == deepest:
+            raise StopForward
+
+    with ExitStack() as hooks, suppress(StopForward):
+        for layer in sorted(set(layers) - {len(blocks)}):
+            hook = partial(before_block, layer)
+            handle = blocks[layer].register_forward_pre_hook(hook, with_kwargs=True)
+            hooks.callback(handle.remove)
+        output = decoder(**inputs)
+        on_states(len(blocks), output.last_hidden_state.to(home))

@@ -1,6 +1,7 @@
-"""The fused schedule: documents and their questions in one forward, nothing kept after a layer.
+"""The fused schedule: documents and what is below them go through the model in one forward.
 
-Knows token ids and the packed tree. Knows nothing of labels, text or batching.
+Documents are packed without padding. No keys or values outlive a layer, except those of the
+prefix. Entry point: `FusedSchedule`.
 """
 
 from __future__ import annotations
@@ -11,25 +12,23 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.inference.attention.compiled import to_device
-from pipeline.inference.attention.hook import PrefixKV, TreeAttention
+from pipeline.inference.attention.hook import PrefixKV
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokensRead
+from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import (
-    at_ends,
-    compiled,
-    end_states,
-    everywhere,
+    PackedStates,
+    attend_everywhere,
     packed,
     prefill,
     run,
+    run_at_ends,
+    run_to_layers,
 )
-from pipeline.inference.schedules.hooks import states_at
-from pipeline.inference.schedules.interface import Depth, Take, sequences_of
+from pipeline.inference.schedules.interface import LayerStates, OnLayer, ReadPoint, Suffix, deliver
 
 
 class FusedSchedule:
@@ -41,200 +40,157 @@ class FusedSchedule:
         self._model = model
         self._prefix = prefill(model, prefix, layers=layers)
 
-    def ask(self, questions: Sequence[Sequence[int]]) -> FusedQuestions:
-        """The questions, laid out below any document; what several begin with is read once."""
-        return FusedQuestions(self._model, self._prefix, questions)
+    def reader(self, points: Sequence[ReadPoint]) -> FusedReader:
+        """A reader of these points; tokens that several suffixes begin with are read once."""
+        return FusedReader(self._model, self._prefix, points)
 
-    def look(self, depths: Sequence[Depth]) -> FusedDepths:
-        """The places of states at several layers, laid out below any document."""
-        return FusedDepths(self._model, self._prefix, depths)
-
-    def keep(self, document: Sequence[int], laid_out: TokensRead) -> FusedText:
-        """A document that is read once, for whatever will be asked below it."""
-        return FusedText(self._model, self._prefix, (), laid_out).extended(document)
-
-
-class FusedQuestions:
-    """Questions as the branches of one tree."""
-
-    prefix_tokens = 0
-
-    def __init__(
-        self, model: LoadedModel, prefix: PrefixKV | None, questions: Sequence[Sequence[int]]
-    ) -> None:
-        self._model = model
-        self._prefix = prefix
-        self._branches = Branches.of(questions)
-        self._ends = sorted(set(self._branches.ends))
-        places = [self._ends.index(end) for end in self._branches.ends]
-        self._end_of_question = torch.tensor(places, device=model.device)  # [questions] int64
-
-    @property
-    def question_tokens(self) -> int:
-        return len(self._branches.token_ids)
-
-    def states(self, documents: Sequence[Sequence[int]]) -> Tensor:  # [questions, docs, hidden]
-        """The states at the questions' last tokens, in one forward over whole documents."""
-        tree = Tree.of(
-            [len(document) for document in documents],
-            self._branches.nodes,
-            prefix_tokens=self._prefix.tokens if self._prefix else 0,
-        )
-        read = [token for document in documents for token in document]
-        token_ids = [*read, *self._branches.token_ids * len(documents)]
-        states = end_states(
-            self._model, token_ids, tree, prefix=self._prefix, ends=self._ends
-        )  # [docs, ends, hidden]
-        return states[:, self._end_of_question].transpose(0, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class FusedText:
-    """A text whose keys and values are kept, but for its last token, which every forward reads."""
-
-    model: LoadedModel
-    prefix: PrefixKV | None
-    left: tuple[int, ...]
-    laid_out: TokensRead  # grows by what is read here
-
-    def extended(self, token_ids: Sequence[int]) -> FusedText:
-        """The text with these behind it."""
-        *read, last = (*self.left, *token_ids)
-        self.laid_out.tokens += len(read)
-        return replace(self, prefix=prefill(self.model, read, prefix=self.prefix), left=(last,))
-
-    def states(self, sequences: Sequence[Sequence[int]]) -> Tensor:  # [sequences, hidden]
-        """The states at the sequences' last tokens, in one forward."""
-        asked = FusedQuestions(self.model, self.prefix, sequences)
-        self.laid_out.tokens += len(self.left) + asked.question_tokens
-        return asked.states([self.left])[:, 0]
+    def cache_text(self, document: Sequence[int], counter: TokenCounter) -> FusedText:
+        """A document whose keys and values are kept."""
+        return FusedText(self._model, self._prefix, (), counter).extended(document)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """How the decoder gets from one depth to the next."""
+    """How the decoder gets from one read point to the next."""
 
-    depth: Depth
-    rows: tuple[int, ...]  # of one copy of the branches: where its token places end, rising
-    body: nn.Module | None  # layers that are run at every row
-    last: nn.Module | None  # the layer after them, where only the ends are wanted of it
+    point: ReadPoint
+    ends: tuple[int, ...]  # rows of one copy of the branches: the suffixes' last tokens, rising
+    end_of_suffix: Tensor  # [suffixes] int64: index into `ends`
+    body: nn.Module | None  # the layers that are run at every row
+    last: nn.Module | None  # the layer after them, if it is run at the ends alone
 
 
-class FusedDepths:
-    """Places as the branches of one tree."""
+class FusedReader:
+    """Read points whose suffixes are the branches of one tree."""
 
-    prefix_tokens = 0
+    repeated_prefix_tokens = 0
 
     def __init__(
-        self, model: LoadedModel, prefix: PrefixKV | None, depths: Sequence[Depth]
+        self, model: LoadedModel, prefix: PrefixKV | None, points: Sequence[ReadPoint]
     ) -> None:
-        self._model = model
-        self._prefix = prefix
-        sequences = sequences_of(depths)
-        self._branches = Branches.of(sequences)
-        self._end_of = dict(zip(sequences, self._branches.ends, strict=True))
-        starts = [0, *(depth.layer for depth in depths)]
+        self._model, self._prefix = model, prefix
+        suffixes = list(dict.fromkeys(suffix for point in points for suffix in point.suffixes))
+        self._branches = Branches.of(suffixes)
+        self._end_of = dict(zip(suffixes, self._branches.ends, strict=True))
+        starts = [0, *(point.layer for point in points)]
         self._steps = [
-            self._step(start, depth, deepest=depth is depths[-1])
-            for (start, _), depth in zip(pairwise(starts), depths, strict=True)
+            self._step(start, point, deepest=point is points[-1])
+            for (start, _), point in zip(pairwise(starts), points, strict=True)
         ]
 
     @property
     def question_tokens(self) -> int:
         return len(self._branches.token_ids)
 
-    def _step(self, start: int, depth: Depth, *, deepest: bool) -> _Step:
-        ends = {self._end_of[place] for place in depth.places if place is not None}
-        rows, stages, stop = tuple(sorted(ends)), self._model.stages, depth.layer
-        if stages is None:
-            return _Step(depth, rows, None, None)
-        # The first layer reads ids, which go through the embedding once.
-        if not deepest or None in depth.places or stop == 1:
-            return _Step(depth, rows, stages.part(start, stop), None)
-        body = stages.part(start, stop - 1) if start < stop - 1 else None
-        return _Step(depth, rows, body, stages.part(stop - 1, stop))
+    def _step(self, start: int, point: ReadPoint, *, deepest: bool) -> _Step:
+        rows = [self._end_of[suffix] for suffix in point.suffixes]
+        number = {row: i for i, row in enumerate(sorted(set(rows)))}
+        ends = tuple(number)
+        numbers = [number[row] for row in rows]
+        end_of_suffix = torch.tensor(numbers, dtype=torch.int64, device=self._model.device)
+        body, last, stages, stop = None, None, self._model.stages, point.layer
+        if stages is not None:
+            # — the first layer reads token ids, which go through the embedding once
+            at_ends = deepest and not point.mean and stop > 1
+            if not at_ends:
+                body = stages.part(start, stop)
+            else:
+                body = stages.part(start, stop - 1) if start < stop - 1 else None
+                last = stages.part(stop - 1, stop)
+        return _Step(point, ends, end_of_suffix, body, last)
 
     @torch.inference_mode()
-    def descend(self, documents: Sequence[Sequence[int]], take: Take) -> None:
-        """Hands the states of every depth to `take`; the documents it does not keep are left."""
+    def read_layers(self, documents: Sequence[Sequence[int]], on_layer: OnLayer) -> None:
+        """Gives the states of every read point to `on_layer`, from the first layer down."""
         tree = Tree.of(
             [len(document) for document in documents],
             self._branches.nodes,
             prefix_tokens=self._prefix.tokens if self._prefix else 0,
         )
-        read = [token for document in documents for token in document]
-        token_ids = [*read, *self._branches.token_ids * len(documents)]
-        batch = _Batch(self._model, self._prefix, tree, np.array(token_ids))
-        if self._model.stages is None:
-            batch.run_whole([step.depth.layer for step in self._steps])
-        for step in self._steps:
-            going = take(step.depth, self._states(batch, step))
-            if going is not None and len(going) < len(batch.tree.documents):
-                if not going:
-                    return
-                batch.keep(going)
+        of_documents = [token for document in documents for token in document]
+        token_ids = np.array([*of_documents, *self._branches.token_ids * len(documents)])
+        ids, positions = to_device([token_ids, tree.positions], self._model.device)
+        read = self._read_whole if self._model.stages is None else self._read_in_parts
+        read(tree, positions, ids, on_layer)
 
-    def _states(self, batch: _Batch, step: _Step) -> list[Tensor]:  # a place: [docs, hidden]
-        at_rows = batch.advance(step)  # [docs, ends, hidden]
-        return [
-            batch.means() if place is None else at_rows[:, step.rows.index(self._end_of[place])]
-            for place in step.depth.places
-        ]
-
-
-class _Batch:
-    """Packed documents on their way down: the states of their rows, after some layer."""
-
-    def __init__(
+    def _read_whole(
         self,
-        model: LoadedModel,
-        prefix: PrefixKV | None,
         tree: Tree,
-        token_ids: NDArray[np.int64],  # [rows]
+        positions: Tensor,  # [rows] int64
+        ids: Tensor,  # [rows] int64
+        on_layer: OnLayer,
     ) -> None:
-        self._model, self._prefix = model, prefix
-        self._whole: dict[int, Tensor] = {}  # by layer, where the decoder is run whole
-        ids, self._positions = to_device([token_ids, tree.positions], model.device)
-        self._read = {"input_ids": ids}
-        self._enter(tree)
+        """For a decoder that cannot be cut: all documents go to the deepest layer."""
+        steps = {step.point.layer: step for step in self._steps}
+        by_layer: list[LayerStates] = []
 
-    def _enter(self, tree: Tree) -> None:
-        self.tree = tree
-        plans = everywhere(self._model, tree)
-        launches = compiled(self._model, plans)
-        self._attention = TreeAttention(plans, self._prefix, compiled=launches)
+        def keep(layer: int, states: Tensor) -> None:  # [1, rows, hidden]
+            batch = PackedStates(tree, positions, states[0])
+            by_layer.append(self._layer_states(steps[layer], batch))
 
-    def run_whole(self, layers: Sequence[int]) -> None:
-        """All layers that are needed, for a decoder that cannot be cut."""
-        called = packed(self._attention, self._positions, **self._read)
-        found = states_at(self._model.decoder, layers, **called)
-        self._whole = {layer: states[0] for layer, states in found.items()}
+        attention = attend_everywhere(self._model, tree, self._prefix)
+        inputs = packed(attention, positions, input_ids=ids)
+        run_to_layers(self._model.decoder, steps, keep, **inputs)
+        deliver(by_layer, on_layer)
 
-    def advance(self, step: _Step) -> Tensor:  # [docs, ends, hidden]
-        """Goes down to the step's depth, and gives the states at its ends."""
-        [rows] = to_device([self.tree.rows_at(step.rows)], self._model.device)
-        if self._whole:
-            self._read = {"inputs_embeds": self._whole[step.depth.layer]}
-        if step.body is not None:
-            states = run(step.body, self._attention, self._positions, **self._read)
-            self._read = {"inputs_embeds": states}
-        states = self._read["inputs_embeds"]
-        if step.last is not None:
-            args = (self.tree, states, self._positions, rows, self._prefix, step.rows)
-            return at_ends(self._model, step.last, *args)
-        return states[rows].view(len(self.tree.documents), len(step.rows), states.shape[-1])
+    def _read_in_parts(
+        self,
+        tree: Tree,
+        positions: Tensor,  # [rows] int64
+        ids: Tensor,  # [rows] int64
+        on_layer: OnLayer,
+    ) -> None:
+        """Read point by read point: deeper layers are run for documents that continue alone."""
+        attention = attend_everywhere(self._model, tree, self._prefix)
+        first, *others = self._steps
+        assert first.body is not None, first
+        states = run(first.body, attention, positions, input_ids=ids)
+        batch = PackedStates(tree, positions, states)
+        continuing = on_layer(self._layer_states(first, batch))
+        for step in others:
+            if continuing is not None and len(continuing) < len(batch.tree.documents):
+                if not continuing:
+                    return
+                batch = batch.of_documents(continuing)
+                attention = attend_everywhere(self._model, batch.tree, self._prefix)
+            if step.body is not None:
+                states = run(step.body, attention, batch.positions, inputs_embeds=batch.states)
+                batch = replace(batch, states=states)
+            continuing = on_layer(self._layer_states(step, batch))
 
-    def means(self) -> Tensor:  # [docs, hidden] fp32
-        """The mean of the states at each document's own tokens."""
-        states = self._read["inputs_embeds"][: self.tree.document_rows]
-        [lengths] = to_device([np.array(self.tree.documents)], self._model.device)
-        # — `unsafe` leaves out the check of the lengths, for which a device would be waited for
-        return torch.segment_reduce(states.float(), "mean", lengths=lengths, unsafe=True)
+    def _layer_states(self, step: _Step, batch: PackedStates) -> LayerStates:
+        if step.last is None:
+            at_ends = batch.at_ends(step.ends)  # [docs, ends, hidden]
+        else:
+            at_ends = run_at_ends(self._model, step.last, batch, self._prefix, step.ends)
+        return LayerStates(
+            step.point.layer,
+            at_ends[:, step.end_of_suffix].transpose(0, 1),
+            batch.means() if step.point.mean else None,
+        )
 
-    def keep(self, documents: Sequence[int]) -> None:
-        """Goes on with these documents alone."""
-        [rows] = to_device([self.tree.rows_of(documents)], self._model.device)
-        self._positions = self._positions[rows]
-        self._read = {"inputs_embeds": self._read["inputs_embeds"][rows]}
-        self._whole = {layer: states[rows] for layer, states in self._whole.items()}
-        self._enter(self.tree.only(documents))
+
+@dataclass(frozen=True, slots=True)
+class FusedText:
+    """A text whose keys and values are kept, except its last token, which every forward reads."""
+
+    model: LoadedModel
+    prefix: PrefixKV | None
+    unread: tuple[int, ...]
+    counter: TokenCounter
+
+    def extended(self, token_ids: Sequence[int]) -> FusedText:
+        """The text followed by these tokens."""
+        *read, last = (*self.unread, *token_ids)
+        self.counter.tokens += len(read)
+        prefix = prefill(self.model, read, prefix=self.prefix)
+        return replace(self, prefix=prefix, unread=(last,))
+
+    def states(self, suffixes: Sequence[Suffix]) -> Tensor:  # [suffixes, hidden]
+        """The states at the suffixes' last tokens, in one forward."""
+        point = ReadPoint(self.model.layers, tuple(suffixes))
+        reader = FusedReader(self.model, self.prefix, [point])
+        self.counter.tokens += len(self.unread) + reader.question_tokens
+        by_layer: list[LayerStates] = []
+        reader.read_layers([self.unread], by_layer.append)
+        return by_layer[0].at_suffixes[:, 0]

@@ -1,87 +1,102 @@
-"""Where states are read: after which layer, and behind which tokens below a document.
+"""What a schedule offers: hidden states of documents and of the tokens below them. See `Schedule`.
 
-Knows layers and token ids. Knows nothing of models, labels or text.
+Two schedules implement these protocols with the same numbers: `fused` and `staged`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from pipeline.inference.schedules.batching import TokensRead
+from pipeline.inference.schedules.batching import TokenCounter, TokensRead
 
-# The tokens below a document at whose last one the state is read; None is the mean of the states
-# at the document's own tokens.
-Place = tuple[int, ...] | None
+Suffix = tuple[int, ...]  # token ids that follow a document: a question, and perhaps label tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
-    """A layer, and the places whose states are read after it."""
+class ReadPoint:
+    """A layer after which hidden states are read: those at suffixes, the documents' mean, or both.
+
+    Layer N gives the `hidden_states[N]` of transformers. After the last layer the states are
+    normalised.
+    """
 
     layer: int
-    places: tuple[Place, ...]
+    suffixes: tuple[Suffix, ...] = ()  # each is read at its last token
+    mean: bool = False  # the mean of the states at a document's own tokens
 
 
-# Takes the states after one layer, a place [docs, hidden], of the documents that came so far. Gives
-# those of them that go deeper, counted among them and rising; None: all.
-Take = Callable[[Depth, Sequence[Tensor]], Sequence[int] | None]
+@dataclass(frozen=True, slots=True)
+class LayerStates:
+    """The hidden states of one read point."""
+
+    layer: int
+    at_suffixes: Tensor  # [suffixes, docs, hidden], in the order of the read point
+    mean: Tensor | None  # [docs, hidden] fp32
+
+    def of_documents(self, documents: Sequence[int]) -> LayerStates:
+        """The states of these documents alone."""
+        mean = None if self.mean is None else self.mean[documents]
+        return LayerStates(self.layer, self.at_suffixes[:, documents], mean)
 
 
-class Looked(Protocol):
-    """Places laid out once, for any number of documents."""
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens of the prefix that every document reads again."""
-
-    @property
-    def question_tokens(self) -> int:
-        """Tokens that go through the model below every document."""
-
-    def descend(self, documents: Sequence[Sequence[int]], take: Take) -> None:
-        """Hands the states of every depth to `take`, from the first layer to the deepest."""
+# Takes the states of the documents that are left. Returns which of these continue to the next read
+# point, as rising indices into them, or None if all do.
+OnLayer = Callable[[LayerStates], Sequence[int] | None]
 
 
-def sequences_of(depths: Sequence[Depth]) -> list[tuple[int, ...]]:
-    """What is read below a document, once each, in the order of its first place."""
-    places = (place for depth in depths for place in depth.places)
-    return list(dict.fromkeys(place for place in places if place is not None))
-
-
-class Asked(Protocol):
-    """Questions laid out once, for any number of documents."""
+class HiddenStateReader(Protocol):
+    """Read points, prepared once for any number of documents."""
 
     @property
-    def prefix_tokens(self) -> int:
-        """Tokens of the prefix that every document reads again."""
+    def repeated_prefix_tokens(self) -> int:
+        """Tokens of the prefix that are read again with every document."""
 
     @property
     def question_tokens(self) -> int:
-        """Tokens that go through the model below every document."""
+        """Tokens below every document that go through the model, padding included."""
 
-    def states(self, documents: Sequence[Sequence[int]]) -> Tensor:  # [questions, docs, hidden]
-        """The last layer's normalised states at the questions' last tokens."""
+    def read_layers(self, documents: Sequence[Sequence[int]], on_layer: OnLayer) -> None:
+        """Gives the states of every read point to `on_layer`, from the first layer down."""
 
 
-class KeptText(Protocol):
-    """A text that was read once, below which more may be read and anything asked."""
+def tokens_read(reader: HiddenStateReader, documents: Sequence[Sequence[int]]) -> TokensRead:
+    """The tokens that a reader puts through the model for these documents."""
+    own = sum(len(document) for document in documents)
+    count = len(documents)
+    return TokensRead(own + count * reader.repeated_prefix_tokens, count * reader.question_tokens)
 
-    def extended(self, token_ids: Sequence[int]) -> KeptText:
-        """The text with one token or more behind it."""
 
-    def states(self, sequences: Sequence[Sequence[int]]) -> Tensor:  # [sequences, hidden]
-        """The last layer's normalised states at the last tokens of sequences below the text."""
+class CachedText(Protocol):
+    """A text that was read once: longer texts and suffixes are read below it."""
+
+    def extended(self, token_ids: Sequence[int]) -> CachedText:
+        """The text followed by these tokens, at least one."""
+
+    def states(self, suffixes: Sequence[Suffix]) -> Tensor:  # [suffixes, hidden]
+        """The last layer's normalised states at the last tokens of suffixes."""
 
 
 class Schedule(Protocol):
     """A model that has read its prefix."""
 
-    def ask(self, questions: Sequence[Sequence[int]]) -> Asked: ...
+    def reader(self, points: Sequence[ReadPoint]) -> HiddenStateReader:
+        """A reader of these points, whose layers rise."""
 
-    def look(self, depths: Sequence[Depth]) -> Looked: ...
+    def cache_text(self, document: Sequence[int], counter: TokenCounter) -> CachedText:
+        """A document that is read once. `counter` grows with all tokens read for it."""
 
-    def keep(self, document: Sequence[int], laid_out: TokensRead) -> KeptText: ...
+
+def deliver(states_by_layer: Iterable[LayerStates], on_layer: OnLayer) -> None:
+    """Gives states that are all computed to `on_layer`, without the documents that left before."""
+    remaining: list[int] | None = None
+    for states in states_by_layer:
+        given = states if remaining is None else states.of_documents(remaining)
+        if (continuing := on_layer(given)) is None:
+            continue
+        remaining = [d if remaining is None else remaining[d] for d in continuing]
+        if not remaining:
+            return

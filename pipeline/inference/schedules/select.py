@@ -1,7 +1,4 @@
-"""How a prompt's levels go through a model: all in one forward, or level by level.
-
-Two schedules, same numbers. Knows which one a model takes. Knows nothing of labels or batching.
-"""
+"""Choose a model's schedule. Entry point: `read_prefix`."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from pipeline.inference.schedules.staged import StagedSchedule
 def read_prefix(
     model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
 ) -> Schedule:
-    """The model's own schedule, ready for documents below the prefix.
+    """The model's schedule, with the prefix read: ready for documents below it.
 
-    With `layers`, nothing deeper can be asked for.
+    With `layers`, the prefix is read to that layer, and no read point may be deeper.
     """
     if model.schedule == "staged":
         return StagedSchedule(model, prefix, layers=layers)

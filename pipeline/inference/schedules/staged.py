@@ -30,13 +30,13 @@ from pipeline.inference.attention.kernels import (
     out_of_window,
 )
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokensRead
-from pipeline.inference.schedules.hooks import states_at
-from pipeline.inference.schedules.interface import Depth, Place, Take, sequences_of
+from pipeline.inference.schedules.batching import TokenCounter
+from pipeline.inference.schedules.forward import run_to_layers
+from pipeline.inference.schedules.interface import LayerStates, OnLayer, ReadPoint, Suffix, deliver
 
 # A span of one token would take the families' path for generation, which computes something else
 # (Nemotron-H and Granite leave the limits of the time step out of it) and writes states in place.
-_LEAST_TOKENS = 2
+_MIN_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,41 +86,36 @@ class StagedAttention:
         return Attended(seen.out.view(q.shape), seen.lse.view(copies, tokens, heads))
 
 
-def read(
-    model: LoadedModel,
-    above: tuple[Level, ...],
-    token_ids: Tensor,  # [copies, tokens] int64
-) -> tuple[Tensor, Level]:  # [copies, tokens, hidden]
-    """The normalised states of a span below `above`, and what its own children continue."""
-    found, level = read_at(model, above, token_ids, [model.layers])
-    return found[model.layers], level
-
-
-def read_at(
+def read_level(
     model: LoadedModel,
     above: tuple[Level, ...],
     token_ids: Tensor,  # [copies, tokens] int64
     layers: Sequence[int],
 ) -> tuple[dict[int, Tensor], Level]:  # by layer: [copies, tokens, hidden]
-    """The same after each of these layers; nothing deeper is read."""
+    """The states of a span below `above` after each of these layers, and the span as a level.
+
+    Layers below the deepest of these are not run.
+    """
     copies, tokens = token_ids.shape
-    assert tokens >= _LEAST_TOKENS or not above, f"a span of {tokens} tokens"
+    assert tokens >= _MIN_TOKENS or not above, f"a span of {tokens} tokens"
     start = above[-1].stop if above else 0
     cache = DynamicCache(config=model.network.config)
     if above:
         clone_states(above[-1].cache, cache, copies)
     positions = torch.arange(start, start + tokens, device=token_ids.device)
+    by_layer: dict[int, Tensor] = {}
     with torch.inference_mode():
-        found = states_at(
+        run_to_layers(
             model.decoder,
             layers,
+            by_layer.__setitem__,
             input_ids=token_ids,
             position_ids=positions.expand(copies, tokens),
             past_key_values=cache,
             use_cache=True,
             tree=StagedAttention(above),
         )
-    return found, Level(cache, stop=start + tokens)
+    return by_layer, Level(cache, stop=start + tokens)
 
 
 def clone_states(kept: DynamicCache, cache: DynamicCache, copies: int) -> None:
@@ -136,8 +131,35 @@ def clone_states(kept: DynamicCache, cache: DynamicCache, copies: int) -> None:
                 cache.update_recurrent_state(state.expand(copies, *state.shape[1:]), layer, i)
 
 
+@dataclass(frozen=True, slots=True)
+class PaddedSuffixes:
+    """Suffixes as one padded batch.
+
+    Padding comes last, so neither attention nor a recurrent state carries it to a suffix.
+    """
+
+    token_ids: Tensor  # [suffixes, tokens] int64
+    last: Tensor  # [suffixes] int64: the column of each suffix's last token
+
+    @classmethod
+    def of(cls, suffixes: Sequence[Suffix], device: torch.device) -> PaddedSuffixes:
+        width = max([_MIN_TOKENS, *(len(suffix) for suffix in suffixes)])
+        padded = [[*suffix, *[0] * (width - len(suffix))] for suffix in suffixes]
+        token_ids = torch.tensor(padded, dtype=torch.int64, device=device)
+        last = torch.tensor([len(s) - 1 for s in suffixes], dtype=torch.int64, device=device)
+        return cls(token_ids.view(len(suffixes), width), last)
+
+    def states(
+        self, model: LoadedModel, above: tuple[Level, ...], layers: Sequence[int]
+    ) -> dict[int, Tensor]:  # by layer: [suffixes, hidden]
+        """The states at the suffixes' last tokens, below the levels."""
+        by_layer, _ = read_level(model, above, self.token_ids, layers)
+        rows = torch.arange(len(self.last), device=self.last.device)
+        return {layer: states[rows, self.last] for layer, states in by_layer.items()}
+
+
 class StagedSchedule:
-    """A model with its prefix read; the last token of that is left to be read by the documents.
+    """A model that has read its prefix, except the last token: every document begins with that.
 
     So no document is a span of one token.
     """
@@ -146,146 +168,108 @@ class StagedSchedule:
         self, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
     ) -> None:
         self._model = model
-        self._left = tuple(prefix[-1:])
+        self._unread = tuple(prefix[-1:])
         self._above: tuple[Level, ...] = ()
         if len(prefix) > 1:
-            deepest = model.layers if layers is None else layers
             token_ids = torch.tensor([prefix[:-1]], device=model.device)
-            _, level = read_at(model, (), token_ids, [deepest])
+            _, level = read_level(model, (), token_ids, [layers or model.layers])
             self._above = (level,)
 
-    def ask(self, questions: Sequence[Sequence[int]]) -> StagedQuestions:
-        """The questions, padded to one batch below any document."""
-        return StagedQuestions(self._model, self._above, self._left, questions)
+    def reader(self, points: Sequence[ReadPoint]) -> StagedReader:
+        """A reader of these points, whose suffixes are padded to one batch."""
+        return StagedReader(self._model, self._above, self._unread, points)
 
-    def look(self, depths: Sequence[Depth]) -> StagedDepths:
-        """The places of states at several layers, below any document."""
-        return StagedDepths(self._model, self._above, self._left, depths)
-
-    def keep(self, document: Sequence[int], laid_out: TokensRead) -> StagedText:
-        """A document that is read once, for whatever will be asked below it."""
-        return StagedText(self._model, self._above, self._left, laid_out).extended(document)
+    def cache_text(self, document: Sequence[int], counter: TokenCounter) -> StagedText:
+        """A document whose keys, values and recurrent states are kept."""
+        return StagedText(self._model, self._above, self._unread, counter).extended(document)
 
 
-class StagedQuestions:
-    """Questions as one padded batch."""
+class StagedReader:
+    """Read points whose suffixes are one padded batch, as deep as the deepest of the points."""
 
     def __init__(
         self,
         model: LoadedModel,
         above: tuple[Level, ...],
-        left: tuple[int, ...],  # of the prefix, for the documents to read
-        questions: Sequence[Sequence[int]],
+        unread: tuple[int, ...],  # tokens of the prefix that every document begins with
+        points: Sequence[ReadPoint],
     ) -> None:
-        self._model, self._above, self._left = model, above, left
-        self._token_ids = padded_below(questions, model.device)
-        self._last = torch.tensor([len(q) - 1 for q in questions], device=model.device)
+        self._model, self._above, self._unread, self._points = model, above, unread, points
+        self._layers = [point.layer for point in points]
+        suffixes = list(dict.fromkeys(suffix for point in points for suffix in point.suffixes))
+        row_of = {suffix: row for row, suffix in enumerate(suffixes)}
+        self._padded = PaddedSuffixes.of(suffixes, model.device)
+        self._rows = {  # [suffixes of the point] int64
+            point.layer: torch.tensor(
+                [row_of[suffix] for suffix in point.suffixes],
+                dtype=torch.int64,
+                device=model.device,
+            )
+            for point in points
+        }
 
     @property
-    def prefix_tokens(self) -> int:
-        return len(self._left)
+    def repeated_prefix_tokens(self) -> int:
+        return len(self._unread)
 
     @property
     def question_tokens(self) -> int:
-        return self._token_ids.numel()
-
-    def states(self, documents: Sequence[Sequence[int]]) -> Tensor:  # [questions, docs, hidden]
-        """The states at the questions' last tokens, document after document."""
-        return torch.stack([self._states(document) for document in documents], dim=1)
-
-    def _states(self, document: Sequence[int]) -> Tensor:  # [questions, hidden]
-        [token_ids] = to_device([np.array([*self._left, *document])], self._model.device)
-        _, level = read(self._model, self._above, token_ids[None])
-        states, _ = read(self._model, (*self._above, level), self._token_ids)
-        return states[torch.arange(len(self._last), device=states.device), self._last]
-
-
-class StagedDepths:
-    """Places as one padded batch, read as deep as the deepest of them."""
-
-    def __init__(
-        self,
-        model: LoadedModel,
-        above: tuple[Level, ...],
-        left: tuple[int, ...],  # of the prefix, for the documents to read
-        depths: Sequence[Depth],
-    ) -> None:
-        self._model, self._above, self._left, self._depths = model, above, left, depths
-        self._layers = [depth.layer for depth in depths]
-        self._sequences = sequences_of(depths)
-        self._token_ids = padded_below(self._sequences, model.device)
-
-    @property
-    def prefix_tokens(self) -> int:
-        return len(self._left)
-
-    @property
-    def question_tokens(self) -> int:
-        return self._token_ids.numel()
+        return self._padded.token_ids.numel()
 
     @torch.inference_mode()
-    def descend(self, documents: Sequence[Sequence[int]], take: Take) -> None:
-        """Hands the states of every depth to `take`; all documents are read to the deepest."""
-        by_document = [self._places(document) for document in documents]
-        for depth in self._depths:
-            states = [
-                torch.stack([found[depth.layer, place] for found in by_document])
-                for place in depth.places
-            ]
-            going = take(depth, states)
-            if going is not None:
-                by_document = [by_document[document] for document in going]
-            if not by_document:
-                return
+    def read_layers(self, documents: Sequence[Sequence[int]], on_layer: OnLayer) -> None:
+        """Gives the states of every read point to `on_layer`; all documents go to the deepest."""
+        by_document = [self._read(document) for document in documents]
+        by_layer = (
+            LayerStates(
+                point.layer,
+                torch.stack([at_rows[point.layer] for at_rows, _ in by_document], dim=1),
+                torch.stack([means[point.layer] for _, means in by_document])
+                if point.mean
+                else None,
+            )
+            for point in self._points
+        )
+        deliver(by_layer, on_layer)
 
-    def _places(self, document: Sequence[int]) -> dict[tuple[int, Place], Tensor]:  # [hidden]
-        [token_ids] = to_device([np.array([*self._left, *document])], self._model.device)
-        own, level = read_at(self._model, self._above, token_ids[None], self._layers)
-        found: dict[tuple[int, Place], Tensor] = {
-            (layer, None): states[0, len(self._left) :].float().mean(dim=0)
-            for layer, states in own.items()
+    def _read(
+        self, document: Sequence[int]
+    ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:  # by layer: [suffixes, hidden] and [hidden]
+        """The states at the suffixes' last tokens, and the means of the document's own."""
+        [token_ids] = to_device([np.array([*self._unread, *document])], self._model.device)
+        states, level = read_level(self._model, self._above, token_ids[None], self._layers)
+        means = {
+            layer: of_layer[0, len(self._unread) :].float().mean(dim=0)
+            for layer, of_layer in states.items()
         }
-        if self._sequences:
-            above = (*self._above, level)
-            below, _ = read_at(self._model, above, self._token_ids, self._layers)
-            for layer, states in below.items():
-                for i, sequence in enumerate(self._sequences):
-                    found[layer, sequence] = states[i, len(sequence) - 1]
-        return found
+        if not len(self._padded.last):
+            return {layer: of_layer[0, :0] for layer, of_layer in states.items()}, means
+        at_ends = self._padded.states(self._model, (*self._above, level), self._layers)
+        return {layer: at_ends[layer][rows] for layer, rows in self._rows.items()}, means
 
 
 @dataclass(frozen=True, slots=True)
 class StagedText:
-    """A text as levels; a last token that is too short for one goes before whatever is asked."""
+    """A text as levels. A tail too short to be a level is read with what follows."""
 
     model: LoadedModel
     above: tuple[Level, ...]
-    left: tuple[int, ...]
-    laid_out: TokensRead  # grows by what is read here
+    unread: tuple[int, ...]
+    counter: TokenCounter
 
     def extended(self, token_ids: Sequence[int]) -> StagedText:
-        """The text with these behind it."""
-        together = (*self.left, *token_ids)
-        if self.above and len(together) < _LEAST_TOKENS:
-            return replace(self, left=together)
-        self.laid_out.tokens += len(together)
-        _, level = read(self.model, self.above, torch.tensor([together], device=self.model.device))
-        return replace(self, above=(*self.above, level), left=())
+        """The text followed by these tokens."""
+        together = (*self.unread, *token_ids)
+        if self.above and len(together) < _MIN_TOKENS:
+            return replace(self, unread=together)
+        self.counter.tokens += len(together)
+        ids = torch.tensor([together], device=self.model.device)
+        _, level = read_level(self.model, self.above, ids, [self.model.layers])
+        return replace(self, above=(*self.above, level), unread=())
 
-    def states(self, sequences: Sequence[Sequence[int]]) -> Tensor:  # [sequences, hidden]
-        """The states at the sequences' last tokens, in one padded batch."""
-        below = [(*self.left, *sequence) for sequence in sequences]
-        token_ids = padded_below(below, self.model.device)
-        self.laid_out.tokens += token_ids.numel()
-        states, _ = read(self.model, self.above, token_ids)
-        last = torch.tensor([len(sequence) - 1 for sequence in below], device=states.device)
-        return states[torch.arange(len(below), device=states.device), last]
-
-
-def padded_below(
-    sequences: Sequence[Sequence[int]], device: torch.device
-) -> Tensor:  # [sequences, tokens] int64
-    """Padding comes last, where neither attention nor a state carries it back to a sequence."""
-    width = max([_LEAST_TOKENS, *(len(sequence) for sequence in sequences)])
-    padded = [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences]
-    return torch.tensor(padded, dtype=torch.int64, device=device).view(len(sequences), width)
+    def states(self, suffixes: Sequence[Suffix]) -> Tensor:  # [suffixes, hidden]
+        """The states at the suffixes' last tokens, in one padded batch."""
+        below = [(*self.unread, *suffix) for suffix in suffixes]
+        padded = PaddedSuffixes.of(below, self.model.device)
+        self.counter.tokens += padded.token_ids.numel()
+        return padded.states(self.model, self.above, [self.model.layers])[self.model.layers]

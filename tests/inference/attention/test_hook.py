@@ -28,8 +28,8 @@ from pipeline.inference.attention import hook as layers
 from pipeline.inference.attention import kernels as attention
 from pipeline.inference.attention.compiled import compile_plans
 from pipeline.inference.attention.hook import (
-    KeptError,
     PrefixKV,
+    StopForward,
     TreeAttention,
     apply_attention_sinks,
 )
@@ -188,7 +188,7 @@ def test_a_kept_layer_holds_the_keys_of_its_own_tokens_only() -> None:
 
 def test_a_layer_that_is_only_kept_is_left_at_once() -> None:
     keep: dict[int, LayerKV] = {}
-    with pytest.raises(KeptError):
+    with pytest.raises(StopForward):
         from_transformers(10, TreeAttention({}, keep=keep, only_keep=True))
     assert keep[1].k.shape == (10, 2, DIM)
 

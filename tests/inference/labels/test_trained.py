@@ -21,7 +21,7 @@ from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel, Stages, plain_attention
-from pipeline.inference.schedules import fused as descent
+from pipeline.inference.schedules import fused
 from pipeline.spec.schema import ExitSpec
 
 Pooling = Literal["last", "mean"]
@@ -365,7 +365,11 @@ def test_states_that_are_wrong_either_way_are_refused(
     deep_model: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Stages, "part", one_layer_less)
-    monkeypatch.setattr(descent, "states_at", lambda *_args, **_called: {3: torch.zeros(1, 99, 48)})
+
+    def zeros(_decoder: object, _layers: object, on_states: Any, **_inputs: object) -> None:
+        on_states(3, torch.zeros(1, 99, 48))
+
+    monkeypatch.setattr(fused, "run_to_layers", zeros)
     prompt, readouts = document_tasks(2, layer=3)
     with pytest.raises(ModelError, match="'llama' has other states between its layers"):
         LabelEngine(deep_model("llama"), prompt, max_batch_tokens=99, readouts=readouts)

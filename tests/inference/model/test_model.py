@@ -19,13 +19,13 @@ from pipeline.errors import ModelError
 from pipeline.inference import loading
 from pipeline.inference.attention.hook import IMPLEMENTATION
 from pipeline.inference.attention.kernels import Attended
-from pipeline.inference.attention.tree import Node, Tree
 from pipeline.inference.attention.varlen import Kernel, attend_run_by_run
 from pipeline.inference.loading import context_tokens, load_model, load_tokenizer, prepare
 from pipeline.inference.model.families import refuse_unsupported
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.schedules import staged
-from pipeline.inference.schedules.forward import end_states, prefill
+from pipeline.inference.schedules.fused import FusedSchedule
+from pipeline.inference.schedules.interface import LayerStates, ReadPoint
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -60,9 +60,10 @@ def difference_from_a_plain_forward(model: LoadedModel) -> float:
     """The largest error of the last question's log-probabilities below a prefix and a document."""
     source = torch.Generator().manual_seed(0)
     ids = torch.randint(300, (60,), generator=source).tolist()
-    tree = Tree.of([20], [Node(10), Node(15)], prefix_tokens=15)
-    states = end_states(model, ids[15:], tree, prefix=prefill(model, ids[:15]), ends=[24])
-    read = model.unembed(states[0])[0].log_softmax(dim=-1)
+    point = ReadPoint(model.layers, (tuple(ids[35:45]), tuple(ids[45:])))
+    by_layer: list[LayerStates] = []
+    FusedSchedule(model, ids[:15]).reader([point]).read_layers([ids[15:35]], by_layer.append)
+    read = model.unembed(by_layer[0].at_suffixes[1])[0].log_softmax(dim=-1)
     alone = torch.tensor([ids[:35] + ids[45:]])
     with plain_attention(model.network, "eager"):
         plain = model.network(input_ids=alone, use_cache=False).logits[0, -1].log_softmax(dim=-1)

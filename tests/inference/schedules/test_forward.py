@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from pipeline.inference.attention.kernels import Attended
-from pipeline.inference.attention.tree import Node, Tree
 from pipeline.inference.attention.varlen import Runs
 from pipeline.inference.labels.first_token import FirstTokens, first_token_log_probs
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer
-from pipeline.inference.schedules.forward import end_states, prefill
+from pipeline.inference.schedules.fused import FusedSchedule
+from pipeline.inference.schedules.interface import LayerStates, ReadPoint
 
 
 def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, scale: float) -> Attended:
@@ -38,6 +38,14 @@ def model_without_numbers(tiny_model: Callable[[str], LoadedModel]) -> Callable[
     return make
 
 
+def last_states(model: LoadedModel, suffixes: tuple[tuple[int, ...], ...]) -> Tensor:
+    """[suffixes, docs, hidden] below a prefix and two documents."""
+    reader = FusedSchedule(model, [1] * 9).reader([ReadPoint(model.layers, suffixes)])
+    by_layer: list[LayerStates] = []
+    reader.read_layers([[1] * 40, [1] * 3], by_layer.append)
+    return by_layer[0].at_suffixes
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3_text"])
 @pytest.mark.parametrize("cut", [True, False])
 def test_a_batch_goes_from_token_ids_to_answers_without_a_look_at_the_device(
@@ -45,13 +53,9 @@ def test_a_batch_goes_from_token_ids_to_answers_without_a_look_at_the_device(
 ) -> None:
     model = model_without_numbers(family, cut=cut)
     first = FirstTokens.of([[4], [5, 6]], model.device)
-    tree = Tree.of([40, 3], [Node(4, (Node(2), Node(3))), Node(6)], prefix_tokens=9)
-    prefix = prefill(model, [1] * 9)
-    ends = [span.stop - 1 for span in tree.spans]
-    states = end_states(model, [1] * tree.tokens, tree, prefix=prefix, ends=ends)
-    by_question = states.transpose(0, 1)
-    answers = first_token_log_probs(by_question, [first] * len(ends), model.unembed)
-    assert [answer.shape for answer in answers] == [(2, 2)] * len(ends)
+    states = last_states(model, ((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 7, 8, 9), (1, 2, 3, 4), (5, 6)))
+    answers = first_token_log_probs(states, [first] * 4, model.unembed)
+    assert [answer.shape for answer in answers] == [(2, 2)] * 4
     assert answers[0].is_meta
 
 
@@ -63,11 +67,9 @@ def test_a_batch_on_a_gpu_never_makes_the_host_wait(
 ) -> None:
     network = copy.deepcopy(tiny_model(family).network).to("cuda", torch.bfloat16)
     model = prepare(network)
-    tree = Tree.of([40, 3], [Node(4), Node(6)], prefix_tokens=9)
-    prefix = prefill(model, [1] * 9)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        states = end_states(model, [1] * tree.tokens, tree, prefix=prefix, ends=[3, 9])
+        states = last_states(model, ((1, 2, 3, 4), (5, 6, 7, 8, 9, 10)))
         # — whoever waits does get an error here, so nothing above did
         with pytest.raises(RuntimeError, match="synchronizing"):
             states[0, 0, 0].item()

@@ -18,12 +18,13 @@ from pipeline.inference.attention.kernels import Attended, LayerKV
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules.interface import LayerStates, ReadPoint
 from pipeline.inference.schedules.staged import (
     Level,
     StagedAttention,
     StagedSchedule,
     clone_states,
-    read,
+    read_level,
 )
 
 TinyModel = Callable[[str], LoadedModel]
@@ -97,8 +98,9 @@ def read_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor
 
 def read_levels(model: LoadedModel) -> tuple[Level, Level]:
     """A prefix of 9 tokens and a document of 40."""
-    _, prefix = read(model, (), torch.arange(9)[None])
-    _, document = read(model, (prefix,), torch.arange(100, 140)[None])
+    last = [model.layers]
+    _, prefix = read_level(model, (), torch.arange(9)[None], last)
+    _, document = read_level(model, (prefix,), torch.arange(100, 140)[None], last)
     return prefix, document
 
 
@@ -109,7 +111,7 @@ def test_the_kernel_reads_every_level_in_one_copy_where_it_was_left(
     model = tiny_model(family)
     prefix, document = read_levels(model)
     read_by_kernel.clear()
-    read(model, (prefix, document), torch.arange(4 * 6).view(4, 6))
+    read_level(model, (prefix, document), torch.arange(4 * 6).view(4, 6), [model.layers])
     for level, tokens in ((prefix, 9), (document, 40)):
         found = [pair for pair in read_by_kernel if pair[0].shape[-2] == tokens]
         assert len(found) == 1  # of the only attention layer, whatever the number of questions
@@ -132,7 +134,7 @@ def test_reading_below_a_level_writes_nothing_into_it(family: str, tiny_model: T
     prefix, document = read_levels(model)
     before = [state.clone() for level in (prefix, document) for state in states_of(level)]
     assert before and all(state.abs().sum() > 0 for state in before)
-    read(model, (prefix, document), torch.arange(4 * 6).view(4, 6))
+    read_level(model, (prefix, document), torch.arange(4 * 6).view(4, 6), [model.layers])
     after = [state for level in (prefix, document) for state in states_of(level)]
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
@@ -154,7 +156,7 @@ def test_a_span_of_one_token_below_a_level_is_never_read(tiny_model: TinyModel) 
     model = tiny_model("nemotron_h")
     prefix, _ = read_levels(model)
     with pytest.raises(AssertionError, match="a span of 1 tokens"):
-        read(model, (prefix,), torch.tensor([[1]]))
+        read_level(model, (prefix,), torch.tensor([[1]]), [model.layers])
 
 
 def test_usage_counts_padding_and_the_prefixes_last_token(tiny_model: TinyModel) -> None:
@@ -173,7 +175,11 @@ def test_usage_counts_padding_and_the_prefixes_last_token(tiny_model: TinyModel)
 def test_documents_read_the_last_token_of_the_prefix(
     prefix: int, left: int, tiny_model: TinyModel
 ) -> None:
-    asked = StagedSchedule(tiny_model("lfm2"), [5] * prefix).ask([(1,), (2,)])
-    assert asked.prefix_tokens == left
-    assert asked.question_tokens == 2 * 2
-    assert asked.states([[1], [2, 3], [4]]).shape == (2, 3, 48)
+    model = tiny_model("lfm2")
+    point = ReadPoint(model.layers, ((1,), (2,)))
+    reader = StagedSchedule(model, [5] * prefix).reader([point])
+    assert reader.repeated_prefix_tokens == left
+    assert reader.question_tokens == 2 * 2
+    by_layer: list[LayerStates] = []
+    reader.read_layers([[1], [2, 3], [4]], by_layer.append)
+    assert by_layer[0].at_suffixes.shape == (2, 3, 48)

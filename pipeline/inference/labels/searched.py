@@ -1,0 +1,155 @@
+"""Search the labels of a question whose trie is too large to be read at once, or has a beam.
+
+    root ── Sci ── ence/ ──┬── Phys ── ics/ ──┬── Opt ── ics     one forward for each branching:
+                           │                  └── Ac ── oust…    the followed paths, and what
+                           └── Bio ── logy/ ── …                 continues them without a choice
+
+Entry points: `SearchedQuestions` and `search`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.inference.labels.first_token import Unembed
+from pipeline.inference.labels.full_label import (
+    Edges,
+    divisors,
+    edge_log_probs,
+    label_log_probs,
+    label_scorer,
+    verbalizers_by_label,
+)
+from pipeline.inference.labels.prompt_tokens import Question
+from pipeline.inference.labels.trie import LabelTrie, Path
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules.batching import TokenCounter, TokensRead
+from pipeline.inference.schedules.interface import CachedText, ReadPoint, Schedule, tokens_read
+
+States = Callable[[Sequence[Path]], Tensor]  # paths below a question -> [paths, hidden]
+
+
+class SearchedQuestions:
+    """Questions of which some are searched, below documents whose keys and values are kept."""
+
+    has_searches = True
+
+    def __init__(
+        self, questions: Sequence[Question], schedule: Schedule, model: LoadedModel
+    ) -> None:
+        self._questions, self._schedule, self._unembed = questions, schedule, model.unembed
+        at_once = [question for question in questions if not question.searched]
+        self._suffixes = [suffix for question in at_once for suffix in question.suffixes]
+        self._scorers = [label_scorer(question, model.device) for question in at_once]
+        self._reader = schedule.reader([ReadPoint(model.layers, tuple(self._suffixes))])
+        self._counter = TokenCounter()  # of documents and below them
+        self.suffix_lengths = [n for question in questions for n in question.suffix_lengths]
+        self.question_tokens = self._reader.question_tokens  # searches come after these
+
+    def tokens_read(self, documents: Sequence[Sequence[int]]) -> TokensRead:
+        """The tokens read so far: how much of a trie is followed depends on the document."""
+        of_documents = tokens_read(self._reader, documents).document_tokens
+        return TokensRead(of_documents, self._counter.tokens - of_documents)
+
+    @torch.inference_mode()
+    def answers(self, documents: Sequence[Sequence[int]], *, max_tokens: int) -> list[Tensor]:
+        by_document = [self._answer(document, max_tokens) for document in documents]
+        return [torch.cat(of_question) for of_question in zip(*by_document, strict=True)]
+
+    def _answer(
+        self, document: Sequence[int], max_tokens: int
+    ) -> list[Tensor]:  # one [1, labels] a question
+        text = self._schedule.cache_text(document, self._counter)
+        at_once: Iterator[Tensor] = iter(())
+        if self._scorers:
+            states = text.states(self._suffixes).unsqueeze(1)  # [suffixes, 1, hidden]
+            at_once = iter(label_log_probs(states, self._scorers, self._unembed))
+        return [
+            self._search(text, question, max_tokens) if question.searched else next(at_once)
+            for question in self._questions
+        ]
+
+    def _search(
+        self, text: CachedText, question: Question, max_tokens: int
+    ) -> Tensor:  # [1, labels]
+        assert question.trie is not None, question.name
+        *before, last = question.token_ids
+        asked = text.extended(before) if before else text
+        log_probs = search(
+            question.trie,
+            lambda paths: asked.states([(last, *path) for path in paths]),
+            self._unembed,
+            beam=question.beam,
+            max_tokens=max_tokens,
+        )
+        return torch.from_numpy(log_probs).unsqueeze(0)
+
+
+@torch.inference_mode()
+def search(
+    trie: LabelTrie, states: States, unembed: Unembed, *, beam: int | None, max_tokens: int
+) -> NDArray[np.float32]:  # [labels]
+    """The log-probability of every label, or -inf if its path was not followed to the end.
+
+    At each branching the search follows the `beam` likeliest nodes that have children; None
+    follows all and is exact. Every label that ends at a child of a followed node has its score.
+    Paths of up to `max_tokens` tokens go through the model at once.
+    """
+    scores = np.full(len(trie.token_ids), -np.inf)  # [nodes]
+    scores[0] = 0.0
+    followed = [0]
+    while followed:
+        read = [node for start in followed for node in trie.chain(start)]
+        parts = [_edges(trie, group, states, unembed) for group in _groups(trie, read, max_tokens)]
+        edges = iter(torch.cat(parts).numpy(force=True))
+        for node in read:  # from the root down
+            for child in trie.children(node):
+                scores[child] = scores[node] + next(edges)
+        reached = {c for node in read for c in trie.children(node) if trie.children(c)}
+        followed = _likeliest(reached.difference(read), scores, beam)
+    return _label_scores(trie, scores)
+
+
+def _edges(
+    trie: LabelTrie, nodes: Sequence[int], states: States, unembed: Unembed
+) -> Tensor:  # [edges] fp32
+    """The log-probabilities of all children of the nodes."""
+    hidden = states([trie.path(node) for node in nodes])  # [nodes, hidden]
+    edges = Edges.below(trie, nodes, hidden.device)
+    return edge_log_probs(hidden.unsqueeze(1), edges, unembed)[:, 0]
+
+
+def _groups(trie: LabelTrie, nodes: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """The nodes in groups whose paths have at most `max_tokens`; a longer path is a group alone."""
+    group: list[int] = []
+    tokens = 0
+    for node in nodes:
+        path_tokens = trie.depths[node] + 1  # 1: the question's last token, read with every path
+        if group and tokens + path_tokens > max_tokens:
+            yield group
+            group, tokens = [], 0
+        group.append(node)
+        tokens += path_tokens
+    yield group
+
+
+def _likeliest(nodes: set[int], scores: NDArray[np.float64], beam: int | None) -> list[int]:
+    """The `beam` likeliest nodes in the trie's order: nodes that share a prefix are neighbours."""
+    if beam is None or len(nodes) <= beam:
+        return sorted(nodes)
+    return sorted(sorted(nodes, key=lambda node: (-scores[node], node))[:beam])
+
+
+def _label_scores(
+    trie: LabelTrie,
+    scores: NDArray[np.float64],  # [nodes]
+) -> NDArray[np.float32]:  # [labels]
+    """The sum over each label's verbalizers; one that was not reached adds nothing."""
+    sums = scores[[end for end, _ in trie.ends]] / divisors(trie)  # [verbalizers]
+    by_label = [np.logaddexp.reduce(sums[own]) for own in verbalizers_by_label(trie)]
+    return np.array(by_label, dtype=np.float32)
