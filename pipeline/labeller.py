@@ -17,7 +17,9 @@ from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
-from pipeline.ledger.label_files import DOCUMENT_COLUMNS, answers_table, with_calibrated
+from pipeline.ledger.blocks import LabelledDocuments
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.label_files import answers_table, with_calibrated
 from pipeline.runtime.assembly import (
     chunk_document,
     contextual_calibrations,
@@ -25,10 +27,10 @@ from pipeline.runtime.assembly import (
     job_prompt,
     job_readouts,
     label_engine,
+    labelled_documents,
 )
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement, place, this_machine
-from pipeline.runtime.worker import with_answers
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.parse import as_spec
 from pipeline.spec.schema import JobSpec, TaskSpec
@@ -55,7 +57,7 @@ class Labeller:
         self._engine = label_engine(job, model, prompt, job_readouts(job))
         self._calibrations = {
             **{task: file.calibration for task, file in job.calibrations.items()},
-            **contextual_calibrations(job, self._engine, self._encoder),
+            **contextual_calibrations(job, self._engine, self._encoder, job.fp),
         }
 
     def label(self, texts: Iterable[str | None], ids: Iterable[object] | None = None) -> pa.Table:
@@ -81,15 +83,15 @@ class Labeller:
         answers = ShardAnswers(pieces, self.spec.tasks)
         with self._turn:
             answers.ask(self._engine, 0, len(pieces))
-        block = with_answers(documents.select(["doc_id"]), answers, [said for _, said in fitted])
-        table = documents.select(DOCUMENT_COLUMNS)
+        labelled = labelled_documents(documents, answers, [status for _, status in fitted])
+        table = documents.select(DOCUMENTS_FILE_COLUMNS)
         for task in self.spec.tasks:
-            table = table.append_column(task.name, self._struct(block, task))
+            table = table.append_column(task.name, self._struct(labelled, task))
         return table
 
-    def _struct(self, block: pa.Table, task: TaskSpec) -> pa.StructArray:
+    def _struct(self, labelled: LabelledDocuments, task: TaskSpec) -> pa.StructArray:
         """The rows of a label file without their ids, as one column."""
-        table = answers_table(block, task)
+        table = answers_table(labelled, task)
         if task.name in self._calibrations:
             table = with_calibrated(table, self._calibrations[task.name])
         answers = table.drop_columns(["doc_id"])

@@ -22,6 +22,7 @@ from pipeline.ledger.keys import (
     SNAPSHOTS,
     SPECS,
     Key,
+    calibration_key,
     label_key,
     parse_key,
     snapshot_key,
@@ -161,6 +162,7 @@ def named_by(snapshot: Contents) -> Iterator[str]:
     yield snapshot_key(snapshot.number)
     for name, task in snapshot.tasks.items():
         yield spec_key(name, task.fp)
+        yield calibration_key(name, task.fp)
     for file in snapshot.files:
         yield file.key
         if file.task is not None:

@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 from pipeline.audit.invariants import broken_answers, broken_documents, differing
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import sha256_hex
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.contents import Contents, NamedFile, NamedShard, change_of, contents, etags_now
 from pipeline.ledger.keys import documents_key, label_key, parse_key, spec_key
-from pipeline.ledger.label_files import DOCUMENT_COLUMNS, METADATA_PREFIX
+from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import SnapshotTask
 from pipeline.sources.shards import ObjectVersion, Shard
 from pipeline.sources.source import find_objects, read_documents
@@ -184,7 +185,7 @@ def _checked(
         damages.append(Damage(file.key, change))
         if file.key not in etags:
             return None
-    columns = DOCUMENT_COLUMNS if task is None else ("doc_id", *task.columns)
+    columns = DOCUMENTS_FILE_COLUMNS if task is None else ("doc_id", *task.columns)
     table = _table(store, file.key, columns)
     if isinstance(table, Damage):
         damages.append(table)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.spec.schema import TaskSpec
 
+DOCUMENTS_FILE_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")  # of a documents file
 # What a row of answers is, where every label has a probability in a struct and none is calibrated.
 ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
 CALIBRATED = "calibrated"  # beside them, where a task has a calibration

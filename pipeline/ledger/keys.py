@@ -1,6 +1,7 @@
 """The keys of all objects of an output. Entry points: the `*_key` functions and `parse_key`.
 
     specs/<task>/<fp>.json                       what a task's fingerprint stands for
+    specs/<task>/<fp>.calibration.json           its contextual calibration, measured by a run
     documents/<sid>.parquet                      one file per shard: ids, hashes, status
     labels/<task>/<fp>/<sid[:2]>/<sid>.parquet   one file per shard and task
     retries/<task>/<fp>/<sid>/<0001>.parquet     the same shard with its failed rows tried again
@@ -30,7 +31,7 @@ _TASK, _FP, _SID = r"(?P<task>[a-z][a-z0-9_]*)", r"(?P<fp>[0-9a-f]{16})", r"(?P<
 _NUMBER_8 = r"(?P<number>(?!0+\.)(?:\d{8}|[1-9]\d{8,}))"
 _NUMBER_4 = r"(?P<number>(?!0+\.)(?:\d{4}|[1-9]\d{4,}))"
 _PATTERNS = {
-    SPECS: re.compile(rf"{SPECS}{_TASK}/{_FP}\.json"),
+    SPECS: re.compile(rf"{SPECS}{_TASK}/{_FP}(?:\.calibration)?\.json"),
     DOCUMENTS: re.compile(rf"{DOCUMENTS}{_SID}\.parquet"),
     LABELS: re.compile(rf"{LABELS}{_TASK}/{_FP}/(?P<first>..)/(?=(?P=first)){_SID}\.parquet"),
     RETRIES: re.compile(rf"{RETRIES}{_TASK}/{_FP}/{_SID}/{_NUMBER_4}\.parquet"),
@@ -76,6 +77,11 @@ def parse_key(key: str) -> Key | None:
 def spec_key(task: str, fp: str) -> str:
     """The file with the content of a task's fingerprint."""
     return f"{SPECS}{task}/{fp}.json"
+
+
+def calibration_key(task: str, fp: str) -> str:
+    """The contextual calibration of one version of a task, which a run measured."""
+    return f"{SPECS}{task}/{fp}.calibration.json"
 
 
 def documents_key(sid: str) -> str:

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from pipeline.errors import StorageError
 from pipeline.fitted.calibration import Calibration
 from pipeline.hashes import canonical_json
+from pipeline.ledger.blocks import LabelledDocuments
 from pipeline.ledger.columns import (
     CALIBRATED,
     CALIBRATED_COLUMNS,
+    DOCUMENTS_FILE_COLUMNS,
     RANKED,
     RAW,
     answer_columns,
@@ -34,7 +36,6 @@ from pipeline.spec.schema import TaskSpec
 from pipeline.stores.store import Store
 
 METADATA_PREFIX = "assay."
-DOCUMENT_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")
 # Probabilities come out of float32 sums; more than this is not rounding.
 P_SUM_TOLERANCE = 1e-3
 
@@ -90,8 +91,8 @@ def label_table(
 
 def documents_table(documents: pa.Table) -> pa.Table:
     """The rows of a documents file: the documents without their text."""
-    kept = documents.select(DOCUMENT_COLUMNS)
-    status = DOCUMENT_COLUMNS.index("status")
+    kept = documents.select(DOCUMENTS_FILE_COLUMNS)
+    status = DOCUMENTS_FILE_COLUMNS.index("status")
     return kept.set_column(status, "status", kept.column("status").dictionary_encode())
 
 
@@ -175,27 +176,25 @@ def _strings(values: Sequence[str] | pa.Array | pa.ChunkedArray) -> pa.Array:
 LEAST = np.finfo(np.float32).smallest_subnormal
 
 
-def answers_table(block: pa.Table, task: TaskSpec) -> pa.Table:
-    """The task's raw answers about the documents of a block."""
-    log_probs = _rectangle(block, f"log_probs:{task.name}", np.float32)  # [docs, kept]
-    log_mass = np.asarray(block.column(f"log_mass:{task.name}").to_numpy())  # [docs]
-    p = np.exp(log_probs - log_mass[:, None])
+def answers_table(labelled: LabelledDocuments, task: TaskSpec) -> pa.Table:
+    """The task's raw answers about the documents."""
+    scores = labelled.scores[task.name]
+    log_mass = scores.log_mass  # [docs]
+    p = np.exp(scores.log_probs - log_mass[:, None])  # [docs, kept]
     rows: dict[str, Any] = {
         "mass": _mass(log_mass, task),
-        "n_tokens": block.column("n_tokens").to_numpy(),
-        "n_chunks": block.column("n_chunks").to_numpy(),
-        "status": block.column("label_status").to_pylist(),
+        "n_tokens": labelled.n_tokens,
+        "n_chunks": labelled.n_chunks,
+        "status": labelled.status,
     }
-    ids = block.column("doc_id")
+    ids = labelled.documents.column("doc_id")
     labels = list(task.labels)
-    if task.top_k is None:
+    if scores.label_ids is None or task.top_k is None:
         table = label_table(ids, p=p, labels=labels, **rows)
     else:
-        places = _rectangle(block, f"places:{task.name}", np.int32)  # [docs, kept]
-        table = _ranked_table(ids, p, places, labels, task.top_k, rows)
-    if task.separator:
-        levels = _rectangle(block, f"levels:{task.name}", np.float32)  # [docs, levels]
-        of_path = np.exp(levels - log_mass[:, None])
+        table = _ranked_table(ids, p, scores.label_ids, labels, task.top_k, rows)
+    if task.separator and scores.levels is not None:
+        of_path = np.exp(scores.levels - log_mass[:, None])  # [docs, levels]
         column = _levels(table.column("label").to_pylist(), of_path, task.separator)
         table = table.append_column("levels", column)
     raw = [column for column in answer_columns(task) if column != CALIBRATED]
@@ -270,13 +269,6 @@ def _ranked(
 def _pair_fields() -> list[pa.Field]:
     kind = RANKED.value_type
     return [kind.field(index) for index in range(kind.num_fields)]
-
-
-def _rectangle(block: pa.Table, column: str, kind: type) -> NDArray[Any]:
-    """[docs, width]; a null is NaN."""
-    lists = block.column(column).combine_chunks()
-    values = lists.flatten().to_numpy(zero_copy_only=False)
-    return np.asarray(values, kind).reshape(len(lists), lists.type.list_size)
 
 
 def with_calibrated(table: pa.Table, calibration: Calibration) -> pa.Table:

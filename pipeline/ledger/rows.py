@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError
-from pipeline.ledger.columns import answers_type
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, answers_type
 from pipeline.ledger.contents import Contents, NamedFile, NamedShard, change_of, etags_now
-from pipeline.ledger.label_files import DOCUMENT_COLUMNS
 from pipeline.stores.store import Store
 
 DOCUMENT_SCHEMA = pa.schema(
@@ -78,7 +77,7 @@ def read_shard(
     store: Store, shard: NamedShard, *, schema: pa.Schema, tasks: Sequence[str]
 ) -> pa.RecordBatch:
     """One shard's rows, in the columns of the schema; `tasks` are those among them."""
-    documents = _read_file(store, shard.documents, DOCUMENT_COLUMNS)
+    documents = _read_file(store, shard.documents, DOCUMENTS_FILE_COLUMNS)
     columns: dict[str, pa.Array] = dict(zip(documents.column_names, _plain(documents), strict=True))
     if "path" in schema.names:
         columns["path"] = pa.repeat(pa.scalar(shard.path), shard.rows)

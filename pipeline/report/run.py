@@ -17,7 +17,7 @@ from rich.table import Table
 
 from pipeline.report.console import escape_controls
 from pipeline.runtime.job import Plan
-from pipeline.runtime.run import Outcome
+from pipeline.runtime.outcome import Outcome
 
 if TYPE_CHECKING:
     from pipeline.verbs.plan import Estimate

@@ -6,10 +6,12 @@ Imports torch; the driver must not import it.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import numpy as np
 import psutil
+import pyarrow as pa
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -31,6 +33,8 @@ from pipeline.inference.loading import (
 from pipeline.inference.memory import MemoryPlan, plan_memory
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.quantisation import require_torchao
+from pipeline.inference.shard_answers import ShardAnswers
+from pipeline.ledger.blocks import LabelledDocuments, TaskScores
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
 from pipeline.runtime.weights import fetch, publish_atomically
@@ -86,7 +90,7 @@ def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> Lo
 def label_engine(
     job: Job, model: LoadedModel, prompt: PromptTokens, readouts: Readouts
 ) -> LabelEngine:
-    """The job's tasks on its model, with as many tokens at once as there is memory for."""
+    """The job's tasks on its model, with the batch size that fits its memory."""
     planned = memory_plan(model, prompt)
     return LabelEngine(
         model,
@@ -95,6 +99,13 @@ def label_engine(
         readouts=readouts,
         exit_at=job.spec.exit,
     )
+
+
+def job_engine(job: Job) -> tuple[LabelEngine, DocumentTokenizer]:
+    """The job's engine, loaded, and the tokenizer of its documents."""
+    folder, tokenizer, prompt = job_prompt(job)
+    engine = label_engine(job, job_model(job, folder), prompt, job_readouts(job))
+    return engine, DocumentTokenizer(tokenizer)
 
 
 def job_readouts(job: Job) -> Readouts:
@@ -149,13 +160,14 @@ def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[l
 
 
 def contextual_calibrations(
-    job: Job, engine: LabelEngine, tokenizer: DocumentTokenizer
+    job: Job, engine: LabelEngine, tokenizer: DocumentTokenizer, tasks: Collection[str]
 ) -> dict[str, Calibration]:
-    """Measures the calibrations that come of documents without content, by task."""
+    """The contextual calibrations of these tasks, measured on documents without content."""
     labels = {task.name: tuple(task.labels) for task in job.spec.tasks}
     return {
         name: Calibration("contextual", labels[name], content_free_prior(engine, documents, name))
         for name, documents in content_free_ids(job, tokenizer).items()
+        if name in tasks
     }
 
 
@@ -176,3 +188,21 @@ def chunk_document(
     if not chunks.tokens:
         return (), EMPTY
     return chunks.token_ids, TRUNCATED if chunks.truncated else OK
+
+
+def labelled_documents(
+    documents: pa.Table, answers: ShardAnswers, read: Sequence[str]
+) -> LabelledDocuments:
+    """The documents with their answers; `read` is the status of each after tokenising."""
+    status, pieces = answers.status(read), answers.pieces
+    scores = {
+        each.task.name: TaskScores(each.log_probs, each.log_mass, each.labels, each.levels)
+        for each in answers.by_task
+    }
+    return LabelledDocuments(
+        documents=documents,
+        n_tokens=np.array([sum(map(len, document)) for document in pieces], np.int32),
+        n_chunks=np.array([len(document) for document in pieces], np.int16),
+        status=status,
+        scores=scores,
+    )

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.fitted.calibration import Calibration, calibration_from_json
 from pipeline.hashes import canonical_json, short_hash
-from pipeline.ledger.keys import SPECS, parse_key, spec_key
+from pipeline.ledger.keys import SPECS, calibration_key, parse_key, spec_key
 from pipeline.runtime.fitted_files import options_for, read_fitted, write_fitted
 from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint
@@ -56,11 +56,15 @@ def write_calibration(path: str, file: CalibrationFile, options: Options) -> Non
 
 
 def read_calibration(path: str, options: Options, *, place: str) -> CalibrationFile:
-    """The file at the path; ValueError, KeyError or TypeError if it is none.
+    """The file at the path; ValueError, KeyError or TypeError if it is not a calibration file.
 
-    SpecError for one that is not there: `place` is where the spec names it.
+    SpecError for a missing file: `place` is where the spec names it.
     """
-    data = read_fitted(path, options, place=place, made_by="assay calibrate")
+    return parse_calibration(read_fitted(path, options, place=place, made_by="assay calibrate"))
+
+
+def parse_calibration(data: bytes) -> CalibrationFile:
+    """The file that `CalibrationFile.json` wrote; ValueError, KeyError or TypeError otherwise."""
     content = json.loads(data)
     if content["format"] != FORMAT:
         raise ValueError(f"its format is {content['format']!r}, and {FORMAT} is read")
@@ -71,6 +75,34 @@ def read_calibration(path: str, options: Options, *, place: str) -> CalibrationF
         source=dict(content["source"]),
         rows=int(content["rows"]),
     )
+
+
+def stored_calibrations(
+    store: Store,
+    fingerprints: Mapping[str, Fingerprint],
+    measure: Callable[[Sequence[str]], Mapping[str, CalibrationFile]],
+) -> dict[str, CalibrationFile]:
+    """The contextual calibrations of these tasks, which the output keeps.
+
+    `measure` makes those that are missing. The first writer's file is the one that every run uses,
+    so that several drivers of one spec give the same values.
+    """
+    keys = {task: calibration_key(task, version.id) for task, version in fingerprints.items()}
+    missing = [task for task, key in keys.items() if not any(store.list(key))]
+    if missing:
+        for task, file in measure(missing).items():
+            store.create(keys[task], file.json())
+    return {task: _stored(store, key) for task, key in keys.items()}
+
+
+def _stored(store: Store, key: str) -> CalibrationFile:
+    try:
+        return parse_calibration(store.read(key))
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"{store.url}/{key}: is not a calibration file: {error}; delete it to have it measured "
+            f"again"
+        ) from error
 
 
 def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
@@ -115,7 +147,9 @@ def _same_answers(store: Store, task: str, version: Fingerprint) -> Iterator[str
     own, raw = version.id, version.raw.id
     for stored in store.list(f"{SPECS}{task}/"):
         key = parse_key(stored.key)
-        if key and key.fp != own and raw_fingerprint(store, task, key.fp) == raw:
+        if not key or key.fp == own or stored.key != spec_key(task, key.fp):
+            continue
+        if raw_fingerprint(store, task, key.fp) == raw:
             yield key.fp
 
 

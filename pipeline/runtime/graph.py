@@ -1,18 +1,16 @@
-"""The Ray graph: work -> read and tokenise -> label -> commit -> one row of counts a shard.
+"""The Ray graph: work items -> tokenise -> label -> commit -> one row of counts a shard.
 
-Knows Ray and the order of the stages. The workers' insides are in `actor` and `commit`, which are
-imported where they run: the driver has no torch.
+Entry points: `check_model` and `calibrate` before the graph, `label_items` for the graph itself.
+`build` is the recipe. Imports torch inside the actors only, because the driver has no need of it.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,150 +21,166 @@ import ray
 import ray.data
 from ray.exceptions import RayTaskError
 
-from pipeline.errors import AssayError, SpecError, StorageError
-from pipeline.fitted.calibration import Calibration, calibration_from_json
+from pipeline.errors import AssayError, SpecError
 from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.attempts import Attempts, attempt_name
-from pipeline.ledger.cells import ReusableShard, WorkItem
+from pipeline.ledger.blocks import LabelledShard, Reuse, ShardCounts, work_rows
+from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.label_files import LabelFile, answers_table, commit_shard, with_calibrated
 from pipeline.ledger.reuse import overlaid
-from pipeline.runtime.job import Job, work_item_from_json, work_item_to_json
-from pipeline.stores.store import open_store
+from pipeline.runtime.calibrations import CalibrationFile, stored_calibrations
+from pipeline.runtime.job import Job
+from pipeline.runtime.placement import Placement
+from pipeline.spec.schema import ContextualSpec
+from pipeline.stores.store import Store, open_store
 
-# Ray fuses stages that ask for the same; these three never do.
+# Ray fuses stages that ask for the same resources; these three differ.
 TOKENISE_CPUS = 0.25
 COMMIT_CPUS = 0.125
-# Plans beyond this run in windows: Ray keeps an entry for every block of a running graph.
+# Longer plans run in windows: Ray keeps an entry for every block of a running graph.
 WINDOW_SHARDS = 10_000
+# Every stage takes and gives whole blocks.
+_WHOLE_BLOCKS: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow"}
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class ShardCounts:
-    """What became of one shard; rows in equal rows out."""
+def check_model(job: Job) -> None:
+    """Runs `assembly.preflight` on a worker, and raises its error.
 
-    sid: str
-    rows: int
-    asked_rows: int  # of which the model was asked; the others were known, empty or unreadable
-    created: int  # objects
-    status: Mapping[str, int]
-    labels: Mapping[str, Mapping[str, int]]  # by task
-    seconds: float
-    prefix_tokens_computed: int
-    question_tokens_computed: int
-    tokens_saved: int
-
-
-def check_ahead(job: Job) -> None:
-    """Runs `actor.preflight` on a worker; raises what it raises.
-
-    What it found good is remembered: a worker takes seconds to import what it needs.
+    A check that passed is remembered in the cache: a worker takes seconds to import torch.
     """
     passed = Path(job.cache_dir) / "checked" / short_hash(canonical_json([job.fp, _versions()]))
     if passed.exists():
         return
-    try:
-        ray.get(ray.remote(num_cpus=1)(_preflight).remote(job))
-    except RayTaskError as error:
-        raise _cause(error) from error
+    _on_worker(_preflight, job, num_cpus=1)
     passed.parent.mkdir(parents=True, exist_ok=True)
     passed.touch()
 
 
+def calibrate(job: Job, store: Store, measure: Callable[..., Any] | None = None) -> Job:
+    """The job with its contextual calibrations, which are measured once for each output.
+
+    `measure` is `worker.measure_contextual`; by default it runs on a worker.
+    """
+    contextual = {
+        task.name: task.calibration
+        for task in job.spec.tasks
+        if isinstance(task.calibration, ContextualSpec)
+    }
+
+    def measured(tasks: Sequence[str]) -> dict[str, CalibrationFile]:
+        if measure is None:
+            made = _on_worker(_measure, job, tasks, **_label_resources(job.placement))
+        else:
+            made = measure(job, tasks)
+        return {
+            task: CalibrationFile(
+                task=task,
+                calibration=calibration,
+                fingerprint=job.fingerprints[task].raw.id,
+                source={"documents": list(contextual[task].documents)},
+                rows=len(contextual[task].documents),
+            )
+            for task, calibration in made.items()
+        }
+
+    versions = {task: job.fingerprints[task] for task in contextual}
+    stored = stored_calibrations(store, versions, measured)
+    return replace(job, calibrations={**job.calibrations, **stored})
+
+
 def label_items(work_items: Sequence[WorkItem], job: Job) -> Iterator[ShardCounts]:
-    """Labels and commits every piece of work; counts come as shards are committed."""
+    """Labels and commits every work item; counts come as shards are committed."""
     for start in range(0, len(work_items), WINDOW_SHARDS):
         try:
             dataset = build(work_items[start : start + WINDOW_SHARDS], job)
             for row in dataset.iter_rows():
-                yield ShardCounts(**json.loads(row["counts"]))
+                yield ShardCounts.from_row(row)
         except RayTaskError as error:
             raise _cause(error) from error
 
 
 def build(work_items: Sequence[WorkItem], job: Job) -> ray.data.Dataset:
-    """The graph; one block is one shard from end to end."""
+    """The graph in four stages. One block is one shard from the first stage to the last."""
     _configure()
-    placement = job.placement
-    cpus = label_cpus(placement.threads)
-    device = {"num_gpus": placement.gpus} if placement.gpus else {"num_cpus": cpus}
-    pool = ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors)
-    # — where there is work for all, all are asked for at once: a pool grows one by one
-    labelling = ray.data.ActorPoolStrategy(
-        min_size=1, max_size=placement.actors, initial_size=min(placement.actors, len(work_items))
+    rows, reuse = work_rows(work_items)
+    asks = any(work.asks for work in work_items)
+    actors = job.placement.actors
+
+    work = ray.data.from_items(rows, override_num_blocks=len(rows))
+    tokenised = work.map_batches(
+        TokeniseStage,
+        fn_constructor_args=(job, reuse),
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors),
+        num_cpus=TOKENISE_CPUS,
+        **_WHOLE_BLOCKS,
     )
-    # Each work names its earlier shards by their place; they travel once to each worker.
-    earlier = list({id(work.reuse): work.reuse for work in work_items}.values())
-    place_of = {id(each): place for place, each in enumerate(earlier)}
-    rows = [{"work": work_item_to_json(w), "reuse": place_of[id(w.reuse)]} for w in work_items]
-    return (
-        ray.data.from_items(rows, override_num_blocks=len(rows))
-        .map_batches(
-            _TokeniseStage,
-            fn_constructor_args=(job, earlier),
-            batch_size=None,
-            batch_format="pyarrow",
-            num_cpus=TOKENISE_CPUS,
-            compute=pool,
-        )
-        .map_batches(
-            _LabelStage,
-            fn_constructor_args=(job, any(work.asks for work in work_items)),
-            batch_size=None,
-            batch_format="pyarrow",
-            compute=labelling,
-            **device,
-        )
-        .map_batches(
-            partial(commit_block, job=job),
-            batch_size=None,
-            batch_format="pyarrow",
-            num_cpus=COMMIT_CPUS,
-        )
+    labelled = tokenised.map_batches(
+        LabelStage,
+        fn_constructor_args=(job, asks),
+        # — actors that have work are requested together: by itself a pool grows one by one
+        compute=ray.data.ActorPoolStrategy(
+            min_size=1, max_size=actors, initial_size=min(actors, len(rows))
+        ),
+        **_label_resources(job.placement),
+        **_WHOLE_BLOCKS,
+    )
+    return labelled.map_batches(
+        partial(commit_block, job=job), num_cpus=COMMIT_CPUS, **_WHOLE_BLOCKS
     )
 
 
 def label_cpus(threads: int) -> float:
-    """The CPUs that a labelling actor asks for: a node's, but for what the other stages need.
+    """The CPUs that a labelling actor asks for: those of a node without the other stages' share.
 
-    More than half of a node's, so that no two come to lie on one while another has none.
+    They are more than half of a node's CPUs, so that no node gets two actors while another is idle.
     """
     return threads - TOKENISE_CPUS - COMMIT_CPUS
 
 
-class _TokeniseStage:
-    """Builds `actor.Tokenise` on the worker."""
+def _label_resources(placement: Placement) -> dict[str, Any]:
+    if placement.gpus:
+        return {"num_gpus": placement.gpus}
+    return {"num_cpus": label_cpus(placement.threads)}
 
-    def __init__(self, job: Job, earlier: Sequence[Sequence[ReusableShard]]) -> None:
-        self._worker = _built(partial(_tokenise, job, earlier))
+
+class TokeniseStage:
+    """Builds `worker.Tokenise` in its actor."""
+
+    def __init__(self, job: Job, reuse: Reuse) -> None:
+        from pipeline.runtime.worker import Tokenise
+
+        self._worker = _built(lambda: Tokenise(job, reuse))
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
         yield from self._worker(block)
 
 
-class _LabelStage:
-    """Builds `actor.LabelDocuments` on the worker, and keeps it on one thread.
+class LabelStage:
+    """Builds `worker.LabelDocuments` in its actor, and calls it from the thread that built it.
 
-    Ray Data builds a stage on one thread and calls it on another, and OpenMP keeps threads for
-    each that ever used it: with more of them than cores they sleep between loops instead of
-    spinning. On two cores that cost a fifth of the documents a second.
+    Ray Data builds a stage on one thread and calls it on another. OpenMP keeps a pool of threads
+    for each thread that ever used it. With more threads than cores they sleep between loops
+    instead of spinning: on two cores that cost a fifth of the documents a second.
     """
 
     def __init__(self, job: Job, asks: bool) -> None:
+        from pipeline.runtime.worker import LabelDocuments
+
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="label")
-        build = partial(_label_documents, job, asks)
-        self._worker = self._thread.submit(_built, build).result()
+        self._worker = _built(
+            lambda: self._thread.submit(lambda: LabelDocuments(job, asks=asks)).result()
+        )
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        table: pa.Table = self._thread.submit(self._worker, block).result()
-        return table
+        return self._thread.submit(self._worker, block).result()
 
 
 def _built(build: Callable[[], Callable[[pa.Table], Result]]) -> Callable[[pa.Table], Result]:
-    """The worker; where an error of ours keeps it from being built, what raises that when called.
+    """The worker. Where it cannot be built, a function that raises the reason when it is called.
 
-    Ray tells an error in an actor's constructor as the actor's death, and its kind is lost.
+    Ray reports an error in an actor's constructor as the death of the actor, without its class.
     """
     try:
         return build()
@@ -179,78 +193,47 @@ def _built(build: Callable[[], Callable[[pa.Table], Result]]) -> Callable[[pa.Ta
     return fail
 
 
-def _tokenise(
-    job: Job, earlier: Sequence[Sequence[ReusableShard]]
-) -> Callable[[pa.Table], Iterable[pa.Table]]:
-    worker: Callable[[pa.Table], Iterable[pa.Table]] = importlib.import_module(
-        "pipeline.runtime.worker"
-    ).Tokenise(job, earlier)
-    return worker
-
-
-def _label_documents(job: Job, asks: bool) -> Callable[[pa.Table], pa.Table]:
-    worker: Callable[[pa.Table], pa.Table] = importlib.import_module(
-        "pipeline.runtime.worker"
-    ).LabelDocuments(job, asks=asks)
-    return worker
-
-
-def _preflight(job: Job) -> None:
-    importlib.import_module("pipeline.runtime.assembly").preflight(job)
-
-
 def commit_block(block: pa.Table, job: Job) -> pa.Table:
-    """Commits one labelled shard and gives its counts; fails closed on anything but one shard."""
-    written = set(block.column("work").to_pylist())
-    if len(written) != 1:
-        raise StorageError(f"a block holds {len(written)} shards instead of one; nothing written")
-    work = work_item_from_json(written.pop())
-    files = [_label_file(block, task, job, work.retry) for task in work.tasks]
+    """Commits one labelled shard and gives its counts; StorageError unless it is exactly one."""
+    shard = LabelledShard.from_table(block)
+    work, labelled = shard.work, shard.labelled
+    files = [_label_file(shard, task, job) for task in work.tasks]
     store = open_store(job.spec.output, job.spec.storage_options)
-    created = commit_shard(store, work.shard, block, files)
+    created = commit_shard(store, work.shard, labelled.documents, files)
     if work.tasks:
         Attempts(store, attempt_name(job.fp, work), job.run_id).forget()
-    counts = {
-        "sid": work.shard.id,
-        "rows": block.num_rows,
-        "created": len(created.made),
-        "status": Counter(block.column("label_status").to_pylist()),
-        "labels": {file.task: _label_counts(file.table) for file in files},
-        **json.loads(block.column("measured")[0].as_py()),
-    }
-    return pa.table({"counts": [json.dumps(counts)]})
+    counts = ShardCounts(
+        sid=work.shard.id,
+        rows=block.num_rows,
+        created=len(created.made),
+        status=dict(Counter(labelled.status)),
+        labels={file.task: _label_counts(file.table) for file in files},
+        cost=shard.cost,
+    )
+    return counts.to_table()
 
 
-def _label_file(block: pa.Table, task: str, job: Job, retry: int) -> LabelFile:
-    table = answers_table(block, next(t for t in job.spec.tasks if t.name == task))
+def _label_file(shard: LabelledShard, task: str, job: Job) -> LabelFile:
+    table = answers_table(shard.labelled, next(t for t in job.spec.tasks if t.name == task))
     fingerprint = job.fingerprints[task]
+    quantiser = ("torchao",) if job.spec.model.quantize != "none" else ()
     metadata = {
         "task": task,
         "fp": fingerprint.id,
         "spec": fingerprint.json().decode(),
         "model": canonical_json(dict(job.files.hashes)).decode(),
-        "versions": canonical_json(_versions(*_quantiser(job))).decode(),
+        "versions": canonical_json(_versions(*quantiser)).decode(),
     }
-    known = f"known:{task}"
-    if known in block.column_names:
-        table = overlaid(table, block.column(known).combine_chunks())
-    calibration = _calibration(block, task, job)
-    if calibration is not None:
+    if task in shard.known:
+        table = overlaid(table, shard.known[task])
+    if task in job.calibrations:
+        calibration = job.calibrations[task].calibration
         table = with_calibrated(table, calibration)
         metadata["calibration"] = canonical_json(calibration.to_json()).decode()
-    return LabelFile(task, fingerprint.id, table, metadata, retry)
+    return LabelFile(task, fingerprint.id, table, metadata, shard.work.retry)
 
 
-def _calibration(block: pa.Table, task: str, job: Job) -> Calibration | None:
-    """The task's calibration: read by the driver, or measured by the worker."""
-    measured = f"calibration:{task}"
-    if measured in block.column_names:
-        return calibration_from_json(json.loads(block.column(measured)[0].as_py()))
-    file = job.calibrations.get(task)
-    return None if file is None else file.calibration
-
-
-def _label_counts(table: pa.Table) -> dict[str, int]:
+def _label_counts(table: pa.Table) -> Mapping[str, int]:
     counted = Counter(table.column("label").to_pylist())
     return {label: count for label, count in counted.items() if label is not None}
 
@@ -259,8 +242,24 @@ def _versions(*others: str) -> dict[str, str]:
     return {name: version(name) for name in ("assay", "torch", "transformers", *others)}
 
 
-def _quantiser(job: Job) -> tuple[str, ...]:
-    return ("torchao",) if job.spec.model.quantize != "none" else ()
+def _preflight(job: Job) -> None:
+    from pipeline.runtime.assembly import preflight
+
+    preflight(job)
+
+
+def _measure(job: Job, tasks: Sequence[str]) -> Any:
+    from pipeline.runtime.worker import measure_contextual
+
+    return measure_contextual(job, tasks)
+
+
+def _on_worker(function: Callable[..., Any], *arguments: Any, **resources: Any) -> Any:
+    """The function's result, computed by a Ray task; raises our own errors as they are."""
+    try:
+        return ray.get(ray.remote(**resources)(function).remote(*arguments))
+    except RayTaskError as error:
+        raise _cause(error) from error
 
 
 def _cause(error: RayTaskError) -> BaseException:

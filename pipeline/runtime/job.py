@@ -5,7 +5,6 @@ Knows the spec, the ledger and this machine. Opens no document. Knows nothing of
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -60,8 +59,7 @@ class Job:
     cache_dir: str
     run_id: str
     readouts: Mapping[str, ReadoutRef]  # by task, of those that have one
-    # — read once by the driver; a contextual one is measured by each worker instead
-    calibrations: Mapping[str, CalibrationFile]  # by task
+    calibrations: Mapping[str, CalibrationFile]  # by task; `graph.calibrate` adds contextual ones
     began: float = field(default_factory=time.time)  # seconds since the epoch
 
     @property
@@ -191,28 +189,3 @@ def shard_bytes(job: Job) -> int:
     parameters = max(1, job.files.size_bytes // 2)
     tokens = _SHARD_SECONDS * _FLOPS[job.placement.device] / (2 * parameters)
     return int(min(MAX_SHARD_BYTES, max(_MIN_SHARD_BYTES, tokens * _BYTES_PER_TOKEN)))
-
-
-def work_item_to_json(work: WorkItem) -> str:
-    """One piece of work as a string that travels through the graph.
-
-    Without its earlier shards: they are many, and the same for all shards of a path.
-    """
-    content = {
-        "shard": work.shard.to_json(),
-        "tasks": list(work.tasks),
-        "documents": work.documents,
-        "retry": work.retry,
-    }
-    return json.dumps(content)
-
-
-def work_item_from_json(written: str) -> WorkItem:
-    """The work that `work_item_to_json` wrote."""
-    content = json.loads(written)
-    return WorkItem(
-        shard=Shard.from_json(content["shard"]),
-        tasks=tuple(content["tasks"]),
-        documents=content["documents"],
-        retry=content["retry"],
-    )

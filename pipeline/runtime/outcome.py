@@ -1,13 +1,16 @@
-"""Rows that failed: how many there are, and the work that tries them again.
+"""What a run labelled, how it ended, and which rows failed.
 
-A row failed if the model gave no answer about a text that it was asked about. Knows statuses and
-the files that hold them. Knows nothing of why, nor of how work is done.
+Entry points: `RunCounts`, which adds up the shards' counts and holds the limit on failed rows, and
+`retry_items`, the work that tries failed rows again. A row failed if the model was asked about its
+text and gave no answer.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -16,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.errors import StorageError
+from pipeline.errors import FailedRowsError, StorageError
+from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import Committed, ReusableShard, WorkItem
 from pipeline.sources.documents import OK, QUARANTINED
 from pipeline.sources.shards import Shard
@@ -25,63 +29,173 @@ from pipeline.stores.store import Store
 READ_THREADS = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a run labelled: the sums of its shards' counts."""
+
+    rows: int = 0
+    asked_rows: int = 0  # rows that the model was asked about
+    created: int = 0  # objects: documents and label files
+    status: Counter[str] = field(default_factory=Counter)
+    labels: dict[str, Counter[str]] = field(default_factory=dict)  # by task
+    label_seconds: float = 0.0
+    prefix_tokens_computed: int = 0
+    question_tokens_computed: int = 0
+    tokens_saved: int = 0
+
+    @property
+    def reuse_ratio(self) -> float:
+        """The share of the tokens of separate prompts that the model did not read."""
+        computed = self.prefix_tokens_computed + self.question_tokens_computed
+        whole = computed + self.tokens_saved
+        return self.tokens_saved / whole if whole else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    output: str
+    rows: int  # of the whole input
+    shards: int
+    missing_shards: int
+    tally: Tally
+    seconds: float
+    unreadable: tuple[str, ...]  # files whose rows cannot be counted, each with the reason
+    snapshot: int | None  # None: incomplete, so none was published
+
+    @property
+    def complete(self) -> bool:
+        return self.missing_shards == 0 and not self.unreadable
+
+
+class RunCounts:
+    """The counts of one run's shards, and the limit on the share of its rows that may fail."""
+
+    def __init__(self, *, rows: int, max_error_rate: float | None) -> None:
+        self._rows = rows
+        self._limit = max_error_rate
+        self._counts: list[ShardCounts] = []
+        # — by shard, which may be in several work items: the one in which most rows failed
+        self._failed: Counter[str] = Counter()
+        self._failed_rows = 0
+
+    def add(self, counts: ShardCounts) -> None:
+        """Takes in one committed shard; FailedRowsError when too many rows failed by now."""
+        self._counts.append(counts)
+        more = max(0, _failures(counts) - self._failed[counts.sid])
+        self._failed[counts.sid] += more
+        self._failed_rows += more
+        self._check(self._failed_rows, self._rows)
+
+    def check_shards(self, store: Store, shards: Sequence[Shard], done: Committed) -> None:
+        """FailedRowsError if too many rows of these shards failed, in this run or before."""
+        if self._limit is None:
+            return
+        whole = [counts for counts in self._counts if set(counts.labels) == set(done.fp)]
+        known = {counts.sid: _failures(counts) for counts in whole}
+        failed = failed_rows(store, shards, done, known)
+        self._check(failed, sum(shard.rows for shard in shards))
+
+    @property
+    def tally(self) -> Tally:
+        """The sums. A shard in several work items has its rows counted once.
+
+        Its statuses are those of the work item in which most rows failed.
+        """
+        shards = {counts.sid: counts for counts in sorted(self._counts, key=_failures)}
+        status: Counter[str] = Counter()
+        for shard in shards.values():
+            status.update(shard.status)
+        labels: dict[str, Counter[str]] = {}
+        for counts in self._counts:
+            for task, by_label in counts.labels.items():
+                labels.setdefault(task, Counter()).update(by_label)
+        costs = [counts.cost for counts in self._counts]
+        return Tally(
+            rows=sum(shard.rows for shard in shards.values()),
+            asked_rows=sum(cost.asked_rows for cost in costs),
+            created=sum(counts.created for counts in self._counts),
+            status=status,
+            labels=labels,
+            label_seconds=sum(cost.seconds for cost in costs),
+            prefix_tokens_computed=sum(cost.prefix_tokens_computed for cost in costs),
+            question_tokens_computed=sum(cost.question_tokens_computed for cost in costs),
+            tokens_saved=sum(cost.tokens_saved for cost in costs),
+        )
+
+    def _check(self, failed: int, rows: int) -> None:
+        if self._limit is None or failed <= self._limit * rows:
+            return
+        reasons = self.tally.status.most_common()
+        shown = ", ".join(f"{name} {count:,}" for name, count in reasons if is_failed_status(name))
+        raise FailedRowsError(
+            f"{failed:,} of {rows:,} rows failed, more than max_error_rate {self._limit:g} allows"
+            f"{shown and f' (in this run: {shown})'}; finished shards are kept, and no snapshot "
+            f"was published; remove the cause and run with --retry-failed, or raise max_error_rate"
+        )
+
+
 def is_failed_status(status: str) -> bool:
-    """Whether a row with this status has no answer though it should."""
+    """Whether a row with this status should have an answer and has none."""
     return status == QUARANTINED or status.startswith("error:")
 
 
 def failed_rows(
     store: Store, shards: Sequence[Shard], done: Committed, counted: Mapping[str, int]
 ) -> int:
-    """How many rows failed; of a shard, those of its worst task.
+    """How many rows failed; for each shard, the rows of its worst task.
 
-    `counted` has the shards, by id, of which that is known; the label files of the others are read.
+    `counted` has the failed rows of some shards by id. The label files of the others are read.
     """
-    unknown = [shard for shard in shards if shard.id not in counted]
+    uncounted = [shard for shard in shards if shard.id not in counted]
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        read = sum(pool.map(partial(_failed_in, store, done), unknown))
+        read = sum(pool.map(partial(_failed_in, store, done), uncounted))
     return read + sum(counted.get(shard.id, 0) for shard in shards)
 
 
 def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[WorkItem]:
-    """A work item for each group of tasks that failed on the same readable rows of a shard.
+    """Work items for the readable rows that failed, in every finished shard.
 
-    No task is asked again about a row that it has answered.
+    The tasks of one work item failed on the same rows, so no task is asked again about a row that
+    it answered.
     """
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        found = pool.map(partial(_again, store, done), shards)
-        return [work for work_items in found for work in work_items]
+        by_shard = pool.map(partial(_retries_of, store, done), shards)
+        return [item for items in by_shard for item in items]
 
 
 def _failed_in(store: Store, done: Committed, shard: Shard) -> int:
     files = [done.label_file(task, shard.id) for task in done.fp]
-    return max(int(_failures(store, file.key).sum()) for file in files)
+    return max(int(_failed_mask(store, file.key).sum()) for file in files)
 
 
-def _again(store: Store, done: Committed, shard: Shard) -> Iterator[WorkItem]:
+def _failures(counts: ShardCounts) -> int:
+    return sum(count for status, count in counts.status.items() if is_failed_status(status))
+
+
+def _retries_of(store: Store, done: Committed, shard: Shard) -> Iterator[WorkItem]:
     sid = shard.id
     tasks = [task for task in done.fp if sid in done.labels[task]]
     if sid not in done.documents or not tasks:
         return
-    failed = {task: _failures(store, done.label_file(task, sid).key) for task in tasks}
+    failed = {task: _failed_mask(store, done.label_file(task, sid).key) for task in tasks}
     if not any(mask.any() for mask in failed.values()):
         return
     status = _status(store, done.documents_file(sid).key)
     readable = np.asarray(pc.equal(status, OK).to_numpy(), dtype=np.bool_)  # [rows]
-    alike: dict[bytes, list[str]] = {}  # by the rows that are asked again
+    alike: dict[bytes, list[str]] = {}  # tasks, by the rows that are asked again
     for task, mask in failed.items():
         if (mask & readable).any():
             alike.setdefault((mask & readable).tobytes(), []).append(task)
-    for tasks_alike in alike.values():
-        answers = ReusableShard(sid, {task: done.label_file(task, sid).key for task in tasks_alike})
-        retry = max(done.retry(task, sid) for task in tasks_alike) + 1
-        yield WorkItem(shard, tuple(tasks_alike), documents=False, reuse=(answers,), retry=retry)
+    for group in alike.values():
+        answers = ReusableShard(sid, {task: done.label_file(task, sid).key for task in group})
+        retry = max(done.retry(task, sid) for task in group) + 1
+        yield WorkItem(shard, tuple(group), documents=False, reuse=(answers,), retry=retry)
 
 
-def _failures(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]
-    return np.array(
-        [is_failed_status(status) for status in _status(store, key).to_pylist()], np.bool_
-    )
+def _failed_mask(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]
+    return np.array([is_failed_status(s) for s in _status(store, key).to_pylist()], np.bool_)
 
 
 def _status(store: Store, key: str) -> pa.ChunkedArray:

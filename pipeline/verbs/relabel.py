@@ -16,7 +16,8 @@ from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.snapshots import last_snapshot
 from pipeline.options import Limits
 from pipeline.runtime.job import Plan
-from pipeline.runtime.run import LabelledOutput, Outcome, Progress, label
+from pipeline.runtime.outcome import Outcome
+from pipeline.runtime.run import LabelledOutput, Progress, label
 from pipeline.spec.schema import JobSpec
 
 Gate = Callable[[Contents], tuple[Decision, ...]]  # judges what is not published yet

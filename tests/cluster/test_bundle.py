@@ -54,7 +54,7 @@ def test_the_uploaded_program_is_this_one_and_knows_its_version(
     found = subprocess.check_output(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True
     )
-    assert found.split() == [str(tmp_path / "pipeline" / "spec.py"), version("assay")]
+    assert found.split() == [str(tmp_path / "pipeline" / "spec" / "__init__.py"), version("assay")]
 
 
 def test_a_relative_path_is_followed_here_and_refused_elsewhere(

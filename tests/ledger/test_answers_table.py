@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.audit.invariants import broken_answers
+from pipeline.ledger.blocks import LabelledDocuments, TaskScores
 from pipeline.ledger.cells import ReusableShard, WorkItem, committed
 from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns, answers_type
 from pipeline.ledger.dataset import open_labels
@@ -34,32 +36,26 @@ def task(**more: Any) -> TaskSpec:
     return TaskSpec.model_validate(content)
 
 
-def lists(values: Any, kind: pa.DataType) -> pa.Array:
-    array = np.asarray(values)
-    return pa.FixedSizeListArray.from_arrays(pa.array(array.ravel(), kind), array.shape[1])
-
-
-def block(top_k: int | None) -> pa.Table:
-    """Three documents as the labelling stage sends them: one has no answer."""
+def labelled(top_k: int | None, ids: Sequence[str] = ("a", "b", "c")) -> LabelledDocuments:
+    """Three documents as the labelling stage makes them: one has no answer."""
     p, order = np.array(P), np.array([[0, 2, 1, 3, 4], [0] * 5, [2, 3, 0, 1, 4]])
     with np.errstate(divide="ignore"):
         log_probs = np.log(p * np.array(MASS)[:, None]).astype(np.float32)
     levels = [[0.625, 0.5], [np.nan] * 2, [1.0, 0.75]]
-    columns: dict[str, Any] = {
-        "doc_id": ["a", "b", "c"],
-        "n_tokens": pa.array([7, 0, 9], pa.int32()),
-        "n_chunks": pa.array([1, 0, 1], pa.int16()),
-        "label_status": ["ok", "empty", "ok"],
-        "log_mass:topic": pa.array(np.log(MASS), pa.float32()),
-        "levels:topic": lists(np.log(np.array(levels) * np.array(MASS)[:, None]), pa.float32()),
-    }
-    if top_k is None:
-        columns["log_probs:topic"] = lists(log_probs, pa.float32())
-    else:
-        kept = order[:, : max(2, top_k)]
-        columns["log_probs:topic"] = lists(np.take_along_axis(log_probs, kept, 1), pa.float32())
-        columns["places:topic"] = lists(kept, pa.int32())
-    return pa.table(columns)
+    kept = None if top_k is None else order[:, : max(2, top_k)].astype(np.int32)
+    scores = TaskScores(
+        log_probs=log_probs if kept is None else np.take_along_axis(log_probs, kept, 1),
+        log_mass=np.log(MASS).astype(np.float32),
+        label_ids=kept,
+        levels=np.log(np.array(levels) * np.array(MASS)[:, None]).astype(np.float32),
+    )
+    return LabelledDocuments(
+        documents=pa.table({"doc_id": list(ids)}),
+        n_tokens=np.array([7, 0, 9], np.int32),
+        n_chunks=np.array([1, 0, 1], np.int16),
+        status=["ok", "empty", "ok"],
+        scores={"topic": scores},
+    )
 
 
 def rounded(pairs: list[dict[str, Any]] | None) -> list[tuple[str, float]] | None:
@@ -68,7 +64,7 @@ def rounded(pairs: list[dict[str, Any]] | None) -> list[tuple[str, float]] | Non
 
 @pytest.mark.parametrize("top_k", [1, 3, 5])
 def test_the_likeliest_labels_are_kept_in_falling_order(top_k: int) -> None:
-    table = answers_table(block(top_k), task(top_k=top_k, separator="/"))
+    table = answers_table(labelled(top_k), task(top_k=top_k, separator="/"))
     first = [("a/x", 0.5), ("b/x", 0.25), ("a/y", 0.125), ("b/y", 0.0625), ("c", 0.0625)]
     second = [("b/x", 0.75), ("b/y", 0.25)]  # what has no probability was never reached
     tops = [rounded(top) for top in table.column("top").to_pylist()]
@@ -83,17 +79,17 @@ def test_the_likeliest_labels_are_kept_in_falling_order(top_k: int) -> None:
 
 
 def test_without_top_k_every_label_has_its_column_and_levels_stand_beside_them() -> None:
-    table = answers_table(block(None), task(separator="/"))
+    table = answers_table(labelled(None), task(separator="/"))
     assert table.column("p").to_pylist()[2] == pytest.approx(dict(zip(LABELS, P[2], strict=True)))
     assert rounded(table.column("levels").to_pylist()[0]) == [("a", 0.625), ("a/x", 0.5)]
     assert table.column_names == ["doc_id", *answer_columns(task(separator="/"))]
-    plain = answers_table(block(None), task())
+    plain = answers_table(labelled(None), task())
     assert tuple(plain.column_names[1:]) == ANSWER_COLUMNS
     assert list(broken_answers(table, LABELS)) == list(broken_answers(plain, LABELS)) == []
 
 
 def test_scores_with_a_length_penalty_have_no_mass() -> None:
-    table = answers_table(block(3), task(top_k=3, length_penalty=0.5))
+    table = answers_table(labelled(3), task(top_k=3, length_penalty=0.5))
     assert table.column("mass").null_count == 3
     assert table.column("top").null_count == 1
 
@@ -118,7 +114,7 @@ def test_scores_with_a_length_penalty_have_no_mass() -> None:
 def test_ranked_rows_that_no_model_can_have_answered_are_told(
     column: str, change: Any, rule: str
 ) -> None:
-    table = answers_table(block(3), task(top_k=3, separator="/"))
+    table = answers_table(labelled(3), task(top_k=3, separator="/"))
     rows = table.column(column).to_pylist()
     change(rows)
     index = table.column_names.index(column)
@@ -134,7 +130,7 @@ DOCUMENTS = documents_from([RawRow("one", "a"), RawRow("", "b"), RawRow("three",
 def test_a_snapshot_shows_ranked_answers_as_they_were_committed(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "out")
     asked = task(top_k=3, separator="/")
-    table = answers_table(block(3), asked)
+    table = answers_table(labelled(3), asked)
     commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, table, {})])
     done = committed(store, {"topic": "f" * 16}, {SHARD.id})
     shown = {"topic": SnapshotTask("f" * 16, tuple(LABELS), answer_columns(asked))}
@@ -152,13 +148,13 @@ def test_ranked_answers_that_are_known_are_laid_over_those_that_are_computed(
 ) -> None:
     store = LocalStore(tmp_path / "out")
     asked = task(top_k=3, separator="/")
-    table = answers_table(block(3), asked)
+    table = answers_table(labelled(3), asked)
     commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, table, {})])
     earlier = ReusableShard(SHARD.id, {"topic": label_key("topic", "f" * 16, SHARD.id)})
     work = WorkItem(shard=SHARD, tasks=("topic",), documents=False, reuse=(earlier,))
     known = AnswerCache(store).find(work, DOCUMENTS, 0)["topic"]
     assert known.is_valid().to_pylist() == [True, False, True]
-    other = answers_table(block(3).set_column(0, "doc_id", pa.array(["x", "y", "z"])), asked)
+    other = answers_table(labelled(3, "xyz"), asked)
     blank = other.set_column(2, "top", pa.nulls(3, other.schema.field("top").type))
     merged = overlaid(blank, known)
     assert merged.schema == table.schema

@@ -10,6 +10,7 @@ from pipeline.ledger.keys import (
     Attempt,
     Key,
     attempt_key,
+    calibration_key,
     cuts_key,
     documents_key,
     label_folders,
@@ -50,6 +51,7 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     assert parse_key(label) == Key("labels/", task, fp, sid)
     assert parse_key(retry) == Key("retries/", task, fp, sid, number)
     assert parse_key(spec_key(task, fp)) == Key("specs/", task, fp)
+    assert parse_key(calibration_key(task, fp)) == Key("specs/", task, fp)
     assert parse_key(documents_key(sid)) == Key("documents/", sid=sid)
     assert listing_prefix(documents_key(sid)) == "documents/"
     assert parse_key(cuts_key(number)) == Key("inputs/", number=number)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.report.run import show_summary
-from pipeline.runtime.run import Outcome, Tally
+from pipeline.runtime.outcome import Outcome, Tally
 
 
 @pytest.mark.parametrize("label", ["[a]", "[/a]", "[INST]", ":smile:"])

@@ -13,11 +13,12 @@ import pytest
 from finished import documents_of, label_file
 
 from pipeline.errors import FailedRowsError, UnavailableError
+from pipeline.ledger.blocks import LabelCost, ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.label_files import commit_shard
-from pipeline.runtime.graph import ShardCounts
 from pipeline.runtime.job import Job
-from pipeline.runtime.run import Outcome, run
+from pipeline.runtime.outcome import Outcome
+from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store
 
@@ -42,9 +43,8 @@ class ToyGraph:
             commit_shard(store, work.shard, documents, files)
             for task in work.tasks:  # as if each were a work of its own
                 labels = {task: Counter[str]()}
-                yield ShardCounts(
-                    work.shard.id, work.shard.rows, 0, 1, status, labels, 0.0, 0, 0, 0
-                )
+                cost = LabelCost(0.0, 0, 0, 0, 0)
+                yield ShardCounts(work.shard.id, work.shard.rows, 1, status, labels, cost)
         self.work_items = 0
         if self.error is not None:
             raise self.error
@@ -62,7 +62,7 @@ def run_toy(
         lines = (json.dumps({"id": f"{name}{i}", "text": text}) for i, text in enumerate(texts))
         (corpus / f"{name}.jsonl").write_text("\n".join(lines))
     monkeypatch.setattr("pipeline.runtime.run._local_ray", lambda _placement: nullcontext())
-    monkeypatch.setattr("pipeline.runtime.run.check_ahead", lambda _job: None)
+    monkeypatch.setattr("pipeline.runtime.run.check_model", lambda _job: None)
 
     def run_it(graph: ToyGraph, limit: float | None, *, publish_partial: bool = True) -> Outcome:
         monkeypatch.setattr("pipeline.runtime.run.label_items", graph)

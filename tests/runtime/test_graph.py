@@ -12,11 +12,11 @@ import pytest
 from command import assay
 
 from pipeline.errors import AssayError, ModelError, Problem, SpecError, UnavailableError
-from pipeline.runtime.graph import _LabelStage, _TokeniseStage
+from pipeline.runtime.graph import LabelStage, TokeniseStage
 
 STAGES = {
-    "Tokenise": lambda: list(_TokeniseStage(ANY, [])(pa.table({}))),
-    "LabelDocuments": lambda: _LabelStage(ANY, asks=True)(pa.table({})),
+    "Tokenise": lambda: list(TokeniseStage(ANY, [])(pa.table({}))),
+    "LabelDocuments": lambda: LabelStage(ANY, asks=True)(pa.table({})),
 }
 ANY: Any = None  # a job that nothing is asked of
 

@@ -20,7 +20,8 @@ import ray
 import yaml
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.runtime.run import Outcome, run
+from pipeline.runtime.outcome import Outcome
+from pipeline.runtime.run import run
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from stages import label_and_commit
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.audit.invariants import broken_answers
@@ -21,10 +22,8 @@ from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.ledger.keys import label_key
-from pipeline.runtime.graph import commit_block
-from pipeline.runtime.job import make_job, plan, work_item_to_json
+from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
-from pipeline.runtime.worker import LabelDocuments, Tokenise
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
@@ -43,9 +42,7 @@ def committed_by_hand(spec: JobSpec, tmp_path: Path) -> dict[str, pa.Table]:
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     store = LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
-    given = pa.table({"work": [work_item_to_json(work)], "reuse": [0]})
-    (tokenised,) = Tokenise(job, [work.reuse])(given)
-    commit_block(LabelDocuments(job, asks=True)(tokenised), job)
+    label_and_commit(job, [work])
     keys = {task: label_key(task, fp, work.shard.id) for task, fp in job.fp.items()}
     return {task: pq.read_table(pa.BufferReader(store.read(key))) for task, key in keys.items()}
 

@@ -27,8 +27,9 @@ from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.runtime.graph import build
 from pipeline.runtime.job import make_job, plan
+from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import place, this_machine
-from pipeline.runtime.run import Outcome, run
+from pipeline.runtime.run import run
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
@@ -257,7 +258,7 @@ def test_a_cut_document_says_so_and_ray_fuses_no_stage(again: Callable[..., JobS
     planned = plan(job, store)
     dataset = build(planned.work_items, job).materialize()
     stats = dataset.stats()
-    for stage in ("_TokeniseStage", "_LabelStage", "commit_block"):
+    for stage in ("TokeniseStage", "LabelStage", "commit_block"):
         line = next(line for line in stats.splitlines() if stage in line)
         assert "->" not in line, line
     assert dataset.num_blocks() == len(planned.work_items)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fitted import card_of, write_readout
+from stages import label_and_commit
 from transformers import AutoModelForCausalLM
 
 from pipeline.cli import main
@@ -21,11 +22,9 @@ from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.fused import _Batch
-from pipeline.runtime.graph import commit_block
-from pipeline.runtime.job import make_job, plan, work_item_to_json
+from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.weights import locate
-from pipeline.runtime.worker import LabelDocuments, Tokenise
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import open_store
@@ -82,9 +81,7 @@ def label_files(spec: JobSpec, cache_dir: Path) -> dict[str, pa.Table]:
     """The label files of a run in this process, without Ray."""
     job = make_job(spec, place(spec.model, this_machine()), cache_dir)
     [work] = plan(job, open_store(spec.output, spec.storage_options)).work_items
-    block = pa.table({"work": [work_item_to_json(work)], "reuse": [0]})
-    [tokenised] = Tokenise(job, [work.reuse])(block)
-    commit_block(LabelDocuments(job, asks=True)(tokenised), job)
+    label_and_commit(job, [work])
     files = Path(spec.output).glob("labels/*/*/*/*.parquet")
     return {file.parents[2].name: pq.read_table(file) for file in files}
 

@@ -13,12 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from stages import tokenise
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import StorageError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.ledger.attempts import DEATHS_OF_A_READER
-from pipeline.runtime.job import make_job, plan, work_item_to_json
+from pipeline.ledger.blocks import TokenisedShard, work_rows
+from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.worker import Tokenise
 from pipeline.sources import documents, source
@@ -38,20 +40,18 @@ LINES = [
 
 def tokenised(
     write_spec: Callable[..., Path], tmp_path: Path, *, break_it: Callable[[], None], **rules: Any
-) -> list[list[pa.Table]]:
-    """The blocks that come of each shard of the folder `corpus`, broken once it is cut."""
+) -> list[list[TokenisedShard]]:
+    """The blocks of each shard of the folder `corpus`, which is broken after it is cut."""
     wanted = {"path": str(tmp_path / "corpus"), "id": "id"}
     spec = load_spec(write_spec(input=wanted, documents={"max_tokens": 16, **rules}))
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     work_items = plan(job, LocalStore(tmp_path / "out")).work_items
     break_it()
-    stage = Tokenise(job, [work.reuse for work in work_items])
-    rows = ({"work": [work_item_to_json(work)], "reuse": [n]} for n, work in enumerate(work_items))
-    return [list(stage(pa.table(row))) for row in rows]
+    return tokenise(job, work_items)
 
 
 @pytest.mark.parametrize("slice_rows", [1, 2, 10_000])
-def test_each_shard_is_one_block_with_a_status_and_pieces_for_every_row(
+def test_each_shard_is_one_block_with_a_status_and_chunks_for_every_row(
     slice_rows: int,
     write_spec: Callable[..., Path],
     tmp_path: Path,
@@ -74,10 +74,10 @@ def test_each_shard_is_one_block_with_a_status_and_pieces_for_every_row(
     assert [len(of_shard) for of_shard in blocks] == [1, 1]
     (lines,), (parquet,) = blocks
     encode = DocumentTokenizer(byte_tokenizer).encode
-    assert lines.column("pieces").to_pylist() == [
+    assert lines.chunks.to_pylist() == [
         [encode("one")], [], [], [], [encode(LONG)[-16:]], []
     ]  # fmt: skip
-    assert lines.column("label_status").to_pylist() == [
+    assert list(lines.status) == [
         "ok",
         "error:no text",
         "error:invalid UTF-8",
@@ -85,15 +85,12 @@ def test_each_shard_is_one_block_with_a_status_and_pieces_for_every_row(
         "truncated",
         "empty",
     ]
-    assert lines.column("n_chars").to_pylist() == [3, 0, 0, 0, len(LONG), 2]
-    assert "text" not in lines.column_names
-    assert parquet.column("doc_id").to_pylist() == ["b.parquet:0", "b.parquet:1"]
-    statuses = parquet.column("label_status").to_pylist()
-    assert all(status.startswith("error:cannot be read: ") for status in statuses)
+    assert lines.documents.column("n_chars").to_pylist() == [3, 0, 0, 0, len(LONG), 2]
+    assert "text" not in lines.documents.column_names
+    assert parquet.documents.column("doc_id").to_pylist() == ["b.parquet:0", "b.parquet:1"]
+    assert all(status.startswith("error:cannot be read: ") for status in parquet.status)
     for block in (lines, parquet):
-        (work,) = set(block.column("work").to_pylist())
-        shard = json.loads(work)["shard"]
-        assert block.num_rows == shard["end_row"] - shard["start_row"]
+        assert block.documents.num_rows == len(block.status) == block.work.shard.rows
 
 
 @pytest.mark.parametrize("age_s", [0, 30])
@@ -128,7 +125,7 @@ def test_a_file_that_is_older_than_the_job_is_not_hashed_again(
         monkeypatch.setattr(source, "content_hash", lambda *_: pytest.fail("hashed again"))
 
     ((block,),) = tokenised(write_spec, tmp_path, break_it=forget)
-    assert block.num_rows == 1
+    assert block.documents.num_rows == 1
 
 
 def test_a_document_of_more_chunks_than_a_row_counts_is_set_aside_with_the_reason(
@@ -141,9 +138,8 @@ def test_a_document_of_more_chunks_than_a_row_counts_is_set_aside_with_the_reaso
     (folder / "a.jsonl").write_text("\n".join(lines))
     chunks = {"max_tokens": 2, "too_long": "chunk", "overlap_tokens": 0}
     ((block,),) = tokenised(write_spec, tmp_path, break_it=lambda: None, **chunks)
-    status = block.column("label_status").to_pylist()
-    assert status == ["ok", "error:more than 32,767 chunks"]
-    assert [len(pieces) for pieces in block.column("pieces").to_pylist()] == [32_767, 0]
+    assert block.status == ["ok", "error:more than 32,767 chunks"]
+    assert [len(chunks) for chunks in block.chunks.to_pylist()] == [32_767, 0]
 
 
 def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
@@ -153,8 +149,9 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     store = LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
-    block = pa.table({"work": [work_item_to_json(work)], "reuse": [0]})
-    stage = Tokenise(job, [()])
+    rows, reuse = work_rows([work])
+    block = pa.Table.from_pylist(rows)
+    stage = Tokenise(job, reuse)
     assert len(list(stage(block))) == 1 and not list(store.list("attempts/"))
     with monkeypatch.context() as dying:
         dying.setattr(LocalStore, "delete", lambda _self, _keys: None)  # nobody is left to do it
@@ -164,5 +161,5 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
         StorageError, match=r"corpus\.jsonl: rows 0 to 1: reading it ended its work"
     ):
         list(stage(block))
-    other = Tokenise(replace(job, run_id="another"), [()])
+    other = Tokenise(replace(job, run_id="another"), reuse)
     assert len(list(other(block))) == 1

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
+from stages import label_and_commit
 
 from pipeline.cli import main
 from pipeline.ledger.cells import record_specs
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import publish
-from pipeline.runtime.graph import commit_block
-from pipeline.runtime.job import list_missing, make_job, plan, work_item_to_json
+from pipeline.runtime.graph import calibrate
+from pipeline.runtime.job import list_missing, make_job, plan
 from pipeline.runtime.placement import Placement
-from pipeline.runtime.worker import LabelDocuments, Tokenise
+from pipeline.runtime.worker import LabelDocuments, measure_contextual
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store
 
@@ -57,17 +57,14 @@ class Output:
         first = plan(job, store)
         assert len(first.shards) > 2
         record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
-        label = LabelDocuments(job, asks=any(work.asks for work in first.work_items))
-        counted = []
-        for work in first.work_items:
-            row = {"work": [work_item_to_json(work)], "reuse": [0]}
-            (documents,) = Tokenise(job, [work.reuse])(pa.table(row))
-            (counts,) = commit_block(label(documents), job)["counts"].to_pylist()
-            counted.append({**json.loads(counts), "model_loaded": "_engine" in vars(label)})
+        calibrated = calibrate(job, store, measure_contextual)
+        label = LabelDocuments(calibrated, asks=any(work.asks for work in first.work_items))
+        counted = label_and_commit(calibrated, first.work_items, label)
         last = list_missing(job, store, first.cuts)
         assert not last.work_items
         publish(store, spec.name, job.snapshot_tasks, last.shards, last.done, created_at="now")
-        return counted
+        loaded = {"model_loaded": "_engine" in vars(label)}
+        return [{**asdict(counts), **asdict(counts.cost), **loaded} for counts in counted]
 
     def calibrate(self, name: str, *options: str) -> Path:
         """Writes a calibration of the task `toxic` by the command itself."""
@@ -177,11 +174,14 @@ def test_what_is_there_is_calibrated_without_the_model(
 
 
 def measured_prior(output: Output) -> NDArray[np.float64]:
-    """What the label files say that a worker measured: the same in all of them."""
+    """The measured prior in the label files: the same in all of them, and in the output's file."""
     files = (output.folder / "out" / "labels").rglob("*.parquet")
     found = [pq.read_metadata(file).metadata.get(b"assay.calibration") for file in files]
     (written,) = {each for each in found if each and b"contextual" in each}
-    return np.array(json.loads(written)["parameters"]["prior"])
+    (stored,) = (output.folder / "out" / "specs" / "toxic").glob("*.calibration.json")
+    parameters = json.loads(written)["parameters"]
+    assert in_file(stored)["parameters"] == parameters
+    return np.array(parameters["prior"])
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in reduce:RuntimeWarning")  # NaN

@@ -16,6 +16,7 @@ from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.options import EvalOptions, GoldOptions, Limits
 from pipeline.report.drift import scheduled_run_json
 from pipeline.runtime.job import Job, list_missing
+from pipeline.runtime.outcome import RunCounts
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.run import LabelledOutput
 from pipeline.runtime.weights import ModelFiles
@@ -56,7 +57,8 @@ def labelled(
     spec = parse_spec(json.dumps(content))
     placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
     job = Job(spec, files, placement, fingerprints, "", "toy", readouts={}, calibrations={})
-    return LabelledOutput(job, store, list_missing(job, store, Cuts(shards, {})), (), 0.0)
+    counts = RunCounts(rows=0, max_error_rate=None)
+    return LabelledOutput(job, store, list_missing(job, store, Cuts(shards, {})), counts, 0.0)
 
 
 def done(

@@ -1,0 +1,232 @@
+"""The rows that travel between the stages of the Ray graph. One block of rows is one shard.
+
+Entry points: `work_rows` for what enters the graph, `TokenisedShard` and `LabelledShard` for what
+the stages exchange, `ShardCounts` for what leaves it. No other module names their columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.errors import StorageError
+from pipeline.ledger.cells import ReusableShard, WorkItem
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.sources.shards import Shard
+
+Reuse = Sequence[Sequence[ReusableShard]]  # the lists that work rows name by their index
+
+
+def work_rows(work_items: Sequence[WorkItem]) -> tuple[list[dict[str, Any]], Reuse]:
+    """A row for each work item, and the reusable shards that the rows name by index.
+
+    The work items of one input path share a long list of reusable shards: it is sent once to each
+    worker instead of once a row.
+    """
+    reuse = {id(item.reuse): item.reuse for item in work_items}
+    index = {identity: number for number, identity in enumerate(reuse)}
+    rows = [{"work": _work_to_json(item), "reuse": index[id(item.reuse)]} for item in work_items]
+    return rows, list(reuse.values())
+
+
+def work_items_of(block: pa.Table, reuse: Reuse) -> Iterator[WorkItem]:
+    """The work items that `work_rows` wrote."""
+    for row in block.to_pylist():
+        yield replace(_work_from_json(row["work"]), reuse=tuple(reuse[row["reuse"]]))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenisedShard:
+    """A shard's documents as token ids, and the answers that they already have."""
+
+    work: WorkItem  # without its reusable shards
+    documents: pa.Table  # with the columns of a documents file
+    chunks: pa.Array  # [docs] lists of chunks of int32 token ids; none: nothing to ask
+    status: Sequence[str]  # [docs]: of the reading and tokenising, or of the reused answer
+    known: Mapping[str, pa.StructArray]  # by task: rows of label files, or null
+
+    def to_table(self) -> pa.Table:
+        columns = {
+            "chunks": self.chunks,
+            "label_status": pa.array(self.status, pa.string()),
+            **{f"known:{task}": answers for task, answers in self.known.items()},
+        }
+        return _with_columns(self.documents, columns, self.work)
+
+    @classmethod
+    def from_table(cls, block: pa.Table) -> TokenisedShard:
+        return cls(
+            work=_only_work(block),
+            documents=block.select(DOCUMENTS_FILE_COLUMNS),
+            chunks=block.column("chunks").combine_chunks(),
+            status=block.column("label_status").to_pylist(),
+            known=_by_task(block, "known"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScores:
+    """One task's answers as log-probabilities; a row of NaN is a document without an answer."""
+
+    log_probs: NDArray[np.float32]  # [docs, kept]
+    log_mass: NDArray[np.float32]  # [docs]: of all labels that were scored
+    label_ids: NDArray[np.int32] | None  # [docs, kept]: which labels; None: every label in order
+    levels: NDArray[np.float32] | None  # [docs, levels]: of the best path; NaN below its end
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledDocuments:
+    """Documents with the model's answers, before they become rows of label files."""
+
+    documents: pa.Table  # with at least the column `doc_id`
+    n_tokens: NDArray[np.int32]  # [docs]
+    n_chunks: NDArray[np.int16]  # [docs]
+    status: Sequence[str]  # [docs]
+    scores: Mapping[str, TaskScores]  # by task
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCost:
+    """What labelling one shard took."""
+
+    seconds: float
+    asked_rows: int  # rows that the model was asked about; others were known, empty or unreadable
+    prefix_tokens_computed: int
+    question_tokens_computed: int
+    tokens_saved: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledShard:
+    """A shard's answers, ready to commit."""
+
+    work: WorkItem  # without its reusable shards
+    labelled: LabelledDocuments
+    known: Mapping[str, pa.StructArray]  # by task: rows that replace the computed ones, or null
+    cost: LabelCost
+
+    def to_table(self) -> pa.Table:
+        labelled = self.labelled
+        columns = {
+            "n_tokens": pa.array(labelled.n_tokens),
+            "n_chunks": pa.array(labelled.n_chunks),
+            "label_status": pa.array(labelled.status, pa.string()),
+            "cost": _constant(json.dumps(asdict(self.cost)), labelled.documents.num_rows),
+            **{f"known:{task}": answers for task, answers in self.known.items()},
+        }
+        for task, scores in labelled.scores.items():
+            columns[f"log_probs:{task}"] = _lists(scores.log_probs)
+            columns[f"log_mass:{task}"] = pa.array(scores.log_mass)
+            if scores.label_ids is not None:
+                columns[f"label_ids:{task}"] = _lists(scores.label_ids)
+            if scores.levels is not None:
+                columns[f"levels:{task}"] = _lists(scores.levels)
+        return _with_columns(labelled.documents, columns, self.work)
+
+    @classmethod
+    def from_table(cls, block: pa.Table) -> LabelledShard:
+        label_ids, levels = _by_task(block, "label_ids"), _by_task(block, "levels")
+        log_mass = _by_task(block, "log_mass")
+        scores = {
+            task: TaskScores(
+                log_probs=_rectangle(log_probs),
+                log_mass=log_mass[task].to_numpy(zero_copy_only=False),
+                label_ids=_rectangle(label_ids[task]) if task in label_ids else None,
+                levels=_rectangle(levels[task]) if task in levels else None,
+            )
+            for task, log_probs in _by_task(block, "log_probs").items()
+        }
+        labelled = LabelledDocuments(
+            documents=block.select(DOCUMENTS_FILE_COLUMNS),
+            n_tokens=block.column("n_tokens").to_numpy(),
+            n_chunks=block.column("n_chunks").to_numpy(),
+            status=block.column("label_status").to_pylist(),
+            scores=scores,
+        )
+        cost = LabelCost(**json.loads(block.column("cost")[0].as_py()))
+        return cls(_only_work(block), labelled, _by_task(block, "known"), cost)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCounts:
+    """The counts of one committed shard."""
+
+    sid: str
+    rows: int
+    created: int  # objects
+    status: Mapping[str, int]  # rows by status
+    labels: Mapping[str, Mapping[str, int]]  # rows by label, by task
+    cost: LabelCost
+
+    def to_table(self) -> pa.Table:
+        return pa.table({"counts": [json.dumps(asdict(self))]})
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, str]) -> ShardCounts:
+        content = json.loads(row["counts"])
+        return cls(**{**content, "cost": LabelCost(**content["cost"])})
+
+
+def _work_to_json(work: WorkItem) -> str:
+    content = {
+        "shard": work.shard.to_json(),
+        "tasks": list(work.tasks),
+        "documents": work.documents,
+        "retry": work.retry,
+    }
+    return json.dumps(content)
+
+
+def _work_from_json(text: str) -> WorkItem:
+    content = json.loads(text)
+    return WorkItem(
+        shard=Shard.from_json(content["shard"]),
+        tasks=tuple(content["tasks"]),
+        documents=content["documents"],
+        retry=content["retry"],
+    )
+
+
+def _only_work(block: pa.Table) -> WorkItem:
+    """The block's work item; StorageError unless all rows have the same."""
+    texts = set(block.column("work").to_pylist())
+    if len(texts) != 1:
+        raise StorageError(
+            f"a block holds {len(texts)} shards instead of one; nothing was committed, run again"
+        )
+    return _work_from_json(texts.pop())
+
+
+def _with_columns(documents: pa.Table, columns: Mapping[str, pa.Array], work: WorkItem) -> pa.Table:
+    table = documents.append_column("work", _constant(_work_to_json(work), documents.num_rows))
+    for name, column in columns.items():
+        table = table.append_column(name, column)
+    return table
+
+
+def _by_task(block: pa.Table, kind: str) -> dict[str, pa.Array]:
+    """The columns `<kind>:<task>`, by task."""
+    names = [name for name in block.column_names if name.startswith(f"{kind}:")]
+    return {name.partition(":")[2]: block.column(name).combine_chunks() for name in names}
+
+
+def _lists(values: NDArray[Any]) -> pa.Array:
+    """[docs, width] as one fixed-size list a document."""
+    _, width = values.shape
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), width)
+
+
+def _rectangle(lists: pa.FixedSizeListArray) -> NDArray[Any]:  # [docs, width]
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(values).reshape(len(lists), lists.type.list_size)
+
+
+def _constant(value: str, rows: int) -> pa.Array:
+    """The same string in every row, stored once."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [value])
