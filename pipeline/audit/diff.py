@@ -107,7 +107,10 @@ def compare(store: Store, before: Contents, after: Contents, by: By | None = Non
 def _connect(
     store: Store, before: Contents, after: Contents, tasks: Sequence[str]
 ) -> Iterator[Connection]:
-    """DuckDB with the two sides as tables `a` and `b`."""
+    """DuckDB with the two sides as tables: `a` and `b`, and `a_TASK` and `b_TASK` with answers.
+
+    A query reads all files of its tables, so each task has its own.
+    """
     if not tasks:
         names = (f"{_name(each)} has {', '.join(each.tasks)}" for each in (before, after))
         raise SpecError([Problem("A and B", "have no task in common", "; ".join(names))])
@@ -117,7 +120,9 @@ def _connect(
         duckdb.connect(":memory:", config={"temp_directory": folder}) as connection,
     ):
         for name, each in (("a", before), ("b", after)):
-            connection.register(name, LabelDataset(store, each, list(tasks)))
+            connection.register(name, LabelDataset(store, each, ()))
+            for task in tasks:
+                connection.register(f"{name}_{task}", LabelDataset(store, each, (task,)))
         yield connection
 
 
@@ -155,8 +160,8 @@ def _change(
         task=task,
         labels=labels,
         fps=(versions[0].fp, versions[1].fp),
-        before=_counts(connection, "a", task, labels),
-        after=_counts(connection, "b", task, labels),
+        before=_counts(connection, f"a_{task}", task, labels),
+        after=_counts(connection, f"b_{task}", task, labels),
         flips=flips,
         newly_failing=len(failing),
         failing_ids=tuple(doc_id for (doc_id,) in failing[:SHOWN_FAILURES]),
@@ -178,7 +183,7 @@ def _flips_query(task: str, by: By | None) -> str:
     # — a text that occurs twice has the same answer each time, and min() takes one of them
     one = "select content_hash h, min({label}) l, min(path) g from {table} where {label} "
     one += "is not null group by content_hash"
-    a, b = (one.format(label=_field(task, "label"), table=table) for table in "ab")
+    a, b = (one.format(label=_field(task, "label"), table=f"{side}_{task}") for side in "ab")
     group = "b.g" if by else "''"
     return f"select {group}, a.l, b.l, count(*) from ({a}) a join ({b}) b using (h) group by all"
 
@@ -187,8 +192,8 @@ def _failing_query(task: str) -> str:
     """The ids of rows that had an answer before and fail after; an empty text does not fail."""
     label, status = _field(task, "label"), _field(task, "status")
     return (
-        f"select doc_id from b where {label} is null and {status} <> 'empty' and doc_id "
-        f"in (select doc_id from a where {label} is not null) order by doc_id"
+        f"select doc_id from b_{task} where {label} is null and {status} <> 'empty' and doc_id "
+        f"in (select doc_id from a_{task} where {label} is not null) order by doc_id"
     )
 
 

@@ -90,7 +90,7 @@ def answers_for(
     The corpus is read through, and only the rows that are wanted are held.
     """
     store = open_store(spec.output, spec.storage_options)
-    dataset = LabelDataset(store, found, list(tasks))
+    dataset = LabelDataset(store, found, tuple(tasks))
     wanted = pa.array(keys, pa.string())
     gathered = {
         task.name: _Gathered(

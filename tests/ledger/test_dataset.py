@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ import pipeline
 from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.contents import contents
 from pipeline.ledger.dataset import LabelDataset, open_labels
-from pipeline.ledger.rows import DOCUMENT_SCHEMA, READ_AHEAD, aligned_batches
+from pipeline.ledger.rows import DOCUMENT_SCHEMA, READ_AHEAD
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import DOCUMENT_COLUMNS
 from pipeline.stores.local import LocalStore
@@ -134,64 +133,70 @@ def test_duckdb_finds_what_it_finds_in_the_raw_files(
     assert labels.snapshot == 1
 
 
-FIELD = pc.field
-
-
 @pytest.mark.parametrize(
-    ("columns", "filter", "tasks"),
+    ("columns", "tasks"),
     [
-        (["doc_id", "row"], None, set()),
-        (["toxic"], None, {"toxic"}),
-        (["toxic.label"], None, {"toxic"}),
-        ({"x": FIELD("topic", "margin")}, None, {"topic"}),
-        (["doc_id"], FIELD("toxic", "mass") > 0.5, {"toxic"}),
-        (["doc_id"], FIELD("n_chars") > 5, set()),
-        ([], (FIELD("toxic", "label") == "clean") & FIELD("topic", "p").is_valid(), set(LABELS)),
-        (None, None, set(LABELS)),
-        (["doc_id"], FIELD(4) > 5, set(LABELS)),
+        (["doc_id", "row"], set()),
+        (["toxic"], {"toxic"}),
+        (["toxic.label", "doc_id"], {"toxic"}),
+        (["topic.margin"], {"topic"}),
+        (None, set(LABELS)),
     ],
 )
-def test_only_the_files_that_are_asked_for_are_read(
-    finished: LocalStore, columns: Any, filter: Any, tasks: set[str]
+def test_only_the_files_of_the_named_columns_are_read(
+    finished: LocalStore, columns: list[str] | None, tasks: set[str]
 ) -> None:
     counting = Counting(finished)
-    labels = LabelDataset(counting, contents(finished), list(LABELS))  # type: ignore[arg-type]
-    whole = labels.to_table()
-    counting.keys.clear()
-    found = labels.to_table(columns=columns, filter=filter)
+    labels = LabelDataset(counting, contents(finished), tuple(LABELS))  # type: ignore[arg-type]
+    rows = labels.to_table(columns=columns)
     read = {key.split("/")[1] for key in counting.keys if key.startswith("labels/")}
     assert read == tasks
-    oracle = ds.dataset(whole).to_table(columns=columns, filter=filter)
-    assert found.equals(oracle) and found.num_rows
-    assert labels.count_rows(filter=filter) == oracle.num_rows
+    assert rows.equals(ds.dataset(labels.to_table()).to_table(columns=columns))
+    assert rows.num_rows == ROWS * FILES
 
 
 @pytest.mark.parametrize(
     ("columns", "filter"),
-    [([], None), ({"one": pc.scalar(1)}, None), ([], pc.scalar(True)), ({}, None)],
+    [
+        (["doc_id"], pc.field("toxic", "mass") > 0.5),
+        (None, pc.field("n_chars") > 5),
+        ([], (pc.field("toxic", "label") == "clean") & pc.field("topic", "p").is_valid()),
+        ([], None),
+    ],
 )
-def test_a_scan_that_reads_no_column_has_every_row(
-    finished: LocalStore, columns: Any, filter: Any
+def test_a_filter_reads_columns_that_are_not_shown(
+    finished: LocalStore, columns: list[str] | None, filter: pc.Expression | None
 ) -> None:
     labels = open_labels(str(finished.root))
-    found = labels.to_table(columns=columns, filter=filter)
-    assert found.num_rows == ROWS * FILES and found.column_names == list(columns)
-    assert labels.count_rows(filter=filter) == ROWS * FILES
+    rows = labels.to_table(columns=columns, filter=filter)
+    oracle = ds.dataset(labels.to_table()).to_table(columns=columns, filter=filter)
+    assert rows.num_rows == oracle.num_rows > 0 and rows.equals(oracle)
+
+
+def test_an_unknown_column_is_an_error(finished: LocalStore) -> None:
+    with pytest.raises(pa.ArrowInvalid, match="nothing"):
+        open_labels(str(finished.root)).to_table(columns=["nothing"])
 
 
 def test_rows_are_read_as_they_are_needed_and_counted_without_reading(
     finished: LocalStore,
 ) -> None:
     counting = Counting(finished)
-    labels = LabelDataset(counting, contents(finished), list(LABELS))  # type: ignore[arg-type]
+    labels = LabelDataset(counting, contents(finished), tuple(LABELS))  # type: ignore[arg-type]
     assert labels.count_rows() == ROWS * FILES and labels.schema and counting.keys == []
-    batches = aligned_batches(counting, contents(finished), labels.schema)  # type: ignore[arg-type]
-    first = next(batches)
+    stream = pa.RecordBatchReader.from_stream(labels)
+    assert stream.schema == labels.schema and counting.keys == []
+    first = stream.read_next_batch()
     shards = {key for key in counting.keys if key.startswith("documents/")}
     assert len(shards) <= READ_AHEAD + 1 < len(contents(finished).shards)
-    assert first.to_pylist() == labels.head(first.num_rows).to_pylist()
-    whole = labels.to_table()
-    assert labels.take(pa.array([0, 41])).to_pylist() == whole.take([0, 41]).to_pylist()
+    assert first.to_pylist() == labels.to_table().slice(0, first.num_rows).to_pylist()
+
+
+def test_a_stream_is_read_any_number_of_times(finished: LocalStore) -> None:
+    labels = open_labels(str(finished.root), ["topic"])
+    assert pa.table(labels).equals(labels.to_table()) and pa.table(labels).equals(pa.table(labels))
+    joined_rows = duckdb.sql("select count(*) from labels a join labels b using (doc_id)")
+    assert joined_rows.fetchall() == joined_rows.fetchall() == [(ROWS * FILES,)]
 
 
 def test_the_tasks_that_are_named_are_the_columns(finished: LocalStore) -> None:
@@ -268,47 +273,13 @@ def test_answers_in_another_order_are_refused_though_their_etag_is_the_snapshots
     assert labels.to_table(columns=["topic"]).num_rows == ROWS * FILES
 
 
-PYARROW_S = {name for name in dir(ds.Dataset) if not name.startswith("_")}
-IMPLEMENTED = {"schema", "scanner", "to_batches", "to_table", "head", "take", "count_rows"}
-
-
-@pytest.mark.parametrize("name", [*sorted(PYARROW_S - IMPLEMENTED), "__reduce__", "children"])
-def test_what_a_dataset_of_arrow_has_and_this_one_has_not_is_said(
-    finished: LocalStore, name: str
-) -> None:
-    labels = open_labels(str(finished.root))
-    with pytest.raises(NotImplementedError, match="LabelDataset has no"):
-        getattr(labels, name)()
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda labels: ds.Scanner.from_dataset(labels).to_table(),
-        lambda labels: ds.dataset([labels, labels]).to_table(),
-    ],
-)
-def test_code_that_goes_past_the_methods_gets_an_error_and_no_rows(
-    finished: LocalStore, use: Callable[[LabelDataset], object]
-) -> None:
-    labels = open_labels(str(finished.root))
-    with pytest.raises((OSError, NotImplementedError, TypeError)):
-        print(use(labels))
-
-
-def test_what_takes_a_scanner_can_take_it(finished: LocalStore, tmp_path: Path) -> None:
-    labels = open_labels(str(finished.root))
-    ds.write_dataset(labels, tmp_path / "copy", format="parquet", preserve_order=True)
-    assert ds.dataset(tmp_path / "copy").to_table().equals(labels.to_table())
-
-
 def test_a_bucket_is_read_with_the_users_options(moto: Server, corpus: Corpus) -> None:
     url = moto.new_url()
     store = open_store(url, moto.options)
     finish(store, corpus.shards(store), toy_fingerprints())
     labels = open_labels(url, storage_options=moto.options)
-    counted = duckdb.from_arrow(labels).aggregate("count(distinct doc_id), count(toxic.label)")
-    assert counted.fetchall() == [(ROWS * FILES, (ROWS - 1) * FILES)]
+    counted = duckdb.sql("select count(distinct doc_id), count(toxic.label) from labels")
+    assert labels.snapshot == 1 and counted.fetchall() == [(ROWS * FILES, (ROWS - 1) * FILES)]
 
 
 def test_importing_the_package_imports_no_arrow() -> None:

@@ -105,7 +105,7 @@ def test_gold_judges_the_candidate_before_it_is_published(
     judge(done(store, corpus), None, Limits())
     changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
     candidate = done(store, corpus, changed)
-    answers = LabelDataset(store, candidate.contents, ["topic"]).to_table().to_pylist()
+    answers = LabelDataset(store, candidate.contents, ("topic",)).to_table().to_pylist()
     lines = [f"{row['doc_id']},{row['topic']['label'] or ''}\n" for row in answers]
     gold = tmp_path / "gold.csv"
     gold.write_text("id,topic\n" + "".join(lines))
