@@ -64,9 +64,9 @@ def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     def over_span(layout: Any, span: Any, window: int | None) -> Iterator[Segment]:
         yield from correct(layout, span, window)
         keys = plan._keys(layout.tree, span).rows
-        for asked in layout.asking:
-            if asked.row >= span.subtree_stop:
-                yield Segment(layout.all_copies(asked).rows, keys)
+        for queries in layout.queries:
+            if queries.row >= span.subtree_stop:
+                yield Segment(layout.all_copies(queries).rows, keys)
 
     monkeypatch.setattr(plan, "_over_span", over_span)
 

@@ -1,7 +1,9 @@
-"""The plan of a layer's attention: which runs of rows attend to which runs of keys.
+"""Plan a layer's attention over a tree: which rows attend to which rows.
 
-Levels are merged by log-sum-exp: the first gives every row its own span, each later one an
-ancestor. Knows rows, positions and windows. Knows nothing of tensors, devices or models.
+Entry points: `plan_attention` for a layer that is computed at every row, `plan_ends` for a layer
+that is computed at a few rows only. A segment joins rows of queries and rows of keys; the segments
+of later levels are merged by log-sum-exp into those of the first, which holds every row. So a
+document's keys are read once for all its questions, as in Hydragen (Juravsky et al., 2024).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pipeline.inference.attention.tree import Span, Tree
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A run of rows, and copies of it at equal distances."""
+    """Consecutive rows, and copies of them at equal distances."""
 
     start: int
     tokens: int
@@ -27,7 +29,7 @@ class Rows:
         return self.start + self.tokens
 
     def part(self, start: int, tokens: int) -> Rows:
-        """`tokens` of these rows from their `start`th on, in every copy."""
+        """`tokens` of these rows, from number `start` on, in every copy."""
         return Rows(self.start + start, tokens, self.copies, self.stride)
 
 
@@ -35,9 +37,9 @@ class Rows:
 class Segment:
     """Attention of query rows over key rows, copy by copy.
 
-    A query sees the keys at positions up to its own (`causal`) and less than `window` before
-    it; `None` where the window hides none. `offset` is the first query's position less the
-    first key's.
+    A query sees the keys up to its own position (`causal`), and only those less than `window`
+    positions before it; None where the window hides no key. `offset` is the first query's position
+    minus the first key's.
     """
 
     queries: Rows
@@ -58,6 +60,49 @@ class AttentionPlan:
     levels: tuple[Level, ...]
 
 
+def plan_attention(tree: Tree, *, window: int | None) -> AttentionPlan:
+    """The segments for layers that see `window` positions back; None: all positions."""
+    queries = tuple(_Queries(s.start, s.tokens, s.position, s.start) for s in tree.spans)
+    layout = _Layout(tree, queries, tree.document_rows, tree.branch_rows)
+    every_span = (*_documents(tree), *(layout.all_copies(q) for q in queries))
+    return _plan(
+        [_over_itself(placed, window) for placed in every_span if tree.documents],
+        _over_prefix(layout, _documents(tree), window),
+        _over_documents(layout, window),
+        *(_over_span(layout, span, window) for span in tree.spans),
+    )
+
+
+def plan_ends(tree: Tree, ends: Sequence[int], *, window: int | None) -> AttentionPlan:
+    """The segments for a layer that is computed at the last rows of some spans only.
+
+    `ends` are ascending rows of one copy. The query tensor has these rows only, document by
+    document: row `document * len(ends) + i`. The keys are all of the tree's, in the tree's rows.
+    """
+    spans = {span.stop - 1: span for span in tree.spans}
+    queries = tuple(
+        _Queries(i, 1, spans[row].position + spans[row].tokens - 1, row)
+        for i, row in enumerate(ends)
+    )
+    layout = _Layout(tree, queries, first=0, stride=len(ends))
+    own = [
+        segment
+        for q in queries
+        for segment in _in_window(layout.all_copies(q), _keys(tree, spans[q.row]), window)
+    ]
+    return _plan(
+        own,
+        _over_prefix(layout, [], window),
+        _over_documents(layout, window),
+        *(_over_span(layout, span, window) for span in tree.spans),
+    )
+
+
+def _plan(*levels: Iterable[Segment]) -> AttentionPlan:
+    tuples = (tuple(level) for level in levels)
+    return AttentionPlan(tuple(level for level in tuples if level))
+
+
 @dataclass(frozen=True, slots=True)
 class _Placed:
     """Rows, and the position of the first of them."""
@@ -67,77 +112,34 @@ class _Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
-    """Rows of each copy of the branches that ask: a whole span, or the last row of one."""
+class _Queries:
+    """Query rows of each copy of the branches: a whole span, or the last row of one."""
 
-    start: int  # counted from the first asking row of its copy
+    start: int  # counted from the first query row of the copy
     tokens: int
     position: int  # of the first, counted from the document's end
-    row: int  # where the tree has the first, counted from the first row of its copy
+    row: int  # of the first in the tree, counted from the first row of the copy
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the asking rows of the branches lie in the queries."""
+    """Where the branches' queries are in the query tensor."""
 
     tree: Tree
-    asking: tuple[_Asking, ...]
+    queries: tuple[_Queries, ...]
     first: int  # row where the first copy begins
     stride: int  # rows of a copy
 
-    def all_copies(self, asking: _Asking) -> _Placed:
-        """These rows below every document; their position counts from the document's end."""
+    def all_copies(self, queries: _Queries) -> _Placed:
+        """These queries below every document; their position counts from the document's end."""
         copies = len(self.tree.documents)
-        rows = Rows(self.first + asking.start, asking.tokens, copies, self.stride)
-        return _Placed(rows, asking.position)
+        rows = Rows(self.first + queries.start, queries.tokens, copies, self.stride)
+        return _Placed(rows, queries.position)
 
-    def one_copy(self, asking: _Asking, document: int) -> _Placed:
-        rows = Rows(self.first + document * self.stride + asking.start, asking.tokens)
+    def one_copy(self, queries: _Queries, document: int) -> _Placed:
+        rows = Rows(self.first + document * self.stride + queries.start, queries.tokens)
         end = self.tree.prefix_tokens + self.tree.documents[document]
-        return _Placed(rows, end + asking.position)
-
-
-def plan_attention(tree: Tree, *, window: int | None) -> AttentionPlan:
-    """The calls for layers that see `window` positions back, or everything."""
-    asking = tuple(_Asking(s.start, s.tokens, s.position, s.start) for s in tree.spans)
-    layout = _Layout(tree, asking, tree.document_rows, tree.branch_rows)
-    every_span = (*_documents(tree), *(layout.all_copies(asked) for asked in asking))
-    return _merged(
-        [_over_itself(placed, window) for placed in every_span if tree.documents],
-        _over_prefix(layout, _documents(tree), window),
-        _over_documents(layout, window),
-        *(_over_span(layout, span, window) for span in tree.spans),
-    )
-
-
-def plan_ends(tree: Tree, ends: Sequence[int], *, window: int | None) -> AttentionPlan:
-    """The calls for a layer that is asked at the last rows of some spans only.
-
-    `ends` are rows of one copy, rising. The queries hold these alone, document by document: row
-    `document * len(ends) + i`. The keys are all of the tree's, in the tree's rows.
-    """
-    spans = {span.stop - 1: span for span in tree.spans}
-    asking = tuple(
-        _Asking(i, 1, spans[row].position + spans[row].tokens - 1, row)
-        for i, row in enumerate(ends)
-    )
-    layout = _Layout(tree, asking, first=0, stride=len(ends))
-    own = [
-        call
-        for asked in asking
-        for call in _in_window(layout.all_copies(asked), _keys(tree, spans[asked.row]), window)
-    ]
-    return _merged(
-        own,
-        _over_prefix(layout, [], window),
-        _over_documents(layout, window),
-        *(_over_span(layout, span, window) for span in tree.spans),
-    )
-
-
-def _merged(*levels: Iterable[Segment]) -> AttentionPlan:
-    made = (tuple(level) for level in levels)
-    return AttentionPlan(tuple(level for level in made if level))
+        return _Placed(rows, end + queries.position)
 
 
 def _documents(tree: Tree) -> list[_Placed]:
@@ -160,7 +162,7 @@ def _over_itself(placed: _Placed, window: int | None) -> Segment:
 def _over_prefix(
     layout: _Layout, documents: Sequence[_Placed], window: int | None
 ) -> Iterator[Segment]:
-    """`documents` that ask too lie before the asking rows of the branches."""
+    """`documents` are those whose own rows are queries, before the rows of the branches."""
     tree = layout.tree
     if not tree.prefix_tokens or not tree.documents:
         return
@@ -171,9 +173,9 @@ def _over_prefix(
         yield Segment(Rows(0, rows), prefix.rows, from_prefix=True)
         return
     below = (
-        layout.one_copy(asked, document)
+        layout.one_copy(queries, document)
         for document in range(len(tree.documents))
-        for asked in layout.asking
+        for queries in layout.queries
     )
     for placed in (*documents, *below):
         yield from _in_window(placed, prefix, window, from_prefix=True)
@@ -181,34 +183,34 @@ def _over_prefix(
 
 def _over_documents(layout: _Layout, window: int | None) -> Iterator[Segment]:
     tree = layout.tree
-    for document, placed in enumerate(_documents(tree) if layout.asking else ()):
+    for document, placed in enumerate(_documents(tree) if layout.queries else ()):
         if window is None or placed.rows.tokens + tree.depth - 1 < window:
             start = layout.first + document * layout.stride
             yield Segment(Rows(start, layout.stride), placed.rows)
             continue
-        for asked in layout.asking:
-            yield from _in_window(layout.one_copy(asked, document), placed, window)
+        for queries in layout.queries:
+            yield from _in_window(layout.one_copy(queries, document), placed, window)
 
 
 def _over_span(layout: _Layout, span: Span, window: int | None) -> Iterator[Segment]:
-    below = [a for a in layout.asking if span.stop <= a.row < span.subtree_stop]
+    below = [q for q in layout.queries if span.stop <= q.row < span.subtree_stop]
     if not below or not layout.tree.documents:
         return
     keys = _keys(layout.tree, span)
-    farthest = max(asked.position + asked.tokens - 1 for asked in below)
+    farthest = max(queries.position + queries.tokens - 1 for queries in below)
     if window is None or farthest - span.position < window:
         start, stop = below[0].start, below[-1].start + below[-1].tokens
         whole = Rows(layout.first + start, stop - start, keys.rows.copies, layout.stride)
         yield Segment(whole, keys.rows)
         return
-    for asked in below:
-        yield from _in_window(layout.all_copies(asked), keys, window)
+    for queries in below:
+        yield from _in_window(layout.all_copies(queries), keys, window)
 
 
 def _in_window(
     queries: _Placed, keys: _Placed, window: int | None, *, from_prefix: bool = False
 ) -> Iterator[Segment]:
-    """The call of those queries that still see any of the keys, all of which lie before them."""
+    """The segment of the queries that still see some of the keys, all of which are before them."""
     if window is None:
         yield Segment(queries.rows, keys.rows, from_prefix=from_prefix)
         return
@@ -216,12 +218,12 @@ def _in_window(
     seeing = min(queries.rows.tokens, last_key + window - queries.position)
     if seeing <= 0:
         return
-    hidden = max(0, queries.position - window + 1 - keys.position)  # before the first query's
-    offset = queries.position - keys.position - hidden
+    unseen = max(0, queries.position - window + 1 - keys.position)  # keys that no query sees
+    offset = queries.position - keys.position - unseen
     hides = offset + seeing > window
     yield Segment(
         queries.rows.part(0, seeing),
-        keys.rows.part(hidden, keys.rows.tokens - hidden),
+        keys.rows.part(unseen, keys.rows.tokens - unseen),
         from_prefix=from_prefix,
         window=window if hides else None,
         offset=offset if hides else 0,

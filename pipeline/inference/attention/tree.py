@@ -4,37 +4,104 @@
                                      └── question 1
                    ──  document 1  ──┬── question 0 ...
 
-Documents are packed first, then one copy of the branches for each of them, depth first:
+Entry points: `Branches` finds the prefixes that sequences share, `Tree` numbers the rows. A batch
+is packed: documents first, then one copy of the branches for each of them, in depth-first order:
 
     rows   | document 0 | document 1 | q0 | q1 | q0 | q1 |
     below                              document 0  document 1
 
-Copies are alike, so a call over question 0 takes those of all documents at once. Knows row
-numbers, lengths and positions. Knows nothing of tokens, tensors or models.
+All copies have the same layout, so one attention segment covers question 0 of every document.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
+# Tokens that a shared prefix must save: it costs an attention segment in every layer.
+LEAST_SAVED = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A branch before it is laid out: its length and its children."""
+    """A branch without row numbers: its length and its children."""
 
     tokens: int
     children: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
+class Branches:
+    """Sequences as paths of a tree that share prefixes, packed in depth-first order.
+
+    Branches.of([(1, 2, 3, 4, 5), (1, 2, 3, 4, 6)]).token_ids -> (1, 2, 3, 4, 5, 6)
+    """
+
+    token_ids: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    ends: tuple[int, ...]  # the row of each sequence's last token, in the given order
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]]) -> Branches:
+        """The branches of nonempty sequences. A prefix of another ends within the other's rows."""
+        tuples = [tuple(sequence) for sequence in sequences]
+        ascending = [*sorted(set(tuples)), ()]
+        leaves = [s for s, after in pairwise(ascending) if after[: len(s)] != s]
+        token_ids: list[int] = []
+        rows: list[list[int]] = [[] for _ in leaves]
+        nodes = _pack(list(enumerate(leaves)), token_ids, rows)
+        # — the first leaf not below a sequence is the one that begins with it
+        ends = (rows[bisect_left(leaves, s)][len(s) - 1] for s in tuples)
+        return cls(tuple(token_ids), nodes, tuple(ends))
+
+
+_Unpacked = list[tuple[int, tuple[int, ...]]]  # a leaf's number, and what is left of its tokens
+
+
+def _pack(unpacked: _Unpacked, token_ids: list[int], rows: Sequence[list[int]]) -> tuple[Node, ...]:
+    """Append the leaves' tokens to `token_ids`, and the rows of each leaf to its list."""
+    nodes = []
+    for group in _groups(unpacked, known=0):
+        prefix = _common_prefix(group)
+        packed = range(len(token_ids), len(token_ids) + len(prefix))
+        token_ids += prefix
+        for leaf, _ in group:
+            rows[leaf] += packed
+        below = [(leaf, rest[len(prefix) :]) for leaf, rest in group if len(rest) > len(prefix)]
+        nodes.append(Node(len(prefix), _pack(below, token_ids, rows)))
+    return tuple(nodes)
+
+
+def _groups(unpacked: _Unpacked, *, known: int) -> list[_Unpacked]:
+    """Groups that save `LEAST_SAVED` tokens, of leaves whose first `known` tokens are equal."""
+    by_next: dict[tuple[int, ...], _Unpacked] = {}
+    for leaf, rest in unpacked:
+        by_next.setdefault(rest[known : known + 1], []).append((leaf, rest))
+    groups: list[_Unpacked] = []
+    for group in by_next.values():
+        shared = len(_common_prefix(group))
+        if len(group) == 1 or shared * (len(group) - 1) >= LEAST_SAVED:
+            groups.append(group)
+        else:
+            groups += _groups(group, known=shared)
+    return groups
+
+
+def _common_prefix(group: _Unpacked) -> tuple[int, ...]:
+    """What the smallest and the largest leaf share in lexical order, all others share too."""
+    smallest, largest = min(rest for _, rest in group), max(rest for _, rest in group)
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(smallest, largest, strict=False))
+    return tuple(token for token, _ in pairs)
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
-    """One node of the branches: consecutive rows of every copy of them."""
+    """The rows of one node, the same in every copy of the branches."""
 
     start: int  # counted from the copy's first row
     stop: int
@@ -62,8 +129,7 @@ class Tree:
     def of(
         cls, documents: Sequence[int], branches: Sequence[Node] = (), *, prefix_tokens: int
     ) -> Tree:
-        spans = tuple(_lay_out(branches, start=0, position=0))
-        return cls(tuple(documents), spans, prefix_tokens)
+        return cls(tuple(documents), tuple(_spans(branches, start=0, position=0)), prefix_tokens)
 
     @property
     def document_rows(self) -> int:
@@ -79,58 +145,57 @@ class Tree:
         return self.document_rows + len(self.documents) * self.branch_rows
 
     @property
+    def depth(self) -> int:
+        """Tokens of the longest path through the branches."""
+        return max((span.position + span.tokens for span in self.spans), default=0)
+
+    @property
     def document_starts(self) -> list[int]:
         """The first row of each document."""
         return [0, *accumulate(self.documents)][: len(self.documents)]
 
-    def branch_start(self, document: int) -> int:
-        """The first row of a document's copy of the branches."""
-        return self.document_rows + document * self.branch_rows
+    @property
+    def branch_starts(self) -> NDArray[np.int64]:  # [docs]
+        """The first row of each document's copy of the branches."""
+        return self.document_rows + self.branch_rows * np.arange(len(self.documents))
 
     @property
     def positions(self) -> NDArray[np.int64]:  # [tokens]
         """The position of every row, counted from the root."""
         lengths = np.array(self.documents, dtype=np.int64)
         starts = np.array(self.document_starts, dtype=np.int64)
-        read = np.arange(self.document_rows) - np.repeat(starts, lengths)
-        rows = np.arange(self.branch_rows)
-        shifts = [span.position - span.start for span in self.spans]
-        below = rows + np.repeat(shifts, [span.tokens for span in self.spans]).astype(np.int64)
+        in_document = np.arange(self.document_rows) - np.repeat(starts, lengths)
+        shifts = np.array([span.position - span.start for span in self.spans], dtype=np.int64)
+        below = np.arange(self.branch_rows) + np.repeat(shifts, [s.tokens for s in self.spans])
         copies = np.add.outer(lengths, below)  # [docs, branch rows]
-        return np.concatenate([read, copies.ravel()]) + self.prefix_tokens
+        return np.concatenate([in_document, copies.ravel()]) + self.prefix_tokens
 
     def rows_at(self, ends: Sequence[int]) -> NDArray[np.int64]:  # [docs * ends]
         """These rows of every copy of the branches, document by document."""
-        firsts = [self.branch_start(document) for document in range(len(self.documents))]
-        return np.add.outer(np.array(firsts, np.int64), np.array(ends, np.int64)).ravel()
+        return np.add.outer(self.branch_starts, np.array(ends, np.int64)).ravel()
 
     def rows_of(self, documents: Sequence[int]) -> NDArray[np.int64]:
-        """The rows of these documents and of their branches, as the tree of them alone has them."""
+        """The rows of these documents and their branches, in the row order of `only(documents)`."""
         starts = self.document_starts
-        read = [np.arange(starts[d], starts[d] + self.documents[d]) for d in documents]
-        firsts = [self.branch_start(document) for document in documents]
-        below = np.add.outer(np.array(firsts, np.int64), np.arange(self.branch_rows))
-        return np.concatenate([np.arange(0), *read, below.ravel()])
+        own = [np.arange(starts[d], starts[d] + self.documents[d]) for d in documents]
+        chosen = self.branch_starts[np.array(documents, np.int64)]
+        below = np.add.outer(chosen, np.arange(self.branch_rows))
+        return np.concatenate([np.arange(0), *own, below.ravel()])
 
     def only(self, documents: Sequence[int]) -> Tree:
         """The tree of these documents alone."""
         return replace(self, documents=tuple(self.documents[d] for d in documents))
 
-    def cut_behind(self, ends: Sequence[int]) -> Tree:
-        """The same rows, with a span's end behind each of these rows of a copy."""
-        spans = (piece for span in self.spans for piece in _cut(span, ends))
+    def cut_after(self, ends: Sequence[int]) -> Tree:
+        """The same rows, with a span's end after each of these ascending rows of a copy."""
+        spans = (part for span in self.spans for part in _cut(span, ends))
         return replace(self, spans=tuple(spans))
 
-    @property
-    def depth(self) -> int:
-        """Tokens of the longest path through the branches."""
-        return max((span.position + span.tokens for span in self.spans), default=0)
 
-
-def _lay_out(nodes: Sequence[Node], *, start: int, position: int) -> Iterator[Span]:
+def _spans(nodes: Sequence[Node], *, start: int, position: int) -> Iterator[Span]:
     for node in nodes:
         stop = start + node.tokens
-        below = list(_lay_out(node.children, start=stop, position=position + node.tokens))
+        below = list(_spans(node.children, start=stop, position=position + node.tokens))
         subtree_stop = below[-1].subtree_stop if below else stop
         yield Span(start=start, stop=stop, subtree_stop=subtree_stop, position=position)
         yield from below
@@ -138,82 +203,8 @@ def _lay_out(nodes: Sequence[Node], *, start: int, position: int) -> Iterator[Sp
 
 
 def _cut(span: Span, ends: Sequence[int]) -> Iterator[Span]:
-    """The span as a chain of spans; `ends` rise."""
+    """The span as a chain of spans."""
     first, last = bisect_left(ends, span.start), bisect_left(ends, span.stop - 1)
     stops = [*(end + 1 for end in ends[first:last]), span.stop]
     for start, stop in pairwise([span.start, *stops]):
         yield replace(span, start=start, stop=stop, position=span.position + start - span.start)
-
-
-# Tokens that a shared prefix must save: it costs an attention call in every layer.
-LEAST_SAVED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Branches:
-    """Sequences that share their prefixes, packed depth first.
-
-    Branches.of([(1, 2, 3, 4, 5), (1, 2, 3, 4, 6)]).token_ids -> (1, 2, 3, 4, 5, 6)
-    """
-
-    token_ids: tuple[int, ...]
-    nodes: tuple[Node, ...]
-    ends: tuple[int, ...]  # the row of each sequence's last token, in the given order
-
-    @classmethod
-    def of(cls, sequences: Sequence[Sequence[int]]) -> Branches:
-        """Of sequences of one token at least; one that begins another ends within its rows."""
-        wanted = [tuple(sequence) for sequence in sequences]
-        longest = _longest(wanted)
-        token_ids: list[int] = []
-        rows: list[list[int]] = [[] for _ in longest]
-        nodes = _grow(list(enumerate(longest)), token_ids, rows)
-        # — the least that is not below a sequence begins with it, if any does
-        ends = (rows[bisect_left(longest, s)][len(s) - 1] for s in wanted)
-        return cls(tuple(token_ids), nodes, tuple(ends))
-
-
-_Waiting = list[tuple[int, tuple[int, ...]]]  # a sequence's place, and what is left of it
-
-
-def _longest(sequences: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Those that begin no other, rising."""
-    rising = sorted(set(sequences))
-    return [s for s, after in pairwise([*rising, ()]) if after[: len(s)] != s]
-
-
-def _grow(waiting: _Waiting, token_ids: list[int], rows: Sequence[list[int]]) -> tuple[Node, ...]:
-    """Lay the sequences out behind `token_ids`, and note the rows of each."""
-    nodes = []
-    for group in _sharing(waiting, known=0):
-        prefix = _prefix(group)
-        laid_out = range(len(token_ids), len(token_ids) + len(prefix))
-        token_ids += prefix
-        for place, _ in group:
-            rows[place] += laid_out
-        below = [(p, rest[len(prefix) :]) for p, rest in group if len(rest) > len(prefix)]
-        nodes.append(Node(len(prefix), _grow(below, token_ids, rows)))
-    return tuple(nodes)
-
-
-def _sharing(waiting: _Waiting, *, known: int) -> list[_Waiting]:
-    """Groups whose common prefix pays, all of whose first `known` tokens are alike."""
-    by_next: dict[tuple[int, ...], _Waiting] = {}
-    for place, rest in waiting:
-        by_next.setdefault(rest[known : known + 1], []).append((place, rest))
-    groups: list[_Waiting] = []
-    for group in by_next.values():
-        shared = len(_prefix(group))
-        if len(group) == 1 or shared * (len(group) - 1) >= LEAST_SAVED:
-            groups.append(group)
-        else:
-            groups += _sharing(group, known=shared)
-    return groups
-
-
-def _prefix(group: _Waiting) -> tuple[int, ...]:
-    """The tokens that all begin with: those that the least and the greatest of them do."""
-    least, greatest = min(rest for _, rest in group), max(rest for _, rest in group)
-    pairs = enumerate(zip(least, greatest, strict=False))
-    differs = next((i for i, (a, b) in pairs if a != b), min(len(least), len(greatest)))
-    return least[:differs]

@@ -126,7 +126,7 @@ def run_at_ends(
         kept = TreeAttention({}, keep=keep, only_keep=True)
         run(layer, kept, batch.positions, inputs_embeds=states)
     [rows] = to_device([tree.rows_at(ends)], model.device)
-    cut = tree.cut_behind(ends)
+    cut = tree.cut_after(ends)
     plans = {window: plan_ends(cut, ends, window=window) for window in model.windows}
     compiled = compile_plans(plans, model.device, model.kernel) if model.kernel else None
     given = PrefixKV(keep, tokens=tree.tokens)

@@ -66,7 +66,7 @@ def test_attending_at_the_ends_equals_attending_everywhere(
     ends = [span.stop - 1 for span in tree.spans]
     if not ends:
         return
-    rows = [tree.branch_start(d) + end for d in range(len(tree.documents)) for end in ends]
+    rows = [start + end for start in tree.branch_starts for end in ends]
     q, own = some(seed, tree.tokens, 6), some_kv(seed + 1, tree.tokens, 2)
     prefix = some_kv(seed + 3, prefix_tokens, 2)
     plan = plan_ends(tree, ends, window=window)

@@ -72,7 +72,7 @@ def test_a_plan_of_ends_joins_what_their_rows_see(
     grown = grow(seed, prefix_tokens=prefix_tokens)
     tree = grown.tree
     ends = [span.stop - 1 for span in tree.spans][:: 1 + seed % 2]
-    rows = [tree.branch_start(d) + end for d in range(len(tree.documents)) for end in ends]
+    rows = [start + end for start in tree.branch_starts for end in ends]
     defined = Counter((i, key) for i, row in enumerate(rows) for key in grown.seen(row, window))
     plan = plan_ends(tree, ends, window=window)
     assert joined(plan) == defined

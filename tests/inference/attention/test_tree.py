@@ -22,7 +22,7 @@ def test_the_example_of_the_docstring() -> None:
         Span(start=2, stop=3, subtree_stop=3, position=0),
     )
     assert (tree.document_rows, tree.branch_rows, tree.tokens) == (4, 3, 10)
-    assert [tree.branch_start(document) for document in range(2)] == [4, 7]
+    assert tree.branch_starts.tolist() == [4, 7]
 
 
 def test_a_tree_without_documents_has_no_tokens() -> None:
@@ -42,7 +42,7 @@ def test_a_position_counts_the_tokens_above(seed: int, prefix_tokens: int, grow:
 def test_spans_lie_end_to_end_with_their_descendants_right_behind(seed: int, grow: Grow) -> None:
     grown = grow(seed)
     tree, row = grown.tree, 0
-    first = tree.branch_start(len(tree.documents) - 1)  # of the last copy
+    first = tree.branch_starts.tolist()[-1]  # of the last copy
     for span in tree.spans:
         assert (span.start, span.stop) == (row, row + span.tokens)
         row = span.stop
