@@ -1,7 +1,7 @@
-"""Many runs of queries, each over its own run of keys, in one call of torch's varlen kernel.
+"""Many runs of queries, each over its own run of keys, in one kernel call.
 
-Knows packed queries, keys and values, the kernel's call in the torch versions that have it, and
-its slow twin. Knows nothing of trees, plans or models.
+Entry points: `flash_kernel`, which is torch's varlen FlashAttention (Dao et al., 2022), and its
+slow twin `attend_run_by_run`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pipeline.inference.attention.kernels import Attended, attend, attend_causal
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Runs of queries, end to end, each over one of as many runs of keys, end to end too.
+    """Packed runs of queries, each over the run of packed keys with the same number.
 
-    A run without queries leaves its keys unread; one without keys there is not.
+    A run may have no queries: its keys are not read. Every run has keys.
     """
 
-    q_starts: Tensor  # [runs + 1] int32: where each run's queries begin, and the last one's end
+    q_starts: Tensor  # [runs + 1] int32: the start of each run's queries, and the end of the last
     k_starts: Tensor  # [runs + 1] int32
     longest_q: int
     longest_k: int
     causal: bool = False  # each run over itself: a query sees the keys up to its own
-    window: int | None = None  # of causal runs: or the last of these keys only
+    window: int | None = None  # of causal runs: only the last `window` of those keys
 
 
 class Kernel(Protocol):
-    """The shape of a call: attention of all runs, as of one copy."""
+    """Attention of all runs, as one copy."""
 
     def __call__(
         self,
@@ -49,42 +49,52 @@ class Kernel(Protocol):
 
 
 def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
-    """torch's flash attention, called as the signature of this torch wants it."""
-    # torch 2.11 takes grouped heads as they come; later versions want them announced.
+    """torch's FlashAttention, called as this version of torch requires."""
+    # torch 2.11 accepts grouped heads; later versions require `enable_gqa`.
     grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen).parameters else {}
 
-    def flash(q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, scale: float) -> Attended:
+    def flash(
+        q: Tensor,  # [tokens, heads, dim]
+        k: Tensor,  # [keys, kv_heads, dim]
+        v: Tensor,  # [keys, kv_heads, dim]
+        runs: Runs,
+        *,
+        scale: float,
+    ) -> Attended:
         tokens, heads, _ = q.shape
+        # How many keys before and after its own a query sees; -1 is all of them.
+        before = -1 if runs.window is None else runs.window - 1
+        window_size = (before, 0) if runs.causal else (-1, -1)
         out, lse = varlen(
             q,
             k,
             v,
             runs.q_starts,
             runs.k_starts,
-            # At 1 the kernel takes another way, which wants a query in every run.
+            # At 1 the kernel takes its decoding path, which requires a query in every run.
             max(2, runs.longest_q),
             runs.longest_k,
             return_aux=AuxRequest(lse=True),
             scale=scale,
-            window_size=_window_size(runs),
+            window_size=window_size,
             **grouped,
         )
-        # The documentation says [tokens, heads]; the kernels of 2.11 to 2.13 give it by heads.
+        # Documented as [tokens, heads]; the kernels of torch 2.11 to 2.13 return [heads, tokens].
         by_heads = lse.shape == (heads, tokens)
         return Attended(out.unsqueeze(0), (lse.T if by_heads else lse).unsqueeze(0))
 
     return flash
 
 
-def _window_size(runs: Runs) -> tuple[int, int]:
-    """How many keys before and after its own a query sees; -1 is all of them."""
-    if not runs.causal:
-        return -1, -1
-    return (-1 if runs.window is None else runs.window - 1), 0
-
-
-def attend_run_by_run(q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, scale: float) -> Attended:
-    """The kernel's slow twin, for any device and type: a call of the plain kernels for each run."""
+def attend_run_by_run(
+    q: Tensor,  # [tokens, heads, dim]
+    k: Tensor,  # [keys, kv_heads, dim]
+    v: Tensor,  # [keys, kv_heads, dim]
+    runs: Runs,
+    *,
+    scale: float,
+) -> Attended:
+    """The kernel's slow twin, for any device and dtype: one call of `attend` for each run."""
     tokens, heads, _ = q.shape
     out = torch.zeros_like(q).unsqueeze(0)
     lse = q.new_full((1, tokens, heads), -torch.inf, dtype=torch.float32)

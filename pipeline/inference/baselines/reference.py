@@ -1,6 +1,7 @@
 """The oracle: one document, one question, one label, one full forward. Never optimised.
 
-Knows the canonical prompt and the model as transformers runs it. Knows nothing of the tree.
+Entry points: `label_log_prob` for first tokens, `verbalizer_log_prob` for whole labels. Tests
+compare everything with it. Must not import the tree.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A causal language model that attends by the tree, and the way back to plain attention.
+"""A loaded causal language model whose attention is the tree's, whole or cut into stages.
 
-Knows a loaded model and what the engine needs of it. Knows nothing of files or families.
+Entry points: `LoadedModel`; `plain_attention`, which switches the tree off for a while. Must not
+import files or families: `loading` builds a LoadedModel.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pipeline.inference.attention import hook as layers
+from pipeline.inference.attention import hook
 from pipeline.inference.attention.varlen import Kernel
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model whose attention is the tree's, and the facts the engine needs of it."""
+    """A model whose attention is the tree's, and what the engine needs to know of it."""
 
     network: PreTrainedModel
-    windows: frozenset[int | None]  # what its layers see: a number of positions, or everything
+    windows: frozenset[int | None]  # how many positions back its layers see; None: all
     context_tokens: int
     stages: Stages | None  # None where the decoder cannot be cut before its last layer
     schedule: Literal["fused", "staged"]  # staged where layers carry a recurrent state
-    kernel: Kernel | None = None  # None where plans are run call by call
+    kernel: Kernel | None = None  # None where plans run segment by segment
 
     @property
     def device(self) -> torch.device:
@@ -45,10 +46,13 @@ class LoadedModel:
         layers = getattr(self.decoder, "layers", None)
         return len(layers) if isinstance(layers, nn.ModuleList) else 0
 
-    def unembed(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary: [rows, hidden] -> [rows, vocab]."""
+    def unembed(
+        self,
+        states: Tensor,  # [rows, hidden]
+    ) -> Tensor:  # [rows, vocab]
+        """Logits over the vocabulary, scaled and capped as the family does it."""
         config = self.network.config.get_text_config()
-        logits: Tensor = self.network.lm_head(hidden)
+        logits: Tensor = self.network.lm_head(states)
         if scaling := getattr(config, "logits_scaling", None):
             logits = logits / scaling
         for name in ("logit_scale", "lm_head_multiplier"):
@@ -61,26 +65,27 @@ class LoadedModel:
 
 @contextmanager
 def plain_attention(network: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """The model as transformers runs it, for the oracle and the baselines."""
+    """Run the model with one of transformers' own attention implementations inside the block."""
     network.set_attn_implementation(implementation)
     try:
         yield
     finally:
-        network.set_attn_implementation(layers.IMPLEMENTATION)
+        network.set_attn_implementation(hook.IMPLEMENTATION)
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A decoder, and two shallow copies of it: all layers but the last, and that one."""
+    """A decoder, and two shallow copies of it that share its weights."""
 
     whole: nn.Module
-    body: nn.Module
-    last: nn.Module
+    body: nn.Module  # all layers except the last, without the norm
+    last: nn.Module  # the last layer and the norm
 
     def part(self, start: int, stop: int) -> nn.Module:
-        """A shallow copy of the layers from `start` to before `stop`; the norm is the last one's.
+        """A shallow copy with the layers from `start` up to `stop`, exclusive.
 
-        So its states are those between the layers, as `hidden_states[stop]` has them.
+        Only the last layer's stage has the norm, so a stage's states are transformers'
+        `hidden_states[stop]`.
         """
         layers: Any = self.whole.layers
         assert 0 <= start < stop <= len(layers), f"layers {start} to {stop} of {len(layers)}"
@@ -95,7 +100,7 @@ class Stages:
 
 
 def cut_last_layer(decoder: nn.Module) -> Stages:
-    """The decoder's stages; AttributeError where it is not built of `layers` and a `norm`."""
+    """The decoder's stages; AttributeError if it is not built of `layers` and a `norm`."""
     layers: Any = decoder.layers
     body = _with_layers(decoder, slice(0, len(layers) - 1))
     body.norm = nn.Identity()
@@ -103,7 +108,7 @@ def cut_last_layer(decoder: nn.Module) -> Stages:
 
 
 def _with_layers(decoder: nn.Module, chosen: slice) -> nn.Module:
-    """A decoder of these layers, whose configuration says so: some families count by it."""
+    """A decoder of these layers, and a configuration to match: some families read it."""
     stage = copy.copy(decoder)
     stage._modules = dict(decoder._modules)
     layers: Any = decoder.layers

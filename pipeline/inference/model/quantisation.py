@@ -1,11 +1,10 @@
-"""Keep a model's weights in 8 bits, through torchao, which is imported where that is asked for.
+"""Keep a model's weights in 8 bits, with torchao, which is imported only if a spec asks for it.
 
-Only weights: an activation rounded to 8 bits takes a whole step where float32 sums in another order
-differ in their last bits, so a tree and independent prompts would part by such steps. Rounded
-weights are the same numbers for both, and the tree stays exact. Embeddings and the unembedding keep
-theirs: labels are read off the latter's rows, and of a large model they are a small part.
-
-Knows which weights those are. Knows nothing of files, prompts or documents.
+Entry point: `quantise`. Only weights are rounded. Rounded weights are the same numbers for the tree
+and for independent prompts, so the tree stays exact. Activations are not: float32 sums in another
+order differ in their last bits, which rounding to 8 bits could turn into a whole step. Embeddings
+and the unembedding are not rounded either: labels are read from rows of the unembedding, and both
+are a small part of a large model.
 """
 
 from __future__ import annotations
@@ -24,13 +23,18 @@ _REFUSED = (RuntimeError, AssertionError, AttributeError, TypeError, ValueError)
 
 
 def quantise(network: PreTrainedModel, quantize: Quantize, device: str) -> None:
-    """Move the model to the device, its linear layers' weights rounded to 8 bits on the way.
+    """Move the model to the device, in place, and round its linear layers' weights to 8 bits.
 
-    In place, and layer by layer, so that the device never holds the whole model unrounded.
+    Layer by layer, so that the device never holds the whole unrounded model. ModelError for a
+    mixture of experts: most of its weights are not in linear layers and would not be rounded.
     """
     if quantize == "none":
         return
-    _refuse_experts(network)
+    if expert_weights(network):
+        raise ModelError(
+            f"model family {network.config.get_text_config().model_type!r} keeps its experts' "
+            "weights in one tensor, which is not quantised; write quantize: none"
+        )
     apply, config = _torchao(quantize)
     head = getattr(network, "lm_head", None)
     rounded = [m for m in network.modules() if isinstance(m, nn.Linear) and m is not head]
@@ -47,34 +51,28 @@ def quantise(network: PreTrainedModel, quantize: Quantize, device: str) -> None:
 
 
 def require_torchao(quantize: Quantize) -> None:
-    """SpecError where a spec asks for quantised weights and torchao is not installed."""
+    """SpecError if a spec asks for quantised weights and torchao is not installed."""
     if quantize != "none":
         _torchao(quantize)
 
 
 def _torchao(quantize: Quantize) -> tuple[Callable[..., object], Any]:
-    """torchao's function, and its configuration for these weights: one scale a row."""
+    """torchao's function, and its configuration for these weights: one scale for each row."""
     try:
         from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError as error:
         fix = f"needs torchao; pip install 'assay[quantize]', or write none: {error}"
         raise SpecError([Problem("model.quantize", fix, quantize)]) from error
     chosen = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}[quantize]
-    # Its settings for the compiler would be the whole process's, and nothing is compiled here.
+    # torchao would change the compiler's settings for the whole process; nothing is compiled here.
     return quantize_, chosen(set_inductor_config=False)
 
 
-def _refuse_experts(network: PreTrainedModel) -> None:
-    """ModelError for a mixture whose experts, most of its weights, would be left as they are."""
-    if expert_weights(network):
-        raise ModelError(
-            f"model family {network.config.get_text_config().model_type!r} keeps its experts' "
-            "weights in one tensor, which is not quantised; write quantize: none"
-        )
-
-
 def expert_weights(module: nn.Module) -> list[Tensor]:
-    """Each such tensor, `[experts, rows, columns]`; convolutions too have weights of three dims."""
+    """The weights of mixtures of experts, each `[experts, rows, columns]`.
+
+    A convolution's weights, which also have three dimensions, are left out.
+    """
     return [
         parameter
         for part in module.modules()
