@@ -36,15 +36,15 @@ from pipeline.errors import StorageError
 def peak_mb():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 
-fit = None
+chunked = None
 if len(sys.argv) > 2:
     from transformers import PreTrainedTokenizerFast
-    from pipeline.inference.chunking import fit_text
+    from pipeline.inference.chunking import chunk_text
     from pipeline.spec.schema import DocumentsSpec
     from pipeline.inference.labels.tokenizer import DocumentTokenizer
     encoder = DocumentTokenizer(PreTrainedTokenizerFast.from_pretrained(sys.argv[2]))
-    def fit(text):
-        return fit_text(encoder, text, DocumentsSpec(max_tokens=2048, too_long="middle"))
+    def chunked(text):
+        return chunk_text(encoder, text, DocumentsSpec(max_tokens=2048, too_long="middle"))
 
 before, started = peak_mb(), time.monotonic()
 status, chars, tokens, error = Counter(), 0, [], None
@@ -54,8 +54,8 @@ try:
         for documents in read_documents(shard):
             status.update(documents.column("status").to_pylist())
             chars += sum(documents.column("n_chars").to_pylist())
-            for text in documents.column("text") if fit else ():
-                tokens.append(fit(text.as_py()).tokens)
+            for text in documents.column("text") if chunked else ():
+                tokens.append(chunked(text.as_py()).tokens)
 except StorageError as raised:
     error = str(raised)
 print(json.dumps({"status": status, "chars": chars, "tokens": tokens, "error": error,
