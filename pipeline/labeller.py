@@ -82,7 +82,7 @@ class Labeller:
         pieces = [document for document, _ in fitted]
         answers = ShardAnswers(pieces, self.spec.tasks)
         with self._turn:
-            answers.ask(self._engine, 0, len(pieces))
+            answers.label_rows(self._engine, 0, len(pieces))
         labelled = labelled_documents(documents, answers, [status for _, status in fitted])
         table = documents.select(DOCUMENTS_FILE_COLUMNS)
         for task in self.spec.tasks:

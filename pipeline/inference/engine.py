@@ -82,17 +82,17 @@ class LabelEngine:
         *,
         max_batch_tokens: int,
         readouts: Readouts | None = None,
-        exit_at: ExitSpec | None = None,
+        exit_policy: ExitSpec | None = None,
     ) -> None:
         self.prompt = prompt
         self.max_batch_tokens = max_batch_tokens  # halved for good when memory is short
         self._readouts: Readouts = readouts or {}
-        self._exit_policy = exit_at
+        self._exit_policy = exit_policy
         deepest = None
         if readouts:
             hidden = model.network.config.get_text_config().hidden_size
             check_readouts(readouts, layers=model.layers, hidden=hidden)
-            layers = layers_read(prompt.questions, readouts, exit_at, model.layers)
+            layers = layers_read(prompt.questions, readouts, exit_policy, model.layers)
             model, deepest = proved_at(model, layers), layers[-1]
         self.model = model
         self._schedule = read_prefix(model, prompt.prefix, layers=deepest)
@@ -132,7 +132,7 @@ class LabelEngine:
             prompt,
             max_batch_tokens=self.max_batch_tokens,
             readouts={q.name: r for q in prompt.questions if (r := self._readouts.get(q.name))},
-            exit_at=self._exit_policy,
+            exit_policy=self._exit_policy,
         )
 
     def _answer(

@@ -1,12 +1,12 @@
-"""The answers to one shard's questions, as they come in: by runs of documents, piece by piece.
+"""The answers to the questions of one shard, collected while its rows are labelled.
 
-Knows rows, pieces and log-probabilities. Knows nothing of text, of files or of where rows go.
+Entry point: `ShardAnswers.label_rows`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -16,76 +16,76 @@ from pipeline.inference.chunking import combine
 from pipeline.inference.engine import LabelEngine, Labelled, Usage
 from pipeline.spec.schema import TaskSpec
 
-# Log-probabilities of all labels of all documents that are asked about together: 32 MB.
-ANSWERS_AT_ONCE = 8_000_000
+# Log-probabilities of the documents that are labelled in one call: 32 MB.
+MAX_LOG_PROBS = 8_000_000
 
 OUT_OF_MEMORY = "error:out of memory, even alone"
 NOT_A_NUMBER = "error:the model's answer is not a number"
 
 
-@dataclass(slots=True)
 class ShardAnswers:
-    """What is known of each row; a row that has no pieces is not asked about."""
+    """The answers of each row; the model does not read a row without chunks."""
 
-    pieces: Sequence[Sequence[Sequence[int]]]  # token ids, by row and piece
-    tasks: Sequence[TaskSpec]
-    by_task: list[TaskAnswers] = field(init=False)
-    failed: dict[int, str] = field(default_factory=dict)  # status by row
-    usage: Usage = field(default_factory=Usage)
-
-    def __post_init__(self) -> None:
-        self.by_task = [TaskAnswers.of(task, len(self.pieces)) for task in self.tasks]
-
-    def runs(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The rows in runs whose answers stand in memory at once, in order."""
-        each = max(1, ANSWERS_AT_ONCE // max(1, sum(len(task.labels) for task in self.tasks)))
-        first, pieces = start, 0
-        for row in range(start, end):
-            if row > first and pieces + len(self.pieces[row]) > each:
-                yield first, row
-                first, pieces = row, 0
-            pieces += len(self.pieces[row])
-        if first < end:
-            yield first, end
+    def __init__(
+        self,
+        chunks: Sequence[Sequence[Sequence[int]]],  # token ids, by row and chunk
+        tasks: Sequence[TaskSpec],
+    ) -> None:
+        self.chunks = chunks
+        self.tasks = tasks
+        self.by_task = [TaskAnswers.of(task, len(chunks)) for task in tasks]
+        self.usage = Usage()
+        self._failed: dict[int, str] = {}  # status by row
 
     @property
     def asked_rows(self) -> int:
-        """How many rows the model is asked about."""
-        return sum(1 for document in self.pieces if document) if self.tasks else 0
+        """How many rows the model reads."""
+        return sum(1 for document in self.chunks if document) if self.tasks else 0
 
-    def ask(self, engine: LabelEngine, start: int, end: int) -> None:
-        """Takes in the model's answers about the rows from `start` to before `end`."""
+    def label_rows(self, engine: LabelEngine, start: int, end: int) -> None:
+        """Adds the model's answers about the rows from `start` to before `end`."""
         names = [task.name for task in self.tasks]
-        for first, last in self.runs(start, end):
-            documents = self.pieces[first:last]
-            flat = [piece for document in documents for piece in document]
-            self.take(first, documents, engine.label(flat, tasks=names))
+        for first, last in self.row_groups(start, end):
+            flat = [chunk for document in self.chunks[first:last] for chunk in document]
+            self._add(first, last, engine.label(flat, tasks=names))
 
-    def take(
-        self, start: int, documents: Sequence[Sequence[Sequence[int]]], labelled: Labelled
-    ) -> None:
-        """Takes in the answers about the documents from row `start` on."""
+    def row_groups(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The rows in groups that are labelled in one call, in order: first row, row after last."""
+        labels = sum(len(task.labels) for task in self.tasks)
+        max_chunks = max(1, MAX_LOG_PROBS // max(1, labels))
+        first, chunks = start, 0
+        for row in range(start, end):
+            if row > first and chunks + len(self.chunks[row]) > max_chunks:
+                yield first, row
+                first, chunks = row, 0
+            chunks += len(self.chunks[row])
+        if first < end:
+            yield first, end
+
+    def _add(self, first: int, last: int, labelled: Labelled) -> None:
+        """Adds the answers about all chunks of the rows from `first` to before `last`."""
         self.usage += labelled.usage
-        edges = np.cumsum([0, *(len(document) for document in documents)])
-        for row, (first, last) in enumerate(pairwise(edges), start):
-            if first == last:
+        edges = np.cumsum([0, *(len(document) for document in self.chunks[first:last])])
+        for row, (start, stop) in enumerate(pairwise(edges), first):
+            if start == stop:
                 continue
-            for of_task, log_probs in zip(self.by_task, labelled.log_probs, strict=True):
-                if not of_task.take(row, log_probs[first:last]):
-                    self.failed[row] = NOT_A_NUMBER
-            if any(first <= piece < last for piece in labelled.out_of_memory):
-                self.failed[row] = OUT_OF_MEMORY
+            pairs = zip(self.by_task, labelled.log_probs, strict=True)
+            numbers = [of_task.add_row(row, log_probs[start:stop]) for of_task, log_probs in pairs]
+            if any(start <= chunk < stop for chunk in labelled.out_of_memory):
+                self.fail_rows([row], OUT_OF_MEMORY)
+            elif not all(numbers):
+                self.fail_rows([row], NOT_A_NUMBER)
 
-    def set_aside(self, rows: Iterable[int], status: str) -> None:
-        """These were not asked about, and why."""
-        self.failed |= dict.fromkeys(rows, status)
-
-    def status(self, read: Sequence[str]) -> list[str]:
-        """Each row's status: as it was read, or what became of it here."""
-        for row in self.failed:
+    def fail_rows(self, rows: Iterable[int], status: str) -> None:
+        """These rows have no answer to any task; `status` says why."""
+        for row in rows:
+            self._failed[row] = status
             for of_task in self.by_task:
-                of_task.forget(row)
-        return [self.failed.get(row, status) for row, status in enumerate(read)]
+                of_task.clear_row(row)
+
+    def statuses(self, as_read: Sequence[str]) -> list[str]:
+        """The status of each row: why it failed here, or its status as it was read."""
+        return [self._failed.get(row, status) for row, status in enumerate(as_read)]
 
 
 Floats = NDArray[np.float32]
@@ -93,20 +93,20 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswers:
-    """What is kept of a task's answers; NaN where a row has none."""
+    """The answers to one task that are kept; NaN in a row without an answer."""
 
     task: TaskSpec
     log_probs: Floats  # [rows, kept]: of every label in order, or of the likeliest in falling order
-    log_mass: Floats  # [rows]: of all labels that were scored, together
-    labels: NDArray[np.int32] | None  # [rows, kept]: which those are; None: every label
-    levels: Floats | None  # [rows, levels]: log-probability of the best path's; NaN behind its end
-    level_ids: NDArray[np.int32] | None  # [labels, levels]: what lies below the same has the same
+    log_mass: Floats  # [rows]: of all scored labels together
+    labels: NDArray[np.int32] | None  # [rows, kept]: the numbers of the kept labels; None: all
+    levels: Floats | None  # [rows, levels]: log-probability along the best path; NaN after its end
+    level_ids: NDArray[np.int32] | None  # [labels, levels]: equal for labels below the same node
 
     @classmethod
     def of(cls, task: TaskSpec, rows: int) -> TaskAnswers:
-        """No answers yet; in memory that `top_k` bounds, however many the labels are."""
+        """No answers yet. `top_k` bounds the memory, whatever the number of labels."""
         many = task.top_k is not None
-        # — a margin needs two, even where one is asked for
+        # — a margin needs two labels, even if one is kept
         kept = min(max(task.top_k or 0, 2), len(task.labels)) if many else len(task.labels)
         ids = _level_ids(list(task.labels), task.separator) if task.separator else None
         return cls(
@@ -118,11 +118,15 @@ class TaskAnswers:
             level_ids=ids,
         )
 
-    def take(self, row: int, pieces: Floats) -> bool:  # [pieces, labels]
-        """Takes in a document's answer, of all its pieces; False where it is no number."""
-        if not np.isfinite(pieces.max(axis=1)).all():  # a NaN is the largest there is
+    def add_row(
+        self,
+        row: int,
+        chunks: Floats,  # [chunks, labels]
+    ) -> bool:
+        """Adds a document's answer, combined over its chunks; False if it is not a number."""
+        if not np.isfinite(chunks.max(axis=1)).all():  # — `max` returns NaN if there is one
             return False
-        log_probs = combine(pieces, self.task.chunks)
+        log_probs = combine(chunks, self.task.chunks)  # [labels]
         self.log_mass[row] = np.logaddexp.reduce(log_probs)
         if self.labels is None:
             self.log_probs[row] = log_probs
@@ -131,14 +135,14 @@ class TaskAnswers:
             self.labels[row], self.log_probs[row] = likeliest, log_probs[likeliest]
         if self.levels is not None and self.level_ids is not None:
             of_best = self.level_ids[int(log_probs.argmax())]  # [levels]
-            for level, wanted in enumerate(of_best):
-                if wanted >= 0:
-                    below = self.level_ids[:, level] == wanted
+            for level, node in enumerate(of_best):
+                if node >= 0:
+                    below = self.level_ids[:, level] == node  # [labels]
                     self.levels[row, level] = np.logaddexp.reduce(log_probs[below])
         return True
 
-    def forget(self, row: int) -> None:
-        """The row has no answer after all."""
+    def clear_row(self, row: int) -> None:
+        """Removes the answer of the row."""
         self.log_probs[row] = np.nan
         self.log_mass[row] = np.nan
         if self.levels is not None:
@@ -146,7 +150,7 @@ class TaskAnswers:
 
 
 def level_names(label: str, separator: str) -> list[str]:
-    """The levels of a label, each with what it lies below.
+    """The levels of a hierarchical label, each with its ancestors.
 
     level_names("a/b/c", "/") -> ["a", "a/b", "a/b/c"]
     """
@@ -155,11 +159,11 @@ def level_names(label: str, separator: str) -> list[str]:
 
 
 def _level_ids(labels: Sequence[str], separator: str) -> NDArray[np.int32]:  # [labels, levels]
+    """The number of the node of each label at each level; -1 below a label's own level."""
     names = [level_names(label, separator) for label in labels]
-    deepest = max(map(len, names))
-    known: dict[str, int] = {}
-    ids = np.full((len(labels), deepest), -1, np.int32)
+    ids = np.full((len(labels), max(map(len, names))), -1, np.int32)
+    number: dict[str, int] = {}
     for row, of_label in enumerate(names):
         for level, name in enumerate(of_label):
-            ids[row, level] = known.setdefault(name, len(known))
+            ids[row, level] = number.setdefault(name, len(number))
     return ids

@@ -97,7 +97,7 @@ def label_engine(
         prompt,
         max_batch_tokens=planned.max_batch_tokens,
         readouts=readouts,
-        exit_at=job.spec.exit,
+        exit_policy=job.spec.exit,
     )
 
 
@@ -194,7 +194,7 @@ def labelled_documents(
     documents: pa.Table, answers: ShardAnswers, read: Sequence[str]
 ) -> LabelledDocuments:
     """The documents with their answers; `read` is the status of each after tokenising."""
-    status, pieces = answers.status(read), answers.pieces
+    status, pieces = answers.statuses(read), answers.chunks
     scores = {
         each.task.name: TaskScores(each.log_probs, each.log_mass, each.labels, each.levels)
         for each in answers.by_task

@@ -134,11 +134,11 @@ class LabelDocuments:
         def ask(start: int, end: int) -> None:
             for doc_id in doc_ids[start:end] if failpoints_set() else ():
                 failpoint(f"document {doc_id}")
-            answers.ask(engine, start, end)
+            answers.label_rows(engine, start, end)
 
         started = time.perf_counter()
         attempts = Attempts(self._store, attempt_name(self.job.fp, shard.work), self.job.run_id)
-        answers.set_aside(attempts.run(len(answers.pieces), ask), QUARANTINED)
+        answers.fail_rows(attempts.run(len(answers.chunks), ask), QUARANTINED)
         return time.perf_counter() - started
 
 

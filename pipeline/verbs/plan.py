@@ -150,8 +150,10 @@ def _here(spec: JobSpec) -> Placement:
 def _seconds(
     engine: LabelEngine, pieces: Sequence[Sequence[DocumentIds]], tasks: Sequence[TaskSpec]
 ) -> float:
-    ShardAnswers(pieces[:1], tasks).ask(engine, 0, 1)  # the first forward is slower than the others
+    ShardAnswers(pieces[:1], tasks).label_rows(
+        engine, 0, 1
+    )  # the first forward is slower than the others
     answers = ShardAnswers(pieces, tasks)
     started = time.perf_counter()
-    answers.ask(engine, 0, len(pieces))
+    answers.label_rows(engine, 0, len(pieces))
     return time.perf_counter() - started

@@ -24,7 +24,7 @@ def some(seed: int, pieces: int = 1) -> np.ndarray:
 def test_the_likeliest_are_kept_with_the_sum_of_all(top_k: int, seed: int) -> None:
     kept = TaskAnswers.of(task(top_k=top_k), 3)
     log_probs = some(seed)
-    assert kept.take(1, log_probs)
+    assert kept.add_row(1, log_probs)
     ranked = sorted(range(6), key=lambda label: -log_probs[0, label])[: max(2, top_k)]
     assert kept.labels is not None and kept.labels[1].tolist() == ranked
     np.testing.assert_allclose(np.exp(kept.log_probs[1]), np.exp(log_probs[0])[ranked], rtol=1e-6)
@@ -36,7 +36,7 @@ def test_the_likeliest_are_kept_with_the_sum_of_all(top_k: int, seed: int) -> No
 def test_a_level_has_the_probability_of_all_labels_below_it(seed: int) -> None:
     kept = TaskAnswers.of(task(top_k=2, separator="/"), 1)
     log_probs = some(seed)
-    kept.take(0, log_probs)
+    kept.add_row(0, log_probs)
     p = dict(zip(LABELS, np.exp(log_probs[0]), strict=True))
     names = level_names(max(p, key=lambda label: p[label]), "/")
     expected = [sum(p[x] for x in p if x == n or x.startswith(f"{n}/")) for n in names]
@@ -48,20 +48,20 @@ def test_a_level_has_the_probability_of_all_labels_below_it(seed: int) -> None:
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
 def test_an_answer_that_is_no_number_is_none(bad: float) -> None:
     kept = TaskAnswers.of(task(top_k=2, separator="/"), 1)
-    assert not kept.take(0, np.full((1, 6), bad, np.float32))
-    kept.take(0, some(1))
-    kept.forget(0)
+    assert not kept.add_row(0, np.full((1, 6), bad, np.float32))
+    kept.add_row(0, some(1))
+    kept.clear_row(0)
     assert np.isnan(kept.log_probs).all() and np.isnan(kept.log_mass).all()
 
 
 def test_no_more_answers_are_asked_for_at_once_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.inference.shard_answers.ANSWERS_AT_ONCE", 6 * 4)
+    monkeypatch.setattr("pipeline.inference.shard_answers.MAX_LOG_PROBS", 6 * 4)
     pieces = [[[1]] * n for n in (1, 2, 0, 2, 3, 9, 1)]
     answers = ShardAnswers(pieces, [task()])
-    runs = list(answers.runs(1, 7))
+    runs = list(answers.row_groups(1, 7))
     assert [row for first, last in runs for row in range(first, last)] == list(range(1, 7))
     sizes = [sum(len(pieces[row]) for row in range(*run)) for run in runs]
     assert all(
         size <= 4 or last - first == 1 for size, (first, last) in zip(sizes, runs, strict=True)
     )
-    assert len(runs) == 4 and list(answers.runs(3, 3)) == []
+    assert len(runs) == 4 and list(answers.row_groups(3, 3)) == []

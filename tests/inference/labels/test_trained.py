@@ -257,7 +257,7 @@ def test_exit_at_a_layer_reads_it_and_runs_nothing_deeper(
     model = ways_to_run(deep_model("llama"))[way]
     prompt, readouts = document_tasks(3, pooling=pooling)
     engine = LabelEngine(
-        model, prompt, max_batch_tokens=99, readouts=readouts, exit_at=ExitSpec(layer=layer)
+        model, prompt, max_batch_tokens=99, readouts=readouts, exit_policy=ExitSpec(layer=layer)
     )
     with rows_through(model) as rows:
         labelled = engine.label(documents())
@@ -312,7 +312,7 @@ def assert_leaves_as_brute_force_says(
     model: LoadedModel, prompt: PromptTokens, readouts: dict[str, Readout], budget: int
 ) -> None:
     way = ExitSpec(layers=(1, 3), confidence=0.8)
-    engine = LabelEngine(model, prompt, max_batch_tokens=budget, readouts=readouts, exit_at=way)
+    engine = LabelEngine(model, prompt, max_batch_tokens=budget, readouts=readouts, exit_policy=way)
     labelled = engine.label(documents(MANY))
     last = prompt.questions[-1]
     alone = engine.label(documents(MANY), tasks=[last.name]).log_probs
@@ -333,7 +333,7 @@ def test_documents_that_are_settled_go_through_no_deeper_layer(
     model = deep_model("llama")
     prompt, readouts = document_tasks(3, scale=8)
     way = ExitSpec(layers=(1, 3), confidence=0.8)
-    engine = LabelEngine(model, prompt, max_batch_tokens=300, readouts=readouts, exit_at=way)
+    engine = LabelEngine(model, prompt, max_batch_tokens=300, readouts=readouts, exit_policy=way)
     with rows_through(model) as rows:
         engine.label(documents(MANY))
     left = [left_at(model, prompt, readouts, way, d)["t0"] for d in documents(MANY)]

@@ -15,7 +15,7 @@ from pipeline.inference.attention.varlen import Runs
 from pipeline.inference.labels.first_token import FirstTokens, first_token_log_probs
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer
-from pipeline.inference.schedules.fused import FusedSchedule
+from pipeline.inference.schedules.fused import FusedReader, FusedSchedule
 from pipeline.inference.schedules.interface import LayerStates, ReadPoint
 
 
@@ -38,9 +38,12 @@ def model_without_numbers(tiny_model: Callable[[str], LoadedModel]) -> Callable[
     return make
 
 
-def last_states(model: LoadedModel, suffixes: tuple[tuple[int, ...], ...]) -> Tensor:
+def last_layer_reader(model: LoadedModel, *suffixes: tuple[int, ...]) -> FusedReader:
+    return FusedSchedule(model, [1] * 9).reader([ReadPoint(model.layers, suffixes)])
+
+
+def read_two_documents(reader: FusedReader) -> Tensor:
     """[suffixes, docs, hidden] below a prefix and two documents."""
-    reader = FusedSchedule(model, [1] * 9).reader([ReadPoint(model.layers, suffixes)])
     by_layer: list[LayerStates] = []
     reader.read_layers([[1] * 40, [1] * 3], by_layer.append)
     return by_layer[0].at_suffixes
@@ -53,7 +56,8 @@ def test_a_batch_goes_from_token_ids_to_answers_without_a_look_at_the_device(
 ) -> None:
     model = model_without_numbers(family, cut=cut)
     first = FirstTokens.of([[4], [5, 6]], model.device)
-    states = last_states(model, ((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 7, 8, 9), (1, 2, 3, 4), (5, 6)))
+    suffixes = ((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 7, 8, 9), (1, 2, 3, 4), (5, 6))
+    states = read_two_documents(last_layer_reader(model, *suffixes))
     answers = first_token_log_probs(states, [first] * 4, model.unembed)
     assert [answer.shape for answer in answers] == [(2, 2)] * 4
     assert answers[0].is_meta
@@ -67,9 +71,10 @@ def test_a_batch_on_a_gpu_never_makes_the_host_wait(
 ) -> None:
     network = copy.deepcopy(tiny_model(family).network).to("cuda", torch.bfloat16)
     model = prepare(network)
+    reader = last_layer_reader(model, (1, 2, 3, 4), (5, 6, 7, 8, 9, 10))
     torch.cuda.set_sync_debug_mode("error")
     try:
-        states = last_states(model, ((1, 2, 3, 4), (5, 6, 7, 8, 9, 10)))
+        states = read_two_documents(reader)
         # — whoever waits does get an error here, so nothing above did
         with pytest.raises(RuntimeError, match="synchronizing"):
             states[0, 0, 0].item()
