@@ -19,7 +19,7 @@ from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
-from pipeline.ledger.label_files import answers_table, with_calibrated
+from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.runtime.assembly import (
     chunk_document,
     contextual_calibrations,

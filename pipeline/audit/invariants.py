@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.ledger.columns import CALIBRATED, CALIBRATED_COLUMNS, calibrated_type
-from pipeline.ledger.label_files import P_SUM_TOLERANCE
+from pipeline.ledger.label_rows import P_SUM_TOLERANCE
 from pipeline.sources.documents import EMPTY, OK, QUARANTINED, TRUNCATED
 
 ANSWERED = (OK, TRUNCATED)

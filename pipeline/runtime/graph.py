@@ -26,7 +26,8 @@ from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.blocks import LabelledShard, Reuse, ShardCounts, work_rows
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.label_files import LabelFile, answers_table, commit_shard, with_calibrated
+from pipeline.ledger.label_files import LabelFile, commit_shard
+from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.ledger.reuse import overlaid
 from pipeline.runtime.calibrations import CalibrationFile, stored_calibrations
 from pipeline.runtime.job import Job

@@ -16,7 +16,8 @@ from jobs.toxicity_filter import main as job
 from pipeline.cli import main as assay
 from pipeline.ledger.cells import committed, record_specs
 from pipeline.ledger.cuts import load_or_cut
-from pipeline.ledger.label_files import LabelFile, commit_shard, label_table
+from pipeline.ledger.label_files import LabelFile, commit_shard
+from pipeline.ledger.label_rows import label_table
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.fingerprint import Fingerprint

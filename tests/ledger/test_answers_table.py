@@ -18,7 +18,8 @@ from pipeline.ledger.cells import ReusableShard, WorkItem, committed
 from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns, answers_type
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key
-from pipeline.ledger.label_files import LabelFile, answers_table, commit_shard, to_parquet
+from pipeline.ledger.label_files import LabelFile, commit_shard, to_parquet
+from pipeline.ledger.label_rows import answers_table
 from pipeline.ledger.reuse import AnswerCache, overlaid
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from

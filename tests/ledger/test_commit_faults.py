@@ -14,7 +14,8 @@ from fault_proxy import Faults, proxied
 from servers import Server
 
 from pipeline.ledger.cells import committed, remaining
-from pipeline.ledger.label_files import Created, LabelFile, commit_shard, label_table
+from pipeline.ledger.label_files import Created, LabelFile, commit_shard
+from pipeline.ledger.label_rows import label_table
 from pipeline.ledger.snapshots import SnapshotTask, current_snapshot, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard

@@ -23,8 +23,9 @@ from pipeline.ledger.cells import (
     record_specs,
     remaining,
 )
+from pipeline.ledger.columns import calibrated_type
 from pipeline.ledger.keys import documents_key, label_key
-from pipeline.ledger.label_files import calibrated_type, label_table, with_calibrated
+from pipeline.ledger.label_rows import label_table, with_calibrated
 from pipeline.runtime.calibrations import (
     CalibrationFile,
     calibration_hash,

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from pipeline.hashes import canonical_json
 from pipeline.ledger.cells import committed, record_specs
 from pipeline.ledger.cuts import load_or_cut
-from pipeline.ledger.label_files import LabelFile, commit_shard, label_table
+from pipeline.ledger.label_files import LabelFile, commit_shard
+from pipeline.ledger.label_rows import label_table
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import Shard

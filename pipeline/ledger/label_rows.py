@@ -1,0 +1,178 @@
+"""The rows of label files, from a model's scores. Entry points: `answers_table`, `with_calibrated`.
+
+A row has the best label, the probabilities and how sure the answer is, or null without an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.fitted.calibration import Calibration
+from pipeline.ledger.blocks import LabelledDocuments
+from pipeline.ledger.columns import (
+    CALIBRATED,
+    RANKED,
+    RAW,
+    answer_columns,
+    calibrated_type,
+    probabilities,
+)
+from pipeline.spec.schema import TaskSpec
+
+# Probabilities are quotients of float32 sums; a larger difference from 1 is not rounding.
+P_SUM_TOLERANCE = 1e-3
+# A whole label can be less probable than float32 can represent; 0 would mean impossible.
+SMALLEST_MASS = np.finfo(np.float32).smallest_subnormal
+
+
+def answers_table(labelled: LabelledDocuments, task: TaskSpec) -> pa.Table:
+    """The rows of the task's label file, without calibration."""
+    scores, labels = labelled.scores[task.name], list(task.labels)
+    log_mass = scores.log_mass  # [docs]
+    p = np.exp(scores.log_probs - log_mass[:, None])  # [docs, kept]
+    if scores.label_ids is None or task.top_k is None:
+        columns = _answers(p, labels)
+    else:
+        columns = _ranked_answers(p, scores.label_ids, labels, task.top_k)
+    if task.separator and scores.levels is not None:
+        path_p = np.exp(scores.levels - log_mass[:, None])  # [docs, levels]
+        columns["levels"] = _levels(columns["label"].to_pylist(), path_p, task.separator)
+    columns |= _reading(
+        _mass(log_mass, task), labelled.n_tokens, labelled.n_chunks, labelled.status
+    )
+    names = [name for name in answer_columns(task) if name != CALIBRATED]
+    doc_ids = labelled.documents.column("doc_id").combine_chunks()
+    return pa.table({"doc_id": doc_ids, **{name: columns[name] for name in names}})
+
+
+def label_table(
+    doc_ids: Sequence[str] | pa.Array | pa.ChunkedArray,
+    p: NDArray[np.float32],  # [docs, labels]; a row of NaN is a document without an answer
+    mass: NDArray[np.float32],  # [docs]; NaN where there is none
+    n_tokens: NDArray[np.integer],  # [docs]
+    n_chunks: NDArray[np.integer],  # [docs]
+    status: Sequence[str],
+    labels: Sequence[str],
+) -> pa.Table:
+    """The rows of a label file with one probability for each label."""
+    assert len(doc_ids) == len(status) == len(p), (len(doc_ids), len(status), len(p))
+    columns = _answers(p, labels) | _reading(mass, n_tokens, n_chunks, status)
+    order = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
+    return pa.table({"doc_id": as_strings(doc_ids), **{name: columns[name] for name in order}})
+
+
+def with_calibrated(table: pa.Table, calibration: Calibration) -> pa.Table:
+    """The label rows with the column `calibrated`, null where there is no answer."""
+    rows = table.select(["p"]).combine_chunks().to_struct_array().combine_chunks()
+    raw = probabilities(rows, RAW, calibration.labels)  # [docs, labels]
+    answered = ~np.isnan(raw).any(axis=1)  # [docs]
+    p = np.full(raw.shape, np.nan, np.float32)
+    p[answered] = calibration.apply(raw[answered])
+    columns = _answers(p, calibration.labels)
+    struct = calibrated_type(columns["p"].type)
+    calibrated = pa.StructArray.from_arrays(
+        [columns[field.name].cast(field.type) for field in struct],
+        fields=list(struct),
+        mask=pa.array(~answered),
+    )
+    return table.append_column(CALIBRATED, calibrated)
+
+
+def as_strings(values: Sequence[str] | pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The strings as one array."""
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
+    return values if isinstance(values, pa.Array) else pa.array(values, pa.string())
+
+
+def _answers(p: NDArray[np.float32], labels: Sequence[str]) -> dict[str, pa.Array]:
+    """The columns label, p and margin of [docs, labels]; null where p is NaN."""
+    _docs, label_count = p.shape
+    unanswered = np.asarray(np.isnan(p).any(axis=1))  # [docs]
+    answered = p[~unanswered]
+    assert label_count == len(labels) >= 2, (label_count, labels)
+    assert np.allclose(answered.sum(axis=1), 1, atol=P_SUM_TOLERANCE), answered
+    best = pa.array(np.where(unanswered, 0, p.argmax(axis=1)).astype(np.int32), mask=unanswered)
+    largest = np.partition(p, label_count - 2, axis=1)[:, -2:]  # [docs, 2]: second, first
+    return {
+        "label": pa.DictionaryArray.from_arrays(best, pa.array(list(labels), pa.string())),
+        "p": pa.StructArray.from_arrays(
+            [pa.array(np.ascontiguousarray(column), pa.float32()) for column in p.T],
+            fields=[pa.field(label, pa.float32()) for label in labels],
+            mask=pa.array(unanswered),
+        ),
+        "margin": pa.array(largest[:, 1] - largest[:, 0], pa.float32(), mask=unanswered),
+    }
+
+
+def _ranked_answers(
+    p: NDArray[np.float32],  # [docs, kept], falling; a row of NaN is a document without an answer
+    label_ids: NDArray[np.int32],  # [docs, kept]
+    labels: Sequence[str],
+    top_k: int,
+) -> dict[str, pa.Array]:
+    """The columns label, top and margin."""
+    names = pa.array(labels, pa.string())
+    unanswered = np.asarray(np.isnan(p).any(axis=1))  # [docs]
+    scored = np.where(unanswered[:, None], False, p > 0)[:, :top_k]  # [docs, top_k]
+    best = names.take(pa.array(label_ids[:, 0], mask=unanswered))
+    top = names.take(pa.array(label_ids[:, :top_k][scored]))
+    return {
+        "label": best.dictionary_encode(),
+        "top": _ranked(top, p[:, :top_k][scored], scored.sum(axis=1), unanswered),
+        "margin": pa.array(p[:, 0] - p[:, 1], pa.float32(), mask=unanswered),
+    }
+
+
+def _reading(
+    mass: NDArray[np.float32],
+    n_tokens: NDArray[np.integer],
+    n_chunks: NDArray[np.integer],
+    status: Sequence[str],
+) -> dict[str, pa.Array]:
+    return {
+        "mass": pa.array(mass, pa.float32(), mask=np.isnan(mass)),
+        "n_tokens": pa.array(n_tokens, pa.int32()),
+        "n_chunks": pa.array(n_chunks, pa.int16()),
+        "status": pa.array(status, pa.string()).dictionary_encode(),
+    }
+
+
+def _mass(log_mass: NDArray[np.float32], task: TaskSpec) -> NDArray[np.float32]:  # [docs]
+    # — a length penalty makes scores that are no probabilities; a readout has only its labels
+    if task.length_penalty or task.readout is not None:
+        return np.full_like(log_mass, np.nan)
+    # — float32 sums can exceed 1 by an ulp, and a label that is a prefix of another counts twice
+    return np.clip(np.exp(log_mass), SMALLEST_MASS, 1)
+
+
+def _levels(
+    best: Sequence[str | None],
+    p: NDArray[np.float32],  # [docs, levels]: of the best label's path; NaN below its end
+    separator: str,
+) -> pa.ListArray:
+    """For each level of the best label's path its name, `a`, `a/b`, ..., and its probability."""
+    parts = [[] if label is None else label.split(separator) for label in best]
+    counts = np.array([len(path) for path in parts], np.int64)
+    names = [separator.join(path[:end]) for path in parts for end in range(1, len(path) + 1)]
+    is_level = np.arange(p.shape[1]) < counts[:, None]  # [docs, levels]
+    unanswered = np.array([label is None for label in best])
+    return _ranked(pa.array(names, pa.string()), np.minimum(p[is_level], 1), counts, unanswered)
+
+
+def _ranked(
+    names: pa.Array,
+    p: NDArray[np.float32],  # [names]
+    counts: NDArray[np.integer],  # [docs]: the number of names of each document
+    unanswered: NDArray[np.bool_],  # [docs]
+) -> pa.ListArray:
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    pair = RANKED.value_type
+    pairs = pa.StructArray.from_arrays([names, pa.array(p, pa.float32())], fields=list(pair))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), pairs, type=RANKED, mask=pa.array(np.asarray(unanswered, dtype=bool))
+    )
