@@ -2,29 +2,37 @@
 
     python -m jobs.toxicity_filter jobs/specs/toxicity_filter.yaml --to out/clean
 
-Its words are those of `assay filter`. Run it again after a crash, or when the corpus has grown:
-only what is missing is done.
+The arguments are those of `assay filter`. After a crash, or when the corpus has grown, run it
+again: only what is missing is computed.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Annotated
 
-from pipeline.arguments import Verb, parser
-from pipeline.cli import main as assay
+from pipeline.cli.app import call, new_app
+from pipeline.cli.verbs import FLATTEN, AsJson, SpecFile, filter_corpus, run
+from pipeline.options import FilterOptions
 
-_UNCALLED: Mapping[str, Verb] = defaultdict(lambda: lambda _options: 0)  # words are only read here
+app = new_app("jobs.toxicity_filter", "Label a corpus, then write a filtered copy of it.")
+
+
+@app.default
+def label_and_filter(
+    spec: SpecFile, /, *, options: Annotated[FilterOptions, FLATTEN], as_json: AsJson = False
+) -> int:
+    """Label a corpus, then write a filtered copy of it.
+
+    The first step that does not end with 0 ends the job, with its exit code.
+    """
+    return run(spec) or filter_corpus(spec, options=options, as_json=as_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The steps in their order; the first that does not end well ends the job, with its code."""
-    filtering = ["filter", *(sys.argv[1:] if arguments is None else arguments)]
-    # — before hours of labelling: a wrong word ends the job here, and the spec is what filter says
-    spec = parser(_UNCALLED).parse_args(filtering).spec
-    steps = (["run", spec], filtering)
-    return next(filter(None, map(assay, steps)), 0)
+    """Run the job; the exit codes are those of `assay`."""
+    return call(app, arguments)
 
 
 if __name__ == "__main__":

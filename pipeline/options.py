@@ -6,7 +6,7 @@ program in Python passes them to the verb's function. `None` means that the verb
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -18,21 +18,29 @@ OnError = Literal["fail", "keep", "drop"]
 GroupBy = Literal["path"]
 
 
+def _whole_number(_: Any, tokens: Sequence[Any]) -> int:
+    """`4` as a number; neither 4.0 nor 1e3 is one."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError("write a whole number") from None
+
+
 def _pairs(_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str], ...]:
     """Each `LEFT=RIGHT` split at its last `=`, because a gold value may contain one."""
     pairs = [token.value.rpartition("=") for token in tokens]
-    for (left, _sign, right), token in zip(pairs, tokens, strict=True):
+    for left, _sign, right in pairs:
         if not (left and right):
-            raise ValueError(f"write {token.keyword} LEFT=RIGHT")
+            raise ValueError("write LEFT=RIGHT")
     return tuple((left, right) for left, _, right in pairs)
 
 
-def _mapping(type_: Any, tokens: Sequence[Any]) -> dict[str, str]:
+def _distinct_pairs(type_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str], ...]:
     """As `_pairs`; each left side may occur once."""
     pairs = _pairs(type_, tokens)
     if len(dict(pairs)) < len(pairs):
         raise ValueError("one name occurs twice; write each name once")
-    return dict(pairs)
+    return pairs
 
 
 def _numbers(_: Any, tokens: Sequence[Any]) -> tuple[int, ...]:
@@ -43,17 +51,20 @@ def _numbers(_: Any, tokens: Sequence[Any]) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+WHOLE = Parameter(metavar="N", converter=_whole_number, n_tokens=1)
+
+
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """The workers that a plan is made for."""
 
-    workers: Annotated[int, Parameter(metavar="N")] = 1
+    workers: Annotated[int, WHOLE] = 1
     """Number of workers to plan for."""
     price: Annotated[float | None, Parameter(metavar="PRICE")] = None
     """Price of one worker for one hour, in any currency. Without it, no cost is shown."""
     rate: Annotated[float | None, Parameter(metavar="RATE")] = None
     """Documents that one worker labels in a second. Without it, the rate is measured here."""
-    documents: Annotated[int | None, Parameter(metavar="N")] = None
+    documents: Annotated[int | None, WHOLE] = None
     """Number of documents to measure the rate on (default: 8 on a CPU, 256 on a GPU)."""
 
     def __post_init__(self) -> None:
@@ -69,9 +80,9 @@ class GoldOptions:
     text: Annotated[str | None, Parameter(metavar="COLUMN")] = None
     """Column of the gold file with texts; joins gold and corpus by text instead of by id."""
     columns: Annotated[
-        Mapping[str, str] | None,
-        Parameter("--column", metavar="TASK=COLUMN", converter=_mapping, n_tokens=1),
-    ] = None
+        tuple[tuple[str, str], ...],
+        Parameter("--column", metavar="TASK=COLUMN", converter=_distinct_pairs, n_tokens=1),
+    ] = ()
     """Column of the gold file with the labels of a task (default: the task's name). Repeatable."""
     values: Annotated[
         tuple[tuple[str, str], ...],
@@ -92,7 +103,7 @@ class EvalOptions:
     """Find for each label the threshold that reaches this recall, from 0 to 1."""
     gates: Annotated[tuple[str, ...], Parameter("--gate", metavar="GATE")] = ()
     """Requirement such as 'toxic.f1 >= 0.8'; the exit code is 1 if it fails. Repeatable."""
-    resamples: Annotated[int, Parameter(metavar="N")] = 1_000
+    resamples: Annotated[int, WHOLE] = 1_000
     """Number of bootstrap resamples for the confidence intervals."""
 
 
@@ -106,7 +117,7 @@ class FitOptions:
     """Read the state after the document itself, and ask no question."""
     to: Annotated[str | None, Parameter(metavar="PATH")] = None
     """FILE.safetensors, or a folder of them (default: the readouts that the spec names)."""
-    folds: Annotated[int, Parameter(metavar="N")] = 5
+    folds: Annotated[int, WHOLE] = 5
     """Number of cross-validation folds."""
     rows: Annotated[tuple[int, ...], Parameter(metavar="N,N", converter=_numbers, n_tokens=1)] = ()
     """Also print a learning curve: the figures after these numbers of gold rows."""
@@ -122,7 +133,7 @@ class CalibrateOptions:
     """Calibration method; temperature and isotonic need --gold."""
     gold: Annotated[str | None, Parameter(metavar="FILE")] = None
     """Gold labels: a CSV, JSON lines or Parquet file, or another run's output."""
-    snapshot: Annotated[int | None, Parameter(metavar="N")] = None
+    snapshot: Annotated[int | None, WHOLE] = None
     """Number of the snapshot with the answers (default: the last one that has them)."""
 
 
@@ -144,9 +155,9 @@ class FilterOptions:
 class BenchOptions:
     """The size of a bench."""
 
-    rounds: Annotated[int | None, Parameter(metavar="N")] = None
+    rounds: Annotated[int | None, WHOLE] = None
     """Number of paired rounds (default: 3; 2 for the longest documents)."""
-    tokens: Annotated[int | None, Parameter(metavar="N")] = None
+    tokens: Annotated[int | None, WHOLE] = None
     """Measure one workload with documents of this many tokens (default: the standard five)."""
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -19,7 +20,9 @@ import pytest
 from local_cluster import command_line
 from many_rows import assert_every_row_once, has_begun, write_many
 
-from pipeline.cli import main
+from pipeline.cli import app, main
+from pipeline.cli.app import VERBS
+from pipeline.options import EvalOptions, GoldOptions
 
 DOCUMENTS = 1_500
 
@@ -33,6 +36,68 @@ def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     """The exit code of `assay run`, and its lines on standard error."""
     code = main(["run", str(file)])
     return code, capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("frob", "VERB: no such verb; `assay --help` lists what there is (got 'frob')"),
+        ("plan", "SPEC: missing; add it: `assay plan --help` lists what there is (got None)"),
+        ("plan s extra", "assay plan: takes fewer arguments; "),
+        ("plan s --wrkers 3", "--wrkers: no such option; write --workers (got '--wrkers')"),
+        ("plan s --zzz", "--zzz: no such option; `assay plan --help` lists what there is"),
+        ("plan s --workers x", "--workers: write a whole number (got 'x')"),
+        ("plan s --workers 1.0", "--workers: write a whole number (got '1.0')"),
+        ("plan s --workers -3", "--workers: write a number above 0 (got -3)"),
+        ("plan s --price x", "--price: write a number (got 'x')"),
+        ("plan s --json=3", "--json: write no value (got '3')"),
+        ("gc s", "--keep: missing; add it: "),
+        ("gc s --keep", "--keep: missing; add it: "),
+        ("filter s", "--to: missing; add it: "),
+        ("filter s --to x --on-error dorp", "--on-error: write one of fail, keep, drop (got"),
+        ("diff s 1", "B: missing; add it: "),
+        ("eval s --gold g --value q", "--value: write LEFT=RIGHT (got 'q')"),
+        ("eval s --gold g --column a=b --column a=c", "--column: one name occurs twice; "),
+        ("fit s --gold g --rows 2,x", "--rows: write whole numbers, as in 20,50,100 (got '2,x')"),
+        ("calibrate s --task t --to f --method platt", "--method: write one of batch, "),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_exit_2(
+    words: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert shown.startswith(line)
+
+
+def test_options_may_be_repeated_and_a_single_value_is_the_last() -> None:
+    words = "eval s --gold g --gate x --gate y --column a=b --column c=d --value p=q=r"
+    _, bound, _ = app.parse_args(f"{words} --value s=t --task a --recall .5 --recall .6".split())
+    assert bound.arguments["gold_options"] == GoldOptions(
+        columns=(("a", "b"), ("c", "d")), values=(("p=q", "r"), ("s", "t")), tasks=("a",)
+    )
+    assert bound.arguments["options"] == EvalOptions(gates=("x", "y"), recall=0.6)
+
+
+@pytest.mark.parametrize("verb", ["", *(verb for verb in VERBS if verb != "dry run")])
+def test_help_is_in_sentences(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*verb.split(), "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Usage: assay" in shown and (not verb or "--json" in shown) and "None" not in shown
+
+
+def test_without_a_verb_the_help_is_shown_and_the_exit_code_is_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 2
+    assert "Usage: assay" in capsys.readouterr().out
+
+
+def test_what_a_verb_calls_exists() -> None:
+    for verb in VERBS.values():
+        for name in (verb.recipe, verb.show, verb.to_json):
+            module, _, function = name.partition(":")
+            assert callable(getattr(importlib.import_module(f"pipeline.{module}"), function))
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,7 @@ def check_names(spec: JobSpec, options: GoldOptions) -> None:
     names = [task.name for task in spec.tasks]
     labels = {label for task in spec.tasks for label in task.labels}
     fix = f"the spec has no such task; it has {', '.join(names)}"
-    problems = [
-        Problem("--column", fix, task) for task in options.columns or () if task not in names
-    ]
+    problems = [Problem("--column", fix, task) for task, _ in options.columns if task not in names]
     problems += [Problem("--task", fix, task) for task in options.tasks if task not in names]
     problems += [
         Problem("--value", "no task has such a label; write GOLD_VALUE=LABEL", f"{value}={label}")
@@ -108,7 +106,7 @@ def task_columns(
     spec: JobSpec, options: GoldOptions, there: Sequence[str], source: str
 ) -> list[tuple[TaskSpec, str]]:
     """The tasks that the gold has labels for, with the column of each; SpecError if it has none."""
-    named = options.columns or {}
+    named = dict(options.columns)
     wanted = [task for task in spec.tasks if not options.tasks or task.name in options.tasks]
     columns = [(task, named.get(task.name, task.name)) for task in wanted]
     required = set(named) | set(options.tasks)

@@ -1,31 +1,33 @@
-"""The figures of a bench, for people and as JSON values.
-
-Knows figures. Knows nothing of how they were measured.
-"""
+"""The report of `bench`: a table for each workload, and JSON values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Console
 from rich.table import Table
 
-from pipeline.verbs.bench import Bench, Row
+if TYPE_CHECKING:
+    from pipeline.verbs.bench import Bench, Row
 
 
-def bench_tables(measured: Bench) -> Group:
-    """A table a workload, with the machine above and what the shares mean below."""
-    machine = measured.machine
+def show_bench(bench: Bench, console: Console) -> None:
+    """The machine, a table for each workload, and what the columns mean."""
+    machine = bench.machine
     weights = "" if machine.quantize == "none" else f", {machine.quantize} weights"
-    return Group(
+    console.print(
         f"{machine.processor}, {machine.threads} threads, {machine.dtype}{weights} on "
-        f"{machine.device}, torch {machine.torch}",
-        *(_table(name, rows) for name, rows in groupby(measured.rows, key=lambda r: r.workload)),
-        "tokens: the documents' own; share: the tree's arithmetic in this time, of the rate that "
-        f"plain products reach here, {measured.matmul_flops / 1e9:,.0f} GFLOP/s at best",
+        f"{machine.device}, torch {machine.torch}"
+    )
+    for name, rows in groupby(bench.rows, key=lambda row: row.workload):
+        console.print(_table(name, rows))
+    console.print(
+        "tokens: the documents' own tokens; x tree: median ratio of paired rounds; share: the "
+        "tree's FLOP in this time, as a share of the rate of plain matrix products here, "
+        f"{bench.matmul_flops / 1e9:,.0f} GFLOP/s at best"
     )
 
 
@@ -46,13 +48,13 @@ def _table(workload: str, rows: Iterable[Row]) -> Table:
     return table
 
 
-def bench_json(measured: Bench) -> dict[str, Any]:
+def bench_json(bench: Bench) -> dict[str, Any]:
     """The form that other programs read (DESIGN, section 7)."""
     return {
-        "machine": asdict(measured.machine),
-        "matmul_flops": measured.matmul_flops,
+        "machine": asdict(bench.machine),
+        "matmul_flops": bench.matmul_flops,
         "rows": [
             {**asdict(row), "docs_per_s": row.docs_per_s, "tokens_per_s": row.tokens_per_s}
-            for row in measured.rows
+            for row in bench.rows
         ],
     }

@@ -1,53 +1,54 @@
-"""What a check found, for people and as JSON values.
-
-Knows findings. Knows nothing of how they came about.
-"""
+"""The report of `check`: what was proved, for people and as JSON values."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
-from pipeline.inference.memory import MemoryPlan
-from pipeline.verbs.check import Findings, ReadoutFacts
-from pipeline.verbs.exactness import FLOAT32_MAX, Change, Exactness
+from pipeline.report.console import escape_controls, two_columns
 
-SHOWN_LABELS = 64  # of a task; all of them stand in the JSON
+if TYPE_CHECKING:
+    from pipeline.inference.memory import MemoryPlan
+    from pipeline.verbs.check import Findings, ReadoutFacts
+    from pipeline.verbs.exactness import Change, Exactness
+
+SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 
 
-def show_findings(found: Findings, console: Console, *, prompts: bool) -> None:
+def show_findings(findings: Findings, console: Console, *, prompts: bool) -> None:
     """A table of what was proved; with `prompts`, the first document's prompt for every task."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    rows = {
-        "storage": f"{found.output} honours create-only writes",
-        "documents": f"{found.documents:,}",
-        "model": f"{found.model_folder}, {_numbers(found)} on {found.device}",
-        "context": f"{found.context_tokens:,} tokens",
-        "template": "chat" if found.has_chat_template else "none: plain text ending in 'Answer:'",
-        **{f"  {task}": _tokens(labels) for task, labels in found.label_tokens.items()},
-        **{f"  {task}": _readout(facts) for task, facts in found.readouts.items()},
-        "memory": _memory(found.proof.memory),
-        "exactness": _exactness(found.proof.exactness),
-    }
-    if found.proof.quantization:
-        rows["quantized"] = f"{_change(found.proof.quantization)}, against the model's own weights"
-    for name, value in rows.items():
-        table.add_row(name, value)
-    console.print(table, markup=False)
-    for prompt in found.prompts if prompts else ():
-        console.rule(f"{prompt.task} · {prompt.doc_id}")
-        console.print(prompt.text, markup=False)
-        console.print(list(prompt.token_ids), markup=False)
+    rows = [
+        ("storage", f"{findings.output} honours create-only writes"),
+        ("documents", f"{findings.documents:,}"),
+        ("model", f"{findings.model_folder}, {_numbers(findings)} on {findings.device}"),
+        ("context", f"{findings.context_tokens:,} tokens"),
+        (
+            "template",
+            "chat" if findings.has_chat_template else "none: plain text ending in 'Answer:'",
+        ),
+        *((f"  {task}", _tokens(labels)) for task, labels in findings.label_tokens.items()),
+        *((f"  {task}", _readout(facts)) for task, facts in findings.readouts.items()),
+        ("memory", _memory(findings.proof.memory)),
+        ("exactness", _exactness(findings.proof.exactness)),
+    ]
+    if quantization := findings.proof.quantization:
+        rows.append(("quantized", f"{_change(quantization)}, against the model's own weights"))
+    console.print(two_columns((name, escape_controls(value)) for name, value in rows))
+    for prompt in findings.prompts if prompts else ():
+        console.print(f"\n--- {escape_controls(f'{prompt.task} · {prompt.doc_id}')} ---")
+        console.print(prompt.text)
+        console.print(list(prompt.token_ids))
 
 
-def _numbers(found: Findings) -> str:
-    return found.dtype if found.quantize == "none" else f"{found.dtype}, {found.quantize} weights"
+def _numbers(findings: Findings) -> str:
+    return (
+        findings.dtype
+        if findings.quantize == "none"
+        else f"{findings.dtype}, {findings.quantize} weights"
+    )
 
 
 def _memory(memory: MemoryPlan) -> str:
@@ -58,27 +59,28 @@ def _memory(memory: MemoryPlan) -> str:
     )
 
 
-def _exactness(found: Exactness) -> str:
-    """What was compared in float32, which shows a wrong tree, and in half precision beside it."""
-    plain = found.apart if found.dtype == "float32" else found.in_float32
-    verdict = "exact" if found.exact else "NOT exact"
-    if plain and not plain.max_abs_dp <= FLOAT32_MAX:
-        verdict = f"{verdict}: {FLOAT32_MAX:g} is allowed"
-    if plain is found.apart:
-        return f"{verdict}; {_change(plain)}, tree against independent prompts"
+def _exactness(exactness: Exactness) -> str:
+    """The comparison in float32, which shows a wrong tree, and beside it the one in the dtype."""
+    float32 = exactness.change if exactness.dtype == "float32" else exactness.in_float32
+    verdict = "exact" if exactness.exact else "NOT exact"
+    if float32 and not float32.max_abs_dp <= exactness.allowed_in_float32:
+        verdict = f"{verdict}: {exactness.allowed_in_float32:g} is allowed"
+    if float32 is exactness.change:
+        return f"{verdict}; {_change(float32)}, tree against independent prompts"
     half = (
-        f"in {found.dtype} {_change(found.apart)}, {found.allowed_max:.1e} and a mean of "
-        f"{found.allowed_mean:.1e} allowed"
+        f"in {exactness.dtype} {_change(exactness.change)}, {exactness.allowed_max:.1e} and a "
+        f"mean of {exactness.allowed_mean:.1e} allowed"
     )
-    if plain is None:
+    if float32 is None:
         return (
-            f"{verdict}; {half}, tree against independent prompts; float32 weights, by which the "
-            "tree would be proved closer, have no room here"
+            f"{verdict}; {half}, tree against independent prompts; there is no room for float32 "
+            "weights, which would prove the tree more precisely"
         )
-    assert found.rounding
+    assert exactness.rounding
     return (
-        f"{verdict}; in float32 {_change(plain)}, tree against independent prompts; {half}: "
-        f"independent prompts lie {found.rounding.mean_abs_dp:.1e} from their float32 answers"
+        f"{verdict}; in float32 {_change(float32)}, tree against independent prompts; {half}: "
+        f"independent prompts differ by a mean of {exactness.rounding.mean_abs_dp:.1e} from their "
+        "float32 answers"
     )
 
 
@@ -91,10 +93,10 @@ def _change(change: Change) -> str:
 
 def _readout(facts: ReadoutFacts) -> str:
     read = "mean of" if facts.pooling == "mean" else f"last of {facts.kind}, of"
-    held = ", ".join(map(str, facts.layers))
+    layers = ", ".join(map(str, facts.layers))
     return (
         f"{', '.join(facts.labels)} by the readout {facts.path} ({facts.sha256[:12]}), "
-        f"{read} layer {facts.layer} of {held}"
+        f"{read} layer {facts.layer} of {layers}"
     )
 
 
@@ -105,22 +107,22 @@ def _tokens(labels: dict[str, list[str]]) -> str:
     return f"{shown} and {left_out:,} more" if left_out else shown
 
 
-def findings_json(found: Findings) -> dict[str, Any]:
+def findings_json(findings: Findings) -> dict[str, Any]:
     """The form that other programs read (DESIGN, section 7)."""
-    exactness = found.proof.exactness
+    exactness = findings.proof.exactness
     return {
         "model": {
-            "path": found.model_folder,
-            "dtype": found.dtype,
-            "quantize": found.quantize,
-            "device": found.device,
-            "context_tokens": found.context_tokens,
-            "chat_template": found.has_chat_template,
+            "path": findings.model_folder,
+            "dtype": findings.dtype,
+            "quantize": findings.quantize,
+            "device": findings.device,
+            "context_tokens": findings.context_tokens,
+            "chat_template": findings.has_chat_template,
         },
-        "storage": {"url": found.output, "create_only": True},
-        "documents": found.documents,
-        "label_tokens": found.label_tokens,
-        "readouts": {task: asdict(facts) for task, facts in found.readouts.items()},
+        "storage": {"url": findings.output, "create_only": True},
+        "documents": findings.documents,
+        "label_tokens": findings.label_tokens,
+        "readouts": {task: asdict(facts) for task, facts in findings.readouts.items()},
         "prompts": [
             {
                 "doc_id": prompt.doc_id,
@@ -131,16 +133,21 @@ def findings_json(found: Findings) -> dict[str, Any]:
                 "scoring": prompt.scoring,
                 "surfaces": prompt.verbalizers,
             }
-            for prompt in found.prompts
+            for prompt in findings.prompts
         ],
-        "memory": {**asdict(found.proof.memory), "peak_bytes": found.proof.memory.peak_bytes},
+        "memory": {**asdict(findings.proof.memory), "peak_bytes": findings.proof.memory.peak_bytes},
         "exactness": {
-            **(_change_json(exactness.apart) or {}),
+            **(_change_json(exactness.change) or {}),
             "exact": exactness.exact,
+            "allowed": {
+                "max_abs_dp": _number(exactness.allowed_max),
+                "mean_abs_dp": _number(exactness.allowed_mean),
+                "max_abs_dp_in_float32": exactness.allowed_in_float32,
+            },
             "in_float32": _change_json(exactness.in_float32),
             "rounding": _change_json(exactness.rounding),
         },
-        "quantization": _change_json(found.proof.quantization),
+        "quantization": _change_json(findings.proof.quantization),
     }
 
 
@@ -151,6 +158,6 @@ def _change_json(change: Change | None) -> dict[str, Any] | None:
     return asdict(change) | numbers
 
 
-def _number(value: float) -> float | None:
-    """The value; JSON has no word for what is no number."""
-    return None if math.isnan(value) else value
+def _number(value: float | None) -> float | None:
+    """The value, or None for NaN, which JSON cannot represent."""
+    return None if value is None or math.isnan(value) else value

@@ -1,6 +1,7 @@
-"""Text of strangers, as people may look at it: nothing in it steers a terminal or a page.
+"""What all reports share: consoles, safe text, small tables, progress, the log of a cluster job.
 
-Knows characters. Knows nothing of what they say.
+Text of strangers (documents, labels, paths) passes through `escape_controls` or `truncate`, so that
+nothing in it controls a terminal or a page.
 """
 
 from __future__ import annotations
@@ -8,38 +9,65 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-
-def escape_controls(text: str) -> str:
-    """The text with whatever does not print written out: control and direction marks, halves."""
-    return "".join(char if char.isprintable() else _written_out(char) for char in text)
-
-
-def truncate(text: str, chars: int) -> str:
-    """The first `chars` characters with control characters escaped; "…" marks a cut."""
-    return escape_controls(text if len(text) <= chars else text[: chars - 1].rstrip() + "…")
-
-
-def _written_out(char: str) -> str:
-    return " " if char in "\n\t\r" else char.encode("unicode_escape").decode()
-
+from rich.table import Table
 
 logger = logging.getLogger(__name__)
 
 LOG_INTERVAL_S = 30.0
+_UNLIMITED_COLUMNS = 10_000
+
+
+def console_on(stream: TextIO) -> Console:
+    """A console that prints text as it is; a stream that is not a terminal has no line width."""
+    return Console(
+        file=stream,
+        width=None if stream.isatty() else _UNLIMITED_COLUMNS,
+        highlight=False,
+        soft_wrap=True,
+        # Labels, names and paths may look like markup or like the name of an emoji.
+        markup=False,
+        emoji=False,
+    )
+
+
+def escape_controls(text: str) -> str:
+    """The text with each unprintable character escaped: controls, direction marks, surrogates."""
+    return "".join(char if char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    return " " if char in "\n\t\r" else char.encode("unicode_escape").decode()
+
+
+def truncate(text: str, chars: int) -> str:
+    """The first `chars` characters with controls escaped; "…" marks a cut."""
+    return escape_controls(text if len(text) <= chars else text[: chars - 1].rstrip() + "…")
+
+
+def two_columns(rows: Mapping[str, str] | Iterable[tuple[str, str]]) -> Table:
+    """A table of names and values; a name may occur more than once."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items() if isinstance(rows, Mapping) else rows:
+        table.add_row(name, value)
+    return table
 
 
 @contextmanager
 def shown_progress(
     console: Console, rows: int, *, doing: str = "labelling", done: str = "labelled"
 ) -> Iterator[Callable[[int], None]]:
-    """Gives what to call with the rows that are done since the last call."""
+    """Gives a function to call with the number of rows that are done since the last call.
+
+    Progress is a bar on a terminal, and lines of a log elsewhere.
+    """
     if not console.is_terminal:
         yield logged_progress(rows, now_s=time.monotonic, done=done)
         return
@@ -58,51 +86,51 @@ def shown_progress(
 def logged_progress(
     rows: int, *, now_s: Callable[[], float], done: str = "labelled"
 ) -> Callable[[int], None]:
-    """A line for the first rows, then at most one every 30 seconds, and one at the end."""
+    """Logs a line for the first rows, then at most one every 30 seconds, and one at the end."""
     started_s = now_s()
-    so_far = 0
+    rows_done = 0
     last_s: float | None = None
 
     def advance(more: int) -> None:
-        nonlocal so_far, last_s
-        so_far += more
-        if last_s is None or now_s() - last_s >= LOG_INTERVAL_S or so_far >= rows:
+        nonlocal rows_done, last_s
+        rows_done += more
+        if last_s is None or now_s() - last_s >= LOG_INTERVAL_S or rows_done >= rows:
             last_s = now_s()
-            rate = so_far / max(last_s - started_s, 1e-9)
-            logger.info("%d of %d documents %s, %.2f a second", so_far, rows, done, rate)
+            rate = rows_done / max(last_s - started_s, 1e-9)
+            logger.info("%d of %d documents %s, %.2f a second", rows_done, rows, done, rate)
 
     return advance
 
 
 class JobLog:
-    """Writes the pieces of a log as they come; with `results`, JSON lines apart from the rest.
+    """Prints the log of a cluster job as it arrives, in pieces that may end anywhere.
 
-    A job's two streams arrive as one. What `assay run --json` prints is a line of its own and no
-    line of a log begins like it.
+    The two streams of a job arrive as one. With `results`, lines that are a JSON object, as `assay
+    run --json` prints one, go to `out`, and all others to `err`. No log line is a JSON object.
     """
 
     def __init__(self, out: TextIO, err: TextIO, *, results: bool) -> None:
         self._out, self._err, self._results = out, err, results
-        self._begun = ""  # of a line whose end has not come yet
+        self._begun = ""  # the start of a line whose end has not arrived
 
     def show(self, piece: str) -> None:
-        """The next piece, which may end anywhere."""
-        *whole, self._begun = (self._begun + piece).split("\n")
-        for line in whole:
+        """Print the lines that this piece completes."""
+        *complete, self._begun = (self._begun + piece).split("\n")
+        for line in complete:
             self._write(line)
 
     def close(self) -> None:
-        """The last line, if nothing ended it."""
+        """Print a last line that has no end."""
         if self._begun:
             self._write(self._begun)
         self._begun = ""
 
     def _write(self, line: str) -> None:
-        apart = self._results and not _is_result(line)
-        print(line, file=self._err if apart else self._out, flush=True)
+        to_err = self._results and not _is_json_object(line)
+        print(line, file=self._err if to_err else self._out, flush=True)
 
 
-def _is_result(line: str) -> bool:
+def _is_json_object(line: str) -> bool:
     if not line.startswith("{"):
         return False
     try:
@@ -112,10 +140,10 @@ def _is_result(line: str) -> bool:
 
 
 def wants_stop(id: str, terminal: TextIO, answers: TextIO) -> bool:
-    """Asks whether the job ends too; without a terminal, or with another Ctrl-C, it goes on."""
+    """Whether the user stops the job; False without a terminal, or after a second Ctrl-C."""
     if not answers.isatty():
         return False
-    print(f"\nStop {id} on the cluster, too? [y/N] ", end="", file=terminal, flush=True)
+    print(f"\nStop {id} on the cluster too? [y/N] ", end="", file=terminal, flush=True)
     try:
         return answers.readline().strip().lower() in ("y", "yes")
     except KeyboardInterrupt:

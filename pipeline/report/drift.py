@@ -5,8 +5,6 @@ Knows comparisons. Knows nothing of how they came about.
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -16,8 +14,7 @@ from rich.table import Table
 
 from pipeline.audit.diff import Comparison, TaskChange
 from pipeline.evaluation.drift import shares
-from pipeline.report.console import escape_controls
-from pipeline.report.maintenance import two_columns
+from pipeline.report.console import escape_controls, two_columns
 from pipeline.report.run import summary_json, summary_table
 from pipeline.verbs.relabel import ScheduledRun
 
@@ -128,15 +125,6 @@ def _flips_json(task: TaskChange) -> dict[str, Any]:
         for x, y in cells
     ]
     return {"flipped": flipped}
-
-
-def print_scheduled_run(run: ScheduledRun, *, as_json: bool) -> None:
-    """The report on standard output."""
-    if as_json:
-        print(json.dumps(scheduled_run_json(run)))
-    else:
-        file = sys.stdout
-        show_scheduled_run(run, Console(file=file, highlight=False, soft_wrap=True, emoji=False))
 
 
 def show_scheduled_run(run: ScheduledRun, console: Console) -> None:

@@ -14,8 +14,7 @@ from rich.table import Table
 
 from pipeline.evaluation.metrics import BINS
 from pipeline.evaluation.scores import HEADLINES, Figure
-from pipeline.report.console import escape_controls, truncate
-from pipeline.report.maintenance import two_columns
+from pipeline.report.console import escape_controls, truncate, two_columns
 from pipeline.verbs.evaluate import Evaluation, RowCounts, TaskEvaluation, VersionScores
 
 SHOWN_ISSUES = 10

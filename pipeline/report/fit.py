@@ -16,8 +16,7 @@ from rich.table import Table
 from pipeline.evaluation.fitting import FIGURES
 from pipeline.evaluation.scores import Figure
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
-from pipeline.report.console import escape_controls
-from pipeline.report.maintenance import two_columns
+from pipeline.report.console import escape_controls, two_columns
 from pipeline.verbs.calibrate import Calibrated
 from pipeline.verbs.fit import Fit, TaskFit
 from pipeline.verbs.fit_card import figures

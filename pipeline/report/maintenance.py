@@ -16,7 +16,7 @@ from pipeline.audit.gc import GcResult
 from pipeline.audit.verify import VerifyResult
 from pipeline.filters.run import FilterResult
 from pipeline.filters.shard import SplitAmounts
-from pipeline.report.console import escape_controls
+from pipeline.report.console import escape_controls, two_columns
 
 SHOWN_DAMAGES = 50
 
@@ -32,11 +32,10 @@ def show_verified(verified: VerifyResult, console: Console) -> None:
                 "input": _input(verified),
                 "verdict": "intact" if verified.intact else f"{len(verified.damages):,} DAMAGES",
             }
-        ),
-        markup=False,
+        )
     )
     for damage in verified.damages[:SHOWN_DAMAGES]:
-        console.print(str(damage), markup=False)
+        console.print(str(damage))
     if len(verified.damages) > SHOWN_DAMAGES:
         console.print(f"and {len(verified.damages) - SHOWN_DAMAGES:,} more; --json has them all")
 
@@ -56,7 +55,7 @@ def show_gc(result: GcResult, console: Console) -> None:
     if removable.unknown:
         rows["left alone"] = f"{removable.unknown:,} keys that are not assay's"
     rows["verdict"] = _verdict(result)
-    console.print(two_columns(rows), markup=False)
+    console.print(two_columns(rows))
 
 
 def gc_json(result: GcResult) -> dict[str, Any]:
@@ -73,16 +72,6 @@ def gc_json(result: GcResult) -> dict[str, Any]:
         },
         "keys": list(removable.keys),
     }
-
-
-def two_columns(rows: dict[str, str]) -> Table:
-    """Names and values."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
 
 
 def _verdict(result: GcResult) -> str:
@@ -114,8 +103,8 @@ def show_filtered(filtered: FilterResult, console: Console) -> None:
                 table.add_row(*row)
         if len(values) > SHOWN_GROUPS:
             table.add_row(f"{column}: {len(values) - SHOWN_GROUPS:,} more; --json has them all")
-    console.print(table, markup=False)
-    console.print(two_columns(_facts(filtered)), markup=False)
+    console.print(table)
+    console.print(two_columns(_facts(filtered)))
 
 
 def filtered_json(filtered: FilterResult) -> dict[str, Any]:

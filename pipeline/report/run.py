@@ -1,49 +1,83 @@
-"""The summary of a run, as a table and as JSON values.
-
-Knows outcomes. Knows nothing of how they came about.
-"""
+"""The reports of `run`, `run --dry-run` and `plan`: progress, tables for people, JSON values."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.report.console import escape_controls
-from pipeline.runtime.job import Plan
-from pipeline.runtime.outcome import Outcome
+from pipeline.report.console import console_on, escape_controls, shown_progress, two_columns
 
 if TYPE_CHECKING:
+    from pipeline.runtime.job import Plan
+    from pipeline.runtime.outcome import Outcome
+    from pipeline.runtime.run import Progress
     from pipeline.verbs.plan import Estimate
 
 
-def show_summary(outcome: Outcome, console: Console) -> None:
-    """A short table, and one line that reads the output."""
-    console.print(summary_table(outcome), markup=False)
-    for task in list(outcome.tally.labels)[:1]:
-        files = f"{outcome.output}/labels/{task}/*/*/*.parquet"
-        python = min(os.path.relpath(sys.executable), sys.executable, key=len)
-        told = f"\n{python} -c 'import duckdb; print(duckdb.read_parquet(\"{files}\"))'"
-        console.print(told, markup=False)
+@contextmanager
+def run_progress(stream: TextIO) -> Iterator[Callable[[Plan], Progress]]:
+    """Gives the `announce` of a run: it prints the plan and then the progress to the stream.
+
+    Standard output goes to the stream too: Ray reports workers that died there, but it is the place
+    of the result.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(stream))
+
+        def announce(planned: Plan) -> Progress:
+            console = console_on(stream)
+            console.print(announced(planned))
+            return stack.enter_context(shown_progress(console, planned.work_rows))
+
+        yield announce
+
+
+def announced(planned: Plan) -> str:
+    """One line before the work begins."""
+    if not planned.work_items:
+        return f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
+    return (
+        f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
+        f"{planned.missing_shards:,} of {len(planned.shards):,} shards"
+    )
+
+
+def show_summary(
+    outcome: Outcome, console: Console, *, storage_options: Mapping[str, Any] | None = None
+) -> None:
+    """What was labelled, how fast, and where; then a shell command that reads the snapshot."""
+    console.print(summary_table(outcome))
+    if outcome.snapshot is not None:
+        console.print(f"\n{_reading_command(outcome.output, storage_options or {})}")
 
 
 def summary_table(outcome: Outcome) -> Table:
-    """What was labelled, how fast, what reuse spared, where the output is."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in _lines(outcome):
-        table.add_row(name, escape_controls(value))
-    return table
+    """What was labelled, how fast, what reuse saved, and where the output is."""
+    return two_columns([(name, escape_controls(value)) for name, value in _summary(outcome)])
 
 
-def _lines(outcome: Outcome) -> list[tuple[str, str]]:
+def _reading_command(output: str, storage_options: Mapping[str, Any]) -> str:
+    options = f", storage_options={dict(storage_options)!r}" if storage_options else ""
+    code = (
+        f"import duckdb, pipeline; labels = pipeline.open_labels({output!r}{options}); "
+        "print(duckdb.sql('select * from labels'))"
+    )
+    python = min(os.path.relpath(sys.executable), sys.executable, key=len)
+    quoted = shlex.quote(code) if set(code) & set('"$`\\!') else f'"{code}"'
+    return f"{shlex.quote(python)} -c {quoted}"
+
+
+def _summary(outcome: Outcome) -> list[tuple[str, str]]:
     tally = outcome.tally
     lines = [
         ("documents", f"{outcome.rows:,} in {outcome.shards:,} shards"),
@@ -106,16 +140,6 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def announced(planned: Plan) -> str:
-    """One line before the work begins."""
-    if not planned.work_items:
-        return f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
-    return (
-        f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
-        f"{planned.missing_shards:,} of {len(planned.shards):,} shards"
-    )
-
-
 def plan_json(planned: Plan) -> dict[str, int]:
     """Counts of what there is and of what is missing."""
     return {
@@ -127,12 +151,13 @@ def plan_json(planned: Plan) -> dict[str, int]:
     }
 
 
-def plan_table(planned: Plan) -> Table:
-    """The same for people."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in plan_json(planned).items():
-        table.add_row(name.replace("_", " "), f"{value:,}")
-    return table
+def show_plan(planned: Plan, console: Console) -> None:
+    """The same counts for people."""
+    console.print(two_columns(_plan(planned)))
+
+
+def _plan(planned: Plan) -> dict[str, str]:
+    return {name.replace("_", " "): f"{value:,}" for name, value in plan_json(planned).items()}
 
 
 def estimate_json(estimate: Estimate) -> dict[str, Any]:
@@ -149,24 +174,27 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def estimate_table(estimate: Estimate) -> Table:
+def show_estimate(estimate: Estimate, console: Console) -> None:
     """The same for people."""
-    table = plan_table(estimate.plan)
+    rows = _plan(estimate.plan)
     if not estimate.parts:
-        table.add_row("time", "no document needs the model")
-        return table
-    for part in estimate.parts:
-        told = f"at most {part.documents:,} documents, {part.seconds_per_document:.3g} s each"
-        table.add_row("model", escape_controls(f"{told}: {', '.join(part.tasks)}"))
-    if found := estimate.measured:
-        told = f"on {found.documents:,} documents of {found.tokens_per_document:,.0f} tokens"
-        table.add_row("measured", f"{told}, {found.dtype} on {found.device} here")
+        console.print(two_columns(rows | {"time": "no document needs the model"}))
+        return
+    for number, part in enumerate(estimate.parts, start=1):
+        name = "model" if len(estimate.parts) == 1 else f"model, part {number}"
+        cost = f"at most {part.documents:,} documents, {part.seconds_per_document:.3g} s each"
+        rows[name] = escape_controls(f"{cost}: {', '.join(part.tasks)}")
+    if measured := estimate.measured:
+        documents = (
+            f"on {measured.documents:,} documents of {measured.tokens_per_document:,.0f} tokens"
+        )
+        rows["measured"] = f"{documents}, {measured.dtype} on {measured.device} here"
     workers = "1 worker" if estimate.workers == 1 else f"{estimate.workers:,} workers"
-    table.add_row("time", f"about {_duration(estimate.seconds)} of {workers}, beside their start")
+    rows["time"] = f"about {_duration(estimate.seconds)} of {workers}, beside their start"
     if estimate.cost is not None:
         hours = estimate.worker_seconds / 3600
-        table.add_row("cost", f"about {estimate.cost:,.2f}, for {hours:,.2f} worker hours")
-    return table
+        rows["cost"] = f"about {estimate.cost:,.2f}, for {hours:,.2f} worker hours"
+    console.print(two_columns(rows))
 
 
 def _duration(seconds: float) -> str:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 
-from pipeline.errors import Problem, SpecError, require_positive
+from pipeline.errors import Problem, SpecError
 from pipeline.inference.baselines.alternatives import expand, per_label, per_question, tree_flops
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.options import BenchOptions
 from pipeline.runtime.assembly import job_model, job_prompt, job_readouts, label_engine, memory_plan
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
@@ -96,13 +97,13 @@ class Bench:
     rows: tuple[Row, ...]
 
 
-def bench(spec: JobSpec, *, cache_dir: Path, rounds: int | None, tokens: int | None) -> Bench:
+def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     """The spec's model and questions on documents of its corpus, made equally long.
 
     With `tokens`, one workload of that length instead of the standard ones. Tasks with a readout
     are asked as questions as well, as far as they have one; the method `readouts` is the spec.
     """
-    require_positive({"--rounds": rounds, "--tokens": tokens})
+    rounds, tokens = options.rounds, options.tokens
     placement = place(spec.model, this_machine())
     job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job, as_questions(spec.tasks))

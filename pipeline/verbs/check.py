@@ -75,6 +75,11 @@ class Findings:
     prompts: tuple[Prompt, ...]
     proof: Proof
 
+    @property
+    def exact(self) -> bool:
+        """Whether rounding explains every difference between the tree and independent prompts."""
+        return self.proof.exactness.exact
+
 
 def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     """Every part of the spec tried once; AssayError names the first that cannot work."""

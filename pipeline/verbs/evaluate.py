@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.gates import PLACE, Decision, Gate, decide, parse_gate
-from pipeline.evaluation.scores import RESAMPLES, Scores, score
+from pipeline.evaluation.scores import Scores, score
 from pipeline.evaluation.thresholds import (
     Threshold,
     for_precision,
@@ -213,7 +213,7 @@ def _version(
     labels: Sequence[str],
     options: EvalOptions,
 ) -> VersionScores:
-    resamples = RESAMPLES if options.resamples is None else options.resamples
+    resamples = options.resamples
     cuts = []
     for index, label in enumerate(labels):
         points = operating_points(truth == index, p[:, index])

@@ -59,13 +59,20 @@ class Exactness:
     """The tree against independent prompts."""
 
     dtype: str
-    apart: Change  # in the job's dtype
+    change: Change  # in the job's dtype
     in_float32: Change | None  # the same in float32; None where that is the dtype, or has no room
     rounding: Change | None  # independent prompts in the dtype against themselves in float32
 
     @property
-    def allowed_mean(self) -> float:
-        """The mean difference that rounding explains, in half precision."""
+    def allowed_in_float32(self) -> float:
+        """The largest difference that is allowed in float32."""
+        return FLOAT32_MAX
+
+    @property
+    def allowed_mean(self) -> float | None:
+        """The mean difference that rounding explains in half precision; None in float32."""
+        if self.dtype == "float32":
+            return None
         if self.rounding is None:
             return HALF_MEAN[self.dtype]
         return ROUNDINGS * self.rounding.mean_abs_dp + ROUNDING_FLOOR
@@ -81,13 +88,13 @@ class Exactness:
 
     @property
     def exact(self) -> bool:
-        """Whether rounding explains all that differs; what is no number it does not."""
-        if not self.apart.max_abs_dp <= self.allowed_max:
+        """Whether rounding explains every difference. False for NaN."""
+        if not self.change.max_abs_dp <= self.allowed_max:
             return False
-        if self.dtype == "float32":
+        if self.allowed_mean is None:
             return True
-        structure = self.in_float32 is None or self.in_float32.max_abs_dp <= FLOAT32_MAX
-        return structure and self.apart.mean_abs_dp <= self.allowed_mean
+        same_tree = self.in_float32 is None or self.in_float32.max_abs_dp <= FLOAT32_MAX
+        return same_tree and self.change.mean_abs_dp <= self.allowed_mean
 
 
 @dataclass(frozen=True, slots=True)

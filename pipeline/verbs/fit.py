@@ -17,7 +17,6 @@ import numpy as np
 
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.fitting import (
-    FOLDS,
     HELD_OUT,
     SPLITS,
     Fitted,
@@ -99,7 +98,7 @@ def fit_readouts(
     gold = read_gold(source, spec, how)
     tasks = [task for task in spec.tasks if task.name in gold.tasks]
     questions = {t.name: None if options.document else t.question for t in tasks}
-    folds = FOLDS if options.folds is None else options.folds
+    folds = options.folds
     _check_labels(_labels_of_gold(gold), gold, folds, options.rows)
     paths = _paths(tasks, options.to)
     job = make_job(_without_readouts(spec), place(spec.model, this_machine()), cache_dir)

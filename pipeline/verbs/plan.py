@@ -100,7 +100,7 @@ def estimate(spec: JobSpec, wishes: PlanOptions, *, cache_dir: Path) -> Estimate
     parts = tuple(
         Part(tasks, documents, seconds[tasks]) for tasks, documents in missing.most_common()
     )
-    return Estimate(planned, parts, measured, wishes.workers or 1, wishes.price)
+    return Estimate(planned, parts, measured, wishes.workers, wishes.price)
 
 
 def _missing(work_items: Iterable[WorkItem]) -> Counter[Tasks]:

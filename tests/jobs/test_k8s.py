@@ -21,7 +21,8 @@ import pytest
 import yaml
 from ray.scripts.scripts import start
 
-from pipeline.cli import _parser
+from pipeline.cli import app
+from pipeline.cli.verbs import run
 
 FOLDER = Path(__file__).parents[2] / "jobs" / "k8s"
 VERSION = "1.34"
@@ -247,8 +248,8 @@ def test_the_policy_is_of_the_runs_pods() -> None:
 
 def test_the_entrypoint_is_a_command_of_assay() -> None:
     program, *words = shlex.split(DOCUMENTS[RAY_JOB]["spec"]["entrypoint"])
-    options = _parser().parse_args(words)
-    assert program == "assay" and options.address == "auto"
+    command, bound, _ = app.parse_args(words)
+    assert program == "assay" and command is run and bound.arguments["address"] == "auto"
     (head, *_) = pod_specs()
     (mount,) = head["containers"][0]["volumeMounts"]
-    assert options.spec.startswith(f"{mount['mountPath']}/")
+    assert bound.arguments["spec"].startswith(f"{mount['mountPath']}/")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -19,6 +18,7 @@ from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.label_rows import label_table
 from pipeline.ledger.snapshots import SnapshotTask, publish
+from pipeline.options import FilterOptions
 from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec
@@ -117,50 +117,58 @@ def test_documents_without_an_answer_fail_the_filter_where_asked(
     assert "all, kept" in out and "on_error" not in out
 
 
-def test_the_job_is_its_steps_and_ends_with_the_first_that_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    called: list[list[str]] = []
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, object]]:
+    """The steps that the job takes: each ends with the code that the spec's name gives it."""
+    called: list[tuple[str, str, object]] = []
 
-    def assay_ending(codes: dict[str, int]) -> Callable[[list[str]], int]:
-        def run(step: list[str]) -> int:
-            called.append(step)
-            return codes[step[0]]
+    def run(spec: str) -> int:
+        called.append(("run", spec, None))
+        return 1 if "broken" in spec else 0
 
-        return run
+    def filter_corpus(spec: str, *, options: FilterOptions, as_json: bool) -> int:
+        called.append(("filter", spec, options))
+        return 3
 
-    filtered = ["filter", "s.yaml", "--to", "there", "--by", "lang"]
-    monkeypatch.setattr("jobs.toxicity_filter.assay", assay_ending({"run": 0, "filter": 3}))
-    assert job(["s.yaml", "--to", "there", "--by", "lang"]) == 3
-    assert called == [["run", "s.yaml"], filtered]
-    called.clear()
-    monkeypatch.setattr("jobs.toxicity_filter.assay", assay_ending({"run": 1}))
-    assert job(["s.yaml", "--to", "there"]) == 1
-    assert called == [["run", "s.yaml"]]
+    monkeypatch.setattr("jobs.toxicity_filter.run", run)
+    monkeypatch.setattr("jobs.toxicity_filter.filter_corpus", filter_corpus)
+    return called
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["s.yaml", "--to", "there", "--on-eror", "drop"],
-        ["s.yaml", "--to", "there", "--on-error", "dorp"],
-        ["s.yaml"],
+        ["s.yaml", "--to", "there", "--by", "language"],
+        ["--to", "there", "--by", "language", "s.yaml"],
     ],
 )
-def test_wrong_words_end_the_job_before_its_first_step(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_job_labels_and_then_filters(
+    words: list[str], steps: list[tuple[str, str, object]]
 ) -> None:
-    called: list[list[str]] = []
-    monkeypatch.setattr("jobs.toxicity_filter.assay", called.append)
-    with pytest.raises(SystemExit) as ended:
-        job(words)
-    assert ended.value.code == 2 and not called
-    assert "usage: " in capsys.readouterr().err
+    assert job(words) == 3
+    options = FilterOptions(to="there", by=("language",))
+    assert steps == [("run", "s.yaml", None), ("filter", "s.yaml", options)]
 
 
-def test_the_spec_is_found_behind_the_filter_s_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[list[str]] = []
-    monkeypatch.setattr("jobs.toxicity_filter.assay", called.append)
-    words = ["--to", "there", "--by", "language", "s.yaml"]
-    assert job(words) == 0
-    assert called == [["run", "s.yaml"], ["filter", *words]]
+def test_the_first_step_that_fails_ends_the_job(steps: list[tuple[str, str, object]]) -> None:
+    assert job(["broken.yaml", "--to", "there"]) == 1
+    assert steps == [("run", "broken.yaml", None)]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["s.yaml", "--to", "there", "--on-eror", "drop"], "--on-eror: no such option"),
+        (["s.yaml", "--to", "there", "--on-error", "dorp"], "--on-error: "),
+        (["s.yaml"], "--to: missing; add it"),
+    ],
+)
+def test_wrong_arguments_end_the_job_before_its_first_step(
+    words: list[str],
+    line: str,
+    steps: list[tuple[str, str, object]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert job(words) == 2 and not steps
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert shown.startswith(line)

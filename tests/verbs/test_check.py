@@ -146,12 +146,17 @@ def test_nothing_is_planted_and_the_same_spec_is_exact(
     assert main(["check", spec, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["exactness"]
     assert found["exact"] and found["answers"] == 2
+    allowed = found["allowed"]
+    assert found["max_abs_dp"] <= allowed["max_abs_dp"] and allowed["max_abs_dp_in_float32"] == 1e-4
     if dtype == "float32":
+        assert allowed == {**allowed, "max_abs_dp": 1e-4, "mean_abs_dp": None}
         assert found["max_abs_dp"] <= 1e-4
         assert found["in_float32"] is None and found["rounding"] is None
     else:
         assert found["in_float32"]["max_abs_dp"] <= 1e-4 < found["max_abs_dp"]
         assert 0 < found["rounding"]["mean_abs_dp"] < 0.1
+        assert found["mean_abs_dp"] <= allowed["mean_abs_dp"]
+        assert allowed["mean_abs_dp"] == 3 * found["rounding"]["mean_abs_dp"] + 1e-3
 
 
 def test_in_half_precision_people_are_told_of_both_proofs(
@@ -172,7 +177,7 @@ def test_without_room_for_float32_weights_half_precision_is_proved_alone(
     monkeypatch.setattr(exactness, "_USABLE", 0.0)
     spec = str(write_spec(model=a_model(model_folder, dtype="bfloat16")))
     assert main(["check", spec]) == 0
-    assert "float32 weights, by which" in " ".join(capsys.readouterr().out.split())
+    assert "no room for float32 weights" in " ".join(capsys.readouterr().out.split())
     the_document_is_not_seen(monkeypatch)
     monkeypatch.setattr(loading, "tree_error", lambda _model: 0.0)
     assert main(["check", spec, "--json"]) == 1
@@ -252,7 +257,7 @@ def test_a_check_compares_the_mass_as_well_as_the_shares(
     assert (float(max(shares)) < 1e-6) == (distort is less_mass)
     expected = float(max(*shares, *out_of_all))
     found = checked.proof.exactness
-    assert found.apart.max_abs_dp == pytest.approx(expected, abs=1e-5)
+    assert found.change.max_abs_dp == pytest.approx(expected, abs=1e-5)
     assert expected > exactness.FLOAT32_MAX and not found.exact
 
 

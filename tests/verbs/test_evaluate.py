@@ -262,14 +262,14 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
             assert by_id == {
                 name: LABELS["topic"].index(a["label"]) for name, a in answers.items() if a["label"]
             }
-    renamed = {"toxic": GoldOptions(columns={"toxic": "topic"}, tasks=["toxic"])}["toxic"]
+    renamed = {"toxic": GoldOptions(columns=(("toxic", "topic"),), tasks=["toxic"])}["toxic"]
     with pytest.raises(SpecError, match=r"--gold, task toxic: no label .*--value TEACHERS_LABEL"):
         read_gold(f"{bench.output}/snapshots/00000001.json", spec, renamed)
     said = (("art", "toxic"), ("law", "clean"), ("sport", "clean"))
     mapped = read_gold(
         str(bench.output),
         spec,
-        GoldOptions(columns={"toxic": "topic"}, tasks=["toxic"], values=said),
+        GoldOptions(columns=(("toxic", "topic"),), tasks=["toxic"], values=said),
     ).tasks["toxic"]
     assert mapped.soft is not None
     np.testing.assert_allclose(mapped.soft[:, 0], task.soft[:, 1] + task.soft[:, 2])

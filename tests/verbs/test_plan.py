@@ -31,13 +31,13 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        ask = planning.Answers.ask
+        ask = planning.ShardAnswers.ask
 
-        def asked(answers: planning.Answers, engine: Any, start: int, end: int) -> None:
+        def asked(answers: planning.ShardAnswers, engine: Any, start: int, end: int) -> None:
             self.now += (end - start) * len(answers.tasks)
             ask(answers, engine, start, end)
 
-        monkeypatch.setattr(planning.Answers, "ask", asked)
+        monkeypatch.setattr(planning.ShardAnswers, "ask", asked)
         monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
 

@@ -1,0 +1,211 @@
+"""How a command line is parsed, run and reported. Entry points: `new_app`, `call`, `Verb`.
+
+`VERBS` names what each verb of `assay` calls. It is imported when the verb runs, so that `assay
+--help` loads neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Literal, get_args, get_origin
+
+from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts.exceptions import (
+    CoercionError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from pipeline.cache import cache_dir
+from pipeline.errors import AssayError, Problem, SpecError
+
+EXIT_COMPLETE = 0
+EXIT_FAILED = 1
+EXIT_WRONG_ARGUMENT = 2
+EXIT_INCOMPLETE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What a verb calls, as `module:function` below `pipeline`, imported when the verb runs."""
+
+    recipe: str  # (spec, ..., cache_dir=...) -> result
+    show: str  # (result, console): prints the result for people
+    to_json: str  # (result) -> the result for programs
+    exit_code: Callable[[Any], int] = lambda _result: EXIT_COMPLETE
+
+    def carry_out(self, spec_file: str, *options: Any, as_json: bool, **keywords: Any) -> int:
+        """Call the recipe, print its result, and return the exit code."""
+        from pipeline.spec.parse import load_spec
+
+        recipe = _function(self.recipe)
+        result = recipe(load_spec(spec_file), *options, cache_dir=cache_dir(), **keywords)
+        return self.print(result, as_json=as_json)
+
+    def print(self, result: Any, *, as_json: bool, **keywords: Any) -> int:
+        """Print the result as one JSON value, or with `show` and its keywords; the exit code."""
+        if as_json:
+            print(json.dumps(_function(self.to_json)(result)))
+        else:
+            from pipeline.report.console import console_on
+
+            _function(self.show)(result, console_on(sys.stdout), **keywords)
+        return self.exit_code(result)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"pipeline.{module}"), function)
+    return found
+
+
+def failed_unless(attribute: str) -> Callable[[Any], int]:
+    return lambda result: EXIT_COMPLETE if getattr(result, attribute) else EXIT_FAILED
+
+
+def incomplete_unless(attribute: str) -> Callable[[Any], int]:
+    return lambda result: EXIT_COMPLETE if getattr(result, attribute) else EXIT_INCOMPLETE
+
+
+VERBS = {
+    "run": Verb(
+        "runtime.run:run",
+        "report.run:show_summary",
+        "report.run:summary_json",
+        incomplete_unless("complete"),
+    ),
+    "dry run": Verb("runtime.run:dry_run", "report.run:show_plan", "report.run:plan_json"),
+    "check": Verb(
+        "verbs.check:check",
+        "report.check:show_findings",
+        "report.check:findings_json",
+        failed_unless("exact"),
+    ),
+    "plan": Verb("verbs.plan:estimate", "report.run:show_estimate", "report.run:estimate_json"),
+    "bench": Verb("verbs.bench:bench", "report.bench:show_bench", "report.bench:bench_json"),
+    "eval": Verb(
+        "verbs.evaluate:evaluate",
+        "report.evaluation_table:show_evaluation",
+        "report.evaluation_table:evaluation_json",
+        failed_unless("passed"),
+    ),
+    "fit": Verb("verbs.fit:fit_readouts", "report.fit:show_fit", "report.fit:fit_json"),
+    "calibrate": Verb(
+        "verbs.calibrate:calibrate", "report.fit:show_calibrated", "report.fit:calibrated_json"
+    ),
+    "filter": Verb(
+        "filters.run:filter_corpus",
+        "report.maintenance:show_filtered",
+        "report.maintenance:filtered_json",
+        incomplete_unless("complete"),
+    ),
+    "diff": Verb(
+        "audit.diff:compare", "report.drift:show_comparison", "report.drift:comparison_json"
+    ),
+    "verify": Verb(
+        "audit.verify:verify_output",
+        "report.maintenance:show_verified",
+        "report.maintenance:verified_json",
+        failed_unless("intact"),
+    ),
+    "gc": Verb(
+        "audit.gc:collect_garbage", "report.maintenance:show_gc", "report.maintenance:gc_json"
+    ),
+}
+
+
+def new_app(name: str, help: str) -> App:
+    """A command line with this project's conventions; `call` runs it."""
+    return App(
+        name,
+        help=help,
+        group_commands=Group("About this command", sort_key=9),
+        version=lambda: version("assay"),
+        default_parameter=Parameter(
+            negative=(),  # a flag has no --no-flag
+            allow_repeating=True,  # the last value holds
+            show_default=_default_text,
+        ),
+        result_action="return_value",
+        exit_on_error=False,
+        print_error=False,
+        suppress_keyboard_interrupt=False,
+    )
+
+
+def _default_text(value: object) -> str | None:
+    return None if value is None or value is False or value == () else str(value)
+
+
+def call(command: App, arguments: Sequence[str] | None = None) -> int:
+    """Parse the arguments and run the command; print errors; return the exit code."""
+    tokens = sys.argv[1:] if arguments is None else list(arguments)
+    _configure_process()
+    try:
+        try:
+            result = command(tokens)
+        except CycloptsError as error:
+            raise SpecError([_problem(error, command)]) from None
+    except AssayError as error:
+        print(f"assay: {error}" if error.exit_code != 2 else str(error), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("assay: stopped; run the same command again to continue", file=sys.stderr)
+        return EXIT_INCOMPLETE
+    if not tokens and command.default_command is None:
+        return EXIT_WRONG_ARGUMENT  # the help was printed, because no verb was named
+    return result if isinstance(result, int) else EXIT_COMPLETE
+
+
+def _configure_process() -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
+    # transformers imports torchao where it is installed, which then lists the kernels of other
+    # machines that it could not load; and torch objects to how it registers its enums.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # These log where they found credentials, and which fonts are installed.
+    for name in ("botocore", "aiobotocore", "matplotlib"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # Ray reads these when it is imported: no usage statistics, and of its core only fatal errors.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def _problem(error: CycloptsError, command: App) -> Problem:
+    """What is wrong with an argument: its name, the fix and the value."""
+    verb = " ".join((*command.name, *(error.command_chain or ())))
+    place = error.argument.name if error.argument else verb
+    help = f"`{verb} --help` lists what there is"
+    match error:
+        case UnknownOptionError():
+            option = error.token.keyword or error.token.value
+            similar = re.search(r"Did you mean (.+)\?", str(error))
+            fix = f"no such option; write {similar[1]}" if similar else f"no such option; {help}"
+            return Problem(option, fix, option)
+        case UnknownCommandError():
+            return Problem("VERB", f"no such verb; {help}", " ".join(error.unused_tokens or ()))
+        case MissingArgumentError():
+            return Problem(place, f"missing; add it: {help}")
+        case UnusedCliTokensError():
+            return Problem(verb, f"takes fewer arguments; {help}", error.unused_tokens)
+        case CoercionError():
+            value = [token.value for token in error.argument.tokens] if error.argument else None
+            kinds: dict[object, str] = {float: "write a number", bool: "write no value"}
+            fix = kinds.get(error.target_type, " ".join(str(error.msg or error).split()))
+            if get_origin(error.target_type) is Literal:
+                fix = f"write one of {', '.join(get_args(error.target_type))}"
+            return Problem(place, fix, error.token.value if error.token else value)
+    return Problem(place, " ".join(str(error).split()), error.unused_tokens)

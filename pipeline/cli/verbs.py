@@ -1,0 +1,342 @@
+"""The verbs of the command `assay`, one function each. Entry point: `app`.
+
+The parameters of a function are the options of its verb, and its docstring is the verb's help.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from pipeline.cache import cache_dir
+from pipeline.cli.app import EXIT_INCOMPLETE, VERBS, new_app
+from pipeline.options import (
+    WHOLE,
+    BenchOptions,
+    CalibrateOptions,
+    EvalOptions,
+    FilterOptions,
+    FitOptions,
+    GoldOptions,
+    GroupBy,
+    PlanOptions,
+)
+
+FLATTEN = Parameter("*")  # each field of the dataclass is an option of its own
+SpecFile = Annotated[str, Parameter("SPEC", help="YAML file that says what to label.")]
+AsJson = Annotated[bool, Parameter("--json", help="Print one JSON value instead of tables.")]
+GoldFile = Annotated[
+    str,
+    Parameter(
+        "--gold",
+        metavar="FILE",
+        help="Gold labels: a CSV, JSON lines or Parquet file, or another run's output.",
+    ),
+]
+Count = Annotated[int | None, WHOLE]
+
+
+app = new_app("assay", "Label a corpus: the model reads each document once, for all questions.")
+app.register_install_completion_command(help="Install completion for the shell in use.")
+LABEL = Group("Label a corpus", sort_key=1)
+IMPROVE = Group("Measure and improve the answers", sort_key=2)
+USE = Group("Use and maintain an output", sort_key=3)
+
+
+@app.command(group=LABEL, sort_key=1)
+def run(
+    spec: SpecFile,
+    /,
+    *,
+    address: Annotated[str | None, Parameter(metavar="ADDRESS")] = None,
+    insecure_cluster: bool = False,
+    installed: bool = False,
+    dry_run: bool = False,
+    retry_failed: bool = False,
+    publish_partial: bool = False,
+    as_json: AsJson = False,
+) -> int:
+    """Bring the output up to date, and publish a snapshot of it.
+
+    Only answers that are missing are computed: a run that was killed, or a corpus that has grown,
+    needs the same command again. Exit code 3 means that some shards are still missing.
+
+    Parameters
+    ----------
+    address
+        A running Ray cluster, or http://HEAD:8265 to submit the run to it as a job (default: start
+        Ray on this machine).
+    insecure_cluster
+        Submit the job even if anyone who reaches the cluster can run programs on it.
+    installed
+        Submit the job without pinned package versions: the cluster has assay's dependencies.
+    dry_run
+        Print what would be computed, and compute nothing.
+    retry_failed
+        Try the rows again that failed or were quarantined.
+    publish_partial
+        Publish a snapshot of the complete shards even if others are missing.
+    """
+    submitted = address is not None and address.startswith(("http://", "https://"))
+    if submitted and not dry_run:
+        assert address is not None
+        flags = {"--json": as_json, "--retry-failed": retry_failed}
+        flags["--publish-partial"] = publish_partial
+        given = [flag for flag, is_set in flags.items() if is_set]
+        return _submit(spec, address, given, insecure=insecure_cluster, installed=installed)
+    if address is None:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
+    if dry_run:
+        return VERBS["dry run"].carry_out(spec, as_json=as_json)
+    from pipeline.report.run import run_progress
+    from pipeline.runtime.run import run
+    from pipeline.spec.parse import load_spec
+
+    job = load_spec(spec)
+    with run_progress(sys.stderr) as announce:
+        outcome = run(
+            job,
+            cache_dir=cache_dir(),
+            address=address,
+            retry_failed=retry_failed,
+            publish_partial=publish_partial,
+            announce=announce,
+        )
+    return VERBS["run"].print(outcome, as_json=as_json, storage_options=job.storage_options)
+
+
+def _submit(
+    spec_file: str, address: str, flags: Sequence[str], *, insecure: bool, installed: bool
+) -> int:
+    """The same command as a job on a cluster, followed from here."""
+    from pipeline.cluster.access import requires_token
+    from pipeline.report.console import JobLog, wants_stop
+    from pipeline.spec.parse import load_spec
+
+    spec = load_spec(spec_file)
+    # Ray's client would prefer these to the address of the command.
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+        os.environ.pop(name, None)
+    if requires_token(address, insecure=insecure):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
+    from pipeline.cluster.submission import connect, follow, stop, submit
+
+    client = connect(address)
+    job = submit(client, spec, address, flags, installed=installed)
+    state = "submitted" if job.new else "is already running; following it"
+    print(f"assay: {job.id} {state}", file=sys.stderr)
+    log = JobLog(sys.stdout, sys.stderr, results="--json" in flags)
+    try:
+        ended = follow(client, job.id, log.show)
+    except KeyboardInterrupt:
+        if wants_stop(job.id, sys.stderr, sys.stdin):
+            stop(client, job.id)
+            next_step = "is being stopped; run the same command to continue"
+        else:
+            next_step = "continues; the same command follows it again, "
+            next_step += f"`ray job stop {job.id} --address {address}` ends it"
+        print(f"assay: {job.id} {next_step}", file=sys.stderr)
+        return EXIT_INCOMPLETE
+    finally:
+        log.close()
+    if ended.exit_code:
+        print(f"assay: {job.id} {ended.status}: {ended.message}", file=sys.stderr)
+    return ended.exit_code
+
+
+@app.command(group=LABEL, sort_key=2)
+def check(
+    spec: SpecFile, /, *, prompts: bool = False, documents: Count = None, as_json: AsJson = False
+) -> int:
+    """Prove the model, the labels, the storage and the exactness of the answers.
+
+    Exactness compares the tree with independent prompts on a few documents of the corpus. The exit
+    code is 1 if they differ by more than rounding explains.
+
+    Parameters
+    ----------
+    prompts
+        Print the prompt of each task for the first document.
+    documents
+        Number of documents to prove exactness on (default: 4; 0: none).
+    """
+    from pipeline.spec.parse import load_spec
+    from pipeline.verbs.check import check
+
+    findings = check(load_spec(spec), cache_dir=cache_dir(), documents=documents)
+    return VERBS["check"].print(findings, as_json=as_json, prompts=prompts)
+
+
+@app.command(group=LABEL, sort_key=3)
+def plan(
+    spec: SpecFile,
+    /,
+    *,
+    options: Annotated[PlanOptions, FLATTEN] = PlanOptions(),
+    as_json: AsJson = False,
+) -> int:
+    """Estimate what a run would compute, how long it takes and what it costs.
+
+    Nothing is written. The model is loaded only if documents are missing and no rate is given.
+    """
+    return VERBS["plan"].carry_out(spec, options, as_json=as_json)
+
+
+@app.command(group=LABEL, sort_key=4)
+def bench(
+    spec: SpecFile,
+    /,
+    *,
+    options: Annotated[BenchOptions, FLATTEN] = BenchOptions(),
+    as_json: AsJson = False,
+) -> int:
+    """Measure the speed on this machine against other ways to ask the same questions.
+
+    The methods take turns, so that a noisy machine disturbs all of them alike.
+    """
+    return VERBS["bench"].carry_out(spec, options, as_json=as_json)
+
+
+@app.command(name="eval", group=IMPROVE, sort_key=1)
+def evaluate(
+    spec: SpecFile,
+    /,
+    *,
+    gold: GoldFile,
+    gold_options: Annotated[GoldOptions, FLATTEN] = GoldOptions(),
+    options: Annotated[EvalOptions, FLATTEN] = EvalOptions(),
+    html: Annotated[str | None, Parameter(metavar="FILE")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Compare the answers with gold labels, with confidence intervals.
+
+    The exit code is 1 if a gate fails.
+
+    Parameters
+    ----------
+    html
+        Also write a page with plots to this file.
+    """
+    from pipeline.spec.parse import load_spec
+    from pipeline.verbs.evaluate import evaluate
+
+    evaluation = evaluate(load_spec(spec), gold, gold_options, options, cache_dir=cache_dir())
+    code = VERBS["eval"].print(evaluation, as_json=as_json)
+    if html:
+        from pipeline.report.evaluation_page import write_page
+
+        write_page(evaluation, Path(html))
+    return code
+
+
+@app.command(group=IMPROVE, sort_key=2)
+def fit(
+    spec: SpecFile,
+    /,
+    *,
+    gold: GoldFile,
+    gold_options: Annotated[GoldOptions, FLATTEN] = GoldOptions(),
+    options: Annotated[FitOptions, FLATTEN] = FitOptions(),
+    as_json: AsJson = False,
+) -> int:
+    """Fit trained readouts to gold labels, and write their files.
+
+    The figures come from rows that were held out by cross-validation.
+    """
+    from pipeline.report.console import console_on, shown_progress
+
+    with ExitStack() as stack:
+
+        def start(documents: int) -> Callable[[int], None]:
+            console = console_on(sys.stderr)
+            shown = shown_progress(console, documents, doing="reading", done="read")
+            return stack.enter_context(shown)
+
+        return VERBS["fit"].carry_out(
+            spec, gold, gold_options, options, as_json=as_json, start=start
+        )
+
+
+@app.command(group=IMPROVE, sort_key=3)
+def calibrate(
+    spec: SpecFile,
+    /,
+    *,
+    to: Annotated[str, Parameter(metavar="PATH", help="The file to write: any fsspec path.")],
+    options: Annotated[CalibrateOptions, FLATTEN],
+    as_json: AsJson = False,
+) -> int:
+    """Write the calibration file of a task, from its answers in the output."""
+    return VERBS["calibrate"].carry_out(spec, options, to, as_json=as_json)
+
+
+@app.command(name="filter", group=USE, sort_key=1)
+def filter_corpus(
+    spec: SpecFile, /, *, options: Annotated[FilterOptions, FLATTEN], as_json: AsJson = False
+) -> int:
+    """Write the documents that the spec's rule keeps, and the dropped ones with the reason.
+
+    The answers come from the last snapshot. Running it again writes nothing. Exit code 3 means
+    that the snapshot leaves out documents of the input.
+    """
+    return VERBS["filter"].carry_out(spec, options, as_json=as_json)
+
+
+@app.command(group=USE, sort_key=2)
+def diff(
+    spec: SpecFile,
+    before: Annotated[str, Parameter("A", help="Number of the earlier snapshot.")],
+    after: Annotated[str, Parameter("B", help="Number of the later snapshot.")],
+    /,
+    *,
+    by: GroupBy | None = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show what changed between two snapshots: label shares, flipped answers, failures.
+
+    Parameters
+    ----------
+    by
+        Also show the rate of flipped answers for each file of the input.
+    """
+    from pipeline.audit.diff import compare, side
+    from pipeline.spec.parse import load_spec
+    from pipeline.stores.store import open_store
+
+    job = load_spec(spec)
+    store = open_store(job.output, job.storage_options)
+    comparison = compare(store, side(store, before), side(store, after), by)
+    return VERBS["diff"].print(comparison, as_json=as_json)
+
+
+@app.command(group=USE, sort_key=3)
+def verify(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
+    """Read a finished output again, and prove that it is complete and undamaged."""
+    return VERBS["verify"].carry_out(spec, as_json=as_json)
+
+
+@app.command(group=USE, sort_key=4)
+def gc(
+    spec: SpecFile,
+    /,
+    *,
+    keep: Annotated[int, WHOLE],
+    delete: bool = False,
+    as_json: AsJson = False,
+) -> int:
+    """List the objects of an output that no kept snapshot and no next run needs.
+
+    Parameters
+    ----------
+    keep
+        Number of snapshots of each spec to keep.
+    delete
+        Delete these objects. Do not use it while a run writes to the output.
+    """
+    return VERBS["gc"].carry_out(spec, as_json=as_json, keep=keep, delete=delete)
