@@ -1,8 +1,7 @@
-"""From a labelled corpus to a filtered one: the rows that a rule keeps, and those that it drops.
+"""The filtered corpus of a labelled one: the rows that a rule keeps, and those that it drops.
 
-Shard by shard, each file built in memory, read back and created once; a shard is done when its
-counts are there, and the corpus when the manifest is. Knows the order of the work. Knows nothing of
-formats (`kept_rows`), of SQL (`rule`) or of how results are shown.
+Entry point: `filter_corpus`. Each file of a shard is built in memory, read back and created once. A
+shard is done when its counts exist; the corpus is complete when the manifest exists.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
 from pipeline.filters.rule import Rule
 from pipeline.filters.shard import (
     Counts,
-    FilteredShard,
     FilterSplit,
-    counts_from_json,
     failed_status,
     filter_shard,
     total,
@@ -41,14 +38,14 @@ from pipeline.sources.source import find_objects, format_of
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
 
-# Each holds a shard's texts and the file that is made of them.
+# Each thread holds a shard's texts and the file that is made of them.
 SHARDS_AT_ONCE = 4
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class FilterResult:
-    """How a filter ended."""
+    """What a filter wrote, and where."""
 
     kept_at: str
     dropped_at: str
@@ -57,11 +54,11 @@ class FilterResult:
     keep: str
     on_error: OnError
     shards: int
-    created: int  # objects; 0: all was there
+    created: int  # objects; 0 if everything existed
     counts: Counts
-    missing_rows: int  # of the input, which the snapshot leaves out
+    missing_rows: int  # rows of the input that the snapshot does not have
     missing_files: int
-    new_files: int  # of the input as it is now, which the snapshot does not know
+    new_files: int  # files that the input has now and the snapshot does not know
 
     @property
     def complete(self) -> bool:
@@ -70,185 +67,187 @@ class FilterResult:
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """One filter: of which snapshot, by which rule, into which stores."""
+    """One filter: a snapshot, a rule, and the stores that it writes to."""
 
     spec: JobSpec
     store: Store
-    found: Contents
+    contents: Contents
     split: FilterSplit
     layout: Layout
     kept: Store
     dropped: Store
 
-    def there(self) -> frozenset[str]:
-        """The keys of this filter that exist: one LIST for each kind."""
+    def existing_keys(self) -> frozenset[str]:
+        """The keys of this filter that exist, from one LIST for each kind."""
         of_id = f"/{self.layout.id}/"
         kept = {stored.key for stored in self.kept.list(f"kept{of_id}")}
         counts = {stored.key for stored in self.kept.list(f"filters{of_id}")}
         return frozenset(kept | counts | {s.key for s in self.dropped.list(f"dropped{of_id}")})
 
     def keys(self, shard: NamedShard) -> tuple[str, str, str]:
-        """Of a shard, in the order in which they are created."""
+        """The keys of a shard's objects, in the order in which they are created."""
         layout = self.layout
         return layout.dropped_key(shard), layout.kept_key(shard), layout.counts_key(shard)
 
 
-def filter_corpus(spec: JobSpec, filter_options: FilterOptions, *, cache_dir: Path) -> FilterResult:
-    """Writes the filtered corpus of the spec's last snapshot; doing it again writes nothing."""
-    asked = _asked(spec, filter_options)
-    there = asked.there()
-    left = [s for s in asked.found.shards if not there.issuperset(asked.keys(s))]
+def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> FilterResult:
+    """Writes the filtered corpus of the spec's last snapshot; a second call writes nothing."""
+    job = _prepare(spec, options)
+    contents, layout = job.contents, job.layout
+    existing = job.existing_keys()
+    todo = [s for s in contents.shards if not existing.issuperset(job.keys(s))]
     created, new_files = 0, 0
-    if left or asked.layout.manifest_key not in there:
-        check_create_only(asked.kept)
-        check_create_only(asked.dropped)
-        refuse_changed(asked.store, asked.found, list(asked.found.tasks))
-        shards, new_files = _input_now(asked, cache_dir)
-        options = spec.input.storage_options
-        check_columns_of([shards[named.sid] for named in left], options, filter_options.by)
-        if asked.split.on_error == "fail":
-            _refuse_failed(asked)
-        created = _write(asked, left, shards, there)
-    manifest = json.loads(asked.kept.read(asked.layout.manifest_key))
+    if todo or layout.manifest_key not in existing:
+        check_create_only(job.kept)
+        check_create_only(job.dropped)
+        refuse_changed(job.store, contents, list(contents.tasks))
+        shards, new_files = _current_shards(job, cache_dir)
+        todo_shards = [shards[named.sid] for named in todo]
+        check_columns_of(todo_shards, spec.input.storage_options, options.by)
+        if job.split.on_error == "fail":
+            _refuse_failed(job)
+        created = _write(job, todo, shards, existing)
+    manifest = json.loads(job.kept.read(layout.manifest_key))
     return FilterResult(
-        kept_at=f"{asked.kept.url}/kept/{asked.layout.id}",
-        dropped_at=f"{asked.dropped.url}/dropped/{asked.layout.id}",
-        manifest=f"{asked.kept.url}/{asked.layout.manifest_key}",
-        snapshot=asked.found.number,
-        keep=asked.split.rule.keep,
-        on_error=asked.split.on_error,
-        shards=len(asked.found.shards),
+        kept_at=f"{job.kept.url}/kept/{layout.id}",
+        dropped_at=f"{job.dropped.url}/dropped/{layout.id}",
+        manifest=f"{job.kept.url}/{layout.manifest_key}",
+        snapshot=contents.number,
+        keep=job.split.rule.keep,
+        on_error=job.split.on_error,
+        shards=len(contents.shards),
         created=created,
-        counts=counts_from_json(manifest["counts"]),
-        missing_rows=asked.found.missing_rows,
-        missing_files=asked.found.missing_files,
+        counts=Counts.from_json(manifest["counts"]),
+        missing_rows=contents.missing_rows,
+        missing_files=contents.missing_files,
         new_files=new_files,
     )
 
 
-def _asked(spec: JobSpec, filter_options: FilterOptions) -> _Filter:
-    """The filter, with everything refused that can be before any work."""
+def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
+    """The filter; whatever can be refused before any work is refused here."""
     if spec.filter is None:
         fix = "missing; write keep: and a condition, such as toxic.p.toxic < 0.5"
         raise SpecError([Problem("filter", fix)])
-    options = spec.input.storage_options
-    for place in (filter_options.to, filter_options.dropped or filter_options.to):
-        refuse_own_input(spec.input.path, place, options)
+    for url in (options.to, options.dropped or options.to):
+        refuse_own_input(spec.input.path, url, spec.input.storage_options)
     store = open_store(spec.output, spec.storage_options)
-    found = last_contents(store, spec.name)
-    _refuse_other_tasks(spec, store, found)
-    schema = wide_schema(found, list(found.tasks))
-    on_error = filter_options.on_error or spec.filter.on_error
-    split = FilterSplit(Rule(spec.filter.keep, schema), on_error, filter_options.by, schema)
-    relative = relative_paths(spec.input.path, {s.path for s in found.shards}, options)
-    groups_id = (
-        sha256_hex(canonical_json(list(filter_options.by)), 8) if filter_options.by else "all"
-    )
-    layout = Layout(_id(found, spec.filter.keep, on_error), groups_id, relative)
-    target = spec.filter.storage_options
-    target = spec.storage_options if target is None else target
-    kept = open_store(filter_options.to, target)
-    dropped = kept if filter_options.dropped is None else open_store(filter_options.dropped, target)
-    return _Filter(spec, store, found, split, layout, kept, dropped)
-
-
-def _refuse_other_tasks(spec: JobSpec, store: Store, found: Contents) -> None:
-    wanted = {task.name: tuple(task.labels) for task in spec.tasks}
-    if wanted != {name: task.labels for name, task in found.tasks.items()}:
+    contents = last_contents(store, spec.name)
+    if contents.tasks.keys() != {task.name for task in spec.tasks} or any(
+        contents.tasks[task.name].labels != tuple(task.labels) for task in spec.tasks
+    ):
         raise StorageError(
-            f"{store.url}: snapshot {found.number} of {spec.name} has other tasks or labels than "
-            f"the spec has now; `assay run` first"
+            f"{store.url}: snapshot {contents.number} of {spec.name} has other tasks or labels "
+            f"than the spec has now; run `assay run` first"
         )
+    schema = wide_schema(contents, list(contents.tasks))
+    on_error = options.on_error or spec.filter.on_error
+    split = FilterSplit(Rule(spec.filter.keep, schema), on_error, options.by, schema)
+    paths = {shard.path for shard in contents.shards}
+    layout = Layout(
+        id=_filter_id(contents, spec.filter.keep, on_error),
+        groups_id=sha256_hex(canonical_json(list(options.by)), 8) if options.by else "all",
+        relative=relative_paths(spec.input.path, paths, spec.input.storage_options),
+    )
+    target = spec.filter.storage_options
+    target_options = spec.storage_options if target is None else target
+    kept = open_store(options.to, target_options)
+    dropped = kept if options.dropped is None else open_store(options.dropped, target_options)
+    return _Filter(spec, store, contents, split, layout, kept, dropped)
 
 
-def _id(found: Contents, keep: str, on_error: OnError) -> str:
-    """Changes with every answer, every input file and the rule; not with the snapshot's number."""
+def _filter_id(contents: Contents, keep: str, on_error: OnError) -> str:
+    """Changes with each answer, input file and rule, and not with the number of the snapshot."""
     content = {
         "format": FORMAT,
         "keep": keep,
         "on_error": on_error,
-        "tasks": {name: task.fp for name, task in found.tasks.items()},
-        "shards": [[s.path, s.start_row, s.rows, *(f.key for f in s.files)] for s in found.shards],
+        "tasks": {name: task.fp for name, task in contents.tasks.items()},
+        "shards": [
+            [shard.path, shard.start_row, shard.rows, *(file.key for file in shard.files)]
+            for shard in contents.shards
+        ],
     }
-    if any(format_of(shard.path) in CONVERTED for shard in found.shards):
+    if any(format_of(shard.path) in CONVERTED for shard in contents.shards):
         content["converted"] = CONVERTED  # earlier versions kept these in their own format
     return sha256_hex(canonical_json(content), 16)
 
 
-def _input_now(asked: _Filter, cache_dir: Path) -> tuple[dict[str, Shard], int]:
-    """By id, the snapshot's shards; StorageError where the input has another version by now."""
-    wanted = asked.spec.input
-    objects = find_objects(wanted.path, cache_dir, wanted.storage_options)
-    shards = cut_before(asked.store, objects, wanted.text, wanted.id).shards
+def _current_shards(job: _Filter, cache_dir: Path) -> tuple[dict[str, Shard], int]:
+    """The snapshot's shards by id, and the number of new files.
+
+    StorageError if the input has another version of a labelled file by now.
+    """
+    source = job.spec.input
+    objects = find_objects(source.path, cache_dir, source.storage_options)
+    shards = cut_before(job.store, objects, source.text, source.id).shards
     by_sid = {shard.id: shard for shard in shards}
-    for shard in asked.found.shards:
+    for shard in job.contents.shards:
         if shard.sid not in by_sid:
             raise StorageError(
-                f"{shard.path}: is gone, or another than snapshot {asked.found.number} labelled; "
-                f"`assay run` labels the input as it is now"
+                f"{shard.path}: is gone, or differs from what snapshot {job.contents.number} "
+                f"labelled; run `assay run` to label the input as it is now"
             )
-    known = {shard.path for shard in asked.found.shards}
-    empty = {found.path for found in objects} - {shard.path for shard in shards}
-    return by_sid, len({found.path for found in objects} - known - empty)
+    paths = {each.path for each in objects}
+    labelled = {shard.path for shard in job.contents.shards}
+    empty = paths - {shard.path for shard in shards}
+    return by_sid, len(paths - labelled - empty)
 
 
-def _refuse_failed(asked: _Filter) -> None:
-    """FailedRowsError if a document that the rule asks about has no answer."""
-    names = ["status", *(t for t in asked.found.tasks if t in asked.split.rule.columns)]
-    schema = pa.schema([asked.split.schema.field(name) for name in names])
+def _refuse_failed(job: _Filter) -> None:
+    """FailedRowsError if a document has no answer to a task that the rule reads."""
+    columns = job.split.rule.columns
+    names = ["status", *(task for task in job.contents.tasks if task in columns)]
+    schema = pa.schema([job.split.schema.field(name) for name in names])
     failed: Counter[str] = Counter()
-    for batch in aligned_batches(asked.store, asked.found, schema):
-        failed.update(filter(None, failed_status(batch, asked.split.rule.columns)))
+    for batch in aligned_batches(job.store, job.contents, schema):
+        failed.update(filter(None, failed_status(batch, columns)))
     if failed:
-        told = ", ".join(f"{status} {count:,}" for status, count in failed.most_common())
+        statuses = ", ".join(f"{status} {count:,}" for status, count in failed.most_common())
         raise FailedRowsError(
-            f"{failed.total():,} of {asked.found.rows:,} documents have no answer ({told}); say "
-            f"what becomes of them: --on-error keep or drop, or filter.on_error in the spec"
+            f"{failed.total():,} of {job.contents.rows:,} documents have no answer ({statuses}); "
+            f"keep or drop them: --on-error keep or drop, or filter.on_error in the spec"
         )
 
 
 def _write(
-    asked: _Filter, left: Sequence[NamedShard], shards: Mapping[str, Shard], there: frozenset[str]
+    job: _Filter, todo: Sequence[NamedShard], shards: Mapping[str, Shard], existing: frozenset[str]
 ) -> int:
-    """Writes what is missing and then the manifest; how many objects were created."""
-    options = asked.spec.input.storage_options
+    """Writes the missing objects and then the manifest; the number of created objects."""
+    options = job.spec.input.storage_options
+    stores = job.dropped, job.kept, job.kept
 
     def write_one(named: NamedShard) -> int:
-        made = filter_shard(asked.store, named, shards[named.sid], options, asked.split)
-        return _create(asked, named, made, there)
+        made = filter_shard(job.store, named, shards[named.sid], options, job.split)
+        data = made.dropped, made.kept, canonical_json(made.counts.to_json())
+        objects = zip(stores, job.keys(named), data, strict=True)
+        return sum(store.create(key, each) for store, key, each in objects if key not in existing)
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="filter") as pool:
-        created = sum(pool.map(write_one, left))
-    return created + _publish(asked)
+        created = sum(pool.map(write_one, todo))
+    return created + _publish(job)
 
 
-def _create(asked: _Filter, named: NamedShard, made: FilteredShard, there: frozenset[str]) -> int:
-    stores = (asked.dropped, asked.kept, asked.kept)
-    data = (made.dropped, made.kept, canonical_json(made.counts.to_json()))
-    new = zip(stores, asked.keys(named), data, strict=True)
-    return sum(store.create(key, content) for store, key, content in new if key not in there)
-
-
-def _publish(asked: _Filter) -> int:
-    """The manifest; StorageError unless every document of the snapshot was kept or dropped."""
+def _publish(job: _Filter) -> int:
+    """Writes the manifest; StorageError unless each document was kept or dropped exactly once."""
+    layout = job.layout
     parts = [
-        counts_from_json(json.loads(asked.kept.read(asked.layout.counts_key(shard))))
-        for shard in asked.found.shards
+        Counts.from_json(json.loads(job.kept.read(layout.counts_key(shard))))
+        for shard in job.contents.shards
     ]
     counts = total(parts)
     rows = counts.all.kept.documents + counts.all.dropped.documents
-    if rows != asked.found.rows:
+    if rows != job.contents.rows:
         raise StorageError(
-            f"{asked.kept.url}/{asked.layout.counts_folder}: {rows} documents were kept or dropped "
-            f"of {asked.found.rows}; delete what lies there and filter again"
+            f"{job.kept.url}/{layout.counts_folder}: counts {rows} documents, and the snapshot has "
+            f"{job.contents.rows}; delete this folder and filter again"
         )
-    return int(
-        asked.kept.create(asked.layout.manifest_key, canonical_json(_manifest(asked, parts)))
-    )
+    manifest = _manifest(job, parts, counts)
+    return int(job.kept.create(layout.manifest_key, canonical_json(manifest)))
 
 
-def _manifest(asked: _Filter, parts: Sequence[Counts]) -> dict[str, Any]:
-    found, layout = asked.found, asked.layout
+def _manifest(job: _Filter, parts: Sequence[Counts], counts: Counts) -> dict[str, Any]:
+    contents, layout = job.contents, job.layout
     files = [
         {
             "input": shard.path,
@@ -258,18 +257,18 @@ def _manifest(asked: _Filter, parts: Sequence[Counts]) -> dict[str, Any]:
             "dropped": layout.dropped_key(shard),
             "dropped_rows": part.all.dropped.documents,
         }
-        for shard, part in zip(found.shards, parts, strict=True)
+        for shard, part in zip(contents.shards, parts, strict=True)
     ]
     return {
         "format": FORMAT,
         "id": layout.id,
-        "spec": asked.spec.name,
-        "output": asked.store.url,
-        "snapshot": found.number,
-        "tasks": {name: task.fp for name, task in found.tasks.items()},
-        "keep": asked.split.rule.keep,
-        "on_error": asked.split.on_error,
-        "by": list(asked.split.by),
-        "counts": total(parts).to_json(),
+        "spec": job.spec.name,
+        "output": job.store.url,
+        "snapshot": contents.number,
+        "tasks": {name: task.fp for name, task in contents.tasks.items()},
+        "keep": job.split.rule.keep,
+        "on_error": job.split.on_error,
+        "by": list(job.split.by),
+        "counts": counts.to_json(),
         "files": files,
     }

@@ -1,7 +1,6 @@
-"""One shard, amounts by a rule: the file of what is kept, the file of what is dropped, the counts.
+"""One shard, split by a rule: a file of kept rows, a file of dropped rows, and the counts.
 
-Knows answers, input rows and what becomes of a document without an answer. Knows nothing of where
-the files go.
+Entry point: `filter_shard`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,106 +23,29 @@ from pipeline.hashes import canonical_json
 from pipeline.ledger.contents import NamedShard
 from pipeline.ledger.label_files import to_parquet, verify
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, read_shard
+from pipeline.options import OnError
 from pipeline.sources.documents import OK, TRUNCATED
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import Options
 from pipeline.stores.store import Store
 
-# No task's name begins with an underscore.
+# No task has a name that begins with an underscore.
 TEXT_COLUMN, WHY_COLUMN = "_text", "_dropped_by"
 
 
 @dataclass(frozen=True, slots=True)
 class FilterSplit:
-    """How documents are amounts, and by which columns they are counted."""
+    """How documents are split into kept and dropped, and by which columns they are counted."""
 
     rule: Rule
-    on_error: Literal["fail", "keep", "drop"]
+    on_error: OnError
     by: tuple[str, ...]
-    schema: pa.Schema  # of `open_labels`: all tasks
-
-
-@dataclass(frozen=True, slots=True)
-class FilteredShard:
-    """A shard's two files, and what is in them."""
-
-    kept: bytes
-    dropped: bytes
-    counts: Counts
-
-
-def filter_shard(
-    store: Store, named: NamedShard, shard: Shard, options: Options, split: FilterSplit
-) -> FilteredShard:
-    """The shard's rows in two files, each row in one of them."""
-    tasks = [name for name in split.schema.names if name not in DOCUMENT_SCHEMA.names]
-    answers = read_shard(store, named, schema=split.schema, tasks=tasks)
-    reasons = dropped_by(answers, split)
-    keep = np.array([not reason for reason in reasons], dtype=np.bool_)
-    facts = read_facts(shard, options, split.by, hashes=answers.column("content_hash"), keep=keep)
-    if len(facts.text_bytes) != named.rows:
-        raise StorageError(
-            f"{shard.path}: has {len(facts.text_bytes)} rows of {named.rows} labelled"
-        )
-    tokens = answers.column(_counted_task(tasks, split.rule.columns)).field("n_tokens")
-    sizes = zip(facts.text_bytes, tokens.to_pylist(), strict=True)
-    return FilteredShard(
-        kept=kept_rows(shard, options, keep),
-        dropped=_dropped_file(shard, answers, facts, reasons, split),
-        counts=counted(keep.tolist(), sizes, facts.groups, reasons),
-    )
-
-
-def dropped_by(answers: pa.RecordBatch, split: FilterSplit) -> list[str]:
-    """Of each document why it is dropped; "" where it is kept.
-
-    A document whose answer is missing is no matter of the rule, and one of which the rule says
-    neither true nor false is dropped, as SQL's WHERE does.
-    """
-    verdicts = split.rule.verdicts(answers).to_pylist()
-    failed = failed_status(answers, split.rule.columns)
-    keep = split.rule.keep
-    why = {True: "", False: f"keep is false: {keep}", None: f"keep is null: {keep}"}
-    of_failed = "" if split.on_error == "keep" else "on_error: "
-    return [
-        why[verdict] if not status else of_failed and of_failed + status
-        for verdict, status in zip(verdicts, failed, strict=True)
-    ]
-
-
-def failed_status(answers: pa.RecordBatch, tasks: Collection[str]) -> list[str]:
-    """Of each document its first status that is no answer, of reading or of these tasks; or ""."""
-    failed: NDArray[np.object_] = np.full(answers.num_rows, "", dtype=object)
-    named = [answers.column(name) for name in tasks if name in answers.schema.names]
-    columns = [c.field("status") for c in named if pa.types.is_struct(c.type)]
-    for status in (*columns[::-1], answers.column("status")):
-        is_ok = pc.is_in(status, value_set=pa.array([OK, TRUNCATED]))
-        failed = np.where(is_ok.to_numpy(zero_copy_only=False), failed, status.to_pylist())
-    return [str(status) for status in failed]
-
-
-def _counted_task(tasks: Sequence[str], used: Collection[str]) -> str:
-    """Whose tokens are counted: those that the rule looks at were read in any case."""
-    return next((task for task in tasks if task in used), tasks[0])
-
-
-def _dropped_file(
-    shard: Shard, answers: pa.RecordBatch, facts: Facts, reasons: Sequence[str], split: FilterSplit
-) -> bytes:
-    """The dropped documents: as `open_labels` has them, with their texts and what dropped them."""
-    mask = pa.array([bool(reason) for reason in reasons])
-    table = pa.Table.from_batches([answers]).filter(mask)
-    why = pa.array(list(filter(None, reasons)), pa.string()).dictionary_encode()
-    table = table.append_column(TEXT_COLUMN, facts.dropped_texts).append_column(WHY_COLUMN, why)
-    told = {"keep": split.rule.keep, "on_error": split.on_error}
-    data = to_parquet(table, {**told, "shard": canonical_json(shard.to_json()).decode()})
-    verify(data, table.num_rows, table.column("doc_id"))
-    return data
+    schema: pa.Schema  # of `open_labels`, with all tasks
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """So many documents, with so much text."""
+    """A number of documents, with the size of their texts."""
 
     documents: int = 0
     text_bytes: int = 0
@@ -139,7 +61,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class SplitAmounts:
-    """What was kept and what was dropped; adds up."""
+    """What was kept and what was dropped. The sum of two parts is the amounts of both."""
 
     kept: Amount = Amount()
     dropped: Amount = Amount()
@@ -150,59 +72,132 @@ class SplitAmounts:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The sums over some documents; those of two parts of a corpus add up to those of both."""
+    """The amounts of some documents: all, by group, and by the reason for dropping."""
 
     all: SplitAmounts = SplitAmounts()
-    groups: Mapping[str, Mapping[str, SplitAmounts]] = field(
-        default_factory=dict
-    )  # by column, by value
-    reasons: Mapping[str, int] = field(default_factory=dict)  # documents dropped, by why
+    groups: Mapping[str, Mapping[str, SplitAmounts]] = field(default_factory=dict)  # column, value
+    reasons: Mapping[str, int] = field(default_factory=dict)  # dropped documents
 
     def to_json(self) -> dict[str, Any]:
-        """The counts as JSON values; `counts_from_json` takes them back."""
+        """The counts as JSON values; `from_json` is the inverse."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Counts:
+        groups = {
+            column: {value: _amounts(each) for value, each in values.items()}
+            for column, values in content["groups"].items()
+        }
+        return cls(_amounts(content["all"]), groups, dict(content["reasons"]))
 
-def counted(
-    kept: Sequence[bool],
-    sizes: Iterable[tuple[int, int]],  # [docs]: bytes of text, tokens
-    groups: Mapping[str, Sequence[str]],  # by column: [docs]
-    reasons: Sequence[str],  # [docs]; "" where kept
-) -> Counts:
-    """The counts of some documents."""
+
+@dataclass(frozen=True, slots=True)
+class FilteredShard:
+    """A shard's two files, and what they hold."""
+
+    kept: bytes
+    dropped: bytes
+    counts: Counts
+
+
+def filter_shard(
+    store: Store, named: NamedShard, shard: Shard, options: Options, split: FilterSplit
+) -> FilteredShard:
+    """The shard's rows in two files, each row in exactly one of them."""
+    tasks = [name for name in split.schema.names if name not in DOCUMENT_SCHEMA.names]
+    answers = read_shard(store, named, schema=split.schema, tasks=tasks)
+    reasons = _drop_reasons(answers, split)
+    keep = np.array([not reason for reason in reasons], dtype=np.bool_)
+    facts = read_facts(shard, options, split.by, hashes=answers.column("content_hash"), keep=keep)
+    if len(facts.text_bytes) != named.rows:
+        raise StorageError(
+            f"{shard.path}: has {len(facts.text_bytes)} rows, and {named.rows} were labelled; run "
+            f"`assay run` to label the file as it is now"
+        )
+    # — the tokens of a task that the rule reads: other tasks may have no answer
+    counted_task = next((task for task in tasks if task in split.rule.columns), tasks[0])
+    tokens = answers.column(counted_task).field("n_tokens")
     amounts = [
         SplitAmounts(kept=Amount(1, *size)) if is_kept else SplitAmounts(dropped=Amount(1, *size))
-        for is_kept, size in zip(kept, sizes, strict=True)
+        for is_kept, *size in zip(keep, facts.text_bytes, tokens.to_pylist(), strict=True)
     ]
-    by_column: dict[str, dict[str, SplitAmounts]] = {}
-    for column, values in groups.items():
-        of_column = by_column.setdefault(column, {})
-        for value, each in zip(values, amounts, strict=True):
-            of_column[value] = of_column.get(value, SplitAmounts()) + each
-    return Counts(sum(amounts, SplitAmounts()), by_column, dict(Counter(filter(None, reasons))))
+    return FilteredShard(
+        kept=kept_rows(shard, options, keep),
+        dropped=_dropped_file(shard, answers, facts, reasons, split),
+        counts=Counts(
+            sum(amounts, SplitAmounts()),
+            {
+                column: _sums(zip(values, amounts, strict=True))
+                for column, values in facts.groups.items()
+            },
+            dict(Counter(filter(None, reasons))),
+        ),
+    )
 
 
-def total(parts: Iterable[Counts]) -> Counts:
+def total(parts: Sequence[Counts]) -> Counts:
     """The sums of the parts."""
-    whole, reasons = SplitAmounts(), Counter[str]()
-    groups: dict[str, dict[str, SplitAmounts]] = {}
-    for part in parts:
-        whole += part.all
-        reasons.update(part.reasons)
-        for column, values in part.groups.items():
-            of_column = groups.setdefault(column, {})
-            for value, each in values.items():
-                of_column[value] = of_column.get(value, SplitAmounts()) + each
-    return Counts(whole, groups, dict(reasons))
+    columns = dict.fromkeys(column for part in parts for column in part.groups)
+    return Counts(
+        sum((part.all for part in parts), SplitAmounts()),
+        {
+            column: _sums(pair for part in parts for pair in part.groups.get(column, {}).items())
+            for column in columns
+        },
+        dict(sum((Counter(part.reasons) for part in parts), Counter())),
+    )
 
 
-def counts_from_json(content: Mapping[str, Any]) -> Counts:
-    """The counts that `Counts.to_json` gave."""
-    groups = {
-        column: {value: _amounts(each) for value, each in values.items()}
-        for column, values in content["groups"].items()
-    }
-    return Counts(_amounts(content["all"]), groups, dict(content["reasons"]))
+def failed_status(answers: pa.RecordBatch, tasks: Collection[str]) -> list[str]:
+    """For each document its first failed status, of reading or of these tasks; "" if none is."""
+    failed: NDArray[np.object_] = np.full(answers.num_rows, "", dtype=object)
+    named = [answers.column(name) for name in tasks if name in answers.schema.names]
+    columns = [c.field("status") for c in named if pa.types.is_struct(c.type)]
+    for status in (*columns[::-1], answers.column("status")):
+        is_ok = pc.is_in(status, value_set=pa.array([OK, TRUNCATED]))
+        failed = np.where(is_ok.to_numpy(zero_copy_only=False), failed, status.to_pylist())
+    return [str(status) for status in failed]
+
+
+def _drop_reasons(answers: pa.RecordBatch, split: FilterSplit) -> list[str]:
+    """For each document why it is dropped; "" where it is kept.
+
+    `on_error` decides about a document without an answer. A document for which the rule is null is
+    dropped, as with SQL's WHERE.
+    """
+    verdicts = split.rule.verdicts(answers).to_pylist()
+    failed = failed_status(answers, split.rule.columns)
+    keep = split.rule.keep
+    reasons = {True: "", False: f"keep is false: {keep}", None: f"keep is null: {keep}"}
+    return [
+        reasons[verdict]
+        if not status
+        else ""
+        if split.on_error == "keep"
+        else f"on_error: {status}"
+        for verdict, status in zip(verdicts, failed, strict=True)
+    ]
+
+
+def _dropped_file(
+    shard: Shard, answers: pa.RecordBatch, facts: Facts, reasons: Sequence[str], split: FilterSplit
+) -> bytes:
+    """The dropped documents as `open_labels` has them, with their texts and the reasons."""
+    mask = pa.array([bool(reason) for reason in reasons])
+    table = pa.Table.from_batches([answers]).filter(mask)
+    why = pa.array(list(filter(None, reasons)), pa.string()).dictionary_encode()
+    table = table.append_column(TEXT_COLUMN, facts.dropped_texts).append_column(WHY_COLUMN, why)
+    metadata = {"keep": split.rule.keep, "on_error": split.on_error}
+    data = to_parquet(table, {**metadata, "shard": canonical_json(shard.to_json()).decode()})
+    verify(data, table.num_rows, table.column("doc_id"))
+    return data
+
+
+def _sums(pairs: Iterable[tuple[str, SplitAmounts]]) -> dict[str, SplitAmounts]:
+    sums: dict[str, SplitAmounts] = {}
+    for value, amounts in pairs:
+        sums[value] = sums.get(value, SplitAmounts()) + amounts
+    return sums
 
 
 def _amounts(content: Mapping[str, Any]) -> SplitAmounts:

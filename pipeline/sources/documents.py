@@ -1,6 +1,6 @@
-"""Documents: one row for each row of the input, with its id, its hash and what is wrong with it.
+"""Documents: one row for each row of the input, with its id, its hash and its status.
 
-Knows what makes a text readable and how a document is named. Knows nothing of files or formats.
+Entry points: `documents_from`, and `slices_from` for input that does not fit in memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ EMPTY = "empty"
 TRUNCATED = "truncated"
 QUARANTINED = "quarantined"
 
-# What is held at once of a shard's text: so many rows, or the row that reaches so many characters.
+# A slice of a shard's text that is held at once ends at this number of rows, or at the row that
+# reaches this number of characters.
 SLICE_ROWS = 10_000
 SLICE_CHARS = 32 * 1024 * 1024
+# A longer text is not a document for a model, and while it is read it is held several times.
+MAX_ROW_BYTES = 256 * 1024 * 1024
+# The ids of all rows of a shard are held at once. The longest in use are URLs, mostly below 2,048.
+MAX_ID_CHARS = 4_096
 
 SCHEMA = pa.schema(
     [
@@ -31,36 +36,63 @@ SCHEMA = pa.schema(
     ]
 )
 
-
-_Document = tuple[str, str | None, str, int, str]  # as SCHEMA has it
+_Document = tuple[str, str | None, str, int, str]  # the columns of SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """A row as its file has it: nothing is known of the values yet."""
+    """A row as its file has it; the values are not checked yet."""
 
     text: object = None
     id: object = None
     problem: str | None = None  # why the row has neither
 
 
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """A value above the limit, which is not held."""
+
+
+class RowBuffer:
+    """One row's bytes, collected part by part. A row above the limit is not held."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+        self.blank = True
+
+    def add(self, part: bytes) -> None:
+        """Appends a part of the row."""
+        self._size_bytes += len(part)
+        self.blank = self.blank and part.isspace()
+        if self._size_bytes > MAX_ROW_BYTES:
+            self._parts.clear()
+        else:
+            self._parts.append(part)
+
+    def take(self) -> bytes | TooLong:
+        """The row; the buffer no longer holds it."""
+        row = TooLong() if self._size_bytes > MAX_ROW_BYTES else b"".join(self._parts)
+        self._parts.clear()
+        return row
+
+
 def documents_from(rows: Iterable[RawRow]) -> pa.Table:
-    """doc_id, text, content_hash, n_chars, status: one row each, in order, none left out."""
+    """The documents (SCHEMA), one for each row, in order."""
     return _table(map(_document, rows))
 
 
 def slices_from(rows: Iterable[RawRow]) -> Iterator[pa.Table]:
-    """What `documents_from` gives, in tables of which one is held at a time."""
+    """The table of `documents_from` in slices, of which one is held at a time."""
     documents = map(_document, rows)
-    table = _table(_first(documents))
+    table = _table(_next_slice(documents))
     while table.num_rows:
         yield table
-        del table  # before the next is made
-        table = _table(_first(documents))
+        del table  # before the next slice is made
+        table = _table(_next_slice(documents))
 
 
-def _first(documents: Iterator[_Document]) -> Iterator[_Document]:
-    """The next documents, as many as a slice holds."""
+def _next_slice(documents: Iterator[_Document]) -> Iterator[_Document]:
     chars = 0
     for rows, document in enumerate(documents, start=1):
         *_, n_chars, _ = document
@@ -82,9 +114,10 @@ def _table(documents: Iterable[_Document]) -> pa.Table:
 def _document(row: RawRow) -> _Document:
     text, encoded, problem = read_text(row)
     content_hash = short_hash(encoded)
-    doc_id = content_hash if row.id is None else written(row.id)
+    doc_id = content_hash if row.id is None else id_text(row.id)
     if isinstance(row.id, TooLong) or len(doc_id) > MAX_ID_CHARS:
-        doc_id, problem = short_hash(doc_id.encode()), id_too_long()
+        doc_id = short_hash(doc_id.encode())
+        problem = f"its id is longer than {MAX_ID_CHARS:,} characters"
     if problem is not None:
         return doc_id, None, content_hash, 0, f"error:{problem}"
     status = OK if text and not text.isspace() else EMPTY
@@ -92,7 +125,7 @@ def _document(row: RawRow) -> _Document:
 
 
 def read_text(row: RawRow) -> tuple[str, bytes, str | None]:
-    """The row's text, its UTF-8, and what is wrong with it."""
+    """The row's text, the text in UTF-8, and why there is none."""
     if row.problem is not None:
         return "", b"", row.problem
     try:
@@ -100,60 +133,20 @@ def read_text(row: RawRow) -> tuple[str, bytes, str | None]:
             return row.text.decode("utf-8"), row.text, None
         if isinstance(row.text, str):
             return row.text, row.text.encode("utf-8"), None
-    except UnicodeError:  # bytes that are not UTF-8, or half of a surrogate pair out of JSON
+    except UnicodeError:  # bytes that are not UTF-8, or half a surrogate pair from JSON
         return "", b"", "invalid UTF-8"
     if isinstance(row.text, TooLong):
         return "", b"", too_long()
     return "", b"", "no text" if row.text is None else "text is not a string"
 
 
-def written(value: object) -> str:
-    """An id as a string; bytes that are no text are shown, so that two ids stay two."""
+def id_text(value: object) -> str:
+    """An id as a string. Bytes that are not UTF-8 are escaped, so that two ids stay different."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-# A text that is longer is no document that a model reads; held, it is there several times over.
-MAX_ROW_BYTES = 256 * 1024 * 1024
-# Ids are kept for all rows of a shard at once; URLs, the longest in use, are rarely over 2,048.
-MAX_ID_CHARS = 4_096
-
-
 def too_long() -> str:
     """Why a row above the limit has no text."""
     return f"longer than {MAX_ROW_BYTES:,} bytes"
-
-
-def id_too_long() -> str:
-    """Why a row whose id is above the limit is set aside."""
-    return f"its id is longer than {MAX_ID_CHARS:,} characters"
-
-
-@dataclass(frozen=True, slots=True)
-class TooLong:
-    """Stands for a value that was above the limit and is not held."""
-
-
-class Gathered:
-    """One row's bytes as they come; of a row above the limit none are held."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._size_bytes = 0
-        self.blank = True
-
-    def add(self, part: bytes) -> None:
-        """One more part of the row."""
-        self._size_bytes += len(part)
-        self.blank = self.blank and part.isspace()
-        if self._size_bytes > MAX_ROW_BYTES:
-            self._parts.clear()
-        else:
-            self._parts.append(part)
-
-    def take(self) -> bytes | TooLong:
-        """The row, which is let go of."""
-        whole = TooLong() if self._size_bytes > MAX_ROW_BYTES else b"".join(self._parts)
-        self._parts.clear()
-        return whole

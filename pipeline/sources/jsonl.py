@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 
 from pipeline.sources.columns import check_named
-from pipeline.sources.documents import Gathered, RawRow, TooLong, too_long
+from pipeline.sources.documents import RawRow, RowBuffer, TooLong, too_long
 from pipeline.sources.shards import Piece, Shard, Unit, cut_units
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
 
@@ -83,13 +83,13 @@ def _line_units(stream: Stream) -> Iterator[Unit]:
 
 def lines_of(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes | TooLong]:
     """The rows in the next `size_bytes` of the stream, or in all of it."""
-    line = Gathered()
+    line = RowBuffer()
     for segment, ends in _segments(stream, size_bytes):
         line.add(segment)
         if ends:
             if not line.blank:
                 yield line.take()
-            line = Gathered()
+            line = RowBuffer()
     if not line.blank:
         yield line.take()
 

@@ -14,7 +14,7 @@ from warcio.exceptions import ArchiveLoadFailed
 from warcio.recordloader import ArcWarcRecord
 
 from pipeline.sources.columns import check_named
-from pipeline.sources.documents import Gathered, RawRow, TooLong
+from pipeline.sources.documents import RawRow, RowBuffer, TooLong
 from pipeline.sources.shards import Piece, Shard, Unit, cut_units
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
 
@@ -86,7 +86,7 @@ def _records(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
 
 
 def _text(record: ArcWarcRecord) -> bytes | TooLong:
-    text = Gathered()
+    text = RowBuffer()
     for block in _blocks(record):
         text.add(block)
     return text.take()

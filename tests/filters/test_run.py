@@ -198,7 +198,9 @@ def test_documents_without_an_answer_do_what_is_asked(folder: Path) -> None:
 def test_an_input_that_changed_since_is_refused_by_name(folder: Path) -> None:
     path = folder / "in" / "deep" / "1.jsonl"
     path.write_text(path.read_text().replace("0", "1", 1))
-    with pytest.raises(StorageError, match=r"deep/1\.jsonl: is gone, or another than snapshot 1"):
+    with pytest.raises(
+        StorageError, match=r"deep/1\.jsonl: is gone, or differs from what snapshot 1 labelled"
+    ):
         run(folder)
     assert not any(name.startswith(("kept", "filters")) for name in state(folder))
 
