@@ -26,7 +26,7 @@ SPEC_FILE = "spec.yaml"
 _PACKAGE = Path(__file__).parents[1]
 # Ray's own version is the cluster's, and pip must not change it below a running one.
 _NOT_PINNED = {"ray"}
-_NOT_FOR_JOBS = 'extra == "dev"'
+_NOT_FOR_JOBS = re.compile(r'extra == "(dev|docs)"')
 
 
 def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
@@ -81,10 +81,11 @@ def write_bundle(folder: Path, content: Mapping[str, Any]) -> None:
     (folder / SPEC_FILE).write_text(written, encoding="utf-8")
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=ignored)
-    about = folder / f"assay-{version('assay')}.dist-info"
+    number = version("corpus-assay")
+    about = folder / f"corpus_assay-{number}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: assay\nVersion: {version('assay')}\n", encoding="utf-8"
+        f"Metadata-Version: 2.1\nName: corpus-assay\nVersion: {number}\n", encoding="utf-8"
     )
 
 
@@ -138,10 +139,10 @@ def pinned_requirements() -> list[str]:
     A node that has these versions installs nothing.
     """
     found = {}
-    for requirement in requires("assay") or ():
+    for requirement in requires("corpus-assay") or ():
         name = re.match(r"[A-Za-z0-9._-]+", requirement)
         assert name is not None, requirement
-        if name[0] in _NOT_PINNED or _NOT_FOR_JOBS in requirement:
+        if name[0] in _NOT_PINNED or _NOT_FOR_JOBS.search(requirement):
             continue
         try:
             found[name[0]] = version(name[0]).partition("+")[0]

@@ -12,15 +12,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.metrics import Floats
 from pipeline.evaluation.thresholds import OperatingPoints, operating_points
 from pipeline.report.console import truncate
 from pipeline.verbs.evaluate import TaskEvaluation
+
+try:
+    from matplotlib import rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+except ImportError as missing:
+    fix = "a page with plots needs matplotlib; pip install 'corpus-assay[plots]'"
+    raise SpecError([Problem("--html", fix, missing.name)]) from missing
 
 LABEL_CHARS = 18
 # More lines or panels than these are not told apart: those with the most gold rows are drawn.

@@ -240,7 +240,8 @@ def _label_counts(table: pa.Table) -> Mapping[str, int]:
 
 
 def _versions(*others: str) -> dict[str, str]:
-    return {name: version(name) for name in ("assay", "torch", "transformers", *others)}
+    versions = {name: version(name) for name in ("torch", "transformers", *others)}
+    return {"assay": version("corpus-assay"), **versions}
 
 
 def _preflight(job: Job) -> None:

@@ -1,7 +1,7 @@
 """The store on Google Cloud Storage: an upload that only makes generation 0's successor.
 
 Knows the requests of the JSON API, made through gcsfs, which tries again by itself. gcsfs is not
-installed by default: `pip install 'assay[gcs]'`. Knows nothing of what the objects hold.
+installed by default: `pip install 'corpus-assay[gcs]'`. Knows nothing of what the objects hold.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ try:
     from gcsfs.retry import ChecksumError, HttpError
     from google.auth.exceptions import GoogleAuthError, RefreshError
 except ImportError as missing:
-    fix = f"gs:// needs gcsfs ({missing}); pip install 'assay[gcs]'"
+    fix = f"gs:// needs gcsfs ({missing}); pip install 'corpus-assay[gcs]'"
     raise SpecError([Problem("output", fix, "gs://")]) from missing
 
 # The object's metadata names the create that made it, as in `s3_store`.

@@ -385,4 +385,4 @@ def test_without_torchao_a_check_is_one_line_and_exit_2(
     spec = write_spec(model=a_model(model_folder, quantize="fp8"))
     assert main(["check", str(spec)]) == 2
     line = last_line(capsys)
-    assert line.startswith("model.quantize: needs torchao; pip install 'assay[quantize]'")
+    assert line.startswith("model.quantize: needs torchao; pip install 'corpus-assay[quantize]'")

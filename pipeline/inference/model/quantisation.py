@@ -61,7 +61,7 @@ def _torchao(quantize: Quantize) -> tuple[Callable[..., object], Any]:
     try:
         from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError as error:
-        fix = f"needs torchao; pip install 'assay[quantize]', or write none: {error}"
+        fix = f"needs torchao; pip install 'corpus-assay[quantize]', or write none: {error}"
         raise SpecError([Problem("model.quantize", fix, quantize)]) from error
     chosen = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}[quantize]
     # torchao would change the compiler's settings for the whole process; nothing is compiled here.

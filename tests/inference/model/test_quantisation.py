@@ -150,7 +150,8 @@ def test_without_torchao_the_install_command_is_named_in_one_line(
         with pytest.raises(SpecError) as caught:
             refused()
         (line,) = str(caught.value).splitlines()
-        assert line.startswith("model.quantize: needs torchao; pip install 'assay[quantize]'")
+        assert line.startswith("model.quantize: needs torchao; ")
+        assert "pip install 'corpus-assay[quantize]'" in line
         assert line.endswith(f"(got {kind!r})")
 
 
