@@ -1,14 +1,12 @@
-"""How far two answerings of one corpus lie apart: shares of labels, and answers that flipped.
-
-Knows counts. Knows nothing of snapshots, files or tasks.
-"""
+"""How much labels changed between two answers to the same questions: shares, and flipped labels."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import rel_entr
 
-# An empty bin has no logarithm; a count of a half in place of none is the usual remedy (Jeffreys).
+# The logarithm of an empty bin is infinite. A count of 0.5 replaces 0 (Jeffreys' prior).
 EMPTY_COUNT = 0.5
 
 Counts = NDArray[np.int64]  # [labels]
@@ -16,17 +14,17 @@ Flips = NDArray[np.int64]  # [labels before, labels after]
 
 
 def shares(counts: Counts) -> NDArray[np.float64]:
-    """Each label's share; zeros where nothing was counted."""
+    """Each label's share of all counts; zeros if all counts are 0."""
     (labels,) = counts.shape
-    whole = counts.sum()
-    return counts / whole if whole else np.zeros(labels)
+    total = counts.sum()
+    return counts / total if total else np.zeros(labels)
 
 
 def psi(before: Counts, after: Counts) -> float:
-    """The population stability index: sum of (q - p) ln(q / p) over the labels, in nats.
+    """The population stability index: the sum of (q - p) ln(q / p) over the labels, in nats.
 
-    Symmetric, 0 for equal shares; by custom below 0.1 is stable and above 0.25 is a shift
-    (Siddiqi, Credit Risk Scorecards, 2006). A label that one side lacks counts half a document.
+    It is symmetric, and 0 for equal shares. By convention a value below 0.1 is stable, and above
+    0.25 is a shift (Siddiqi 2006, "Credit Risk Scorecards"). A count of 0 is taken as 0.5.
     """
     p, q = (shares(np.where(counts > 0, counts, EMPTY_COUNT)) for counts in (before, after))
     if not before.sum() or not after.sum():
@@ -35,25 +33,18 @@ def psi(before: Counts, after: Counts) -> float:
 
 
 def jensen_shannon(before: Counts, after: Counts) -> float:
-    """The Jensen-Shannon divergence in bits: H((p + q) / 2) - (H(p) + H(q)) / 2, within [0, 1].
-
-    Lin, Divergence Measures Based on the Shannon Entropy, 1991; its root is a distance.
-    """
-    p, q = shares(before), shares(after)
+    """The Jensen-Shannon divergence in bits, from 0 to 1 (Lin 1991); 0 if one side is empty."""
     if not before.sum() or not after.sum():
         return 0.0
-    divergence = _entropy((p + q) / 2) - (_entropy(p) + _entropy(q)) / 2
-    return float(min(max(divergence, 0.0), 1.0))
+    p, q = shares(before), shares(after)
+    divergence = (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)).sum() / (2 * np.log(2))
+    # — of nearly equal shares it is below 0 by rounding, and scipy's `jensenshannon` NaN
+    return float(max(divergence, 0.0))
 
 
 def flip_rate(flips: Flips) -> float:
-    """Of the documents that both sides answered, the share whose label is another."""
+    """The share of the documents with two answers whose label changed."""
     before, after = flips.shape
     assert before == after, flips.shape
-    whole = flips.sum()
-    return float(1 - np.trace(flips) / whole) if whole else 0.0
-
-
-def _entropy(p: NDArray[np.float64]) -> float:
-    some = p[p > 0]
-    return float(-(some * np.log2(some)).sum())
+    total = flips.sum()
+    return float(1 - np.trace(flips) / total) if total else 0.0

@@ -1,45 +1,40 @@
-"""Trained readouts: one linear map a layer, and what each is worth on rows it has not seen.
+"""Trained readouts: a linear map for each layer, and its scores on held-out rows.
 
-Whatever is chosen (the pooling, the layer, how much is regularised, the calibration) is chosen by
-cross-validation inside the rows that are fitted to, so that the held-out rows have no part in it.
-Knows states, targets and groups. Knows nothing of models, text or files.
+`fit` chooses the pooling, the layer, the regularisation and the calibration by cross-validation
+inside the rows that it fits to. The outer folds only measure (nested cross-validation: Varma &
+Simon 2006). So a held-out row has no influence on its own score. `learning_curve` measures fits
+to fewer rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
-from pipeline.evaluation.folds import folds, random_split
-from pipeline.evaluation.linear import (
-    Floats,
-    Linear,
-    balanced_weights,
-    calibration,
-    fit_path,
-    log_loss,
-    one_thread,
-    probabilities,
-)
-from pipeline.evaluation.metrics import once
-from pipeline.evaluation.scores import Figure, headlines
-
-Ints = NDArray[np.int64]
+from pipeline.evaluation.calibration_fitting import fit_logits, log_loss
+from pipeline.evaluation.linear import Linear, balanced_weights, fit_path, one_thread
+from pipeline.evaluation.metrics import Floats, Ints, task_metrics
+from pipeline.evaluation.scores import PERCENTILES, Figure
 
 STRENGTHS = (0.001, 0.01, 0.1)  # C of a logistic regression over standardised states
 FOLDS = 5
 _INNER_FOLDS = 3
 SEED = 20_26
-# Labels weigh the same where the rarest has less than half of its even share.
+# Label weights are used if the rarest label has less than half of an even share.
 _RARE = 0.5
+# Of the learning curve.
+HELD_OUT = 200
+SPLITS = 20
+FIGURES = ("auroc", "f1", "accuracy", "ece")
 
 
 @dataclass(frozen=True, slots=True)
 class GoldStates:
-    """Rows with what is known of them."""
+    """Hidden states of gold rows, with their labels."""
 
     states: NDArray[np.float32]  # [rows, layers, poolings, hidden]
     targets: Floats  # [rows, labels]: 1 at the gold label, or a teacher's probabilities
@@ -51,7 +46,7 @@ class GoldStates:
 
     @property
     def balanced(self) -> bool:
-        """Whether labels are so uneven that each is made to weigh the same."""
+        """Whether labels are so uneven that the fit weights them."""
         shares = self.targets.mean(axis=0)
         return bool(shares.min() < _RARE / len(shares))
 
@@ -59,14 +54,22 @@ class GoldStates:
         return GoldStates(self.states[rows], self.targets[rows], self.groups[rows])
 
     def at(self, layer: int, pooling: int) -> GoldStates:
-        """The same rows, read at one place."""
+        """The same rows with the states of one layer and pooling."""
         states = self.states[:, layer : layer + 1, pooling : pooling + 1]
         return GoldStates(states, self.targets, self.groups)
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """Rows to fit to and rows to hold out, in rising order."""
+
+    fitted: Ints
+    held_out: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """How to fit at one layer and pooling, and the loss it had on rows that were held out."""
+    """How to fit at one layer and pooling, and the loss of that fit on held-out rows."""
 
     loss: float
     strength: float
@@ -79,15 +82,15 @@ Choices = list[list[Choice]]  # by layer, by pooling
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The maps, fitted to all rows, and the probabilities that rows got while held out."""
+    """The maps, fitted to all rows, and the probabilities of rows while they were held out."""
 
     maps: tuple[Linear, ...]  # by layer, at the pooling
     choices: tuple[Choice, ...]  # by layer, at the pooling
-    layer: int  # the place of the best among them
+    layer: int  # index of the best layer
     pooling: int
     balanced: bool
-    held_out: Floats  # [rows, labels]: layer and pooling as chosen without the row
-    by_layer: Floats  # [layers, rows, labels]: the pooling as chosen without the row
+    held_out: Floats  # [rows, labels]: layer and pooling chosen without the row
+    by_layer: Floats  # [layers, rows, labels]: the pooling chosen without the row
     by_place: Floats  # [layers, poolings, rows, labels]
 
 
@@ -97,30 +100,25 @@ def fit(
     *,
     strengths: Sequence[float] = STRENGTHS,
     folds_number: int = FOLDS,
-    advance: Callable[[], None] = lambda: None,
 ) -> Fitted:
-    """A readout of every layer; `advance` hears of each fold, and of the fit to all rows."""
+    """A readout of every layer."""
     rows, layers, poolings, _ = gold.states.shape
     by_place = np.empty((layers, poolings, rows, gold.targets.shape[1]))
     by_layer, held_out = np.empty_like(by_place[:, 0]), np.empty_like(gold.targets)
     for split in folds(gold.truth, gold.groups, number=folds_number, seed=SEED):
         fitted, asked = gold.part(split.fitted), gold.part(split.held_out)
         choices = choose(fitted, strengths)
-        for layer in range(layers):
-            for pooling in range(poolings):
-                map_ = refit(fitted, layer, pooling, choices[layer][pooling])
-                p = probabilities(map_.logits(asked.states[:, layer, pooling]))
-                by_place[layer, pooling, split.held_out] = p
+        for layer, pooling in np.ndindex(layers, poolings):
+            map_ = refit(fitted, layer, pooling, choices[layer][pooling])
+            p = softmax(map_.logits(asked.states[:, layer, pooling]), axis=1)
+            by_place[layer, pooling, split.held_out] = p
         layer, pooling = best(choices)
         by_layer[:, split.held_out] = by_place[:, pooling, split.held_out]
         held_out[split.held_out] = by_place[layer, pooling, split.held_out]
-        advance()
     choices = choose(gold, strengths)
     layer, pooling = best(choices)
-    maps = [refit(gold, n, pooling, choices[n][pooling]) for n in range(layers)]
-    advance()
     return Fitted(
-        maps=tuple(maps),
+        maps=tuple(refit(gold, n, pooling, choices[n][pooling]) for n in range(layers)),
         choices=tuple(of_layer[pooling] for of_layer in choices),
         layer=layer,
         pooling=pooling,
@@ -132,61 +130,101 @@ def fit(
 
 
 def choose(gold: GoldStates, strengths: Sequence[float]) -> Choices:
-    """How to fit at each place, by cross-validation inside these rows."""
+    """How to fit at each layer and pooling, by cross-validation inside these rows."""
     _, layers, poolings, _ = gold.states.shape
+    splits = folds(gold.truth, gold.groups, number=_INNER_FOLDS, seed=SEED + 1)
     return [
-        [_choice(gold, layer, pooling, strengths) for pooling in range(poolings)]
+        [_choice(gold, layer, pooling, strengths, splits) for pooling in range(poolings)]
         for layer in range(layers)
     ]
 
 
 def best(choices: Choices) -> tuple[int, int]:
-    """The place, as layer and pooling, of the smallest loss; of equals the first."""
+    """The layer and pooling with the smallest loss; the first of equals."""
     losses = np.array([[choice.loss for choice in of_layer] for of_layer in choices])
     layer, pooling = np.unravel_index(int(losses.argmin()), losses.shape)
     return int(layer), int(pooling)
 
 
 def refit(gold: GoldStates, layer: int, pooling: int, choice: Choice) -> Linear:
-    """The map of all these rows, calibrated."""
+    """The calibrated map, fitted to all these rows."""
     states, weights = gold.states[:, layer, pooling], _weights(gold.targets, gold.balanced)
     [fitted] = fit_path(states, gold.targets, weights, strengths=[choice.strength])
     return fitted.scaled(choice.scale, choice.offset)
 
 
-def _choice(gold: GoldStates, layer: int, pooling: int, strengths: Sequence[float]) -> Choice:
+def _choice(
+    gold: GoldStates,
+    layer: int,
+    pooling: int,
+    strengths: Sequence[float],
+    splits: Sequence[Split],
+) -> Choice:
     rows, labels = gold.targets.shape
     states = gold.states[:, layer, pooling]
     logits = np.zeros((len(strengths), rows, labels))
-    for split in folds(gold.truth, gold.groups, number=_INNER_FOLDS, seed=SEED + 1):
+    for split in splits:
         targets = gold.targets[split.fitted]
         weights = _weights(targets, gold.balanced)
-        # — fewer rows are regularised less, so that their logits are of the size that all give
-        here = [strength * rows / len(split.fitted) for strength in strengths]
-        path = fit_path(states[split.fitted], targets, weights, strengths=here)
+        # — fewer rows are regularised less, so that their logits are as large as those of all rows
+        scaled = [strength * rows / len(split.fitted) for strength in strengths]
+        path = fit_path(states[split.fitted], targets, weights, strengths=scaled)
         for of_strength, fitted in zip(logits, path, strict=True):
             of_strength[split.held_out] = fitted.logits(states[split.held_out])
-    found = []
+    choices = []
     for strength, of_strength in zip(strengths, logits, strict=True):
-        scale, offset = calibration(of_strength, gold.targets, offsets=gold.balanced)
-        loss = log_loss(scale * of_strength + offset, gold.targets, np.ones(rows))
-        found.append(Choice(loss, strength, scale, offset))
-    return min(found, key=lambda choice: choice.loss)
+        scale, offset = fit_logits(of_strength, gold.targets, offsets=gold.balanced)
+        loss = log_loss(scale * of_strength + offset, gold.targets)
+        choices.append(Choice(loss, strength, scale, offset))
+    return min(choices, key=lambda choice: choice.loss)
 
 
 def _weights(targets: Floats, balanced: bool) -> Floats:  # [rows, labels] -> [rows]
     return balanced_weights(targets) if balanced else np.ones(len(targets))
 
 
-HELD_OUT = 200
-SPLITS = 20
-FIGURES = ("auroc", "f1", "accuracy", "ece")
-_PERCENTILES = (2.5, 97.5)
+def folds(truth: Ints, groups: Ints, *, number: int, seed: int) -> list[Split]:
+    """Stratified folds of whole groups, which hold out every row once.
+
+    A label may have fewer groups than there are folds, which scikit-learn's folds do not allow.
+    """
+    fold = np.empty(len(truth), np.int64)
+    for place, rows in enumerate(_shuffled_groups(truth, groups, seed)):
+        fold[rows] = place % number
+    splits = [Split(np.flatnonzero(fold != n), np.flatnonzero(fold == n)) for n in range(number)]
+    return [split for split in splits if len(split.fitted) and len(split.held_out)]
+
+
+def random_split(truth: Ints, groups: Ints, *, fitted: int, held_out: int, seed: int) -> Split:
+    """Whole groups of at least `held_out` rows, and `fitted` other rows, both stratified.
+
+    There may be fewer rows to fit than labels, which scikit-learn's splits do not allow.
+    """
+    shuffled = _shuffled_groups(truth, groups, seed)
+    labels = np.array([truth[rows[0]] for rows in shuffled])
+    place = np.empty(len(shuffled))  # spreads the groups of each label evenly
+    for label in np.unique(labels):
+        of_label = np.flatnonzero(labels == label)
+        place[of_label] = (np.arange(len(of_label)) + 0.5) / len(of_label)
+    ordered = [shuffled[index] for index in np.argsort(place, kind="stable")]
+    ends = np.cumsum([len(rows) for rows in ordered])
+    first = int(ends[min(int(np.searchsorted(ends, held_out)), len(ends) - 1)])
+    rows = np.concatenate(ordered)
+    return Split(np.sort(rows[first : first + fitted]), np.sort(rows[:first]))
+
+
+def _shuffled_groups(truth: Ints, groups: Ints, seed: int) -> list[Ints]:
+    """The rows of each group, in random order, sorted by the label of the group's first row."""
+    _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(first))
+    order = order[np.argsort(truth[first][order], kind="stable")]
+    rows = np.split(np.argsort(group_of, kind="stable"), np.cumsum(np.bincount(group_of))[:-1])
+    return [rows[group] for group in order]
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """The figures after so many rows: the mean over the splits, and where 95 % of them lie."""
+class CurvePoint:
+    """The metrics after fitting to a number of rows: the mean over the splits, and 95 % of them."""
 
     rows: int
     figures: dict[str, Figure]  # FIGURES
@@ -199,32 +237,26 @@ def learning_curve(
     *,
     held_out: int = HELD_OUT,
     splits: int = SPLITS,
-    advance: Callable[[], None] = lambda: None,
-) -> tuple[Learned, ...]:
-    """The figures for each number of rows; what is regularised is chosen inside those rows."""
-    found = []
+) -> tuple[CurvePoint, ...]:
+    """The metrics for each number of rows; the regularisation is chosen inside those rows."""
+    points = []
     for number in rows:
-        by_split = []
-        for split in range(splits):
-            by_split.append(_figures(gold, number, held_out, SEED + split))
-            advance()
+        by_split = [_metrics_after(gold, number, held_out, SEED + n) for n in range(splits)]
         figures = {name: _spread([of[name] for of in by_split]) for name in FIGURES}
-        found.append(Learned(number, figures))
-    return tuple(found)
+        points.append(CurvePoint(number, figures))
+    return tuple(points)
 
 
-def _figures(gold: GoldStates, rows: int, held_out: int, seed: int) -> dict[str, float]:
+def _metrics_after(gold: GoldStates, rows: int, held_out: int, seed: int) -> dict[str, float]:
     split = random_split(gold.truth, gold.groups, fitted=rows, held_out=held_out, seed=seed)
     fitted, asked = gold.part(split.fitted), gold.part(split.held_out)
     map_ = refit(fitted, 0, 0, choose(fitted, STRENGTHS)[0][0])
-    p = probabilities(map_.logits(asked.states[:, 0, 0]))
-    values = headlines(asked.truth, p, once(len(p)))
-    return {name: float(values[name][0]) for name in FIGURES}
+    return task_metrics(asked.truth, softmax(map_.logits(asked.states[:, 0, 0]), axis=1))
 
 
 def _spread(values: Sequence[float]) -> Figure:
     defined = [value for value in values if not np.isnan(value)]
     if not defined:
         return Figure(None, None, None)
-    low, high = np.percentile(defined, _PERCENTILES)
+    low, high = np.percentile(defined, PERCENTILES)
     return Figure(float(np.mean(defined)), float(low), float(high))

@@ -1,8 +1,4 @@
-"""Gates: what figures must reach, `toxic.f1 >= 0.8`, read and decided.
-
-Knows the names of figures, of tasks and of their labels. Knows nothing of how figures are computed
-beyond their names.
-"""
+"""Gates: bounds that metrics must reach, such as `toxic.f1 >= 0.8`."""
 
 from __future__ import annotations
 
@@ -33,20 +29,20 @@ _FORM = "write TASK.METRIC >= NUMBER, as in 'toxic.f1 >= 0.8' or 'toxic.recall.t
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A bound for one figure."""
+    """A bound for one metric."""
 
     written: str
     task: str
     version: str  # RAW | CALIBRATED
     metric: str
-    label: str | None  # None: of the whole task
+    label: str | None  # None: a metric of the whole task
     sign: str
     bound: float
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A gate, what the figure is, and whether that is enough; an undefined figure never is."""
+    """A gate, the metric's value, and whether it passes; an undefined metric (None) never does."""
 
     gate: str
     value: float | None
@@ -54,28 +50,28 @@ class Decision:
 
 
 def parse_gate(written: str, labels: Mapping[str, Sequence[str]]) -> Gate:
-    """The gate; `labels` are those of every task. SpecError names what is wrong with it."""
-    found = _GATE.fullmatch(written)
-    if found is None:
+    """The gate; `labels` has the labels of every task. SpecError if the gate is malformed."""
+    match = _GATE.fullmatch(written)
+    if match is None:
         raise _wrong(_FORM, written)
-    task, metric, label = found["task"], found["metric"], found["label"]
+    task, metric, label = match["task"], match["metric"], match["label"]
     if task not in labels:
         raise _wrong(f"no such task; the spec has {', '.join(labels)}", written)
     if metric not in HEADLINES and metric not in OF_A_LABEL:
         known = ", ".join((*HEADLINES, *(f"{name}.LABEL" for name in OF_A_LABEL)))
-        raise _wrong(f"no such metric; there are {known}", written)
+        raise _wrong(f"no such metric; known are {known}", written)
     if label is None and metric not in HEADLINES:
-        raise _wrong(f"of which label? write {task}.{metric}.{labels[task][0]}", written)
+        raise _wrong(f"is a metric of one label; write {task}.{metric}.{labels[task][0]}", written)
     if label is not None and metric not in OF_A_LABEL:
-        raise _wrong(f"{metric} is of the whole task; write {task}.{metric}", written)
+        raise _wrong(f"{metric} is a metric of the whole task; write {task}.{metric}", written)
     if label is not None and label not in labels[task]:
         raise _wrong(f"no such label; {task} has {', '.join(labels[task])}", written)
-    version = found["version"] or RAW
-    return Gate(written.strip(), task, version, metric, label, found["sign"], float(found["bound"]))
+    version = match["version"] or RAW
+    return Gate(written.strip(), task, version, metric, label, match["sign"], float(match["bound"]))
 
 
 def decide(gate: Gate, scores: Scores) -> Decision:
-    """Whether the figure passes."""
+    """Whether the metric passes the gate."""
     value = _value(gate, scores)
     return Decision(
         gate.written, value, value is not None and _COMPARED[gate.sign](value, gate.bound)

@@ -1,8 +1,4 @@
-"""All figures of one task's answers against gold labels, with intervals.
-
-Knows probabilities, gold indices and labels' names. Knows nothing of where they come from or how
-figures are shown.
-"""
+"""All scores of one task's answers against gold labels, with intervals. Entry point: `score`."""
 
 from __future__ import annotations
 
@@ -10,33 +6,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from sklearn.metrics import confusion_matrix
 
-from pipeline.evaluation import metrics
 from pipeline.evaluation.metrics import (
     Bin,
     Floats,
     Ints,
+    LabelMetrics,
     confidence_and_hits,
-    expected_calibration_error,
-    once,
+    label_metrics,
     reliability_curve,
+    resampled_metrics,
+    task_metrics,
 )
 
 HEADLINES = ("accuracy", "f1", "auroc", "ap", "brier", "ece")
 RESAMPLES = 1_000
-# A ranking of every label in every resample is what takes the time: of more labels AUROC and
-# average precision have no interval.
+# Ranking every label in every resample takes most of the time: above this number of labels, AUROC
+# and average precision have no interval.
 RANKED_LABELS = 100
 _SEED = 20_26
-_PERCENTILES = (2.5, 97.5)
-# Of a batch of resamples, so many counts are held at once: 8 MB, a few times over. Four times as
-# many took twice the time.
+PERCENTILES = (2.5, 97.5)
+# Counts in one batch of resamples: 8 MB, a few times over. Batches of four times this size took
+# twice the time.
 _BATCH_COUNTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure and its bootstrap 95 % interval; None where it is not defined."""
+    """A metric and its 95 % interval; None where it is undefined."""
 
     value: float | None
     low: float | None
@@ -45,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class LabelScore:
-    """One label against all others; None where a figure is not defined."""
+    """One label against all others; None where a metric is undefined."""
 
     label: str
     support: int  # gold rows
@@ -76,60 +74,27 @@ def score(
     *,
     resamples: int = RESAMPLES,
 ) -> Scores:
-    """The figures; there must be a row. The same rows give the same intervals.
+    """The scores; there must be a row. The same rows give the same intervals.
 
-    Above RANKED_LABELS labels `auroc` and `ap` have no interval: its ends are None.
+    Above RANKED_LABELS labels `auroc` and `ap` have no interval: both ends are None.
     """
     rows, label_count = p.shape
     assert rows and label_count == len(labels) >= 2, (rows, label_count, labels)
-    values = headlines(truth, p, once(rows))
+    by_label = label_metrics(truth, p)
+    values = task_metrics(truth, p, by_label)
     resampled = _resampled(truth, p, resamples)
-    confusion = metrics.confusion(truth, p.argmax(axis=1), label_count)
+    confusion = confusion_matrix(truth, p.argmax(axis=1), labels=range(label_count))
     return Scores(
         rows=rows,
         headlines={
-            name: _figure(values[name][0], resampled[name], corrected=name == "ece")
+            name: _figure(values[name], resampled[name], bias_corrected=name == "ece")
             for name in HEADLINES
         },
-        labels=_label_scores(truth, p, labels),
+        labels=_label_scores(by_label, labels, confusion.sum(axis=0)),
         confusion=tuple(map(tuple, confusion.tolist())),
         reliability=reliability_curve(*confidence_and_hits(truth, p)),
         resamples=resamples,
     )
-
-
-def headlines(
-    truth: Ints,  # [rows]
-    p: Floats,  # [rows, labels]
-    counts: Floats,  # [resamples, rows]
-    *,
-    rank: bool = True,
-) -> dict[str, Floats]:  # [resamples] each
-    """Every headline figure of every resample; NaN for those of a ranking if not to `rank`."""
-    _, labels = p.shape
-    sums = metrics.sums(truth, p.argmax(axis=1), labels, counts)
-    undefined = np.full(len(counts), np.nan)
-    auroc, ap = _ranked_headlines(truth, p, counts) if rank else (undefined, undefined)
-    return {
-        "accuracy": metrics.accuracy(sums),
-        "f1": metrics.mean_defined(metrics.f1(sums)),
-        "auroc": auroc,
-        "ap": ap,
-        "brier": metrics.brier(truth, p, counts),
-        "ece": expected_calibration_error(*confidence_and_hits(truth, p), counts),
-    }
-
-
-def _ranked_headlines(truth: Ints, p: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """AUROC and average precision, [resamples] each."""
-    # — of two labels the first is asked for: the other's ranking is its mirror
-    asked = range(1 if p.shape[1] == 2 else p.shape[1])
-    found = []
-    for label in asked:
-        ranking = metrics.ranked(truth == label, p[:, label], counts)
-        found.append((metrics.auroc(*ranking), metrics.average_precision(*ranking)))
-    auroc, ap = (metrics.mean_defined(np.stack(each, axis=1)) for each in zip(*found, strict=True))
-    return auroc, ap
 
 
 def _resampled(truth: Ints, p: Floats, resamples: int) -> dict[str, Floats]:
@@ -137,60 +102,54 @@ def _resampled(truth: Ints, p: Floats, resamples: int) -> dict[str, Floats]:
     rows, labels = p.shape
     source = np.random.default_rng(_SEED)
     at_once = max(1, _BATCH_COUNTS // max(rows, labels))
-    found: dict[str, list[Floats]] = {name: [] for name in HEADLINES}
+    batches: dict[str, list[Floats]] = {name: [np.zeros(0)] for name in HEADLINES}
     for start in range(0, resamples, at_once):
         number = min(at_once, resamples - start)
         drawn = source.integers(0, rows, (number, rows)) + rows * np.arange(number)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=number * rows).reshape(number, rows)
-        rank = labels <= RANKED_LABELS
-        for name, values in headlines(truth, p, counts.astype(np.float64), rank=rank).items():
-            found[name].append(values)
-    return {name: np.concatenate([np.zeros(0), *values]) for name, values in found.items()}
+        batch = resampled_metrics(truth, p, counts.astype(np.float64), rank=labels <= RANKED_LABELS)
+        for name in HEADLINES:
+            batches[name].append(batch[name])
+    return {name: np.concatenate(of_batches) for name, of_batches in batches.items()}
 
 
 def _figure(
     value: float,
     resampled: Floats,  # [resamples]
     *,
-    corrected: bool,
+    bias_corrected: bool,
 ) -> Figure:
-    """The percentiles of the resamples in which the figure is defined.
+    """A percentile interval over the resamples in which the metric is defined.
 
-    Rows that stand twice make each bin's error larger, and so that of nearly every resample: for a
-    calibration error what they have too much on average is taken off (bias correction: Efron and
-    Tibshirani 1993, "An Introduction to the Bootstrap", chapter 10).
+    Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13. Rows that are drawn
+    twice raise a calibration error in nearly every resample. So its interval is shifted by the
+    bootstrap estimate of bias (chapter 10).
     """
     defined = resampled[~np.isnan(resampled)]
     if not len(defined):
-        return Figure(_defined(value), None, None)
-    low, high = np.percentile(defined, _PERCENTILES)
-    if corrected:
-        excess = float(np.mean(defined)) - value
-        low, high = max(0.0, low - excess), max(0.0, high - excess)
-    return Figure(_defined(value), float(low), float(high))
+        return Figure(_number(value), None, None)
+    low, high = np.percentile(defined, PERCENTILES)
+    if bias_corrected:
+        bias = float(np.mean(defined)) - value
+        low, high = max(0.0, low - bias), max(0.0, high - bias)
+    return Figure(_number(value), float(low), float(high))
 
 
-def _label_scores(truth: Ints, p: Floats, labels: Sequence[str]) -> tuple[LabelScore, ...]:
-    sums = metrics.sums(truth, p.argmax(axis=1), len(labels), once(len(truth)))
-    by_label = (metrics.precision(sums)[0], metrics.recall(sums)[0], metrics.f1(sums)[0])
-    found = []
-    for index, label in enumerate(labels):
-        precision, recall, f1 = (_defined(values[index]) for values in by_label)
-        ranking = metrics.ranked(truth == index, p[:, index], once(len(truth)))
-        found.append(
-            LabelScore(
-                label=label,
-                support=int(sums.support[0, index]),
-                predicted=int(sums.predicted[0, index]),
-                precision=precision,
-                recall=recall,
-                f1=f1,
-                auroc=_defined(metrics.auroc(*ranking)[0]),
-                ap=_defined(metrics.average_precision(*ranking)[0]),
-            )
+def _label_scores(
+    by_label: LabelMetrics, labels: Sequence[str], predicted: Ints
+) -> tuple[LabelScore, ...]:
+    names = ("precision", "recall", "f1", "auroc", "ap")
+    return tuple(
+        LabelScore(
+            label=label,
+            support=int(by_label.support[index]),
+            predicted=int(predicted[index]),
+            **{name: _number(getattr(by_label, name)[index]) for name in names},
         )
-    return tuple(found)
+        for index, label in enumerate(labels)
+    )
 
 
-def _defined(value: float) -> float | None:
+def _number(value: float) -> float | None:
+    """The value, or None for NaN, which JSON cannot represent."""
     return None if np.isnan(value) else float(value)

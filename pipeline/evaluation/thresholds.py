@@ -1,7 +1,4 @@
-"""Where to cut a label's probability: every threshold there is, and the best for a wish.
-
-Knows scores and which rows are positive. Knows nothing of labels' names or of other labels.
-"""
+"""Thresholds of a label's probability, and gold rows whose label is probably wrong."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from pipeline.evaluation.metrics import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoints:
-    """What `score >= threshold` finds, for each threshold that finds something else; falling."""
+    """The result of `score >= threshold` for every threshold with a different result, falling."""
 
     thresholds: Floats  # [points]
-    hits: Ints  # [points]: positive rows that are found
-    flagged: Ints  # [points]: rows that are found
+    hits: Ints  # [points]: positive rows at or above the threshold
+    flagged: Ints  # [points]: rows at or above the threshold
     positives: int
     rows: int
 
@@ -39,7 +36,7 @@ class OperatingPoints:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A cut, and what it gives on the gold rows."""
+    """A threshold, and its precision and recall on the gold rows."""
 
     threshold: float
     precision: float
@@ -51,7 +48,7 @@ def operating_points(
     positive: Bools,  # [rows]
     score: Floats,  # [rows], 0 to 1
 ) -> OperatingPoints:
-    """Every cut between two neighbouring scores, half-way; the last finds all rows."""
+    """A threshold half-way between any two neighbouring scores; the last one flags all rows."""
     (rows,) = score.shape
     order = np.argsort(-score, kind="stable")
     ordered = score[order]
@@ -67,14 +64,14 @@ def operating_points(
     )
 
 
-def for_precision(points: OperatingPoints, wanted: float) -> Threshold | None:
-    """The cut of the highest recall whose precision is at least as wanted; None if none is."""
-    return _best(points, points.precision >= wanted, by=(points.recall, points.precision))
+def for_precision(points: OperatingPoints, least: float) -> Threshold | None:
+    """The threshold of the highest recall with a precision of `least` or more, if there is one."""
+    return _best(points, points.precision >= least, by=(points.recall, points.precision))
 
 
-def for_recall(points: OperatingPoints, wanted: float) -> Threshold | None:
-    """The cut of the highest precision whose recall is at least as wanted; None if none is."""
-    return _best(points, points.recall >= wanted, by=(points.precision, points.recall))
+def for_recall(points: OperatingPoints, least: float) -> Threshold | None:
+    """The threshold of the highest precision with a recall of `least` or more, if there is one."""
+    return _best(points, points.recall >= least, by=(points.precision, points.recall))
 
 
 def _best(
@@ -93,43 +90,29 @@ def _best(
     )
 
 
-# Of float32 sums: a label's mean over equal probabilities may lie above each of them.
+# Of float32 sums: a label's mean over equal probabilities may be above each of them.
 _ROUNDING = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Mislabelled:
-    """One suspected row, and the label that the answers point to."""
-
-    row: int
-    given: int
-    likely: int
-    p_given: float
-    p_likely: float
-
-
-def mislabelled(
+def find_label_issues(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]; not of a model that was fitted to these rows
-) -> tuple[Mislabelled, ...]:
-    """The suspected rows, by how much more likely the other label is: the surest first."""
+) -> tuple[Ints, Ints]:  # [issues] each
+    """The rows whose gold label is probably wrong, and their likely labels; the surest first.
+
+    Confident learning (Northcutt et al. 2021): a label's threshold is the mean probability that it
+    gets from rows with this gold label. A row's likely label is the most probable one that reaches
+    its threshold. The row is an issue if neither this label nor the answer is the gold label.
+    """
     rows, labels = p.shape
-    p_given = p[np.arange(rows), truth]
+    p_gold = p[np.arange(rows), truth]
     thresholds = np.full(labels, np.inf)
     for label in np.unique(truth):
         thresholds[label] = p[truth == label, label].mean()
     reached = np.where(p >= thresholds - _ROUNDING, p, -1.0)
     likely = reached.argmax(axis=1)
-    answered_otherwise = p.max(axis=1) > p_given
-    suspected = np.flatnonzero((reached.max(axis=1) >= 0) & (likely != truth) & answered_otherwise)
-    margin = p_given[suspected] - p[suspected, likely[suspected]]
-    return tuple(
-        Mislabelled(
-            int(row),
-            int(truth[row]),
-            int(likely[row]),
-            float(p_given[row]),
-            float(p[row, likely[row]]),
-        )
-        for row in suspected[np.argsort(margin, kind="stable")]
-    )
+    answered_otherwise = p.max(axis=1) > p_gold
+    issues = np.flatnonzero((reached.max(axis=1) >= 0) & (likely != truth) & answered_otherwise)
+    margin = p_gold[issues] - p[issues, likely[issues]]
+    ordered = issues[np.argsort(margin, kind="stable")]
+    return ordered, likely[ordered]

@@ -1,6 +1,6 @@
-"""An evaluation as one page that needs nothing else: no script, no font, no request.
+"""An evaluation as one HTML page without scripts, fonts or requests. Entry point: `write_page`.
 
-Knows HTML and that whatever is shown may be hostile. Knows nothing of how figures came about.
+Every text may be hostile, so `_table` and `_safe` escape it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pipeline.report.evaluation_table import (
     interval,
     number,
     row_counts,
+    sources,
     threshold,
     warning,
-    whereabouts,
 )
 from pipeline.verbs.evaluate import Evaluation, TaskEvaluation, VersionScores
 
 SHOWN_ISSUES = 100
 _TEXT_CHARS = 400
-# Nothing may be fetched and no script may run, whatever a label or a text holds.
+# The browser fetches nothing and runs no script, whatever a label or a text contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 2em auto;
@@ -43,17 +43,17 @@ figure svg { max-width: 100%; height: auto; }
 """
 
 
-def write_page(found: Evaluation, path: Path) -> None:
-    """The page as a file; what lay there is replaced."""
+def write_page(evaluation: Evaluation, path: Path) -> None:
+    """Writes the page, and replaces a file at `path`. StorageError if it cannot be written."""
     try:
-        path.write_text(page(found), encoding="utf-8")
+        path.write_text(page(evaluation), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"--html: {path}: cannot be written: {error}") from error
 
 
-def page(found: Evaluation) -> str:
-    """The page as a text."""
-    title = f"{found.spec}: answers against gold"
+def page(evaluation: Evaluation) -> str:
+    """The page's HTML."""
+    title = f"{evaluation.spec}: answers against gold"
     return "".join(
         [
             "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>",
@@ -61,20 +61,20 @@ def page(found: Evaluation) -> str:
             "<meta name='viewport' content='width=device-width, initial-scale=1'>",
             f"<title>{_safe(title)}</title><style>{_CSS}</style></head><body>",
             f"<h1>{_safe(title)}</h1>",
-            _table((), whereabouts(found)),
-            _gates(found),
-            *(part for task in found.tasks for part in _task(task)),
+            _table((), sources(evaluation)),
+            _gates(evaluation),
+            *(part for task in evaluation.tasks for part in _task(task)),
             "</body></html>\n",
         ]
     )
 
 
-def _gates(found: Evaluation) -> str:
+def _gates(evaluation: Evaluation) -> str:
     rows = [
         (decision.gate, number(decision.value), "passed" if decision.passed else "FAILED")
-        for decision in found.decisions
+        for decision in evaluation.decisions
     ]
-    return _table(("gate", "it is", ""), rows) if rows else ""
+    return _table(("gate", "value", ""), rows) if rows else ""
 
 
 def _task(task: TaskEvaluation) -> Iterator[str]:
@@ -98,9 +98,9 @@ def _headlines(task: TaskEvaluation) -> str:
     rows = [(NAMES[n], *(interval(each.headlines[n]) for each in scores)) for n in HEADLINES]
     note = (
         f"In brackets: 95 % intervals of {scores[0].resamples:,} bootstrap resamples. Macro F1 is "
-        f"the mean over the labels that occur; AUROC and average precision are of the first of two "
-        f"labels, of more the mean of each against the rest (without an interval above "
-        f"{RANKED_LABELS} labels); the calibration error is of the "
+        f"the mean over the labels that occur. With two labels, AUROC and average precision are "
+        f"those of the first label; with more, they are the mean of each label against the rest. "
+        f"Above {RANKED_LABELS} labels they have no interval. The calibration error is that of the "
         f"answer's p, in {BINS} bins of equal mass."
     )
     return _table(("", *task.versions), rows, numbers_from=1) + f"<p>{_safe(note)}</p>"
@@ -123,9 +123,9 @@ def _labels(version: VersionScores) -> str:
 def _cuts(version: VersionScores) -> str:
     rows = []
     for cut in version.cuts:
-        at, wanted = cut.found, f"{cut.wish} {cut.wanted:g}"
+        at, minimum = cut.threshold, f"{cut.metric} {cut.least:g}"
         if at is None:
-            rows.append((wanted, cut.label, "none gives it", "", "", ""))
+            rows.append((minimum, cut.label, "no threshold has it", "", "", ""))
             continue
         figures = (
             threshold(at.threshold),
@@ -133,8 +133,8 @@ def _cuts(version: VersionScores) -> str:
             number(at.recall),
             f"{at.flagged:,}",
         )
-        rows.append((wanted, cut.label, *figures))
-    names = ("wanted", "label", "p at least", "precision", "recall", "documents")
+        rows.append((minimum, cut.label, *figures))
+    names = ("minimum", "label", "p at least", "precision", "recall", "documents")
     return _table(names, rows, numbers_from=2)
 
 
@@ -143,13 +143,13 @@ def _label_issues(task: TaskEvaluation) -> str:
     texts = any(each.text is not None for each in shown)
     rows = []
     for each in shown:
-        row = (each.doc_id, each.given, each.likely, number(each.p_given), number(each.p_likely))
+        row = (each.doc_id, each.gold, each.likely, number(each.p_gold), number(each.p_likely))
         rows.append((*row, truncate(each.text or "", _TEXT_CHARS)) if texts else row)
-    names = ("document", "gold says", "answer says", "p of gold", "p of answer")
+    names = ("document", "gold", "answer", "p of gold", "p of answer")
     more = len(task.label_issues) - len(shown)
     left = f"<p>{more:,} more are in the JSON form.</p>" if more else ""
     return (
-        "<h3>Gold that is perhaps wrong, the surest first</h3>"
+        "<h3>Gold labels that are probably wrong, the most probable first</h3>"
         + _table((*names, "text") if texts else names, rows)
         + left
     )
@@ -158,7 +158,7 @@ def _label_issues(task: TaskEvaluation) -> str:
 def _table(
     names: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int | None = None
 ) -> str:
-    """A table; every cell is escaped here, and nowhere else."""
+    """A table. It alone escapes the cells."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         kinds = (

@@ -1,7 +1,4 @@
-"""An evaluation, for people in a terminal and as JSON values.
-
-Knows figures. Knows nothing of how they came about.
-"""
+"""An evaluation as tables for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +12,18 @@ from rich.table import Table
 from pipeline.evaluation.metrics import BINS
 from pipeline.evaluation.scores import HEADLINES, Figure
 from pipeline.report.console import escape_controls, truncate, two_columns
-from pipeline.verbs.evaluate import Evaluation, RowCounts, TaskEvaluation, VersionScores
+from pipeline.verbs.evaluate import (
+    Cut,
+    Evaluation,
+    LabelIssue,
+    RowCounts,
+    TaskEvaluation,
+    VersionScores,
+)
 
 SHOWN_ISSUES = 10
 _ID_CHARS = 40
-WIDE_LABELS = 12  # more make a square that fits no terminal
+WIDE_LABELS = 12  # a confusion matrix of more labels is too wide for a terminal
 NAMES = {
     "accuracy": "accuracy",
     "f1": "macro F1",
@@ -30,49 +34,55 @@ NAMES = {
 }
 
 
-def show_evaluation(found: Evaluation, console: Console) -> None:
-    """What was compared with what, then each task's tables, then the gates."""
-    console.print(two_columns(dict(whereabouts(found))), markup=False)
-    for task in found.tasks:
+def show_evaluation(evaluation: Evaluation, console: Console) -> None:
+    """Prints where answers and gold are from, each task's tables, and the gates."""
+    console.print(two_columns(dict(sources(evaluation))), markup=False)
+    for task in evaluation.tasks:
         console.print()
         for table in _task_tables(task):
             console.print(table, markup=False)
-    for decision in found.decisions:
+    for decision in evaluation.decisions:
         verdict = "passed" if decision.passed else "FAILED"
         line = f"{verdict}: {escape_controls(decision.gate)} (it is {number(decision.value)})"
         console.print(line, markup=False)
 
 
-def whereabouts(found: Evaluation) -> Iterator[tuple[str, str]]:
-    """What was compared with what: names and values."""
-    gold, place = found.gold, f"{found.output}, snapshot {found.snapshot:08d} of {found.spec}"
+def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
+    """Where the answers and the gold are from: names and values."""
+    gold, place = (
+        evaluation.gold,
+        f"{evaluation.output}, snapshot {evaluation.snapshot:08d} of {evaluation.spec}",
+    )
     yield "output", escape_controls(place)
-    if found.newest_snapshot != found.snapshot:
+    if evaluation.newest_snapshot != evaluation.snapshot:
         yield (
             "not the newest",
-            f"snapshot {found.newest_snapshot:08d} has other wordings or another model than the "
-            f"spec asks for now",
+            f"snapshot {evaluation.newest_snapshot:08d} has other questions or another model than "
+            f"the spec now",
         )
     joined = "id" if gold.by == "doc_id" else "the text's hash"
     yield "gold", escape_controls(f"{gold.source}, {gold.rows:,} documents, joined by {joined}")
-    yield "in the corpus", f"{found.in_corpus:,} of them; the corpus has {found.corpus_rows:,} rows"
+    yield (
+        "in the corpus",
+        f"{evaluation.in_corpus:,} of them; the corpus has {evaluation.corpus_rows:,} rows",
+    )
     if gold.repeated:
-        yield "repeated", f"{gold.repeated:,} gold rows stand there again: each counts once"
+        yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
     if gold.contradictory:
         yield (
             "left out",
-            f"{gold.contradictory:,} gold rows that give one document different labels",
+            f"{gold.contradictory:,} gold rows, which give one document different labels",
         )
-    if found.repeated_in_corpus:
-        rows = f"{found.repeated_in_corpus:,} corpus rows have the key of another"
-        yield "ambiguous", f"{rows}: the first is judged"
-    if found.without_gold:
-        yield "without gold", ", ".join(found.without_gold)
+    if evaluation.repeated_in_corpus:
+        rows = f"{evaluation.repeated_in_corpus:,} corpus rows have the key of another row"
+        yield "ambiguous", f"{rows}; the first one is evaluated"
+    if evaluation.without_gold:
+        yield "without gold", ", ".join(evaluation.without_gold)
 
 
 def row_counts(rows: RowCounts) -> str:
-    """How many rows were judged, and where the others went."""
-    parts = [f"{rows.evaluated:,} of {rows.gold:,} gold documents judged"]
+    """How many rows were evaluated, and why the others were not."""
+    parts = [f"{rows.evaluated:,} of {rows.gold:,} gold documents evaluated"]
     if rows.unlabelled:
         parts.append(f"{rows.unlabelled:,} without a gold label")
     if rows.not_in_corpus:
@@ -84,14 +94,14 @@ def row_counts(rows: RowCounts) -> str:
 
 
 def warning(task: TaskEvaluation) -> str:
-    """What must be known to read the task's figures rightly."""
+    """A warning if the task's calibrated scores are too good, else nothing."""
     if not task.calibrated_on_gold:
         return ""
-    return "; the calibration was fitted to these very rows, so judge it by others"
+    return "; the calibration was fitted to these rows, so its scores are too good"
 
 
 def threshold(value: float) -> str:
-    """A cut as it may be written into a rule: never above the value itself."""
+    """A threshold to copy into a rule: rounded, but never up."""
     short = f"{value:.6g}"
     return short if float(short) <= value else repr(value)
 
@@ -148,24 +158,26 @@ def _label_table(version: VersionScores, which: str) -> Table:
 
 
 def _cut_table(version: VersionScores, which: str) -> Table:
-    table = _titled(f"thresholds{which}: the label where its p is at least so much")
-    for name in ("wanted", "label", "threshold", "precision", "recall", "documents"):
-        table.add_column(name, justify="left" if name in ("wanted", "label") else "right")
+    table = _titled(
+        f"thresholds{which}: a document has the label if its p is at least the threshold"
+    )
+    for name in ("minimum", "label", "threshold", "precision", "recall", "documents"):
+        table.add_column(name, justify="left" if name in ("minimum", "label") else "right")
     for cut in version.cuts:
-        wanted = f"{cut.wish} {cut.wanted:g}"
-        if cut.found is None:
-            table.add_row(wanted, escape_controls(cut.label), "no threshold gives it", "", "", "")
+        minimum = f"{cut.metric} {cut.least:g}"
+        if cut.threshold is None:
+            table.add_row(minimum, escape_controls(cut.label), "no threshold has it", "", "", "")
             continue
-        at = cut.found
+        at = cut.threshold
         figures = threshold(at.threshold), number(at.precision), number(at.recall)
-        table.add_row(wanted, escape_controls(cut.label), *figures, f"{at.flagged:,}")
+        table.add_row(minimum, escape_controls(cut.label), *figures, f"{at.flagged:,}")
     return table
 
 
 def _confusion_table(labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...]) -> Table:
     if len(labels) > WIDE_LABELS:
         return _confused_table(labels, counts)
-    table = _titled("gold, against what was answered (raw)")
+    table = _titled("confusion: gold label by row, answer (raw) by column")
     table.add_column("gold")
     for label in labels:
         table.add_column(escape_controls(label), justify="right")
@@ -175,7 +187,7 @@ def _confusion_table(labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...
 
 
 def _confused_table(labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...]) -> Table:
-    """Of many labels the most frequent confusions: a square of them fits no terminal."""
+    """The most frequent confusions, if a confusion matrix is too wide for a terminal."""
     pairs = [
         (count, gold, answer)
         for gold, row in zip(labels, counts, strict=True)
@@ -194,15 +206,15 @@ def _label_issue_table(task: TaskEvaluation) -> Table:
     shown = task.label_issues[:SHOWN_ISSUES]
     more = len(task.label_issues) - len(shown)
     rest = f"; {more:,} more in --json" if more else ""
-    table = _titled(f"gold that is perhaps wrong, the surest first{rest}")
-    for name in ("document", "gold says", "answer says", "p of gold", "p of answer"):
+    table = _titled(f"gold labels that are probably wrong, the most probable first{rest}")
+    for name in ("document", "gold", "answer", "p of gold", "p of answer"):
         table.add_column(name, justify="right" if name.startswith("p ") else "left")
     for each in shown:
         table.add_row(
             truncate(each.doc_id, _ID_CHARS),
-            escape_controls(each.given),
+            escape_controls(each.gold),
             escape_controls(each.likely),
-            number(each.p_given),
+            number(each.p_gold),
             number(each.p_likely),
         )
     return table
@@ -212,28 +224,28 @@ def _titled(title: str) -> Table:
     return Table(title=title, title_justify="left")
 
 
-def evaluation_json(found: Evaluation) -> dict[str, Any]:
-    """The same for other programs, with every suspected row."""
-    gold = found.gold
+def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
+    """The evaluation as JSON values, with every label issue."""
+    gold = evaluation.gold
     return {
-        "spec": found.spec,
-        "output": found.output,
-        "snapshot": found.snapshot,
-        "newest_snapshot": found.newest_snapshot,
-        "corpus_rows": found.corpus_rows,
+        "spec": evaluation.spec,
+        "output": evaluation.output,
+        "snapshot": evaluation.snapshot,
+        "newest_snapshot": evaluation.newest_snapshot,
+        "corpus_rows": evaluation.corpus_rows,
         "gold": {
             "source": gold.source,
             "joined_by": gold.by,
             "documents": gold.rows,
-            "in_corpus": found.in_corpus,
+            "in_corpus": evaluation.in_corpus,
             "repeated": gold.repeated,
             "contradictory": gold.contradictory,
-            "repeated_in_corpus": found.repeated_in_corpus,
+            "repeated_in_corpus": evaluation.repeated_in_corpus,
         },
-        "tasks": {task.task: _task_json(task) for task in found.tasks},
-        "without_gold": list(found.without_gold),
-        "gates": [asdict(decision) for decision in found.decisions],
-        "passed": found.passed,
+        "tasks": {task.task: _task_json(task) for task in evaluation.tasks},
+        "without_gold": list(evaluation.without_gold),
+        "gates": [asdict(decision) for decision in evaluation.decisions],
+        "passed": evaluation.passed,
     }
 
 
@@ -245,10 +257,26 @@ def _task_json(task: TaskEvaluation) -> dict[str, Any]:
             name: {
                 **asdict(version.scores),
                 "ece_bins": f"{BINS}, equal mass",
-                "thresholds": [asdict(cut) for cut in version.cuts],
+                "thresholds": [_cut_json(cut) for cut in version.cuts],
             }
             for name, version in task.versions.items()
         },
         "calibrated_on_gold": task.calibrated_on_gold,
-        "mislabelled": [asdict(suspect) for suspect in task.label_issues],
+        "mislabelled": [_issue_json(issue) for issue in task.label_issues],
+    }
+
+
+def _cut_json(cut: Cut) -> dict[str, Any]:
+    threshold = None if cut.threshold is None else asdict(cut.threshold)
+    return {"label": cut.label, "wish": cut.metric, "wanted": cut.least, "found": threshold}
+
+
+def _issue_json(issue: LabelIssue) -> dict[str, Any]:
+    return {
+        "doc_id": issue.doc_id,
+        "given": issue.gold,
+        "likely": issue.likely,
+        "p_given": issue.p_gold,
+        "p_likely": issue.p_likely,
+        "text": issue.text,
     }

@@ -1,8 +1,4 @@
-"""Judge an output's answers by gold labels.
-
-Knows how to put gold, answers and figures together in this process. Knows nothing of the model, of
-Ray, or of how figures are shown.
-"""
+"""Measures the answers of an output against gold labels. Entry point: `evaluate`."""
 
 from __future__ import annotations
 
@@ -19,9 +15,9 @@ from pipeline.evaluation.gates import PLACE, Decision, Gate, decide, parse_gate
 from pipeline.evaluation.scores import Scores, score
 from pipeline.evaluation.thresholds import (
     Threshold,
+    find_label_issues,
     for_precision,
     for_recall,
-    mislabelled,
     operating_points,
 )
 from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot
@@ -35,17 +31,17 @@ from pipeline.stores.store import open_store
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The threshold of a label for a wish; None where no threshold gives it."""
+    """The threshold of a label for a minimum precision or recall; None if no threshold has it."""
 
     label: str
-    wish: str  # precision | recall
-    wanted: float
-    found: Threshold | None
+    metric: str  # precision | recall
+    least: float
+    threshold: Threshold | None
 
 
 @dataclass(frozen=True, slots=True)
 class VersionScores:
-    """One set of probabilities, judged."""
+    """The scores of one version of a task's probabilities: raw, or calibrated."""
 
     scores: Scores
     cuts: tuple[Cut, ...]
@@ -54,22 +50,22 @@ class VersionScores:
 
 @dataclass(frozen=True, slots=True)
 class LabelIssue:
-    """A gold row that is likely mislabelled."""
+    """A gold row whose label is probably wrong."""
 
     doc_id: str
-    given: str
-    likely: str
-    p_given: float
+    gold: str  # label
+    likely: str  # label
+    p_gold: float
     p_likely: float
     text: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Where a task's gold rows went; they add up to all."""
+    """What happened to a task's gold rows; the other counts add up to `gold`."""
 
     gold: int
-    unlabelled: int  # by the gold, for this task
+    unlabelled: int  # without a gold label for this task
     not_in_corpus: int
     unanswered: Mapping[str, int]  # by status
     evaluated: int
@@ -77,27 +73,25 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class TaskEvaluation:
-    """One task's answers, judged."""
+    """The scores of one task's answers."""
 
     task: str
     labels: tuple[str, ...]
     rows: RowCounts
     truth: NDArray[np.int64]  # [evaluated]
-    versions: Mapping[
-        str, VersionScores
-    ]  # raw, and calibrated where there is such; none without rows
+    versions: Mapping[str, VersionScores]  # raw, then calibrated if any; empty without rows
     label_issues: tuple[LabelIssue, ...]
-    calibrated_on_gold: bool  # the calibration was fitted to these very rows: its figures flatter
+    calibrated_on_gold: bool  # the calibration was fitted to these rows: its scores are too good
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An output, judged by gold."""
+    """The scores of an output's answers, and whether the gates pass."""
 
     spec: str
     output: str
     snapshot: int
-    newest_snapshot: int  # the spec's; another where that one asks otherwise than the spec
+    newest_snapshot: int  # of this spec; its questions or model may differ from the spec's now
     corpus_rows: int
     gold: Gold
     in_corpus: int  # gold rows
@@ -114,45 +108,48 @@ class Evaluation:
 def evaluate(
     spec: JobSpec,
     source: str,
-    how: GoldOptions,
+    gold_options: GoldOptions,
     options: EvalOptions,
     *,
     cache_dir: Path,
     candidate: Contents | None = None,
 ) -> Evaluation:
-    """The spec's answers in its output against the gold at `source`.
+    """Scores the spec's answers against the gold labels at `source`.
 
-    Those of the newest fitting snapshot, or of a candidate that is not published yet.
+    The answers are those of `candidate`, an unpublished snapshot, or else of the newest snapshot
+    that was labelled with the spec's questions and model. SpecError if an option, a gate or the
+    gold is wrong, or if there is no such snapshot.
     """
     _check_options(options)
-    gates = [
-        parse_gate(g, {task.name: tuple(task.labels) for task in spec.tasks}) for g in options.gates
-    ]
-    gold = read_gold(source, spec, how)
+    labels = {task.name: tuple(task.labels) for task in spec.tasks}
+    gates = [parse_gate(written, labels) for written in options.gates]
+    gold = read_gold(source, spec, gold_options)
     check_gates(gates, gold)
     store = open_store(spec.output, spec.storage_options)
     if candidate is not None:
-        found, newest = candidate, candidate.number
+        snapshot, newest = candidate, candidate.number
     else:
-        found, newest = matching_snapshot(spec, store, list(gold.tasks), cache_dir)
-    answered = answers_for(spec, found, newest, gold.by, gold.keys, gold.tasks)
-    sources = {name: file.source.get("gold") for name, file in load_calibrations(spec).items()}
+        snapshot, newest = matching_snapshot(spec, store, list(gold.tasks), cache_dir)
+    answers = answers_for(spec, snapshot, newest, gold.by, gold.keys, gold.tasks)
+    fitted_to = {name: file.source.get("gold") for name, file in load_calibrations(spec).items()}
     tasks = tuple(
-        _judged(name, gold, answered, options, own=sources.get(name) == gold_hash(gold, name))
+        _evaluate_task(
+            name, gold, answers, options, own=fitted_to.get(name) == gold_hash(gold, name)
+        )
         for name in gold.tasks
     )
     return Evaluation(
         spec=spec.name,
         output=store.url,
-        snapshot=answered.snapshot,
-        newest_snapshot=answered.newest,
-        corpus_rows=answered.corpus_rows,
+        snapshot=answers.snapshot,
+        newest_snapshot=answers.newest,
+        corpus_rows=answers.corpus_rows,
         gold=gold,
-        in_corpus=sum(doc_id is not None for doc_id in answered.doc_ids),
-        repeated_in_corpus=answered.repeated,
+        in_corpus=sum(doc_id is not None for doc_id in answers.doc_ids),
+        repeated_in_corpus=answers.repeated,
         tasks=tasks,
         without_gold=tuple(task.name for task in spec.tasks if task.name not in gold.tasks),
-        decisions=tuple(_decided(gate, tasks) for gate in gates),
+        decisions=tuple(_decide(gate, tasks) for gate in gates),
     )
 
 
@@ -163,93 +160,89 @@ def _check_options(options: EvalOptions) -> None:
         for place, share in shares.items()
         if share is not None and not 0 < share <= 1
     ]
-    if options.resamples is not None and options.resamples < 1:
+    if options.resamples < 1:
         problems.append(Problem("--resamples", "write 1 or more", options.resamples))
     if problems:
         raise SpecError(problems)
 
 
 def check_gates(gates: Sequence[Gate], gold: Gold) -> None:
-    """SpecError where a gate is of a task that the gold says nothing of."""
+    """SpecError if the gold has no labels for a gate's task."""
     fix = f"{gold.source} has no labels for this task"
-    problems = [Problem(PLACE, fix, g.written) for g in gates if g.task not in gold.tasks]
+    problems = [Problem(PLACE, fix, gate.written) for gate in gates if gate.task not in gold.tasks]
     if problems:
         raise SpecError(problems)
 
 
-def _judged(
-    name: str, gold: Gold, answered: GoldAnswers, options: EvalOptions, *, own: bool
+def _evaluate_task(
+    name: str, gold: Gold, answers: GoldAnswers, options: EvalOptions, *, own: bool
 ) -> TaskEvaluation:
     """`own`: the task's calibration was fitted to this gold."""
-    said, answers = gold.tasks[name], answered.tasks[name]
-    there = np.array([doc_id is not None for doc_id in answered.doc_ids])
-    has_answer = np.all([~np.isnan(p).any(axis=1) for p in answers.p.values()], axis=0)
-    labelled = said.truth != UNLABELLED
-    rows = np.flatnonzero(labelled & there & has_answer)
-    silent = np.flatnonzero(labelled & there & ~has_answer)
+    gold_task, of_task = gold.tasks[name], answers.tasks[name]
+    in_corpus = np.array([doc_id is not None for doc_id in answers.doc_ids])
+    answered = np.all([~np.isnan(p).any(axis=1) for p in of_task.p.values()], axis=0)
+    labelled = gold_task.truth != UNLABELLED
+    rows = np.flatnonzero(labelled & in_corpus & answered)
+    unanswered = np.flatnonzero(labelled & in_corpus & ~answered)
     counts = RowCounts(
         gold=gold.rows,
         unlabelled=int((~labelled).sum()),
-        not_in_corpus=int((labelled & ~there).sum()),
-        unanswered=dict(Counter(str(answers.status[row]) for row in silent)),
+        not_in_corpus=int((labelled & ~in_corpus).sum()),
+        unanswered=dict(Counter(str(of_task.status[row]) for row in unanswered)),
         evaluated=len(rows),
     )
-    truth = said.truth[rows]
+    truth = gold_task.truth[rows]
     versions = {
-        version: _version(truth, p[rows], said.labels, options)
-        for version, p in answers.p.items()
+        version: _score_version(truth, p[rows], gold_task.labels, options)
+        for version, p in of_task.p.items()
         if len(rows)
     }
-    honest = dict(list(versions.items())[:1]) if own else versions
-    label_issues = (
-        _label_issues(truth, honest, said.labels, rows, gold, answered) if len(rows) else ()
-    )
-    return TaskEvaluation(name, said.labels, counts, truth, versions, label_issues, own)
+    issues: tuple[LabelIssue, ...] = ()
+    if versions:
+        # — the last version is calibrated; but not if the calibration was fitted to these rows
+        trusted = list(versions.values())[0 if own else -1]
+        issues = _label_issues(truth, trusted.p, gold_task.labels, rows, gold, answers)
+    return TaskEvaluation(name, gold_task.labels, counts, truth, versions, issues, own)
 
 
-def _version(
+def _score_version(
     truth: NDArray[np.int64],  # [rows]
     p: NDArray[np.float64],  # [rows, labels]
     labels: Sequence[str],
     options: EvalOptions,
 ) -> VersionScores:
-    resamples = options.resamples
     cuts = []
     for index, label in enumerate(labels):
         points = operating_points(truth == index, p[:, index])
-        if options.precision is not None:
-            found = for_precision(points, options.precision)
-            cuts.append(Cut(label, "precision", options.precision, found))
-        if options.recall is not None:
-            found = for_recall(points, options.recall)
-            cuts.append(Cut(label, "recall", options.recall, found))
-    return VersionScores(score(truth, p, labels, resamples=resamples), tuple(cuts), p)
+        if (least := options.precision) is not None:
+            cuts.append(Cut(label, "precision", least, for_precision(points, least)))
+        if (least := options.recall) is not None:
+            cuts.append(Cut(label, "recall", least, for_recall(points, least)))
+    return VersionScores(score(truth, p, labels, resamples=options.resamples), tuple(cuts), p)
 
 
 def _label_issues(
     truth: NDArray[np.int64],  # [evaluated]
-    versions: Mapping[str, VersionScores],
+    p: NDArray[np.float64],  # [evaluated, labels]
     labels: Sequence[str],
-    rows: NDArray[np.int64],  # [evaluated]: the gold's
+    rows: NDArray[np.int64],  # [evaluated]: indices into the gold
     gold: Gold,
-    answered: GoldAnswers,
+    answers: GoldAnswers,
 ) -> tuple[LabelIssue, ...]:
-    """By the probabilities that mean most, the last: the calibrated where there are any."""
-    p = list(versions.values())[-1].p
     return tuple(
         LabelIssue(
-            doc_id=str(answered.doc_ids[rows[each.row]]),
-            given=labels[each.given],
-            likely=labels[each.likely],
-            p_given=each.p_given,
-            p_likely=each.p_likely,
-            text=None if gold.texts is None else gold.texts[rows[each.row]],
+            doc_id=str(answers.doc_ids[rows[row]]),
+            gold=labels[truth[row]],
+            likely=labels[label],
+            p_gold=float(p[row, truth[row]]),
+            p_likely=float(p[row, label]),
+            text=None if gold.texts is None else gold.texts[rows[row]],
         )
-        for each in mislabelled(truth, p)
+        for row, label in zip(*find_label_issues(truth, p), strict=True)
     )
 
 
-def _decided(gate: Gate, tasks: Sequence[TaskEvaluation]) -> Decision:
+def _decide(gate: Gate, tasks: Sequence[TaskEvaluation]) -> Decision:
     task = next(task for task in tasks if task.task == gate.task)
     if not task.versions:
         return Decision(gate.written, None, False)

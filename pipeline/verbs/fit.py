@@ -19,13 +19,13 @@ from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.fitting import (
     HELD_OUT,
     SPLITS,
+    CurvePoint,
     Fitted,
     GoldStates,
-    Learned,
     fit,
     learning_curve,
 )
-from pipeline.evaluation.linear import Floats
+from pipeline.evaluation.metrics import Floats
 from pipeline.evaluation.scores import Scores, score
 from pipeline.gold.labels import UNLABELLED, Gold, GoldTask, read_gold
 from pipeline.options import FitOptions, GoldOptions
@@ -65,7 +65,7 @@ class TaskFit:
     balanced: bool
     scores: Scores  # with layer and pooling, too, chosen without the row
     layers: tuple[LayerFit, ...]
-    curve: tuple[Learned, ...]
+    curve: tuple[CurvePoint, ...]
     curve_held_out: int
     path: str
 
@@ -98,18 +98,17 @@ def fit_readouts(
     gold = read_gold(source, spec, how)
     tasks = [task for task in spec.tasks if task.name in gold.tasks]
     questions = {t.name: None if options.document else t.question for t in tasks}
-    folds = options.folds
-    _check_labels(_labels_of_gold(gold), gold, folds, options.rows)
+    _check_labels(_labels_of_gold(gold), gold, options.folds, options.rows)
     paths = _paths(tasks, options.to)
     job = make_job(_without_readouts(spec), place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(job, gold, questions, layers=options.layers, start=start)
     states = {task.name: _gold_states(gold.tasks[task.name], task.name, read) for task in tasks}
-    _check_labels(_labels_of_states(states), gold, folds, options.rows)
+    _check_labels(_labels_of_states(states), gold, options.folds, options.rows)
     fits = tuple(
-        _fit_task(job, task, questions[task.name], states[task.name], read, folds, options, path)
+        _fit_task(job, task, questions[task.name], states[task.name], read, options, path)
         for task, path in zip(tasks, paths, strict=True)
     )
-    return Fit(spec.name, gold, read.left_out, folds, SPLITS, fits)
+    return Fit(spec.name, gold, read.left_out, options.folds, SPLITS, fits)
 
 
 def _without_readouts(spec: JobSpec) -> JobSpec:
@@ -204,12 +203,11 @@ def _fit_task(
     question: str | None,
     gold: GoldStates,
     read: ReadGold,
-    folds: int,
     options: FitOptions,
     path: str,
 ) -> TaskFit:
     """The task's maps, what they are worth, and their file."""
-    fitted = fit(gold, folds_number=folds)
+    fitted = fit(gold, folds_number=options.folds)
     at_best = gold.at(fitted.layer, fitted.pooling)
     found = TaskFit(
         task=task.name,
@@ -227,7 +225,7 @@ def _fit_task(
         path=path,
     )
     written = card(
-        job, found, question=question, folds=folds, created_at=_now(), versions=_versions()
+        job, found, question=question, folds=options.folds, created_at=_now(), versions=_versions()
     )
     maps = dict(zip(read.layers, fitted.maps, strict=True))
     write_fitted(path, readout_bytes(written, maps), options_for(path, job.spec))

@@ -1,19 +1,31 @@
-"""Readouts: what they find, and that no held-out row has a part in what it is scored by."""
+"""Readouts find a signal, and a held-out row has no influence on its own score."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.evaluation.fitting import STRENGTHS, GoldStates, fit, learning_curve
-from pipeline.evaluation.folds import folds
-from pipeline.evaluation.linear import calibration, log_loss, probabilities
+from pipeline.evaluation.fitting import (
+    STRENGTHS,
+    GoldStates,
+    fit,
+    folds,
+    learning_curve,
+    random_split,
+)
 from pipeline.evaluation.scores import score
 
 HIDDEN = 24
+
+SOURCE = np.random.default_rng(0)
+TRUTH = (SOURCE.random(500) < 0.2).astype(np.int64)
+GROUPS = np.arange(500)
+GROUPS[100:110] = 7  # one text, eleven times
+TRUTH[100:110] = TRUTH[7]
 
 
 def gold(
@@ -39,7 +51,7 @@ def auroc(truth: NDArray[np.int64], p: NDArray[np.float64]) -> float:
     return value
 
 
-def test_the_layer_and_the_pooling_that_tell_most_are_chosen() -> None:
+def test_the_layer_and_the_pooling_with_the_strongest_signal_are_chosen() -> None:
     rows = gold()
     fitted = fit(rows)
     assert (fitted.layer, fitted.pooling) == (1, 0)
@@ -47,21 +59,20 @@ def test_the_layer_and_the_pooling_that_tell_most_are_chosen() -> None:
     assert auroc(rows.truth, fitted.held_out) > 0.9 > auroc(rows.truth, fitted.by_layer[0])
 
 
-def test_labels_that_mean_nothing_are_not_learnt() -> None:
+def test_random_labels_are_not_learnt() -> None:
     """With 24 places' choices open and more dimensions than rows, in-sample AUROC would be 1."""
     source = np.random.default_rng(4)
     truth = np.arange(120) % 2
     states = source.normal(size=(120, 12, 2, 200)).astype(np.float32)
     fitted = fit(GoldStates(states, np.eye(2)[truth], np.arange(120)))
     assert abs(auroc(truth, fitted.held_out) - 0.5) < 0.12
-    in_sample = probabilities(
-        fitted.maps[fitted.layer].logits(states[:, fitted.layer, fitted.pooling])
-    )
+    best = fitted.maps[fitted.layer]
+    in_sample = softmax(best.logits(states[:, fitted.layer, fitted.pooling]), axis=1)
     assert auroc(truth, in_sample) > 0.9
 
 
-def test_a_text_that_stands_twice_does_not_leak_its_label() -> None:
-    """Each text four times with a label of its own choice: rows in other folds would tell it."""
+def test_a_repeated_text_does_not_leak_its_label() -> None:
+    """Each text occurs four times with one random label, which other folds would reveal."""
     source = np.random.default_rng(5)
     truth = np.repeat(np.arange(40) % 2, 4)
     states = np.repeat(source.normal(size=(40, 1, 1, 100)), 4, axis=0).astype(np.float32)
@@ -91,7 +102,7 @@ def test_the_held_out_probabilities_are_those_of_a_fit_without_the_fold() -> Non
         )
 
 
-def test_probabilities_are_calibrated_and_a_rare_label_is_weighted_and_put_right() -> None:
+def test_probabilities_are_calibrated_also_where_a_rare_label_is_weighted() -> None:
     rows = gold(3_000, signal=(1.0,), rare=0.1).at(0, 0)
     fitted = fit(rows, strengths=STRENGTHS)
     assert fitted.balanced and not gold(rare=0.4).balanced
@@ -103,7 +114,7 @@ def test_probabilities_are_calibrated_and_a_rare_label_is_weighted_and_put_right
 def test_a_teachers_probabilities_are_learnt_as_they_are() -> None:
     source = np.random.default_rng(6)
     states = source.normal(size=(2_000, 1, 1, 5)).astype(np.float32)
-    targets = probabilities(states[:, 0, 0, :3].astype(np.float64))
+    targets = softmax(states[:, 0, 0, :3].astype(np.float64), axis=1)
     fitted = fit(GoldStates(states, targets, np.arange(2_000)), strengths=[1.0])
     assert np.abs(fitted.held_out - targets).max() < 0.05
 
@@ -116,11 +127,39 @@ def test_the_curve_rises_with_rows_and_holds_out_its_own() -> None:
     assert low.low is not None and high.low is not None and low.low < high.low
 
 
-def test_calibration_lowers_the_loss_it_is_fitted_on() -> None:
-    rows = gold(300, signal=(1.0,))
-    logits = rows.states[:, 0, 0, :2].astype(np.float64)
-    scale, offset = calibration(logits, rows.targets, offsets=True)
-    even = np.ones(300)
-    assert log_loss(scale * logits + offset, rows.targets, even) < log_loss(
-        logits, rows.targets, even
+def test_a_curve_may_have_fewer_rows_than_labels() -> None:
+    source = np.random.default_rng(8)
+    truth = np.arange(60) % 4
+    states = source.normal(size=(60, 1, 1, 6)).astype(np.float32)
+    [point] = learning_curve(
+        GoldStates(states, np.eye(4)[truth], np.arange(60)), [2], held_out=30, splits=3
     )
+    assert point.figures["accuracy"].value is not None
+
+
+def test_every_row_is_held_out_once_and_no_group_is_on_both_sides() -> None:
+    splits = folds(TRUTH, GROUPS, number=5, seed=1)
+    assert sorted(np.concatenate([s.held_out for s in splits])) == list(range(500))
+    for split in splits:
+        assert sorted([*split.fitted, *split.held_out]) == list(range(500))
+        assert not set(GROUPS[split.fitted]) & set(GROUPS[split.held_out])
+
+
+def test_folds_have_their_share_of_the_rare_label() -> None:
+    splits = folds(TRUTH, GROUPS, number=5, seed=1)
+    rare = [TRUTH[split.held_out].sum() for split in splits]
+    assert max(rare) - min(rare) <= 11, rare  # the group of eleven may be rare
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (folds(TRUTH, GROUPS, number=5, seed=s)[0].held_out for s in (1, 1, 2))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("fitted", [20, 300])
+def test_a_random_split_has_the_rows_and_the_shares_it_should(fitted: int) -> None:
+    split = random_split(TRUTH, GROUPS, fitted=fitted, held_out=100, seed=3)
+    assert len(split.fitted) == fitted and 100 <= len(split.held_out) <= 111
+    assert not set(GROUPS[split.fitted]) & set(GROUPS[split.held_out])
+    assert TRUTH[split.held_out].mean() == pytest.approx(TRUTH.mean(), abs=0.06)
+    assert TRUTH[split.fitted].sum() >= 1

@@ -56,8 +56,8 @@ def test_an_undefined_figure_passes_no_gate() -> None:
         ("f1 >= 0.8", "write TASK.METRIC >= NUMBER"),
         ("rude.f1 >= 0.8", "no such task; the spec has toxic"),
         ("toxic.f2 >= 0.8", "no such metric"),
-        ("toxic.precision >= 0.8", "of which label? write toxic.precision.toxic"),
-        ("toxic.ece.toxic <= 0.1", "ece is of the whole task"),
+        ("toxic.precision >= 0.8", "is a metric of one label; write toxic.precision.toxic"),
+        ("toxic.ece.toxic <= 0.1", "ece is a metric of the whole task"),
         ("toxic.f1.rude >= 0.8", "no such label"),
     ],
 )

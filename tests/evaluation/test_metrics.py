@@ -1,4 +1,4 @@
-"""Figures equal scikit-learn's, on the sample and on resamples written out row by row."""
+"""Metrics of the sample and of resamples equal scikit-learn's on rows that are written out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import metrics as oracle
 
-from pipeline.evaluation import metrics
-from pipeline.evaluation.scores import HEADLINES, _resampled, headlines, score
+from pipeline.evaluation.metrics import (
+    BINS,
+    confidence_and_hits,
+    reliability_curve,
+    resampled_metrics,
+    task_metrics,
+)
+from pipeline.evaluation.scores import HEADLINES, _resampled, score
 
 Sample = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -23,7 +29,7 @@ def sample(labels: int, rows: int = 120, seed: int = 0) -> Sample:
 
 
 def expected(truth: NDArray[np.int64], p: NDArray[np.float64]) -> dict[str, float]:
-    """What scikit-learn says."""
+    """The same metrics by scikit-learn alone."""
     labels = p.shape[1]
     predicted = p.argmax(axis=1)
     ranked = range(1 if labels == 2 else labels)
@@ -40,29 +46,45 @@ def expected(truth: NDArray[np.int64], p: NDArray[np.float64]) -> dict[str, floa
 
 
 @pytest.mark.parametrize("labels", [2, 3, 7])
-def test_the_figures_are_those_of_scikit_learn(labels: int) -> None:
+def test_a_sample_has_the_metrics_of_scikit_learn_and_so_has_its_only_resample(labels: int) -> None:
     truth, p = sample(labels)
-    found = headlines(truth, p, metrics.once(len(truth)))
+    values = task_metrics(truth, p)
+    once = resampled_metrics(truth, p, np.ones((1, len(truth))))
     for name, value in expected(truth, p).items():
-        assert found[name][0] == pytest.approx(value, abs=1e-12), name
+        assert values[name] == pytest.approx(value, abs=1e-12), name
+    for name in HEADLINES:
+        assert once[name].tolist() == pytest.approx([values[name]], abs=1e-12), name
 
 
 @pytest.mark.parametrize("labels", [2, 4])
-def test_a_resample_has_the_figures_of_its_rows_written_out(labels: int) -> None:
+def test_a_resample_has_the_metrics_of_its_rows_written_out(labels: int) -> None:
     truth, p = sample(labels)
     drawn = np.random.default_rng(1).integers(0, len(truth), (6, len(truth)))
     counts = np.stack([np.bincount(rows, minlength=len(truth)) for rows in drawn]).astype(float)
-    found = headlines(truth, p, counts)
+    resampled = resampled_metrics(truth, p, counts)
     for number, rows in enumerate(drawn):
-        alone = headlines(truth[rows], p[rows], metrics.once(len(rows)))
+        alone = task_metrics(truth[rows], p[rows])
         for name, value in expected(truth[rows], p[rows]).items():
-            assert found[name][number] == pytest.approx(value, abs=1e-12), name
-        assert found["ece"][number] == pytest.approx(alone["ece"][0], abs=1e-12)
+            assert resampled[name][number] == pytest.approx(value, abs=1e-12), name
+        assert resampled["ece"][number] == pytest.approx(alone["ece"], abs=1e-12)
 
 
-def test_each_labels_figures_are_those_of_scikit_learn() -> None:
+@pytest.mark.parametrize("labels", [2, 4])
+def test_a_resample_without_a_label_has_the_metrics_of_the_others(labels: int) -> None:
+    truth, p = sample(labels)
+    counts = np.where(truth == 0, 0.0, 1.0)
+    counts[truth.argmax()] += len(truth) - counts.sum()
+    rows = np.repeat(np.arange(len(truth)), counts.astype(int))
+    [resampled] = [
+        {name: values[0] for name, values in resampled_metrics(truth, p, counts[None]).items()}
+    ]
+    assert resampled == pytest.approx(task_metrics(truth[rows], p[rows]), abs=1e-12, nan_ok=True)
+    assert np.isnan(resampled["auroc"]) == (labels == 2)
+
+
+def test_each_label_has_the_metrics_of_scikit_learn() -> None:
     truth, p = sample(4)
-    truth[truth == 3] = 0  # the gold never says the last label
+    truth[truth == 3] = 0  # the last label has no gold row
     found = score(truth, p, list("abcd"), resamples=0)
     p_r_f = oracle.precision_recall_fscore_support(
         truth, p.argmax(1), labels=range(4), zero_division=0
@@ -82,7 +104,7 @@ def test_each_labels_figures_are_those_of_scikit_learn() -> None:
     )
 
 
-def test_what_is_not_defined_is_none_and_not_a_number() -> None:
+def test_an_undefined_metric_is_none() -> None:
     """One gold label only: nothing to rank."""
     found = score(np.zeros(5, np.int64), np.tile([0.7, 0.3], (5, 1)), ["a", "b"], resamples=50)
     assert found.headlines["auroc"].value is None and found.headlines["auroc"].low is None
@@ -156,3 +178,47 @@ def test_a_calibration_errors_interval_holds_the_error_itself(too_sure: float) -
         missed += not figure.low <= 0.15 <= figure.high
     if too_sure:  # where there is none, a sample's own noise is what is seen
         assert missed <= 7
+
+
+def calibration_error(confidence: NDArray[np.float64], hits: NDArray[np.bool_]) -> float:
+    """Of two labels, of which the first is always predicted."""
+    return task_metrics((~hits).astype(np.int64), np.stack([confidence, 1 - confidence], 1))["ece"]
+
+
+@pytest.mark.parametrize("decimals", [1, 2, 8])  # from nearly all equal to all distinct
+@pytest.mark.parametrize("rows", [1, 7, 200])
+def test_the_calibration_error_and_its_bins_are_those_of_a_count_by_hand(
+    rows: int, decimals: int
+) -> None:
+    source = np.random.default_rng(rows)
+    confidence = np.round(source.uniform(0.5, 1, rows), decimals)
+    hits = source.random(rows) < confidence
+    bins: dict[int, list[int]] = {}
+    for row in range(rows):
+        less_sure = sum(other < confidence[row] for other in confidence)
+        bins.setdefault(int(BINS * less_sure / rows), []).append(row)
+    error = sum(len(b) / rows * abs(hits[b].mean() - confidence[b].mean()) for b in bins.values())
+    assert calibration_error(confidence, hits) == pytest.approx(error)
+    curve = reliability_curve(confidence, hits)
+    assert [each.rows for each in curve] == [len(bins[key]) for key in sorted(bins)]
+    for each, key in zip(curve, sorted(bins), strict=True):
+        assert each.confidence == pytest.approx(confidence[bins[key]].mean())
+        assert each.accuracy == pytest.approx(hits[bins[key]].mean())
+
+
+def test_bins_of_distinct_confidences_are_of_equal_mass() -> None:
+    confidence = np.random.default_rng(0).random(15 * 8)
+    assert [each.rows for each in reliability_curve(confidence, confidence > 0.5)] == [8] * 15
+
+
+def test_confidence_is_the_probability_of_the_predicted_label() -> None:
+    p = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
+    confidence, hits = confidence_and_hits(np.array([0, 1]), p)
+    assert confidence.tolist() == [0.7, 0.6] and hits.tolist() == [True, False]
+
+
+def test_answers_as_sure_as_right_have_no_error_and_sure_wrong_ones_all_of_it() -> None:
+    confidence = np.full(100, 0.75)
+    right = np.arange(100) < 75
+    assert calibration_error(confidence, right) == pytest.approx(0)
+    assert calibration_error(np.ones(9), np.zeros(9, np.bool_)) == pytest.approx(1)

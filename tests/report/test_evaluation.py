@@ -38,17 +38,23 @@ SIGN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202e]")
 def evaluation(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) -> Evaluation:
     source = np.random.default_rng(0)
     truth = source.integers(0, len(labels), 50)
-    judged = {}
+    scored = {}
     for version in versions:
         p = source.dirichlet(np.ones(len(labels)), 50)
         cuts = (
             Cut(labels[0], "recall", 0.9, Threshold(0.25, 0.5, 0.9, 3)),
             Cut(labels[1], "precision", 0.9, None),
         )
-        judged[version] = VersionScores(score(truth, p, labels, resamples=5), cuts, p)
-    suspect = LabelIssue(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40)
+        scored[version] = VersionScores(score(truth, p, labels, resamples=5), cuts, p)
+    issue = LabelIssue(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40)
     task = TaskEvaluation(
-        "toxic", labels, RowCounts(57, 1, 2, {"error:<b>": 4}, 50), truth, judged, (suspect,), False
+        "toxic",
+        labels,
+        RowCounts(57, 1, 2, {"error:<b>": 4}, 50),
+        truth,
+        scored,
+        (issue,),
+        False,
     )
     gold = Gold(HOSTILE, "doc_id", ("a",), {"toxic": GoldTask(labels, truth)}, None, 1, 2)
     decisions = (Decision(f"toxic.f1.{HOSTILE} >= 0.8", None, False),)
@@ -129,8 +135,8 @@ def test_a_terminal_is_not_steered() -> None:
     show_evaluation(evaluation((HOSTILE, "clean")), Console(file=stream, width=300))
     shown = stream.getvalue()
     assert SIGN.search(shown) is None and "\\x1b[31m\\u202e[red]" in shown
-    assert "[/" not in shown and "no threshold gives it" in shown
-    assert "50 of 57 gold documents judged" in shown
+    assert "[/" not in shown and "no threshold has it" in shown
+    assert "50 of 57 gold documents evaluated" in shown
 
 
 def test_of_many_labels_the_terminal_shows_what_is_confused_most() -> None:
@@ -164,14 +170,14 @@ def test_of_many_labels_the_page_draws_the_most_frequent() -> None:
     assert value["value"] is not None and value["low"] is None and value["high"] is None
 
 
-def test_a_task_without_a_judged_row_is_said_to_have_none() -> None:
+def test_a_task_without_an_evaluated_row_has_no_scores() -> None:
     whole = evaluation(("a", "b"))
     empty = TaskEvaluation(
         "toxic", ("a", "b"), RowCounts(3, 0, 3, {}, 0), np.array([], np.int64), {}, (), False
     )
     parts = {name: getattr(whole, name) for name in Evaluation.__dataclass_fields__}
     nothing = Evaluation(**{**parts, "tasks": (empty,)})
-    assert "0 of 3 gold documents judged, 3 not in the corpus" in page(nothing)
+    assert "0 of 3 gold documents evaluated, 3 not in the corpus" in page(nothing)
     assert evaluation_json(nothing)["tasks"]["toxic"]["versions"] == {}
 
 

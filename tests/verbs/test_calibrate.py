@@ -202,4 +202,4 @@ def test_figures_about_the_rows_that_a_calibration_was_fitted_to_are_said_to_be(
         task = json.loads(capsys.readouterr().out)["tasks"]["toxic"]
         assert task["calibrated_on_gold"] is own and set(task["versions"]) == {"raw", "calibrated"}
         assert main(words) == 0
-        assert ("fitted to these very rows" in capsys.readouterr().out) is own
+        assert ("fitted to these rows" in capsys.readouterr().out) is own
