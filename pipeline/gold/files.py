@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import Problem, SpecError, UnreadableError
 from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, one_line, opened
-from pipeline.stores.errors import options_of
+from pipeline.stores.errors import option_errors
 
 FORMATS = ("csv", "csv.gz", "csv.zst", "jsonl", "jsonl.gz", "jsonl.zst", "parquet")
 MAX_BLOCK_BYTES = 2**31 - 1  # Arrow's
@@ -50,7 +50,7 @@ def gold_format(path: str) -> str | None:
 def read_gold_rows(path: str, format: str, options: Options) -> GoldRows:
     """All rows of the file, in order; gold is small, so it is held."""
     try:
-        with options_of("input.storage_options", options), _reading_gold(path):
+        with option_errors("input.storage_options", options), _reading_gold(path):
             return GoldRows(path, _columns(path, format, options))
     except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
         raise SpecError([Problem("--gold", f"cannot be opened: {error}", path)]) from error

@@ -32,8 +32,8 @@ from pipeline.stores.errors import (
     Cause,
     as_storage_error,
     cause_of,
-    explained,
-    options_of,
+    option_errors,
+    storage_errors,
 )
 
 
@@ -49,7 +49,7 @@ def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> byt
     `place` is where the spec names it and `made_by` the command that makes one: both for the
     SpecError of a file that is not there. StorageError where its store does not answer.
     """
-    with options_of(place, options):
+    with option_errors(place, options):
         file_system, key = url_to_fs(path, **options)
     try:
         data: bytes = file_system.cat_file(key)
@@ -65,9 +65,9 @@ def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> byt
 
 def write_fitted(path: str, data: bytes, options: Options) -> None:
     """The file, whole or not at all; one that is there is replaced."""
-    with options_of("--to", options):
+    with option_errors("--to", options):
         file_system, key = url_to_fs(path, **options)
-    with explained(path, "written"):
+    with storage_errors(path, "written"):
         if isinstance(file_system, LocalFileSystem):
             _replace(Path(key), data)
         else:

@@ -21,7 +21,7 @@ from pipeline.errors import ModelError, Problem, SpecError
 from pipeline.hashes import canonical_json, content_hash, short_hash
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import ModelSpec
-from pipeline.stores.errors import REMOTE_ERRORS, explained
+from pipeline.stores.errors import REMOTE_ERRORS, storage_errors
 
 # Weights, configuration, tokenizer, template: whatever else lies in the folder answers nothing.
 _FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
@@ -145,7 +145,7 @@ def _download(files: ModelFiles, folder: Path, options: Options) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
-    with explained(files.location, "read"):
+    with storage_errors(files.location, "read"):
         file_system, place = url_to_fs(files.location, **options)
         for name in file_system.find(place):
             if _is_ours(name):

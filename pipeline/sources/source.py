@@ -31,7 +31,7 @@ from pipeline.sources.parquet import opened_parquet, parquet_pieces
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
 from pipeline.sources.wet import wet_pieces, wet_rows
-from pipeline.stores.errors import options_of
+from pipeline.stores.errors import option_errors
 
 FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz")
 # The formats whose rows all have the same columns.
@@ -78,7 +78,7 @@ def find_objects(
     A folder stands for the supported files below it; every file that is named, or matched by a
     glob, must be supported. Local files are hashed, once (`hashes.content_hash`).
     """
-    with fetching(path_glob), options_of("input.storage_options", options):
+    with fetching(path_glob), option_errors("input.storage_options", options):
         file_system, place = _located(path_glob, options)
         infos = list(_infos(file_system, place))
     if not infos:

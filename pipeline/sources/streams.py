@@ -20,7 +20,6 @@ from pipeline.stores.errors import (
     RetryPolicy,
     as_storage_error,
     cause_of,
-    is_passing,
     retry,
 )
 
@@ -79,7 +78,7 @@ def fetching(path: str) -> Iterator[None]:
 
 def retry_transient(call: Callable[[], Result]) -> Result:
     """What a request to an input's store gives, made again where it may well succeed later."""
-    return retry(call, is_passing, _RETRY_POLICY)
+    return retry(call, _RETRY_POLICY)
 
 
 def one_line(error: BaseException) -> str:

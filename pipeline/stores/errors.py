@@ -1,7 +1,7 @@
-"""What an error of a remote store means: try again, renew the credentials, or give up.
+"""Errors of S3, Google Cloud Storage and HTTP clients: their cause, retries, and what users read.
 
-Knows the exceptions and the answers of S3, Google Cloud Storage and HTTP clients. Knows nothing of
-what was asked for, nor of how often to try again.
+Entry points: `cause_of` classifies an error, `retry` repeats a request after transient errors, and
+`storage_errors` turns a client's errors into assay's.
 """
 
 from __future__ import annotations
@@ -42,26 +42,43 @@ from tenacity import (
 
 from pipeline.errors import Problem, RefusedError, SpecError, StorageError, UnavailableError
 
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
 
 class Cause(Enum):
-    """Why a request failed, as far as it matters to what is done next."""
+    """Why a request failed. Each cause asks for another reaction."""
 
-    EXISTS = auto()  # the object was there
-    MISSING = auto()  # no such object, or no such bucket
-    BUSY = auto()  # the same request may well succeed later
-    EXPIRED = auto()  # the credentials were good once
-    DENIED = auto()  # the credentials are not good for this
+    EXISTS = auto()  # the object exists
+    MISSING = auto()  # no such object or bucket
+    BUSY = auto()  # transient: the same request may succeed later
+    EXPIRED = auto()  # the credentials are no longer valid
+    DENIED = auto()  # the credentials do not allow this
     UNSUPPORTED = auto()  # the store has no such operation
     OTHER = auto()
 
 
-# Whatever the clients raise that is not a mistake of this program's. S3 errors come through s3fs
-# as OSErrors where it knows their code, and as botocore's or aiohttp's own where it does not.
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to retry a request: by default about a minute.
+
+    Each wait is random, from zero to a limit that doubles, so that workers that failed at the same
+    time do not retry at the same time.
+    """
+
+    attempts: int = 8
+    first_wait_s: float = 0.2
+    longest_wait_s: float = 20.0
+
+
+# All errors that the clients raise for a failed request. s3fs raises OSError for the S3 codes that
+# it knows, and passes botocore's or aiohttp's own error on for others.
 REMOTE_ERRORS = (OSError, BotoCoreError, ClientError, HttpClientError, HTTPException)
 
 _CODES: dict[str, Cause] = {
     "PreconditionFailed": Cause.EXISTS,
-    # 409: another create of the key was under way, and which of them made it is not yet known
+    # 409: another create of the key is in progress, and it is not known yet which one succeeds
     "ConditionalRequestConflict": Cause.BUSY,
     "OperationAborted": Cause.BUSY,
     "InternalError": Cause.BUSY,
@@ -72,12 +89,12 @@ _CODES: dict[str, Cause] = {
     "BandwidthLimitExceeded": Cause.BUSY,
     "Throttling": Cause.BUSY,
     "ThrottlingException": Cause.BUSY,
-    # the body was cut off, or came through another than it was sent
+    # the body was truncated or corrupted on its way
     "IncompleteBody": Cause.BUSY,
     "BadDigest": Cause.BUSY,
     "XAmzContentSHA256Mismatch": Cause.BUSY,
     "XAmzContentChecksumMismatch": Cause.BUSY,
-    # a HEAD has no room for a word: S3 answers an expired token with this, and with little else
+    # a reply to HEAD has no body for an error code; S3 answers 400 mostly for an expired token
     "400": Cause.EXPIRED,
     "ExpiredToken": Cause.EXPIRED,
     "ExpiredTokenException": Cause.EXPIRED,
@@ -102,7 +119,7 @@ _STATUSES: dict[int, Cause] = {
     503: Cause.BUSY,
     504: Cause.BUSY,
 }
-# In this order: some are kinds of others.
+# In this order: some are subclasses of later ones.
 _TYPES: tuple[tuple[type[BaseException], Cause], ...] = (
     (FileExistsError, Cause.EXISTS),
     (FileNotFoundError, Cause.MISSING),
@@ -133,22 +150,29 @@ _ADVICE = {
 
 
 def cause_of(error: BaseException) -> Cause:
-    """Why the request failed: by the server's own word, then its status, then the exception."""
-    for found in _chain(error):
-        cause = _CODES.get(_code(found)) or _STATUSES.get(_status(found))
+    """Why the request failed: by the server's error code, else its status, else the exception."""
+    for each in _chain(error):
+        cause = _CODES.get(_code(each)) or _STATUSES.get(_status(each))
         if cause is not None:
             return cause
     return next((cause for kind, cause in _TYPES if isinstance(error, kind)), Cause.OTHER)
 
 
-def is_passing(error: BaseException) -> bool:
-    """Whether the same request may succeed if it is made again."""
-    return cause_of(error) is Cause.BUSY
+def retry(call: Callable[[], Result], policy: RetryPolicy) -> Result:
+    """The result of the call, repeated after transient errors; its last error at the end."""
+    retrying = Retrying(
+        stop=stop_after_attempt(policy.attempts),
+        wait=wait_random_exponential(multiplier=policy.first_wait_s, max=policy.longest_wait_s),
+        retry=retry_if_exception(lambda error: cause_of(error) is Cause.BUSY),
+        before_sleep=before_sleep_log(logger, logging.INFO),
+        reraise=True,
+    )
+    return retrying(call)
 
 
 @contextmanager
-def explained(place: str, done: str) -> Iterator[None]:
-    """Whatever a client raises, as one line that says what to do: `place: cannot be read: ...`."""
+def storage_errors(place: str, done: str) -> Iterator[None]:
+    """Raises a client's error as a StorageError of one line: `place: cannot be read: ...`."""
     try:
         yield
     except REMOTE_ERRORS as error:
@@ -156,8 +180,8 @@ def explained(place: str, done: str) -> Iterator[None]:
 
 
 @contextmanager
-def options_of(place: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """An option that the file system does not take, as a problem of the spec at the place."""
+def option_errors(place: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Raises the error of an unknown storage option as a SpecError at this place of the spec."""
     try:
         yield
     except (TypeError, ValueError, KeyError) as error:
@@ -168,29 +192,29 @@ def options_of(place: str, options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def as_storage_error(error: BaseException, place: str, done: str) -> StorageError | RefusedError:
-    """The error for what could not be done at the place; the caller raises it."""
-    cause, line = cause_of(error), f"{place}: cannot be {done}: {reason_of(error)}"
+    """The error that says what failed and what to do; the caller raises it."""
+    cause, line = cause_of(error), f"{place}: cannot be {done}: {_reason(error)}"
     if cause is Cause.UNSUPPORTED:
         return RefusedError(f"{line}; use a store that honours conditional create")
     if cause in (Cause.EXPIRED, Cause.BUSY):
-        return UnavailableError(f"{line}; what is committed stands; {_ADVICE[cause]}")
+        return UnavailableError(f"{line}; committed results are kept; {_ADVICE[cause]}")
     return StorageError(f"{line}; {_ADVICE.get(cause, _ADVICE[Cause.OTHER])}")
 
 
-def reason_of(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """The server's code and message, or the exception's, on one line."""
-    code = next((_code(found) for found in _chain(error) if _code(found)), "")
+    code = next((_code(each) for each in _chain(error) if _code(each)), "")
     strerror = getattr(error, "strerror", None)
     text = " ".join(str(strerror or error).split()) or type(error).__name__
     return text if not code or code.isdigit() or code in text else f"{code}: {text}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from: s3fs keeps botocore's error there."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__
+    """The error and its causes: s3fs keeps botocore's error there."""
+    each: BaseException | None = error
+    while each is not None:
+        yield each
+        each = each.__cause__
 
 
 def _code(error: BaseException) -> str:
@@ -199,47 +223,11 @@ def _code(error: BaseException) -> str:
 
 
 def _status(error: BaseException) -> int:
-    """The HTTP status, wherever this client keeps it; 0 where there is none."""
+    """The HTTP status; 0 without one. Each client keeps it in another attribute."""
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    places = ((response, "status_code"), (error, "status"))
-    told = next((status for of, name in places if (status := getattr(of, name, None))), None)
-    # — gcsfs writes it as a number or as its digits; aiohttp warns of its own `code`
-    status = str(told or getattr(error, "code", None))
-    return int(status) if status.isdigit() else 0
-
-
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How long a store may be out of reach before the run gives up: by default about a minute.
-
-    Each wait is drawn from zero to a limit that doubles, so that workers who failed together do
-    not come back together.
-    """
-
-    attempts: int = 8
-    first_wait_s: float = 0.2
-    longest_wait_s: float = 20.0
-
-
-DEFAULT_RETRY_POLICY = RetryPolicy()
-
-
-def retry(
-    call: Callable[[], Result], is_passing: Callable[[BaseException], bool], policy: RetryPolicy
-) -> Result:
-    """What the call gives once it succeeds; its last error when patience is at an end."""
-    retrying = Retrying(
-        stop=stop_after_attempt(policy.attempts),
-        wait=wait_random_exponential(multiplier=policy.first_wait_s, max=policy.longest_wait_s),
-        retry=retry_if_exception(is_passing),
-        before_sleep=before_sleep_log(logger, logging.INFO),
-        reraise=True,
-    )
-    return retrying(call)
+    status = getattr(response, "status_code", None) or getattr(error, "status", None)
+    # — read last: aiohttp warns when its own `code` is read. gcsfs has an int or a string of digits
+    digits = str(status or getattr(error, "code", None))
+    return int(digits) if digits.isdigit() else 0

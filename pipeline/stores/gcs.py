@@ -1,7 +1,7 @@
-"""The store on Google Cloud Storage: an upload that only makes generation 0's successor.
+"""The store on Google Cloud Storage. An upload with `ifGenerationMatch=0` creates each object.
 
-Knows the requests of the JSON API, made through gcsfs, which tries again by itself. gcsfs is not
-installed by default: `pip install 'corpus-assay[gcs]'`. Knows nothing of what the objects hold.
+Requests go through gcsfs, which retries them itself. gcsfs is an extra:
+`pip install 'corpus-assay[gcs]'`.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import Problem, RefusedError, SpecError, UnavailableError
-from pipeline.stores.errors import REMOTE_ERRORS, Cause, as_storage_error, cause_of, options_of
+from pipeline.stores.errors import REMOTE_ERRORS, Cause, as_storage_error, cause_of, option_errors
 from pipeline.stores.store import StoredObject, check_key, check_prefix, is_listed
 
 try:
-    from gcsfs.core import GCSFileSystem  # the REST client; `gcsfs.GCSFileSystem` asks gRPC first
+    from gcsfs.core import GCSFileSystem  # the REST client; `gcsfs.GCSFileSystem` tries gRPC first
     from gcsfs.retry import ChecksumError, HttpError
     from google.auth.exceptions import GoogleAuthError, RefreshError
 except ImportError as missing:
     fix = f"gs:// needs gcsfs ({missing}); pip install 'corpus-assay[gcs]'"
     raise SpecError([Problem("output", fix, "gs://")]) from missing
 
-# The object's metadata names the create that made it, as in `s3_store`.
+# The object's metadata has the nonce of the create that made it, as in `stores.s3`.
 ATTEMPT = "assay-attempt"
-# gcsfs raises ValueError for an answer that says "invalid".
+# gcsfs raises ValueError for a reply that contains "invalid".
 _ERRORS = (*REMOTE_ERRORS, HttpError, ChecksumError, GoogleAuthError, ValueError)
 
 
 def open_gcs(url: str, options: Mapping[str, Any]) -> GcsStore:
     """The store at gs://bucket/prefix; the options are gcsfs's."""
-    with options_of("storage_options", options), _explained(url, "opened"):
+    with option_errors("storage_options", options), _storage_errors(url, "opened"):
         file_system = GCSFileSystem(**options)
     bucket, prefix, _ = file_system.split_path(url)
     if not bucket:
@@ -54,61 +54,61 @@ class GcsStore:
         return f"gs://{self.bucket}/{self.prefix}".rstrip("/")
 
     def create(self, key: str, data: bytes) -> bool:
-        """True: this call made the object, even if the reply was lost. False: it was there."""
+        """Whether this call made the object, also if its reply was lost. An existing one stays."""
         nonce = uuid.uuid4().hex
         place = f"{self.bucket}/{self._place(key)}"
-        with _explained(f"{self.url}/{key}", "written"):
+        with _storage_errors(f"{self.url}/{key}", "written"):
             try:
                 # — mode="create" is ifGenerationMatch=0
                 self.file_system.pipe_file(place, data, metadata={ATTEMPT: nonce}, mode="create")
             except _ERRORS as error:
                 if cause_of(error) is not Cause.EXISTS:
                     raise
-                return self._maker(key) == nonce
+                return self._nonce(key) == nonce
         return True
 
     def read(self, key: str) -> bytes:
         """The object's content."""
         place = f"{self.bucket}/{self._place(key)}"
-        with _explained(f"{self.url}/{key}", "read"):
+        with _storage_errors(f"{self.url}/{key}", "read"):
             data: bytes = self.file_system.cat_file(place)
             return data
 
     def delete(self, keys: Sequence[str]) -> None:
-        """The objects are gone; one that was not there is no error."""
+        """Deletes the objects; a missing one is no error."""
         for key in keys:
-            with _explained(f"{self.url}/{key}", "deleted"), suppress(FileNotFoundError):
+            with _storage_errors(f"{self.url}/{key}", "deleted"), suppress(FileNotFoundError):
                 self.file_system.call("DELETE", "b/{}/o/{}", self.bucket, self._place(key))
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """The objects whose key starts with `prefix`, in the order of their keys."""
         check_prefix(prefix)
-        with _explained(f"{self.url}/{prefix}", "listed"):
-            found = [stored for page in self._pages(prefix) for stored in self._stored(page)]
-        yield from (stored for stored in found if is_listed(stored.key, prefix))
+        with _storage_errors(f"{self.url}/{prefix}", "listed"):
+            listed = [stored for page in self._pages(prefix) for stored in self._stored(page)]
+        yield from (stored for stored in listed if is_listed(stored.key, prefix))
 
     def _pages(self, prefix: str) -> Iterator[dict[str, Any]]:
-        asked = {"prefix": self._start + prefix}
+        query = {"prefix": self._start + prefix}
         while True:
-            page = self._get("b/{}/o", self.bucket, **asked)
+            page = self._get("b/{}/o", self.bucket, **query)
             yield page
             if not page.get("nextPageToken"):
                 return
-            asked = {**asked, "pageToken": page["nextPageToken"]}
+            query = {**query, "pageToken": page["nextPageToken"]}
 
     def _stored(self, page: dict[str, Any]) -> Iterator[StoredObject]:
         for entry in page.get("items", ()):
             key = entry["name"].removeprefix(self._start)
             yield StoredObject(key, int(entry["size"]), entry.get("md5Hash") or entry["etag"])
 
-    def _maker(self, key: str) -> str | None:
+    def _nonce(self, key: str) -> str | None:
         """The nonce of the create that made the object."""
-        found = self._get("b/{}/o/{}", self.bucket, self._place(key))
-        nonce: str | None = found.get("metadata", {}).get(ATTEMPT)
+        reply = self._get("b/{}/o/{}", self.bucket, self._place(key))
+        nonce: str | None = reply.get("metadata", {}).get(ATTEMPT)
         return nonce
 
-    def _get(self, path: str, *names: str, **asked: str) -> dict[str, Any]:
-        reply: dict[str, Any] = self.file_system.call("GET", path, *names, json_out=True, **asked)
+    def _get(self, path: str, *names: str, **query: str) -> dict[str, Any]:
+        reply: dict[str, Any] = self.file_system.call("GET", path, *names, json_out=True, **query)
         return reply
 
     @property
@@ -121,13 +121,13 @@ class GcsStore:
 
 
 @contextmanager
-def _explained(place: str, done: str) -> Iterator[None]:
+def _storage_errors(place: str, done: str) -> Iterator[None]:
     try:
         yield
     except RefreshError as error:
         raise UnavailableError(
-            f"{place}: cannot be {done}: the credentials ran out ({error}); what is committed "
-            f"stands; renew them and run again to go on"
+            f"{place}: cannot be {done}: the credentials expired ({error}); committed "
+            f"results are kept; renew the credentials and run again"
         ) from error
     except _ERRORS as error:
         raise as_storage_error(error, place, done) from error

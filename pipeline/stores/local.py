@@ -1,7 +1,4 @@
-"""The store on a local disk: a folder whose files are created by a hard link.
-
-Knows files, links and what makes them last. Knows nothing of what the objects hold.
-"""
+"""The store on a local disk: a folder. A hard link creates each object, atomically and durably."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from pathlib import Path
 from pipeline.errors import RefusedError, StorageError
 from pipeline.stores.store import ATTEMPTS, StoredObject, check_key, check_prefix, is_listed
 
-# What Linux and macOS answer where a file system has no hard links, or the root spans two of them.
+# The errors of Linux and macOS if a file system has no hard links or the folder spans two of them.
 _NO_LINKS = frozenset(
     {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 )
@@ -27,7 +24,7 @@ CREATE_TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class LocalStore:
-    """A folder on a local disk. A hard link is the create: it is atomic and never overwrites."""
+    """A folder on a local disk. A hard link is atomic and never overwrites."""
 
     root: Path
 
@@ -37,11 +34,11 @@ class LocalStore:
         return str(self.root)
 
     def create(self, key: str, data: bytes) -> bool:
-        """True: this call made the object, whole and durable. False: it was there."""
+        """Whether this call made the object. An existing object stays."""
         final = self._path(key)
         try:
             for _ in range(CREATE_TRIES - 1):
-                # — another process may delete the last object of a folder, and the folder with it
+                # — another process may delete the last object of a folder, and then the folder
                 with suppress(FileNotFoundError):
                     return self._create(final, data)
             return self._create(final, data)
@@ -57,7 +54,7 @@ class LocalStore:
             raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
 
     def delete(self, keys: Sequence[str]) -> None:
-        """The objects are gone; one that was not there is no error."""
+        """Deletes the objects; a missing one is no error."""
         for key in keys:
             path = self._path(key)
             try:
@@ -89,7 +86,7 @@ class LocalStore:
             temporary.unlink(missing_ok=True)
 
     def _drop_empty(self, folder: Path) -> None:
-        """A folder goes with its last object, as it does in a store without folders."""
+        """Deletes folders that are empty now: a store without folders would not show them."""
         while folder != self.root:
             try:
                 folder.rmdir()
@@ -100,7 +97,7 @@ class LocalStore:
     def _stored(self, key: str) -> Iterator[StoredObject]:
         try:
             status = (self.root / key).lstat()
-        except FileNotFoundError:  # gone since the folder was read, so it is not there
+        except FileNotFoundError:  # deleted since the folder was read
             return
         if stat.S_ISREG(status.st_mode):
             yield StoredObject(key, status.st_size, f"{status.st_size:x}-{status.st_mtime_ns:x}")
@@ -115,7 +112,7 @@ def _files(folder: Path) -> Iterator[Path]:
         if not isinstance(error, FileNotFoundError):
             raise error
 
-    # — os.walk drops a folder that it may not read unless told otherwise: objects would be missed
+    # — by default, os.walk skips a folder that it may not read: objects would be missed
     for place, _, names in os.walk(folder, onerror=refuse):
         yield from (Path(place, name) for name in names)
 
@@ -128,27 +125,27 @@ def _write_durably(path: Path, data: bytes) -> None:
 
 
 def _link(temporary: Path, final: Path) -> bool:
-    """True: `final` now names the file. False: something had that name, and keeps it."""
+    """Whether `final` now names the file; False if another file has that name."""
     try:
         os.link(temporary, final)
     except FileExistsError:
-        # — a network disk can lose the reply to a link that it made, and is then asked again
+        # — a network disk can lose the reply to a successful link and repeat the request
         return temporary.samefile(final)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         raise RefusedError(
-            f"{final}: this file system makes no hard links ({error.strerror}), without which "
-            f"one run could overwrite another's results; use ext4, xfs, apfs or NFS"
+            f"{final}: this file system has no hard links ({error.strerror}); without them one "
+            f"run could overwrite another's results; use ext4, xfs, apfs or NFS"
         ) from error
     finally:
-        # — also for a name that another process made and may not have synced yet
+        # — also if another process made the link: it may not have synced the folder yet
         _sync_folder(final.parent)
     return True
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and its parents so that their names, too, survive a power cut."""
+    """Makes a folder and its parents so that their names survive a power cut, too."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for place in missing:

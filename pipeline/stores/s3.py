@@ -1,14 +1,13 @@
-"""The store on S3 and what speaks like it: one conditional PUT makes an object, or nothing does.
+"""The store on S3 and compatible servers. A conditional PUT creates each object.
 
-Knows S3's requests, made through s3fs so that the user's own s3fs, fsspec and AWS settings hold.
-Knows nothing of what the objects hold.
+Requests go through s3fs, so the user's s3fs, fsspec and AWS settings apply.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,38 +15,36 @@ from s3fs import S3FileSystem
 
 from pipeline.errors import RefusedError, StorageError
 from pipeline.stores.errors import (
-    DEFAULT_RETRY_POLICY,
     REMOTE_ERRORS,
     Cause,
     RetryPolicy,
     cause_of,
-    explained,
-    is_passing,
-    options_of,
+    option_errors,
     retry,
+    storage_errors,
 )
 from pipeline.stores.store import StoredObject, check_key, check_prefix, is_listed
 
-# The object's metadata names the create that made it. A reply can be lost after the object is
-# there; the retry then hears that it exists, and only this tells whose it is.
+# The object's metadata has the nonce of the create that made it. If the reply to a create is lost,
+# the retry is told that the object exists, and only the nonce shows which writer made it.
 ATTEMPT = "assay-attempt"
 
-DELETED_AT_ONCE = 1_000  # what one request of S3 takes
+DELETE_BATCH = 1_000  # the most keys that one request of S3 takes
 
 Result = TypeVar("Result")
 
 
 class _SingleTry(S3FileSystem):  # type: ignore[misc]
-    """s3fs without retries of its own: it asks five times, and knows half of the passing errors."""
+    """s3fs without its own retries, which treat too few errors as transient."""
 
     retries = 1
 
 
 def open_s3(url: str, options: Mapping[str, Any]) -> S3Store:
-    """The store at s3://bucket/prefix; the options are s3fs's, and stand over the user's own."""
-    with explained(url, "opened"), options_of("storage_options", options):
+    """The store at s3://bucket/prefix. The options are s3fs's and override user settings."""
+    with storage_errors(url, "opened"), option_errors("storage_options", options):
         file_system = _SingleTry(**options)
-        file_system.connect()  # reads the profile, and takes or refuses the options; asks nobody
+        file_system.connect()  # reads the profile and checks the options; sends no request
     bucket, prefix, _ = file_system.split_path(url)
     if not bucket:
         raise RefusedError(f"output: write s3://bucket/prefix (got {url!r})")
@@ -61,7 +58,7 @@ class S3Store:
     bucket: str
     prefix: str
     file_system: S3FileSystem
-    retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
 
     @property
     def url(self) -> str:
@@ -69,35 +66,35 @@ class S3Store:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def create(self, key: str, data: bytes) -> bool:
-        """True: this call made the object, even if the reply was lost. False: it was there."""
+        """Whether this call made the object, also if its reply was lost. An existing one stays."""
         nonce = uuid.uuid4().hex
         place = self._place(key)
         put = {"Key": place, "Body": data, "IfNoneMatch": "*", "Metadata": {ATTEMPT: nonce}}
         try:
             self._retry(partial(self._request, "put_object", **put))
         except REMOTE_ERRORS as error:
-            with explained(f"{self.url}/{key}", "written"):
+            with storage_errors(f"{self.url}/{key}", "written"):
                 if cause_of(error) is not Cause.EXISTS:
                     raise
-                return self._maker(place) == nonce
+                return self._nonce(place) == nonce
         return True
 
     def read(self, key: str) -> bytes:
         """The object's content."""
         place = f"{self.bucket}/{self._place(key)}"
-        with explained(f"{self.url}/{key}", "read"):
-            # — one request: with more, s3fs asks for the size first and may be told an older one
+        with storage_errors(f"{self.url}/{key}", "read"):
+            # — one request: with more, s3fs asks for the size first, which may be out of date
             read = partial(self.file_system.cat_file, place, max_concurrency=1)
             data: bytes = self._retry(read)
             return data
 
     def delete(self, keys: Sequence[str]) -> None:
-        """The objects are gone; one that was not there is no error."""
-        for batch in (keys[i : i + DELETED_AT_ONCE] for i in range(0, len(keys), DELETED_AT_ONCE)):
+        """Deletes the objects; a missing one is no error."""
+        for batch in (keys[i : i + DELETE_BATCH] for i in range(0, len(keys), DELETE_BATCH)):
             objects = [{"Key": self._place(key)} for key in batch]
-            with explained(f"{self.url}/{batch[0]}", "deleted"):
-                wanted = {"Objects": objects, "Quiet": True}
-                reply = self._retry(partial(self._request, "delete_objects", Delete=wanted))
+            with storage_errors(f"{self.url}/{batch[0]}", "deleted"):
+                batch_delete = {"Objects": objects, "Quiet": True}
+                reply = self._retry(partial(self._request, "delete_objects", Delete=batch_delete))
             for refused in reply.get("Errors", ()):
                 raise StorageError(
                     f"s3://{self.bucket}/{refused.get('Key')}: cannot be deleted: "
@@ -107,32 +104,32 @@ class S3Store:
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """The objects whose key starts with `prefix`, in the order of their keys."""
         check_prefix(prefix)
-        with explained(f"{self.url}/{prefix}", "listed"):
-            found = [stored for page in self._pages(prefix) for stored in self._stored(page)]
-        # — S3 lists by key, but SeaweedFS by folder and directory buckets in no order at all
-        found.sort(key=lambda stored: stored.key)
-        yield from (stored for stored in found if is_listed(stored.key, prefix))
+        with storage_errors(f"{self.url}/{prefix}", "listed"):
+            listed = [stored for page in self._pages(prefix) for stored in self._stored(page)]
+        # — S3 lists by key, SeaweedFS by folder, and directory buckets of S3 in no order
+        listed.sort(key=lambda stored: stored.key)
+        yield from (stored for stored in listed if is_listed(stored.key, prefix))
 
     def _pages(self, prefix: str) -> Iterator[dict[str, Any]]:
-        asked: dict[str, Any] = {"Prefix": self._start + prefix}
+        query: dict[str, Any] = {"Prefix": self._start + prefix}
         while True:
-            page = self._retry(partial(self._request, "list_objects_v2", **asked))
+            page = self._retry(partial(self._request, "list_objects_v2", **query))
             yield page
             if not page.get("IsTruncated"):
                 return
             if not page.get("NextContinuationToken"):
                 raise StorageError(
-                    f"{self.url}/{prefix}: a listing breaks off and does not say where it goes "
-                    f"on, so work that is done would be done again; use another store"
+                    f"{self.url}/{prefix}: a truncated listing has no continuation token, so "
+                    f"finished work would be repeated; use another store"
                 )
-            asked = {**asked, "ContinuationToken": page["NextContinuationToken"]}
+            query = {**query, "ContinuationToken": page["NextContinuationToken"]}
 
     def _stored(self, page: dict[str, Any]) -> Iterator[StoredObject]:
         for entry in page.get("Contents", ()):
             key = entry["Key"].removeprefix(self._start)
             yield StoredObject(key, int(entry["Size"]), entry["ETag"].strip('"'))
 
-    def _maker(self, place: str) -> str | None:
+    def _nonce(self, place: str) -> str | None:
         """The nonce of the create that made the object."""
         head = self._retry(partial(self._request, "head_object", Key=place))
         nonce: str | None = head.get("Metadata", {}).get(ATTEMPT)
@@ -143,7 +140,7 @@ class S3Store:
         return reply
 
     def _retry(self, call: Callable[[], Result]) -> Result:
-        return retry(call, is_passing, self.retry_policy)
+        return retry(call, self.retry_policy)
 
     @property
     def _start(self) -> str:

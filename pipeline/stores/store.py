@@ -1,8 +1,6 @@
-"""Where results are kept: objects that are created whole, once, and never changed.
+"""The interface of all stores: objects are created once, whole, and never changed.
 
-Knows what every store promises, keys, and which store a URL names. Knows nothing of what the
-objects hold, nor of how a store keeps its promise: that is `local_store`, `s3_store`, `gcs_store`
-and, for tests, `memory_store`.
+Entry point: `open_store`. Implementations: `stores.local`, `stores.s3` and `stores.gcs`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ SUPPORTED = "a local path, file:///absolute/path, s3://bucket/prefix or gs://buc
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object as a LIST shows it; `etag` changes whenever its content does."""
+    """One object of a LIST. Another content has another `etag`."""
 
     key: str
     size_bytes: int
@@ -32,41 +30,41 @@ class StoredObject:
 
 
 class Store(Protocol):
-    """A flat space of objects. Law: once an object is there, no `create` changes it."""
+    """Objects by key. Law: no `create` changes an object that exists."""
 
     @property
     def url(self) -> str:
-        """Where the store is, as errors name it."""
+        """The store's place, for error messages."""
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """True: this call made the object, whole. False: it was there; nothing was changed."""
+        """Whether this call made the object. If the object exists, it stays and this is False."""
         ...
 
     def read(self, key: str) -> bytes:
-        """The object's content; StorageError where there is none."""
+        """The object's content; StorageError if there is no such object."""
         ...
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """The objects whose key starts with `prefix`, at any depth, in the order of their keys.
 
-        Nothing below `attempts/` unless the prefix asks for it.
+        Keys below `attempts/` are listed only if the prefix starts with that.
         """
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """The objects are gone; one that was not there is no error.
+        """Deletes the objects; a missing one is no error.
 
-        For `attempts/` and for `assay gc` alone: nothing else deletes.
+        Only `assay gc` may delete anything outside `attempts/`.
         """
         ...
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> Store:
-    """The store at a URL, opened with the user's fsspec options; RefusedError if it is none."""
+    """The store at a URL, opened with fsspec options; RefusedError for another kind of URL."""
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
     protocol = scheme[1].lower() if scheme else "file"
-    # — imported here: a run on a local disk needs no client of an object store
+    # — imported here: a run on a local disk loads no client of an object store
     if protocol in ("s3", "s3a"):
         from pipeline.stores.s3 import open_s3
 
@@ -77,8 +75,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
         return open_gcs(url, options)
     if protocol != "file":
         raise RefusedError(
-            f"output: {protocol}:// is not a store that can be written; "
-            f"write {SUPPORTED} (got {url!r})"
+            f"output: {protocol}:// is not a supported store; write {SUPPORTED} (got {url!r})"
         )
     from pipeline.stores.local import LocalStore
 
@@ -89,8 +86,8 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
 
 
 def check_create_only(store: Store) -> None:
-    """RefusedError if a second create of one key is let through: such a store loses results."""
-    # — one key for all runs: it need not be deleted, which a store cannot do, nor does it pile up
+    """RefusedError if a second create of a key succeeds: such a store loses results."""
+    # — one key for all runs, so that no keys accumulate
     store.create(PROBE_KEY, b"the first create of a key stands")
     before = store.read(PROBE_KEY)
     again = store.create(PROBE_KEY, b"a second create: " + uuid.uuid4().bytes)
@@ -102,19 +99,19 @@ def check_create_only(store: Store) -> None:
 
 
 def check_key(key: str) -> None:
-    """StorageError unless every store can hold the key, and no path can leave the store by it."""
+    """StorageError unless the key is valid in every store and stays below the store's folder."""
     parts = key.split("/")
     if "\0" in key or "\\" in key or any(part in ("", ".", "..") for part in parts):
         raise StorageError(f"{key!r} is not a key: write names joined by single slashes, no '..'")
 
 
 def check_prefix(prefix: str) -> None:
-    """StorageError unless keys can start with it."""
+    """StorageError unless a valid key can start with the prefix."""
     if prefix:
         check_key(prefix.removesuffix("/"))
 
 
 def is_listed(key: str, prefix: str) -> bool:
     """Whether a LIST of `prefix` shows the key."""
-    # — the prefix is asked first: of a million keys most have another
+    # — the prefix is checked first, because most keys differ in it
     return key.startswith(prefix) and (prefix.startswith(ATTEMPTS) or not key.startswith(ATTEMPTS))

@@ -11,7 +11,7 @@ from gcsfs.retry import HttpError
 from s3fs.errors import translate_boto_error
 
 from pipeline.errors import RefusedError, StorageError, UnavailableError
-from pipeline.stores.errors import Cause, as_storage_error, cause_of, explained
+from pipeline.stores.errors import Cause, as_storage_error, cause_of, storage_errors
 
 
 def answer(code: str, status: int) -> OSError:
@@ -86,5 +86,5 @@ def test_who_acts_is_told_by_the_kind_of_error_and_its_exit_code(
 
 
 def test_a_mistake_of_ours_is_not_taken_for_a_storages() -> None:
-    with pytest.raises(KeyError), explained("s3://bucket/key", "written"):
+    with pytest.raises(KeyError), storage_errors("s3://bucket/key", "written"):
         raise KeyError("a bug")

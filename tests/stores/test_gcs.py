@@ -40,7 +40,7 @@ def test_credentials_that_cannot_be_renewed_are_told_and_to_be_run_again(
 
     store = open_store(fake_gcs.new_url(), fake_gcs.options)
     monkeypatch.setattr(store.file_system, "pipe_file", refuse)
-    with pytest.raises(UnavailableError, match=r"key: .*ran out \(invalid_grant") as raised:
+    with pytest.raises(UnavailableError, match=r"key: .*expired \(invalid_grant") as raised:
         store.create("key", b"")
     assert raised.value.exit_code == 3
 

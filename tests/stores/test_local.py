@@ -100,7 +100,7 @@ def test_a_file_system_without_hard_links_is_refused(
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", no_links)
-    with pytest.raises(RefusedError, match="makes no hard links"):
+    with pytest.raises(RefusedError, match="has no hard links"):
         check_create_only(store)
 
 
