@@ -1,7 +1,6 @@
-"""Label texts in this process, as in a notebook: no Ray, no files of documents, no output.
+"""Labels texts in this process, for example in a notebook. Entry point: `Labeller`.
 
-Knows how to put a spec's model and prompt together and lay the answers out in columns. Knows
-nothing of shards, ledgers or clusters.
+Reads no input files and writes no output. Must not import Ray.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from pipeline.spec.schema import JobSpec, TaskSpec
 
 
 class Labeller:
-    """A spec's model with its questions read, ready to answer them about any text."""
+    """A spec's model in memory, which answers the spec's tasks about any text."""
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class Labeller:
         job = make_job(self.spec, where, cache_dir or default_cache_dir())
         folder, tokenizer, prompt = job_prompt(job)
         model = job_model(job, folder)
-        self._turn = Lock()  # an engine counts what it reads: one call at a time
+        self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
         self._encoder = DocumentTokenizer(tokenizer)
         self._engine = label_engine(job, model, prompt, job_readouts(job))
         self._calibrations = {
@@ -61,9 +60,9 @@ class Labeller:
         }
 
     def label(self, texts: Iterable[str | None], ids: Iterable[object] | None = None) -> pa.Table:
-        """A row for each text, in order: what a label file says of it, a struct for each task.
+        """A row for each text, in order, with a struct for each task as in a label file.
 
-        A text that cannot be labelled has its reason in the struct's `status`, and no answer.
+        A text that cannot be labelled has no answer; the struct's `status` has the reason.
         """
         if isinstance(texts, str | bytes):
             raise TypeError("label() takes a list of texts; write label([text])")
@@ -79,10 +78,10 @@ class Labeller:
                 strict=True,
             )
         ]
-        pieces = [document for document, _ in fitted]
-        answers = ShardAnswers(pieces, self.spec.tasks)
-        with self._turn:
-            answers.label_rows(self._engine, 0, len(pieces))
+        chunks = [document for document, _ in fitted]
+        answers = ShardAnswers(chunks, self.spec.tasks)
+        with self._lock:
+            answers.label_rows(self._engine, 0, len(chunks))
         labelled = labelled_documents(documents, answers, [status for _, status in fitted])
         table = documents.select(DOCUMENTS_FILE_COLUMNS)
         for task in self.spec.tasks:

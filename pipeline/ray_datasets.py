@@ -1,7 +1,6 @@
-"""Label a Ray Dataset of the user's own: its columns, and a struct column for each task.
+"""Labels a user's own Ray Dataset. Entry point: `label_dataset`.
 
-Knows Ray Data and which column holds the text. Nothing is written, so nothing is resumed: what a
-crash costs is Ray's affair and the user's. For that, there is `assay run`.
+Writes nothing, so nothing can be resumed after a crash; `assay run` can.
 """
 
 from __future__ import annotations
@@ -30,17 +29,18 @@ def label_dataset(
     cache_dir: Path | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> ray.data.Dataset:
-    """The dataset with the answers to each task beside its own columns, its rows as they are.
+    """The dataset with a struct column of answers for each task, as in a label file.
 
-    The text is in the column that `input.text` names, `text` where the spec does not say.
+    The text is read from the column that `input.text` names (default: `text`). Each actor labels
+    `batch_rows` rows at once. SpecError if that column is missing or a task has a column's name.
     """
-    asked = as_spec(spec)
-    placement = place(asked.model, cluster(node_resources()))
+    job_spec = as_spec(spec)
+    placement = place(job_spec.model, cluster(node_resources()))
     cpus = max(1, placement.threads - 1)
     device: dict[str, Any] = {"num_gpus": placement.gpus} if placement.gpus else {"num_cpus": cpus}
     return ds.map_batches(
         _Label,
-        fn_constructor_args=(asked, placement, str(cache_dir or default_cache_dir())),
+        fn_constructor_args=(job_spec, placement, str(cache_dir or default_cache_dir())),
         batch_size=batch_rows,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors),
@@ -65,13 +65,11 @@ class _Label:
 
 
 def check_columns(names: list[str], spec: JobSpec) -> None:
-    """SpecError unless the text is there and no task's column is."""
-    there = ", ".join(names)
+    """SpecError unless the text column exists and no column has a task's name."""
     problems = []
     if spec.input.text not in names:
-        problems.append(
-            Problem("input.text", f"no such column; the dataset has: {there}", spec.input.text)
-        )
+        fix = f"no such column; the dataset has: {', '.join(names)}"
+        problems.append(Problem("input.text", fix, spec.input.text))
     problems += [
         Problem(f"tasks.{place}.name", "the dataset has a column of this name", task.name)
         for place, task in enumerate(spec.tasks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -179,17 +179,9 @@ def test_whole_ranked_and_calibrated_answers_are_columns_as_in_label_files(
     )
 
 
-@pytest.fixture
-def local_ray() -> Iterator[None]:
-    import ray
-
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
+@pytest.mark.xdist_group("ray")
 def test_a_dataset_gets_a_struct_for_each_task_and_keeps_its_rows(
-    local_ray: None, write_spec: Callable[..., Path], labeller: Labeller, tmp_path: Path
+    shared_ray: None, write_spec: Callable[..., Path], labeller: Labeller, tmp_path: Path
 ) -> None:
     import ray.data
 

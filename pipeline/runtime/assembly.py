@@ -1,6 +1,7 @@
-"""What assembles an engine on a worker: the model on this machine, the prompt, the readouts.
+"""Assembles an engine from a job: model, prompt, readouts. Entry point: `job_engine`.
 
-Imports torch; the driver must not import it.
+Also turns a text into chunks, and answers into rows (`chunk_document`, `labelled_documents`).
+Imports torch, so the driver must not import it. Must not import Ray.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from pipeline.runtime.weights import fetch, publish_atomically
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.spec.schema import ContextualSpec, DocumentsSpec, Quantize, TaskSpec
 
-# More tokens do not fill two cores better, and their activations no longer lie in the cache:
+# Larger batches do not use two cores better, and their activations no longer fit in the cache:
 # 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
 CPU_BATCH_TOKENS = 1_280
 CUDA_BATCH_TOKENS = 65_536
 
 
 def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
-    """How many tokens go through the model at once, and the memory that takes on its device."""
+    """The largest batch in tokens, and the memory that it takes on the model's device."""
     if model.device.type == "cuda":
         free_bytes, most_tokens = torch.cuda.mem_get_info(model.device)[0], CUDA_BATCH_TOKENS
     else:
@@ -62,7 +63,7 @@ def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
 
 
 def local_model(job: Job) -> Path:
-    """The folder with the model's safetensors on this machine, brought or converted if need be."""
+    """A local folder with the model's safetensors, downloaded or converted where necessary."""
     cache_dir = Path(job.cache_dir)
     found = fetch(job.files, cache_dir, job.spec.model.storage_options)
     if job.files.kind != "gguf":
@@ -77,7 +78,7 @@ def local_model(job: Job) -> Path:
 
 
 def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> LoadedModel:
-    """The model that gives the job's answers, with its weights as the spec says or as asked."""
+    """The job's model; `quantize` replaces the spec's setting."""
     return load_model(
         folder,
         dtype=job.placement.dtype,
@@ -116,9 +117,9 @@ def job_readouts(job: Job) -> Readouts:
 def job_prompt(
     job: Job, tasks: Sequence[TaskSpec] | None = None
 ) -> tuple[Path, PreTrainedTokenizerBase, PromptTokens]:
-    """The model's folder here, its tokenizer, and the prompt of the job's tasks, or of others.
+    """The model's local folder, its tokenizer, and the prompt of the job's tasks or of `tasks`.
 
-    SpecError unless a longest document and each question fit the model's context together.
+    SpecError unless the longest document and each question fit together into the model's context.
     """
     folder = local_model(job)
     tokenizer = load_tokenizer(folder)
@@ -136,7 +137,7 @@ def job_prompt(
 
 
 def preflight(job: Job) -> None:
-    """What can be wrong with the model and the prompt, found before any document is read."""
+    """Raises what is wrong with the model or the prompt, before any document is read."""
     require_torchao(job.spec.model.quantize)
     job_readouts(job)
     _, tokenizer, _ = job_prompt(job)
@@ -144,8 +145,8 @@ def preflight(job: Job) -> None:
 
 
 def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[list[int]]]:
-    """By task, its content-free documents as the model reads them; SpecError if it cannot."""
-    found: dict[str, list[list[int]]] = {}
+    """The token ids of each task's content-free documents; SpecError if one cannot be read."""
+    by_task: dict[str, list[list[int]]] = {}
     for index, task in enumerate(job.spec.tasks):
         if not isinstance(task.calibration, ContextualSpec):
             continue
@@ -155,8 +156,8 @@ def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[l
         except DocumentError as error:
             place = f"tasks.{index}.calibration.documents"
             raise SpecError([Problem(place, f"{error}; write others", texts)]) from error
-        found[task.name] = [each[: job.spec.documents.max_tokens] for each in ids]
-    return found
+        by_task[task.name] = [each[: job.spec.documents.max_tokens] for each in ids]
+    return by_task
 
 
 def contextual_calibrations(

@@ -1,7 +1,7 @@
-"""Calibration files: one JSON value a file, at any fsspec path.
+"""Calibration files: one JSON value a file, at any fsspec path, or in the output.
 
-Knows what a file says of itself, and whether it is for a task. Knows nothing of how calibrations
-are fitted or applied.
+Entry points: `load_calibrations` for files that the spec names, `stored_calibrations` for
+contextual ones, `write_calibration`. `fitted.calibration` applies a calibration.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class CalibrationFile:
-    """A calibration, and where it comes from."""
+    """A calibration and its origin."""
 
     task: str
     calibration: Calibration
-    fingerprint: str  # of the raw answers that it was made of
-    source: Mapping[str, Any]  # {"snapshot": number}, for a gold set with {"gold": its SHA-256}
+    fingerprint: str  # of the raw answers that it was fitted to
+    # {"snapshot": number}, with {"gold": its SHA-256} for a gold set; contextual: {"documents": []}
+    source: Mapping[str, Any]
     rows: int
 
     def json(self) -> bytes:
@@ -51,7 +52,7 @@ class CalibrationFile:
 
 
 def write_calibration(path: str, file: CalibrationFile, options: Options) -> None:
-    """Puts the file at the path, in place of what was there."""
+    """Writes the file; replaces an older one."""
     write_fitted(path, file.json(), options)
 
 
@@ -106,8 +107,8 @@ def _stored(store: Store, key: str) -> CalibrationFile:
 
 
 def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
-    """The calibration files of the spec's tasks; SpecError for those that are not for theirs."""
-    found: dict[str, CalibrationFile] = {}
+    """The calibration files that the tasks name; SpecError for files of other tasks."""
+    files: dict[str, CalibrationFile] = {}
     problems: list[Problem] = []
     for index, task in enumerate(spec.tasks):
         if not isinstance(task.calibration, FittedSpec):
@@ -116,30 +117,30 @@ def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
         try:
             file = read_calibration(path, options_for(path, spec), place=place)
             _check(file, task.calibration.method, tuple(task.labels))
-            found[task.name] = file
+            files[task.name] = file
         except (ValueError, KeyError, TypeError) as error:
             what = f"missing {error}" if isinstance(error, KeyError) else str(error)
             fix = f"cannot calibrate task {task.name!r}: {what}; `assay calibrate` makes another"
             problems.append(Problem(place, fix, path))
     if problems:
         raise SpecError(problems)
-    return found
+    return files
 
 
 def calibration_hash(file: CalibrationFile) -> str:
-    """Changes exactly when the calibration does, wherever it was made."""
+    """The hash of the calibration alone; its origin does not enter."""
     return short_hash(canonical_json(file.calibration.to_json()))
 
 
 def versions_with_equal_raw_answers(
     store: Store, versions: Mapping[str, Fingerprint]
 ) -> dict[str, list[str]]:
-    """By task, the other fingerprints in the output whose raw answers are this version's."""
+    """By task, the other fingerprints in the output with the same raw answers."""
     return {task: list(_same_answers(store, task, of)) for task, of in versions.items()}
 
 
 def raw_fingerprint(store: Store, task: str, fp: str) -> str:
-    """The fingerprint of the same answers without calibration, by the words written down."""
+    """The fingerprint of the same answers without calibration, from the stored content."""
     return Fingerprint(_words(store, spec_key(task, fp))).raw.id
 
 
@@ -154,7 +155,7 @@ def _same_answers(store: Store, task: str, version: Fingerprint) -> Iterator[str
 
 
 def _words(store: Store, key: str) -> dict[str, Any]:
-    """What a fingerprint stands for; one that was changed stands for nothing."""
+    """The content of a fingerprint; empty for a damaged file."""
     try:
         words = json.loads(store.read(key))
     except ValueError:
@@ -165,13 +166,13 @@ def _words(store: Store, key: str) -> dict[str, Any]:
 def warn_of_stale_calibrations(
     files: Mapping[str, CalibrationFile], fingerprints: Mapping[str, Fingerprint]
 ) -> None:
-    """Tells of calibrations that were made of other answers than they are used on."""
+    """Logs the calibrations that were fitted to other answers than those they are applied to."""
     for task, file in files.items():
         raw = fingerprints[task].raw.id
         if file.fingerprint != raw:
             logger.warning(
-                "task %s: its calibration was made of answers under fingerprint %s, which are %s "
-                "now; `assay calibrate` makes one of these",
+                "task %s: its calibration was fitted to the answers of fingerprint %s; the current "
+                "fingerprint is %s; `assay calibrate` fits a new one",
                 task,
                 file.fingerprint,
                 raw,

@@ -1,6 +1,7 @@
-"""Small files that a spec names, readouts and calibrations: read and written whole, at any path.
+"""Readout and calibration files, which a spec names by a local path or an fsspec URL.
 
-Knows local paths and fsspec URLs, and bytes. Knows nothing of what is in a file.
+Entry points: `find_readouts` in the driver, `load_readouts` on a worker, and `read_fitted` and
+`write_fitted` for the bytes of any such file.
 """
 
 from __future__ import annotations
@@ -38,16 +39,15 @@ from pipeline.stores.errors import (
 
 
 def options_for(path: str, spec: JobSpec) -> Options:
-    """What opens the path: the output's options, where it is the same kind of store."""
+    """The storage options for the path: the output's, where both are the same kind of store."""
     same = split_protocol(path)[0] == split_protocol(spec.output)[0]
     return spec.storage_options if same else {}
 
 
 def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> bytes:
-    """The file's content.
+    """The file's content; SpecError if it is missing, StorageError if its store does not answer.
 
-    `place` is where the spec names it and `made_by` the command that makes one: both for the
-    SpecError of a file that is not there. StorageError where its store does not answer.
+    The error names `place`, the file's place in the spec, and `made_by`, the command that makes it.
     """
     with option_errors(place, options):
         file_system, key = url_to_fs(path, **options)
@@ -64,7 +64,7 @@ def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> byt
 
 
 def write_fitted(path: str, data: bytes, options: Options) -> None:
-    """The file, whole or not at all; one that is there is replaced."""
+    """Writes the whole file or nothing; replaces an older one."""
     with option_errors("--to", options):
         file_system, key = url_to_fs(path, **options)
     with storage_errors(path, "written"):
@@ -89,7 +89,7 @@ def _replace(place: Path, data: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReadoutRef:
-    """A readout that was found: where a worker gets it, and what identifies its content."""
+    """A readout file: where a worker reads it, and the hash of its content."""
 
     path: str
     sha256: str
@@ -98,9 +98,9 @@ class ReadoutRef:
 def find_readouts(
     spec: JobSpec, *, weights: Mapping[str, str], dtype: str
 ) -> dict[str, ReadoutRef]:
-    """The readouts that the tasks name, by task; SpecError for those that fit other answers."""
+    """The readouts that the tasks name, by task; SpecError for those fitted for another spec."""
     problems: list[Problem] = []
-    found: dict[str, ReadoutRef] = {}
+    refs: dict[str, ReadoutRef] = {}
     readouts: dict[str, Readout] = {}
     for place, task in enumerate(spec.tasks):
         if task.readout is None:
@@ -116,22 +116,22 @@ def find_readouts(
         problems += differences(spec, task, where, readout.card, weights=weights, dtype=dtype)
         problems += missing_layers(spec, task, readout)
         problems += unmeasurable(task, where, readout.card)
-        found[task.name] = ReadoutRef(task.readout, content_id(data))
+        refs[task.name] = ReadoutRef(task.readout, content_id(data))
     problems += pointless_layers(spec, readouts)
     if problems:
         raise SpecError(problems)
-    return found
+    return refs
 
 
 def load_readouts(refs: Mapping[str, ReadoutRef], spec: JobSpec) -> dict[str, Readout]:  # by task
-    """The readouts themselves; StorageError if a file is no longer the one that was found."""
+    """The readouts; StorageError if a file changed since the driver read it."""
     loaded = {}
     for name, ref in refs.items():
         data = _read(ref.path, spec, f"readout of {name}")
         if content_id(data) != ref.sha256:
             raise StorageError(
-                f"{ref.path}: the readout of {name!r} is another than when the run began; run "
-                f"again when it is still, from a path that all machines see"
+                f"{ref.path}: the readout of {name!r} changed while the job ran; run again, with a "
+                f"file that all machines can read and that does not change"
             )
         loaded[name] = parse_readout(data)
     return loaded

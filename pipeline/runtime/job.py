@@ -1,6 +1,6 @@
-"""One job, planned: what is asked, where everything is, and which cells are missing.
+"""One job and its plan: model, fingerprints, shards, and the cells that are missing.
 
-Knows the spec, the ledger and this machine. Opens no document. Knows nothing of torch or Ray.
+Entry points: `make_job` and `plan`. Opens no document. Must not import torch.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from pipeline.spec.fingerprint import Fingerprint, fingerprints
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
 
-# A shard is what a crash costs: about a minute of one worker, at a rate it will reach roughly.
+# A crash costs at most a shard: about a minute of one worker at these rates.
 _SHARD_SECONDS = 60
 _FLOPS = {"cpu": 100e9, "cuda": 200e12}
 _BYTES_PER_TOKEN = 4
 _MIN_SHARD_BYTES = 32 * 1024
-# The numbers that a machine may compute in where the spec leaves it the choice.
+# The number formats that `dtype: auto` may become.
 _AUTO_DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every worker needs to know; travels to each of them once."""
+    """What every worker needs; sent to each worker once."""
 
     spec: JobSpec
     files: ModelFiles
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def fp(self) -> dict[str, str]:
-        """Every task's fingerprint id."""
+        """The id of each task's fingerprint."""
         return {name: fingerprint.id for name, fingerprint in self.fingerprints.items()}
 
     @property
@@ -77,7 +77,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All shards of the input, and what a LIST of the output found of them."""
+    """All shards of the input, and what a LIST of the output shows of them."""
 
     cuts: Cuts
     done: Committed
@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def missing_shards(self) -> int:
-        """How many shards have work; one may have several work items, for its tasks in parts."""
+        """The number of shards with work; a shard may have several work items."""
         return len({work.shard.id for work in self.work_items})
 
     @property
@@ -103,12 +103,12 @@ class Plan:
 
     @property
     def work_rows(self) -> int:
-        """The rows of all work items: what is counted as they go."""
+        """The rows of all work items, which progress counts."""
         return sum(work.shard.rows for work in self.work_items)
 
 
 def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
-    """The job of a spec: its model found and named by content, its tasks by fingerprint."""
+    """The job of a spec, with its model located and its tasks' fingerprints computed."""
     files = locate(spec.model, cache_dir)
     dtype = placement.dtype
     readouts = find_readouts(spec, weights=files.hashes, dtype=dtype)
@@ -135,46 +135,46 @@ def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
 def jobs_for_each_dtype(spec: JobSpec, cache_dir: Path) -> list[Job]:
     """The job in each number format that a machine may choose for it.
 
-    A format in which its readouts were not fitted is left out: no run can choose it. SpecError
-    where none is left.
+    Formats in which the readouts were not fitted are left out. SpecError if no format remains.
     """
     dtypes = _AUTO_DTYPES if spec.model.dtype == "auto" else (spec.model.dtype,)
     jobs: list[Job] = []
-    refused: list[SpecError] = []
+    errors: list[SpecError] = []
     for dtype in dtypes:
         try:
             jobs.append(make_job(spec, Placement("cpu", dtype, 1, 1), cache_dir))
         except SpecError as error:
-            refused.append(error)
+            errors.append(error)
     if not jobs:
-        raise refused[0]
+        raise errors[0]
     return jobs
 
 
 def plan(job: Job, store: Store, *, keep: bool = True) -> Plan:
-    """The job's shards and what is missing of them; an input that is new is cut here.
+    """The job's shards and their missing cells; new input files are cut into shards here.
 
-    The cut lasts, and is made for the job's own machine: what does not label does not `keep` it.
+    With `keep` the cut is stored for every later run. Only a run that labels stores it, because the
+    size of the shards depends on its machine.
     """
     warn_of_stale_calibrations(job.calibrations, job.fingerprints)
-    wanted = job.spec.input
-    objects = find_objects(wanted.path, Path(job.cache_dir), wanted.storage_options)
+    source = job.spec.input
+    objects = find_objects(source.path, Path(job.cache_dir), source.storage_options)
     refuse_own_output(objects, store.url)
-    target = wanted.shard_bytes if wanted.shard_bytes != "auto" else shard_bytes(job)
-    cuts = load_or_cut(store, objects, wanted.text, wanted.id, target, keep=keep)
+    target = source.shard_bytes if source.shard_bytes != "auto" else shard_bytes(job)
+    cuts = load_or_cut(store, objects, source.text, source.id, target, keep=keep)
     return list_missing(job, store, cuts)
 
 
 def refuse_own_output(objects: Sequence[InputObject], output: str) -> None:
-    """SpecError if the input takes in the output: a run would label its own results."""
-    inside = [found.path for found in objects if found.path.startswith(f"{output}/")]
+    """SpecError if the input contains the output: a run would label its own results."""
+    inside = [each.path for each in objects if each.path.startswith(f"{output}/")]
     if inside:
-        fix = f"{len(inside)} of its files lie in the output {output}; keep the two apart"
+        fix = f"{len(inside)} of its files are in the output {output}; keep the two apart"
         raise SpecError([Problem("input.path", fix, inside[0])])
 
 
 def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
-    """What a LIST now finds of these shards."""
+    """The plan for these shards, from a LIST of the output."""
     sids = cuts.earlier_sids.union(shard.id for shard in cuts.shards)
     done = committed(store, job.fp, sids)
     missing = missing_tasks(cuts.shards, list(job.fp), done)
@@ -185,7 +185,7 @@ def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
 
 
 def shard_bytes(job: Job) -> int:
-    """A shard's weight, in bytes of text: about a minute of one worker with this model."""
+    """The size of a shard in bytes of text: about a minute of one worker with this model."""
     parameters = max(1, job.files.size_bytes // 2)
     tokens = _SHARD_SECONDS * _FLOPS[job.placement.device] / (2 * parameters)
     return int(min(MAX_SHARD_BYTES, max(_MIN_SHARD_BYTES, tokens * _BYTES_PER_TOKEN)))

@@ -1,12 +1,12 @@
-"""What the labelling actors run on: which device, how many, in which number format.
+"""Where the labelling actors run: device, number of actors, number format. Entry point: `place`.
 
-Knows this machine and a Ray cluster's resources. Knows nothing of torch, models or specs' tasks.
+Must not import torch: the driver decides this without a model.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,26 @@ from typing import Any
 from pipeline.errors import Problem, SpecError
 from pipeline.spec.schema import ModelSpec
 
-# Flags of processors whose bfloat16 matrix multiply is native; without one it runs at a
-# hundredth of float32's rate.
+Resources = dict[str, float]  # of one Ray node, by name
+
+# Flags of processors with native bfloat16 matrix multiplication. Others compute it at about a
+# hundredth of the rate of float32.
 _CPU_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16"})
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What there is to run on: one machine, or the nodes of a cluster."""
+    """The hardware of one machine, or of the nodes of a cluster."""
 
-    gpus: tuple[int, ...]  # of each node that has any
-    cpus: int  # of one node, the smallest
+    gpus: tuple[int, ...]  # the number of each node that has GPUs
+    cpus: int  # of the smallest node
     nodes: int = 1
     cpu_flags: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How one labelling actor runs, and how many of them there may be."""
+    """How one labelling actor runs, and the largest number of actors."""
 
     device: str  # cpu | cuda
     dtype: str  # a torch dtype's name
@@ -41,7 +43,7 @@ class Placement:
 
 
 def this_machine() -> Machine:
-    """The processors and GPUs that this process may use."""
+    """The CPUs and GPUs that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return Machine(
         gpus=tuple(filter(None, [len(list(Path("/dev").glob("nvidia[0-9]*")))])),
@@ -50,8 +52,8 @@ def this_machine() -> Machine:
     )
 
 
-def cluster(nodes: Sequence[Mapping[str, float]]) -> Machine:
-    """What a Ray cluster's nodes have; their processors are taken to be like this machine's."""
+def cluster(nodes: Sequence[Resources]) -> Machine:
+    """The hardware of a Ray cluster; its processors are assumed to equal this machine's."""
     with_cpus = [int(node["CPU"]) for node in nodes if node.get("CPU")]
     return Machine(
         gpus=tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1),
@@ -62,7 +64,7 @@ def cluster(nodes: Sequence[Mapping[str, float]]) -> Machine:
 
 
 def place(model: ModelSpec, machine: Machine) -> Placement:
-    """Where the actors run; SpecError if the spec wants what is not there."""
+    """Where the actors run; SpecError if the machine lacks what the spec asks for."""
     if model.device == "cuda" and not machine.gpus:
         fix = "there is no GPU here; write device: auto or cpu"
         raise SpecError([Problem("model.device", fix, model.device)])
@@ -77,10 +79,10 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
 
 
 def _gpu_actors(model: ModelSpec, machine: Machine) -> int:
-    """How many actors there are GPUs for; one actor's all lie in one node."""
+    """The number of actors that the GPUs suffice for; one actor uses GPUs of one node."""
     actors = sum(gpus // model.gpus for gpus in machine.gpus)
     if not actors:
-        fix = f"no node has so many GPUs; the largest has {max(machine.gpus)}"
+        fix = f"no node has this many GPUs; the largest has {max(machine.gpus)}"
         raise SpecError([Problem("model.gpus", fix, model.gpus)])
     return actors
 
@@ -93,18 +95,15 @@ def _dtype(model: ModelSpec, *, native: bool) -> str:
 
 
 def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
-    """The flags of the first processor; none where the system does not tell."""
+    """The flags of the first processor; none where the system has no such file."""
     if not cpuinfo.exists():
         return frozenset()
     lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
     return frozenset(next(lines, ":").partition(":")[2].split())
 
 
-Resources = dict[str, float]
-
-
 def node_resources() -> list[Resources]:
-    """The resources of each node that the connected cluster has, or may have at its largest."""
+    """The resources of each node of the connected cluster, with those that it may still start."""
     # Imported here: a `Labeller` places its model without Ray.
     import ray
     from ray._private.state import state
@@ -115,9 +114,9 @@ def node_resources() -> list[Resources]:
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     ]
-    # — through Ray's client (ray://) nobody but the head can ask it
+    # — through Ray's client (ray://) only the head can read the autoscaler's configuration
     through_client: bool = client.is_connected()  # type: ignore[no-untyped-call]
-    # — None where nothing scales
+    # — None for a cluster that does not scale
     config: Any = None if through_client else state.get_cluster_config()
     groups = [] if config is None else config.node_group_configs
     promised = [(dict(group.resources), int(group.max_count)) for group in groups]
@@ -127,15 +126,14 @@ def node_resources() -> list[Resources]:
 def nodes_at_largest(
     alive: Sequence[Resources], promised: Sequence[tuple[Resources, int]]
 ) -> list[Resources]:
-    """The nodes that are there, and of each promised kind as many more as there may be.
+    """The alive nodes, and the nodes of each promised kind that may still start.
 
-    A kind is told by its CPUs and GPUs; one without a limit (-1) is counted on for one node.
+    A node's kind is its number of CPUs and GPUs. A kind without a limit (-1) counts as one node.
     """
     nodes = list(alive)
-    for resources, most in promised:
-        there = sum(_kind(node) == _kind(resources) for node in alive)
-        wanted = 1 if most < 0 else most
-        nodes += [resources] * max(0, wanted - there)
+    for resources, limit in promised:
+        started = sum(_kind(node) == _kind(resources) for node in alive)
+        nodes += [resources] * max(0, (1 if limit < 0 else limit) - started)
     return nodes
 
 

@@ -1,7 +1,7 @@
-"""Where a model's files are: named by their content in the driver, brought in on a worker.
+"""A model's files. Entry points: `locate` in the driver, which hashes them; `fetch` on a worker.
 
-Knows local folders, GGUF files, hub ids and object-store prefixes. Knows nothing of what is in
-the files: loading them is `inference.model`'s.
+A model is a local folder, a GGUF file, a hub id or an object-store prefix. `inference.model` loads
+the files.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pipeline.sources.streams import Options
 from pipeline.spec.schema import ModelSpec
 from pipeline.stores.errors import REMOTE_ERRORS, storage_errors
 
-# Weights, configuration, tokenizer, template: whatever else lies in the folder answers nothing.
+# Weights, configuration, tokenizer, template. Other files in the folder do not change an answer.
 _FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model that was found: where a worker gets it, and what identifies its content."""
+    """A model's files: where a worker gets them, and the hashes of their content."""
 
     kind: str  # folder | gguf | hub | remote
     location: str
@@ -44,7 +44,7 @@ class ModelFiles:
 
 
 def locate(model: ModelSpec, cache_dir: Path) -> ModelFiles:
-    """The model that `model.path` names; SpecError if it names none."""
+    """The model that `model.path` names; SpecError if there is no such model."""
     path = Path(model.path).expanduser()
     if path.is_dir():
         return _folder(path, cache_dir)
@@ -130,17 +130,17 @@ def _hub(model: ModelSpec) -> ModelFiles:
 
 
 def _cached(model: ModelSpec, reason: Exception) -> tuple[str, int]:
-    """The commit and size of a hub model downloaded before, for when the hub is out of reach."""
+    """The commit and size of a downloaded hub model, for when the hub does not answer."""
     try:
         folder = Path(snapshot_download(model.path, revision=model.revision, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError) as error:
-        fix = f"neither a local folder, a .gguf file, nor a model the hub knows: {reason}"
+        fix = f"not a local folder, a .gguf file, or a model on the hub: {reason}"
         raise SpecError([Problem("model.path", " ".join(fix.split()), model.path)]) from error
     return folder.name, sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _download(files: ModelFiles, folder: Path, options: Options) -> Path:
-    """The remote files, complete or not at all."""
+    """Downloads all remote files or none."""
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def _download(files: ModelFiles, folder: Path, options: Options) -> Path:
 
 
 def publish_atomically(partial: Path, folder: Path) -> Path:
-    """Give a finished folder its name; if another process was first, its folder stands."""
+    """Renames a complete folder; if another process was first, its folder is kept."""
     try:
         os.replace(partial, folder)
     except OSError:

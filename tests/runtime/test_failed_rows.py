@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import duckdb
-from command import assay
+import pytest
+from command import COMMANDS
+from command import assay as run_assay
 
 DEADLY = "document d7=die"
 DOCUMENTS = 40
@@ -25,9 +28,11 @@ def current(output: Path, task: str) -> dict[str, dict[str, Any]]:
     return {row["doc_id"]: row for row in rows}
 
 
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_document_that_kills_its_worker_is_set_aside_counted_and_tried_again(
-    write_spec: Callable[..., Path], tmp_path: Path
+    command: Sequence[str], write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
+    assay = partial(run_assay, command=command)
     corpus, output = tmp_path / "many.jsonl", tmp_path / "out"
     texts = {f"d{i}": f"Text {i} says hello. " * (1 + i % 5) for i in range(DOCUMENTS)}
     corpus.write_text("\n".join(json.dumps({"id": i, "text": t}) for i, t in texts.items()))
@@ -58,9 +63,11 @@ def test_a_document_that_kills_its_worker_is_set_aside_counted_and_tried_again(
     assert code == 0 and result["documents_read_by_model"] == 0 and result["snapshot"] == 2
 
 
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_run_above_its_limit_stops_and_unreadable_rows_count(
-    write_spec: Callable[..., Path], tmp_path: Path
+    command: Sequence[str], write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
+    assay = partial(run_assay, command=command)
     corpus, output = tmp_path / "many.jsonl", tmp_path / "out"
     lines = [json.dumps({"id": f"d{i}", "text": f"Text {i}."}) for i in range(DOCUMENTS)]
     lines[3] = lines[30] = '{"id": "broken'

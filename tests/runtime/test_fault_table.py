@@ -1,14 +1,16 @@
-"""The fault table: what is done to runs, and that rows out are rows in, none twice, none missing.
+"""The fault table: after every fault rows out equal rows in, none twice, none missing.
 
-`pytest -s tests/runtime/test_fault_table.py` prints it. A fault's place is an environment variable
-of the command (`ledger.failpoints`); the connection's faults are drawn with the seed that is shown.
+`pytest -s tests/runtime/test_fault_table.py` prints the table. An environment variable of the
+command names the place of a fault (`ledger.failpoints`). The connection's faults are drawn with the
+seed that is shown. `make test` has the rows without Ray (`toy_assay`) on one server; those with Ray
+and on the second server are slow.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,14 +19,21 @@ from typing import Any
 import libfaketime
 import psutil
 import pytest
+from command import ASSAY, COMMANDS, TOY_ASSAY
 from shell import BAD_CONNECTION, DOCUMENTS, Shell
 
 from pipeline.ledger.snapshots import read_snapshot
 
 Open = Callable[..., Shell]
-WHOLE = pytest.mark.whole_table
-SECOND = pytest.param("seaweedfs", marks=WHOLE)
-SERVERS = pytest.mark.parametrize("server", ["moto", SECOND])
+SLOW = pytest.mark.slow
+SERVERS = pytest.mark.parametrize(
+    ("server", "command"),
+    [
+        pytest.param("moto", TOY_ASSAY, id="moto-toy"),
+        pytest.param("moto", ASSAY, id="moto-ray", marks=SLOW),
+        pytest.param("seaweedfs", ASSAY, id="seaweedfs-ray", marks=SLOW),
+    ],
+)
 # Where the driver, or the worker that commits, can be when the driver is killed.
 PLACES = [
     "probed",
@@ -72,20 +81,17 @@ def kill_at(shell: Shell, place: str, file: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("server", "places"),
-    [
-        ("moto", ["specs recorded", "created", "labelled"]),
-        pytest.param("moto", PLACES, marks=WHOLE),
-        pytest.param("seaweedfs", PLACES, marks=WHOLE),
-    ],
-)
+@SERVERS
 def test_the_driver_killed_at_every_commit_point(
-    server: str, places: list[str], shell_on: Open, tmp_path: Path, table: Callable[..., None]
+    server: str,
+    command: Sequence[str],
+    shell_on: Open,
+    tmp_path: Path,
+    table: Callable[..., None],
 ) -> None:
-    shell = shell_on(server)
-    killed = [place for place in places if kill_at(shell, place, tmp_path / place)]
-    assert killed == places
+    shell = shell_on(server, command=command)
+    killed = [place for place in PLACES if kill_at(shell, place, tmp_path / place)]
+    assert killed == PLACES
     done = {stored.key: stored.etag for stored in shell.output.list("labels/")}
     code, out, err = shell.run()
     assert code == 0, err
@@ -95,9 +101,9 @@ def test_the_driver_killed_at_every_commit_point(
     table("driver killed at every commit point", server, kills=len(killed))
 
 
-@SERVERS
-@pytest.mark.parametrize("place", ["document d100", pytest.param("create 1", marks=WHOLE)])
-def test_a_worker_killed(
+@pytest.mark.parametrize("server", ["moto", pytest.param("seaweedfs", marks=SLOW)])
+@pytest.mark.parametrize("place", ["document d100", pytest.param("create 1", marks=SLOW)])
+def test_a_worker_of_ray_killed(
     server: str, place: str, shell_on: Open, tmp_path: Path, table: Callable[..., None]
 ) -> None:
     shell = shell_on(server)
@@ -120,9 +126,9 @@ def both(first: Shell, second: Shell) -> list[dict[str, Any]]:
 
 @SERVERS
 def test_two_runs_at_once_on_one_output(
-    server: str, shell_on: Open, table: Callable[..., None]
+    server: str, command: Sequence[str], shell_on: Open, table: Callable[..., None]
 ) -> None:
-    shell = shell_on(server)
+    shell = shell_on(server, command=command)
     results = both(shell, shell)
     files = shell.label_files()
     created = sum(result["objects_created"] for result in results)
@@ -134,9 +140,9 @@ def test_two_runs_at_once_on_one_output(
 
 @SERVERS
 def test_two_runs_with_different_specs_at_once(
-    server: str, shell_on: Open, table: Callable[..., None]
+    server: str, command: Sequence[str], shell_on: Open, table: Callable[..., None]
 ) -> None:
-    shell = shell_on(server)
+    shell = shell_on(server, command=command)
     mood = {"name": "mood", "question": "Happy?", "labels": ["glad", "sad"]}
     topic = {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]}
     other = shell.other(name="other", tasks=[topic, mood])
@@ -153,9 +159,13 @@ def test_two_runs_with_different_specs_at_once(
 
 @SERVERS
 def test_a_bad_connection_and_a_killed_driver(
-    server: str, shell_on: Open, tmp_path: Path, table: Callable[..., None]
+    server: str,
+    command: Sequence[str],
+    shell_on: Open,
+    tmp_path: Path,
+    table: Callable[..., None],
 ) -> None:
-    shell = shell_on(server, shares=BAD_CONNECTION, seed=11)
+    shell = shell_on(server, command=command, shares=BAD_CONNECTION, seed=11)
     assert kill_at(shell, "create 1", tmp_path / "waited")
     code, _, err = shell.run()
     assert code == 0, err
@@ -165,11 +175,16 @@ def test_a_bad_connection_and_a_killed_driver(
     table("bad connection, driver killed", server, seed=11, kills=1, injected=injected)
 
 
-@pytest.mark.parametrize("hours", ["+1h", pytest.param("-1h", marks=WHOLE)])
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("hours", ["+1h", "-1h"])
 def test_a_clock_that_is_an_hour_off(
-    hours: str, shell_on: Open, tmp_path: Path, table: Callable[..., None]
+    hours: str,
+    command: Sequence[str],
+    shell_on: Open,
+    tmp_path: Path,
+    table: Callable[..., None],
 ) -> None:
-    shell = shell_on("moto")
+    shell = shell_on("moto", command=command)
     assert kill_at(shell, "create 1", tmp_path / "waited")
     library = Path(libfaketime.__file__).parent / "vendor/libfaketime/src/libfaketime.so.1"
     clock = {"LD_PRELOAD": str(library), "FAKETIME": hours, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}

@@ -7,7 +7,7 @@ engine counts where they enter the model; an oracle works out which texts are ne
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 import yaml
+from stages import run_without_ray
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.runtime.outcome import Outcome
@@ -31,11 +31,9 @@ MOOD = {"name": "mood", "question": "Happy?", "labels": ["glad", "sad"]}
 CALM = {"name": "calm", "question": "Calm?", "labels": ["calm", "angry"]}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def local_ray() -> Iterator[None]:
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_without_ray(monkeypatch)
 
 
 @dataclass

@@ -42,7 +42,7 @@ def committed_by_hand(spec: JobSpec, tmp_path: Path) -> dict[str, pa.Table]:
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     store = LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
-    label_and_commit(job, [work])
+    list(label_and_commit([work], job))
     keys = {task: label_key(task, fp, work.shard.id) for task, fp in job.fp.items()}
     return {task: pq.read_table(pa.BufferReader(store.read(key))) for task, key in keys.items()}
 

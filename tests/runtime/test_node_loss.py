@@ -21,6 +21,7 @@ DOCUMENTS = 400
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """Three nodes on this machine; the first, where the driver is, has no room for an actor."""
+    ray.shutdown()  # of the tests that share one Ray
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     for _ in range(2):
         made.add_node(num_cpus=2)
@@ -30,6 +31,8 @@ def cluster() -> Iterator[Cluster]:
     made.shutdown()
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_a_node_removed_without_warning(
     cluster: Cluster, write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -208,7 +208,7 @@ def test_a_file_that_changed_since_it_was_found_is_not_used(fitted: Make, tmp_pa
     refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
     card = card_of(spec, spec.tasks[0], weights=WEIGHTS, dtype="float32")
     write_readout(tmp_path / "a.safetensors", card, hidden=4, layers=[1, 2], seed=1)
-    with pytest.raises(StorageError, match="is another than when the run began"):
+    with pytest.raises(StorageError, match="changed while the job ran; run again, with"):
         load_readouts(refs, spec)
 
 

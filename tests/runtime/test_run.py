@@ -1,4 +1,4 @@
-"""A whole run on a local Ray: rows out equal rows in, and only what is missing is computed."""
+"""A whole run: rows out equal rows in, and only what is missing is computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
+import ray.data
 import yaml
+from stages import run_without_ray
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
@@ -26,13 +27,10 @@ from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.runtime.graph import build
-from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.outcome import Outcome
-from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.run import run
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.local import LocalStore
 
 TEXTS = [
     "A first text.",
@@ -47,13 +45,6 @@ TASKS: list[dict[str, Any]] = [
     {"name": "toxic", "question": "Rude?", "labels": {"toxic": ["Yes", "yes"], "clean": ["No"]}},
     {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_ray() -> Iterator[None]:
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +73,18 @@ def base(
         "tasks": TASKS,
     }
     spec = parse_spec(yaml.safe_dump(content))
-    return spec, run_quietly(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        run_without_ray(patch)
+        return spec, run_quietly(spec)
 
 
 @pytest.fixture
-def again(base: tuple[JobSpec, Outcome], tmp_path: Path) -> Callable[..., JobSpec]:
-    """Makes the same spec with changes, on a copy of its finished output."""
+def again(
+    base: tuple[JobSpec, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., JobSpec]:
+    """Makes the same spec with changes, on a copy of its finished output; runs are without Ray."""
     spec, _ = base
+    run_without_ray(monkeypatch)
     output = tmp_path / "out"
 
     def make(**changes: Any) -> JobSpec:
@@ -251,18 +247,42 @@ def test_chunks_read_the_whole_document_and_combine(again: Callable[..., JobSpec
     assert long["n_tokens"] == 64 * long["n_chunks"]
 
 
-def test_a_cut_document_says_so_and_ray_fuses_no_stage(again: Callable[..., JobSpec]) -> None:
-    spec = again(documents={"max_tokens": 64, "too_long": "head"})
-    job = make_job(spec, place(spec.model, this_machine()), Path(spec.output).parent / "cache")
-    store = LocalStore(Path(spec.output))
-    planned = plan(job, store)
-    dataset = build(planned.work_items, job).materialize()
-    stats = dataset.stats()
+@pytest.mark.xdist_group("ray")
+def test_on_ray_no_stage_is_fused_and_every_file_is_the_same(
+    shared_ray: None,
+    base: tuple[JobSpec, Outcome],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same spec with a Ray graph, in windows of three shards."""
+    content = {**base[0].model_dump(mode="json"), "output": str(tmp_path / "out")}
+    spec = parse_spec(json.dumps(content))
+    built: list[ray.data.Dataset] = []
+
+    def keep(work_items: Any, job: Any) -> ray.data.Dataset:
+        built.append(build(work_items, job).materialize())
+        assert built[-1].num_blocks() == len(work_items) <= 3
+        return built[-1]
+
+    monkeypatch.setattr("pipeline.runtime.graph.WINDOW_SHARDS", 3)
+    monkeypatch.setattr("pipeline.runtime.graph.build", keep)
+    outcome = run_quietly(spec)
+    assert outcome.complete and len(built) == -(-outcome.shards // 3) > 1
+    stats = built[0].stats()
     for stage in ("TokeniseStage", "LabelStage", "commit_block"):
         line = next(line for line in stats.splitlines() if stage in line)
         assert "->" not in line, line
-    assert dataset.num_blocks() == len(planned.work_items)
+    assert label_files(spec).keys() == label_files(base[0]).keys()
+    assert outcome.tally.status == base[1].tally.status
+    for task in ("toxic", "topic"):
+        for row, other in zip(rows_of(spec, task), rows_of(base[0], task), strict=True):
+            assert row["doc_id"] == other["doc_id"] and row["label"] == other["label"]
     assert run_quietly(spec).tally.rows == 0
+
+
+def test_a_cut_document_says_so(again: Callable[..., JobSpec]) -> None:
+    spec = again(documents={"max_tokens": 64, "too_long": "head"})
+    run_quietly(spec)
     long = next(row for row in rows_of(spec, "topic") if row["doc_id"] == "d4")
     assert (long["status"], long["n_tokens"], long["n_chunks"]) == ("truncated", 64, 1)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+from command import ASSAY, COMMANDS, TOY_ASSAY
 from shell import BAD_CONNECTION, Shell
 
 from pipeline.cli import main
@@ -13,12 +14,17 @@ from pipeline.ledger.snapshots import read_snapshot
 
 
 @pytest.mark.parametrize(
-    "server", ["moto", pytest.param("seaweedfs", marks=pytest.mark.whole_table)]
+    ("server", "command"),
+    [
+        pytest.param("moto", TOY_ASSAY, id="moto-toy"),
+        pytest.param("moto", ASSAY, id="moto-ray", marks=pytest.mark.slow),
+        pytest.param("seaweedfs", ASSAY, id="seaweedfs-ray", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_over_a_bad_connection_is_complete_and_the_next_has_nothing_to_do(
-    server: str, shell_on: Callable[..., Shell]
+    server: str, command: Sequence[str], shell_on: Callable[..., Shell]
 ) -> None:
-    shell = shell_on(server, shares=BAD_CONNECTION, seed=7)
+    shell = shell_on(server, command=command, shares=BAD_CONNECTION, seed=7)
     code, out, err = shell.run()
     assert code == 0, err
     assert json.loads(out)["snapshot"] == 1
@@ -35,19 +41,23 @@ def test_a_run_over_a_bad_connection_is_complete_and_the_next_has_nothing_to_do(
     assert written and all("create-only-probe" in line for line in written)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
 def test_credentials_that_expire_in_the_middle_end_the_run_and_the_next_goes_on(
-    shell_on: Callable[..., Shell],
+    command: Sequence[str], shell_on: Callable[..., Shell]
 ) -> None:
-    shell = shell_on("moto")
-    process = shell.start()
-    shell.wait_for(process, label_files=4)
-    shell.faults.shares = {"expired": 1.0}
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 3, err
+    def expire(requests: list[str]) -> None:
+        if sum("PUT" in line and "/labels/" in line for line in requests) == 5:
+            shell.faults.watch = None
+            shell.faults.shares = {"expired": 1.0}
+
+    shell = shell_on("moto", command=command, watch=expire)
+    code, _, err = shell.run()
+    assert code == 3, err
     assert "Traceback" not in err
     last = err.strip().splitlines()[-1]
     assert last.startswith("assay: s3://") and "renew the credentials" in last
     done = {stored.key: stored.etag for stored in shell.output.list("labels/")}
+    assert done
     shell.faults.shares = {}
     code, _, err = shell.run()
     assert code == 0, err
@@ -55,8 +65,9 @@ def test_credentials_that_expire_in_the_middle_end_the_run_and_the_next_goes_on(
     assert done.items() <= {s.key: s.etag for s in shell.output.list("labels/")}.items()
 
 
+@pytest.mark.parametrize("command", COMMANDS)
 def test_an_input_overwritten_in_the_middle_is_noticed_and_the_next_run_labels_the_new_one(
-    shell_on: Callable[..., Shell],
+    command: Sequence[str], shell_on: Callable[..., Shell]
 ) -> None:
     def overwrite(requests: list[str]) -> None:
         planned = [at for at, line in enumerate(requests) if "PUT" in line and "/inputs/" in line]
@@ -65,7 +76,7 @@ def test_an_input_overwritten_in_the_middle_is_noticed_and_the_next_run_labels_t
             shell.faults.watch = None
             shell.write_corpus("NUMBER")  # as many bytes
 
-    shell = shell_on("moto", watch=overwrite)
+    shell = shell_on("moto", command=command, watch=overwrite)
     code, _, err = shell.run()
     assert code == 1, err
     assert "Traceback" not in err

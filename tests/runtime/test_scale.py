@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BOUND_MIB = 1024
 
 
+@pytest.mark.slow
 def test_200_000_shards_are_planned_resumed_and_published_within_1_gb() -> None:
     script = Path(__file__).with_name("large_job.py")
     measured = json.loads(subprocess.check_output([sys.executable, script], text=True, timeout=300))

@@ -81,7 +81,7 @@ def label_files(spec: JobSpec, cache_dir: Path) -> dict[str, pa.Table]:
     """The label files of a run in this process, without Ray."""
     job = make_job(spec, place(spec.model, this_machine()), cache_dir)
     [work] = plan(job, open_store(spec.output, spec.storage_options)).work_items
-    label_and_commit(job, [work])
+    list(label_and_commit([work], job))
     files = Path(spec.output).glob("labels/*/*/*/*.parquet")
     return {file.parents[2].name: pq.read_table(file) for file in files}
 

@@ -47,7 +47,7 @@ def tokenised(
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     work_items = plan(job, LocalStore(tmp_path / "out")).work_items
     break_it()
-    return tokenise(job, work_items)
+    return list(tokenise(job, work_items))
 
 
 @pytest.mark.parametrize("slice_rows", [1, 2, 10_000])

@@ -1,4 +1,4 @@
-"""The command `assay run` as a process of its own."""
+"""The command `assay run` as a process of its own, with Ray or without."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 
-def assay(spec: Path, *options: str, fault: str | None = None) -> tuple[int, dict[str, Any], str]:
+ASSAY = (str(Path(sys.executable).with_name("assay")),)
+TOY_ASSAY = (sys.executable, str(Path(__file__).with_name("toy_assay.py")))
+# A test of the protocol: quickly without Ray, and in `make test-slow` with it.
+COMMANDS = [
+    pytest.param(TOY_ASSAY, id="toy"),
+    pytest.param(ASSAY, id="ray", marks=pytest.mark.slow),
+]
+
+
+def assay(
+    spec: Path, *options: str, fault: str | None = None, command: Sequence[str] = ASSAY
+) -> tuple[int, dict[str, Any], str]:
     """The exit code, the JSON result and standard error of `assay run`."""
     environment = {**os.environ, "ASSAY_CACHE": str(spec.parent / "cache")}
     if fault is not None:
         environment["ASSAY_FAULT"] = fault
-    command = [str(Path(sys.executable).with_name("assay")), "run", str(spec), "--json", *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    words = [*command, "run", str(spec), "--json", *options]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500)
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr

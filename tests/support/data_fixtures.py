@@ -150,6 +150,26 @@ def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def _ray_of_this_process() -> Iterator[None]:
+    import ray
+
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def shared_ray(_ray_of_this_process: None) -> None:
+    """The one Ray of this test process; the first test that needs it starts it.
+
+    Its tests are marked `xdist_group("ray")`, so that one process has them all.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
+
+
+@pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What runs of the same spec remember between each other."""
     return tmp_path_factory.mktemp("cache")

@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from command import ASSAY
 from fault_proxy import Faults, proxied
 from servers import KEY, SECRET, Server
 
@@ -45,11 +44,11 @@ class Shell:
     faults: Faults
     corpus: str
     output: S3Store  # not through the proxy
+    command: Sequence[str]
 
     def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
-        command = [str(Path(sys.executable).with_name("assay")), "run", str(self.spec), "--json"]
         return subprocess.Popen(
-            [*command, *options],
+            [*self.command, "run", str(self.spec), "--json", *options],
             env={**self.environment, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -90,14 +89,6 @@ class Shell:
     def label_files(self) -> int:
         return len(list(self.output.list("labels/")))
 
-    def wait_for(self, process: subprocess.Popen[str], label_files: int) -> None:
-        """Until there are so many; the run must not end before."""
-        deadline = time.monotonic() + 300
-        while self.label_files() < label_files:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline, "no label file after five minutes"
-            time.sleep(0.05)
-
     def assert_every_row_once(self, *tasks: str) -> None:
         """None lost, none doubled, all answered, in the snapshot and in all files together."""
         for task in tasks or TASKS:
@@ -111,9 +102,13 @@ class Shell:
 
 @contextmanager
 def shell_on(
-    server: Server, spec: Callable[..., Path], cache: Path, **faulty: Any
+    server: Server,
+    spec: Callable[..., Path],
+    cache: Path,
+    command: Sequence[str] = ASSAY,
+    **faulty: Any,
 ) -> Iterator[Shell]:
-    """The shell, for a server; `spec` writes one."""
+    """The shell, for a server; `spec` writes a spec file."""
     faults, url = Faults(**faulty), server.new_url()
     corpus = f"{url.removesuffix('/out')}/in/corpus.jsonl"
     with proxied(server.endpoint, faults) as endpoint:
@@ -133,6 +128,7 @@ def shell_on(
             faults=faults,
             corpus=corpus,
             output=open_s3(url, server.options),
+            command=command,
         )
         shell.write_corpus("number")
         yield shell

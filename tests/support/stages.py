@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 
 import pyarrow as pa
+import pytest
 
 from pipeline.ledger.blocks import ShardCounts, TokenisedShard, work_rows
 from pipeline.ledger.cells import WorkItem
-from pipeline.runtime.graph import commit_block
+from pipeline.runtime.assembly import preflight
+from pipeline.runtime.graph import calibrate, commit_block
 from pipeline.runtime.job import Job
-from pipeline.runtime.worker import LabelDocuments, Tokenise
+from pipeline.runtime.worker import LabelDocuments, Tokenise, measure_contextual
 
 
-def tokenise(job: Job, work_items: Sequence[WorkItem]) -> list[list[TokenisedShard]]:
+def tokenise(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[TokenisedShard]]:
     """The blocks that the first stage makes of each work item."""
     rows, reuse = work_rows(work_items)
     stage = Tokenise(job, reuse)
-    blocks = [list(stage(pa.Table.from_pylist([row]))) for row in rows]
-    return [[TokenisedShard.from_table(block) for block in of_row] for of_row in blocks]
+    for row in rows:
+        blocks = stage(pa.Table.from_pylist([row]))
+        yield [TokenisedShard.from_table(block) for block in blocks]
 
 
 def label_and_commit(
-    job: Job, work_items: Sequence[WorkItem], label: LabelDocuments | None = None
-) -> list[ShardCounts]:
-    """Labels and commits every work item; their counts, in order."""
-    asks = any(work.asks for work in work_items)
-    worker = label or LabelDocuments(job, asks=asks)
-    counted = []
+    work_items: Sequence[WorkItem], job: Job, label: LabelDocuments | None = None
+) -> Iterator[ShardCounts]:
+    """What `graph.label_items` does."""
+    worker = label or LabelDocuments(job, asks=any(work.asks for work in work_items))
     for (shard,) in tokenise(job, work_items):
         (row,) = commit_block(worker(shard.to_table()), job).to_pylist()
-        counted.append(ShardCounts.from_row(row))
-    return counted
+        yield ShardCounts.from_row(row)
+
+
+def run_without_ray(patch: pytest.MonkeyPatch) -> None:
+    """From now on, `run` calls the stages in this process, with the spec's own model."""
+    patch.setattr("pipeline.runtime.run.label_items", label_and_commit)
+    patch.setattr("pipeline.runtime.run._local_ray", lambda _placement: nullcontext())
+    patch.setattr("pipeline.runtime.run.check_model", preflight)
+    patch.setattr("pipeline.runtime.run.calibrate", partial(calibrate, measure=measure_contextual))

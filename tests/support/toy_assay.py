@@ -1,0 +1,67 @@
+"""The command `assay`, with the stages in its own process and an engine that answers at once.
+
+`python toy_assay.py run SPEC --json` takes seconds: no Ray, no model. On a local output each shard
+is labelled and committed in a child process; a killed child is started again, as Ray does.
+Clients of object stores cannot be forked, so on those the driver does the work itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from stages import label_and_commit, run_without_ray
+
+from pipeline.cli import main
+from pipeline.errors import AssayError
+from pipeline.ledger.blocks import ShardCounts
+from pipeline.ledger.cells import WorkItem
+from pipeline.runtime.job import Job
+
+CHILDREN = multiprocessing.get_context("fork")
+
+
+def in_children(work_items: Sequence[WorkItem], job: Job) -> Iterator[ShardCounts]:
+    """Labels and commits each work item in a child, until one is not killed."""
+    for work in work_items:
+        answer: Any = None
+        while answer is None:
+            here, there = CHILDREN.Pipe(duplex=False)
+            child = CHILDREN.Process(target=_label, args=(work, job, there))
+            child.start()
+            there.close()
+            child.join()
+            if child.exitcode == 0:
+                answer = here.recv()
+        if isinstance(answer, AssayError):
+            raise answer
+        yield answer
+
+
+def _label(work: WorkItem, job: Job, answer: Connection) -> None:
+    try:
+        (counts,) = label_and_commit([work], job)
+        answer.send(counts)
+    except AssayError as error:
+        answer.send(error)
+
+
+def label_items(work_items: Sequence[WorkItem], job: Job) -> Iterator[ShardCounts]:
+    label = label_and_commit if "://" in job.spec.output else in_children
+    yield from label(work_items, job)
+
+
+if __name__ == "__main__":
+    with pytest.MonkeyPatch.context() as patch:
+        run_without_ray(patch)
+        patch.setattr("pipeline.runtime.run.check_model", lambda _job: None)
+        patch.setattr("pipeline.runtime.run.label_items", label_items)
+        patch.setattr(
+            "pipeline.runtime.worker.job_engine", lambda job: (FakeEngine(job.spec.tasks), None)
+        )
+        sys.exit(main(sys.argv[1:]))
