@@ -21,7 +21,7 @@ from pipeline.fitted.readout import parse_readout
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
-from pipeline.inference.schedules.fused import _Batch
+from pipeline.inference.schedules.forward import PackedStates
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.weights import locate
@@ -164,8 +164,8 @@ def test_check_says_so_where_a_readout_is_read_wrongly(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    correct = _Batch.means
-    monkeypatch.setattr(_Batch, "means", lambda batch: correct(batch).roll(1, dims=0))
+    correct = PackedStates.means
+    monkeypatch.setattr(PackedStates, "means", lambda batch: correct(batch).roll(1, dims=0))
     assert main(["check", str(write_spec_file())]) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "NOT exact" in shown
