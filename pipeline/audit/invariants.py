@@ -1,11 +1,11 @@
-"""What holds for the rows of every label file, and which rows break it.
+"""What holds for the rows of every label file and documents file, and which rows break it.
 
-Knows the columns of label and documents files. Knows nothing of keys, stores or where rows lie.
+Entry points: `broken_answers`, `broken_documents`, `differing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,114 +20,176 @@ ANSWERED = (OK, TRUNCATED)
 UNANSWERED = (EMPTY, QUARANTINED)
 READ = (OK, EMPTY)
 ERROR = "error:"
-# One subtraction of float32 numbers below 1 is off by less.
+# The rounding error of one subtraction of float32 numbers below 1 is smaller.
 MARGIN_TOLERANCE = 1e-6
+MARGIN_RULE = "margin is not the first probability minus the second"
 
-Rows = NDArray[np.bool_]  # [docs]: those that break a rule
+Mask = NDArray[np.bool_]  # [docs]
+Rule = tuple[str, Mask]  # what is wrong, and the rows for which it is wrong
 
 
 def broken_answers(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
-    """A label file's rows that cannot be a model's answers, a line for each rule."""
+    """The rows of a label file that cannot be a model's answers, one line for each rule."""
     ranked = "p" not in table.column_names
     names = list(labels) if ranked else [field.name for field in table.schema.field("p").type]
     if names != list(labels):
-        yield f"p has the labels {names} where {list(labels)} were published"
+        yield f"p has the labels {names}, and {list(labels)} were published"
         return
-    answered = _answered(table)
-    rules = [*_rules(table, "top" if ranked else "p", answered)]
-    rules += ranked_rules(table, labels) if ranked else _probability_rules(table, labels, answered)
-    rules += level_rules(table) if "levels" in table.column_names else ()
-    for rule, rows in rules:
-        if rows.any():
-            yield _counted(rule, rows)
+    status = _strings(table, "status")
+    answered = _mask(pc.is_in(status, value_set=pa.array(ANSWERED)))
+    yield from _broken(_status_rules(table, "top" if ranked else "p", status, answered))
+    yield from _broken(
+        _ranked_rules(table, labels) if ranked else _p_rules(table, labels, answered)
+    )
+    if "levels" in table.column_names:
+        yield from _broken(_level_rules(table))
     if CALIBRATED in table.column_names:
         yield from _broken_calibrated(table, labels)
 
 
-def _broken_calibrated(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
-    """The same for what was calibrated: it is there where the raw answer is, and as well formed."""
-    answers = table.column(CALIBRATED).combine_chunks()
-    if answers.type != (wanted := calibrated_type(table.schema.field("p").type)):
-        yield f"{CALIBRATED} is {answers.type} where {wanted} was published"
-        return
-    answered = _numpy(table.column("p").is_valid())
-    there = _numpy(answers.is_valid())
-    if (there != answered).any():
-        rule = f"{CALIBRATED} is there without an answer, or not with one"
-        yield _counted(rule, there != answered)
-    inside = pa.table(dict(zip(CALIBRATED_COLUMNS, answers.flatten(), strict=True)))
-    for rule, rows in _probability_rules(inside, labels, answered & there):
-        if rows.any():
-            yield _counted(f"{CALIBRATED}.{rule}", rows)
-
-
 def broken_documents(table: pa.Table) -> Iterator[str]:
-    """A documents file's rows that nobody can have read, a line for each rule."""
-    status = _strings(table, "status")
+    """The rows of a documents file that no reading gives, one line for each rule."""
     for column in ("doc_id", "content_hash", "n_chars"):
-        rows = _numpy(table.column(column).is_null())
-        if rows.any():
-            yield _counted(f"{column} is null", rows)
-    if (rows := ~_is_one_of(status, READ)).any():
-        yield _counted("status is none that reading gives", rows)
+        yield from _broken([(f"{column} is null", _mask(table.column(column).is_null()))])
+    known = _is_known(_strings(table, "status"), READ)
+    yield from _broken([("status is not one that reading gives", ~known)])
 
 
-def differing(found: pa.Array | pa.ChunkedArray, wanted: pa.Array | pa.ChunkedArray) -> str | None:
-    """Where two columns are not the same, or None."""
-    if len(found) != len(wanted):
-        return f"{len(found)} rows for {len(wanted)}"
-    if found.equals(wanted):
+def differing(
+    column: pa.Array | pa.ChunkedArray, published: pa.Array | pa.ChunkedArray
+) -> str | None:
+    """Where two columns differ, or None."""
+    if len(column) != len(published):
+        return f"{len(column)} rows instead of {len(published)}"
+    if column.equals(published):
         return None
-    same = pc.fill_null(pc.equal(found, wanted), False)
-    return _counted("differs", ~_numpy(same))
+    return _line("differs", ~_mask(pc.fill_null(pc.equal(column, published), False)))
 
 
-def _rules(table: pa.Table, probabilities: str, answered: Rows) -> Iterator[tuple[str, Rows]]:
-    status = _strings(table, "status")
-    yield "status is unknown", ~_is_one_of(status, (*ANSWERED, *UNANSWERED))
+def _broken_calibrated(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
+    """The same for calibrated answers; they exist exactly where raw answers do."""
+    answers = table.column(CALIBRATED).combine_chunks()
+    published = calibrated_type(table.schema.field("p").type)
+    if answers.type != published:
+        yield f"{CALIBRATED} is {answers.type}, and {published} was published"
+        return
+    answered = _mask(table.column("p").is_valid())
+    present = _mask(answers.is_valid())
+    yield from _broken([_only_with(CALIBRATED, "an answer", present, answered)])
+    inside = pa.table(dict(zip(CALIBRATED_COLUMNS, answers.flatten(), strict=True)))
+    rules = _p_rules(inside, labels, answered & present)
+    yield from _broken((f"{CALIBRATED}.{text}", rows) for text, rows in rules)
+
+
+def _status_rules(
+    table: pa.Table, probabilities: str, status: pa.Array, answered: Mask
+) -> Iterator[Rule]:
+    yield "status is unknown", ~_is_known(status, (*ANSWERED, *UNANSWERED))
     for column in ("label", probabilities, "margin"):
-        there = _numpy(table.column(column).is_valid())
-        yield f"{column} is there without an answer, or not with one", there != answered
+        yield _only_with(column, "an answer", _mask(table.column(column).is_valid()), answered)
     mass = _floats(table.column("mass"))
-    yield "mass is there without an answer", ~np.isnan(mass) & ~answered
-    # — null where the answer is a trained readout's; what is there is a probability
+    yield "mass is not null without an answer", ~np.isnan(mass) & ~answered
+    # — the mass of a trained readout is null; any other is a probability
     yield "mass is not above 0 and at most 1", ~np.isnan(mass) & ~((mass > 0) & (mass <= 1))
 
 
-def _probability_rules(
-    table: pa.Table, labels: Sequence[str], answered: Rows
-) -> Iterator[tuple[str, Rows]]:
+def _p_rules(table: pa.Table, labels: Sequence[str], answered: Mask) -> Iterator[Rule]:
+    """The rules of `p`, which has a probability for every label."""
     columns = table.column("p").combine_chunks().flatten()
     p = np.stack([_floats(column) for column in columns], axis=1)  # [docs, labels]
-    whole = answered & np.isfinite(p).all(axis=1)
-    yield "p is not a number", answered & ~whole
-    p = np.where(whole[:, None], p, 0)
-    yield "p is not between 0 and 1", whole & ((p < 0) | (p > 1 + P_SUM_TOLERANCE)).any(axis=1)
-    yield "p does not sum to 1", whole & (np.abs(p.sum(axis=1) - 1) > P_SUM_TOLERANCE)
+    finite = answered & np.isfinite(p).all(axis=1)
+    yield "p is not a number", answered & ~finite
+    p = np.where(finite[:, None], p, 0)
+    yield "p is not between 0 and 1", finite & ((p < 0) | (p > 1 + P_SUM_TOLERANCE)).any(axis=1)
+    yield "p does not sum to 1", finite & (np.abs(p.sum(axis=1) - 1) > P_SUM_TOLERANCE)
     best = pc.index_in(_strings(table, "label"), value_set=pa.array(list(labels), pa.string()))
     index = np.asarray(pc.fill_null(best, -1).to_numpy(), dtype=np.int64)
-    of_label = np.where(index < 0, -1, p[np.arange(len(p)), index])
-    yield "label is not the most probable", whole & (of_label != p.max(axis=1))
+    p_label = np.where(index < 0, -1, p[np.arange(len(p)), index])
+    yield "label is not the most probable", finite & (p_label != p.max(axis=1))
     second, first = np.sort(p, axis=1)[:, -2:].T
     margin = _floats(table.column("margin"))
-    off = ~(np.abs(margin - (first - second)) <= MARGIN_TOLERANCE)  # also where it is NaN
-    yield "margin is not the first probability minus the second", whole & off
+    wrong = ~(np.abs(margin - (first - second)) <= MARGIN_TOLERANCE)  # also where it is NaN
+    yield MARGIN_RULE, finite & wrong
 
 
-def _answered(table: pa.Table) -> Rows:
-    return _numpy(pc.is_in(_strings(table, "status"), value_set=pa.array(ANSWERED)))
+def _ranked_rules(table: pa.Table, labels: Sequence[str]) -> Iterator[Rule]:
+    """The rules of `top`, which has the most probable labels alone."""
+    top = table.column("top").combine_chunks()
+    docs, names, p = _entries(top)
+    rows = len(top)
+    unknown = ~_mask(pc.is_in(names, value_set=pa.array(list(labels), pa.string())))
+    yield "top has a label that was not published", _marked(docs[unknown], rows)
+    yield "top is not between 0 and 1", _marked(docs[~((p > 0) & (p <= 1 + P_SUM_TOLERANCE))], rows)
+    ascends = (docs[1:] == docs[:-1]) & ~(p[1:] <= p[:-1])
+    yield "top is not in descending order", _marked(docs[1:][ascends], rows)
+    sums = np.bincount(docs, weights=p, minlength=rows)
+    yield "top sums to more than 1", sums > 1 + P_SUM_TOLERANCE
+    counts = np.bincount(docs, minlength=rows)
+    present = _mask(top.is_valid())
+    yield "top is empty", present & (counts == 0)
+    answered = present & (counts > 0)
+    first = np.concatenate([[0], np.cumsum(counts)])[:-1]  # [docs]: index of its first entry
+    label = np.array(_strings(table, "label").to_pylist(), dtype=object)
+    leading = np.full(rows, None, dtype=object)
+    leading[answered] = np.array(names.to_pylist(), dtype=object)[first[answered]]
+    yield "label is not the first of top", answered & (label != leading)
+    margin = _floats(table.column("margin"))
+    padded = np.concatenate([p, [0.0, 0.0]])
+    second = np.where(counts > 1, padded[np.minimum(first + 1, len(p))], 0)
+    wrong = ~(np.abs(margin - (padded[first] - second)) <= MARGIN_TOLERANCE)
+    # — with one label the second probability is unknown, and the margin is at most the first
+    outside = ~((margin >= 0) & (margin <= padded[first] + MARGIN_TOLERANCE))
+    yield MARGIN_RULE, answered & np.where(counts > 1, wrong, outside)
 
 
-def _counted(rule: str, rows: Rows) -> str:
-    """The rule and where it is broken; rows count from 0 within the file."""
-    count = int(rows.sum())
-    first = int(np.argmax(rows))
-    return f"{rule} in row {first}" + (f" and {count - 1} more" if count > 1 else "")
+def _level_rules(table: pa.Table) -> Iterator[Rule]:
+    """The rules of `levels`, the path from the root of a taxonomy to the label."""
+    levels = table.column("levels").combine_chunks()
+    docs, names, p = _entries(levels)
+    rows = len(levels)
+    labels = _strings(table, "label")
+    yield _only_with("levels", "a label", _mask(levels.is_valid()), _mask(labels.is_valid()))
+    yield "levels is not between 0 and 1", _marked(docs[~((p >= 0) & (p <= 1))], rows)
+    ascends = (docs[1:] == docs[:-1]) & ~(p[1:] <= p[:-1] + P_SUM_TOLERANCE)
+    yield "a level is more probable than its parent", _marked(docs[1:][ascends], rows)
+    best = labels.to_pylist()
+    beside = [
+        not (best[doc] or "").startswith(name)
+        for doc, name in zip(docs, names.to_pylist(), strict=True)
+    ]
+    yield "a level is not on the label's path", _marked(docs[np.array(beside, dtype=bool)], rows)
 
 
-def _is_one_of(status: pa.Array, known: Sequence[str]) -> Rows:
-    named = pc.is_in(status, value_set=pa.array(known))
-    return _numpy(pc.or_(named, pc.fill_null(pc.starts_with(status, ERROR), False)))
+def _broken(rules: Iterable[Rule]) -> Iterator[str]:
+    return (_line(text, rows) for text, rows in rules if rows.any())
+
+
+def _line(text: str, rows: Mask) -> str:
+    """The rule and the rows that break it, counted from 0 within the file."""
+    count, first = int(rows.sum()), int(np.argmax(rows))
+    return f"{text} in row {first}" + (f" and {count - 1} more" if count > 1 else "")
+
+
+def _only_with(column: str, what: str, present: Mask, expected: Mask) -> Rule:
+    return f"{column} is null with {what}, or not null without one", present != expected
+
+
+def _is_known(status: pa.Array, known: Sequence[str]) -> Mask:
+    is_error = pc.fill_null(pc.starts_with(status, ERROR), False)
+    return _mask(pc.or_(pc.is_in(status, value_set=pa.array(known)), is_error))
+
+
+def _entries(lists: pa.ListArray) -> tuple[NDArray[np.int64], pa.Array, NDArray[np.float64]]:
+    """For each entry of all lists: its row, its label and its probability."""
+    docs = np.asarray(pc.list_parent_indices(lists).to_numpy(), dtype=np.int64)
+    entries = lists.flatten()
+    return docs, entries.field("label"), _floats(entries.field("p"))
+
+
+def _marked(docs: NDArray[np.int64], rows: int) -> Mask:
+    mask = np.zeros(rows, dtype=bool)
+    mask[docs] = True
+    return mask
 
 
 def _strings(table: pa.Table, column: str) -> pa.Array:
@@ -135,102 +197,9 @@ def _strings(table: pa.Table, column: str) -> pa.Array:
 
 
 def _floats(values: pa.Array | pa.ChunkedArray) -> NDArray[np.float64]:
-    """Null is NaN."""
+    """The values; null is NaN."""
     return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
-def _numpy(mask: pa.Array | pa.ChunkedArray) -> Rows:
-    return np.asarray(mask.to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-RankedRows = NDArray[np.bool_]  # [docs]: those that break a rule
-# One subtraction of float32 numbers below 1 is off by less.
-_TOLERANCE = 1e-6
-
-
-def ranked_rules(table: pa.Table, labels: Sequence[str]) -> Iterator[tuple[str, RankedRows]]:
-    """The rules of `top`, of a row that has one."""
-    top = table.column("top").combine_chunks()
-    docs, names, p = _flat(top)
-    rows = len(top)
-    unknown = ~_ranked_numpy(pc.is_in(names, value_set=pa.array(list(labels), pa.string())))
-    yield "top has a label that was not published", _any(docs[unknown], rows)
-    yield "top is not between 0 and 1", _any(docs[~((p > 0) & (p <= 1 + P_SUM_TOLERANCE))], rows)
-    yield "top does not fall", _any(docs[1:][(docs[1:] == docs[:-1]) & ~(p[1:] <= p[:-1])], rows)
-    sums = np.bincount(docs, weights=p, minlength=rows)
-    yield "top sums to more than 1", sums > 1 + P_SUM_TOLERANCE
-    counts = np.bincount(docs, minlength=rows)
-    there = _ranked_numpy(top.is_valid())
-    yield "top is empty", there & (counts == 0)
-    first = np.concatenate([[0], np.cumsum(counts)])[:-1]
-    answered = there & (counts > 0)
-    best = np.array(_ranked_strings(table, "label"), dtype=object)
-    leading = np.full(rows, None, dtype=object)
-    leading[answered] = np.array(names.to_pylist(), dtype=object)[first[answered]]
-    yield "label is not the first of top", answered & (best != leading)
-    yield (
-        "margin is not the first probability minus the second",
-        _off_margin(table, p, first, counts, answered),
-    )
-
-
-def level_rules(table: pa.Table) -> Iterator[tuple[str, RankedRows]]:
-    """The rules of `levels`, of a row that has them."""
-    levels = table.column("levels").combine_chunks()
-    docs, names, p = _flat(levels)
-    rows = len(levels)
-    labelled = _ranked_numpy(table.column("label").is_valid())
-    yield (
-        "levels is there without a label, or not with one",
-        _ranked_numpy(levels.is_valid()) != labelled,
-    )
-    yield "levels is not between 0 and 1", _any(docs[~((p >= 0) & (p <= 1))], rows)
-    risen = (docs[1:] == docs[:-1]) & ~(p[1:] <= p[:-1] + P_SUM_TOLERANCE)
-    yield "a level is likelier than what it lies below", _any(docs[1:][risen], rows)
-    best = _ranked_strings(table, "label")
-    beside = [
-        not (best[d] or "").startswith(n) for d, n in zip(docs, names.to_pylist(), strict=True)
-    ]
-    yield "a level is not of the label's path", _any(docs[np.array(beside, dtype=bool)], rows)
-
-
-def _off_margin(
-    table: pa.Table,
-    p: NDArray[np.float64],
-    first: NDArray[np.integer],
-    counts: NDArray[np.integer],
-    answered: RankedRows,
-) -> RankedRows:
-    """Where one label is kept, the second is not known: the margin is at most the first."""
-    margin = np.asarray(table.column("margin").to_numpy(zero_copy_only=False), dtype=np.float64)
-    padded = np.concatenate([p, [0.0, 0.0]])
-    known = padded[first] - np.where(counts > 1, padded[np.minimum(first + 1, len(p))], 0)
-    off = ~(np.abs(margin - known) <= _TOLERANCE)
-    above = ~((margin >= 0) & (margin <= padded[first] + _TOLERANCE))
-    return np.asarray(answered & np.where(counts > 1, off, above), dtype=np.bool_)
-
-
-def _flat(
-    lists: pa.ListArray,
-) -> tuple[NDArray[np.int64], pa.Array, NDArray[np.float64]]:
-    """Each entry's row, its label and its probability."""
-    docs = np.asarray(pc.list_parent_indices(lists).to_numpy(), dtype=np.int64)
-    entries = lists.flatten()
-    p = np.asarray(entries.field("p").to_numpy(zero_copy_only=False), dtype=np.float64)
-    return docs, entries.field("label"), p
-
-
-def _any(docs: NDArray[np.int64], rows: int) -> RankedRows:
-    """The rows that are named."""
-    found = np.zeros(rows, dtype=bool)
-    found[docs] = True
-    return found
-
-
-def _ranked_strings(table: pa.Table, column: str) -> list[str | None]:
-    strings: list[str | None] = table.column(column).cast(pa.string()).to_pylist()
-    return strings
-
-
-def _ranked_numpy(mask: pa.Array | pa.ChunkedArray) -> RankedRows:
+def _mask(mask: pa.Array | pa.ChunkedArray) -> Mask:
     return np.asarray(mask.to_numpy(zero_copy_only=False), dtype=np.bool_)

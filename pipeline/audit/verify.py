@@ -1,7 +1,6 @@
-"""Whether a finished output is what it says: everything that its snapshot names, read again.
+"""Whether an output is intact: everything that its current snapshot names, read again.
 
-Knows keys, etags, metadata and how files of a shard belong together. Knows nothing of models, of
-Ray, or of how findings are shown; what holds for rows is in `invariants`.
+Entry point: `verify_output`. The rules for rows are in `invariants`.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 
 THREADS = 8
-MAKE_AGAIN = "restore it from a copy, or delete it and `assay run` makes it again"
+MAKE_AGAIN = "restore it from a copy, or delete it and run `assay run` to make it again"
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something that is not as it was published."""
+    """An object that differs from what was published."""
 
     key: str
     what: str
@@ -48,7 +47,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What was read again, and what is wrong with it."""
+    """What was read again, and the damages."""
 
     output: str
     snapshot: int
@@ -58,7 +57,7 @@ class VerifyResult:
     rows: int
     cells: int
     documents_read_again: int
-    inputs_changed: int  # objects that are gone or another version: there is nothing to compare
+    inputs_changed: int  # input files that are gone or have another version, so are not compared
     damages: tuple[Damage, ...]
 
     @property
@@ -67,12 +66,12 @@ class VerifyResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """One shard's part of it."""
+class _CheckedShard:
+    """The result for one shard."""
 
     damages: tuple[Damage, ...]
     read_again: int = 0
-    changed: str | None = None  # the input object's path, where it is not the one that was cut
+    changed: str | None = None  # the input path, if the object is not the version that was cut
 
 
 def verify_output(spec: JobSpec, *, cache_dir: Path) -> VerifyResult:
@@ -81,49 +80,49 @@ def verify_output(spec: JobSpec, *, cache_dir: Path) -> VerifyResult:
     return verify(store, contents(store), cache_dir, spec.input.storage_options)
 
 
-def verify(store: Store, found: Contents, cache_dir: Path, options: Options) -> VerifyResult:
-    """One snapshot read again; `options` open the input."""
-    etags = etags_now(store, found.files)
+def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) -> VerifyResult:
+    """One snapshot read again; `options` are the input's storage options."""
+    etags = etags_now(store, snapshot.files)
     inputs = _Inputs(cache_dir, options)
-    look = partial(_look, store, found.tasks, etags, inputs)
+    check = partial(_check_shard, store, snapshot.tasks, etags, inputs)
     with ThreadPoolExecutor(THREADS) as pool:
-        seen = list(pool.map(look, found.shards))
+        checked = list(pool.map(check, snapshot.shards))
     return VerifyResult(
         output=store.url,
-        snapshot=found.number,
-        spec=found.spec,
-        shards=len(found.shards),
-        files=sum(1 for _ in found.files),
-        rows=found.rows,
-        cells=found.rows * len(found.tasks),
-        documents_read_again=sum(each.read_again for each in seen),
-        inputs_changed=len({each.changed for each in seen if each.changed}),
+        snapshot=snapshot.number,
+        spec=snapshot.spec,
+        shards=len(snapshot.shards),
+        files=sum(1 for _ in snapshot.files),
+        rows=snapshot.rows,
+        cells=snapshot.rows * len(snapshot.tasks),
+        documents_read_again=sum(each.read_again for each in checked),
+        inputs_changed=len({each.changed for each in checked if each.changed}),
         damages=(
-            *_damaged_specs(store, found.tasks),
-            *(damage for each in seen for damage in each.damages),
+            *_damaged_specs(store, snapshot.tasks),
+            *(damage for each in checked for damage in each.damages),
         ),
     )
 
 
 class _Inputs:
-    """The input as it is now, against what was cut of it."""
+    """The input as it is now."""
 
     def __init__(self, cache_dir: Path, options: Options) -> None:
         self._cache_dir, self._options = cache_dir, options
 
     def has(self, version: ObjectVersion) -> bool:
-        """Whether the object is still the one that was cut."""
+        """Whether the object still has the version that was cut."""
         try:
             objects = find_objects(version.path, self._cache_dir, self._options)
         except SpecError as error:
             if all(problem.place == "input.path" for problem in error.problems):
-                return False  # no such file
+                return False  # the file is gone
             raise
         columns = version.text_column, version.id_column
-        return any(found.version(*columns) == version for found in objects)
+        return any(each.version(*columns) == version for each in objects)
 
     def read(self, shard: Shard) -> pa.Table:
-        """The ids and hashes of the shard's documents, from the input itself."""
+        """The ids and hashes of the shard's documents, read from the input."""
         slices = read_documents(shard, self._options)
         return pa.concat_tables(each.select(["doc_id", "content_hash"]) for each in slices)
 
@@ -136,17 +135,17 @@ def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[
         if isinstance(data, Damage):
             yield Damage(key, data.what, fix)
         elif (hashed := sha256_hex(data, 16)) != task.fp:
-            yield Damage(key, f"its content hashes to {hashed}: its words were changed", fix)
+            yield Damage(key, f"its content hashes to {hashed}: its content was changed", fix)
 
 
-def _look(
+def _check_shard(
     store: Store,
     tasks: Mapping[str, SnapshotTask],
     etags: Mapping[str, str],
     inputs: _Inputs,
     shard: NamedShard,
-) -> _Seen:
-    """One shard's files, against each other and against the input."""
+) -> _CheckedShard:
+    """The files of one shard, compared with each other and with the input."""
     damages: list[Damage] = []
     documents = _checked(store, shard, shard.documents, None, etags, damages)
     for name, file in shard.labels.items():
@@ -154,21 +153,21 @@ def _look(
         if answers is None or documents is None:
             continue
         if where := differing(answers.column("doc_id"), documents.column("doc_id")):
-            what = f"doc_id is not that of {shard.documents.key} in order: {where}"
+            what = f"doc_id is not in the order of {shard.documents.key}: {where}"
             damages.append(Damage(file.key, what))
     origin = None if documents is None else _origin(documents)
     if documents is None or origin is None or origin.id != shard.sid:
-        return _Seen(tuple(damages))
+        return _CheckedShard(tuple(damages))
     if not inputs.has(origin.version):
-        return _Seen(tuple(damages), changed=shard.path)
+        return _CheckedShard(tuple(damages), changed=shard.path)
     damages += _against_input(shard, documents, inputs.read(origin))
-    return _Seen(tuple(damages), read_again=shard.rows)
+    return _CheckedShard(tuple(damages), read_again=shard.rows)
 
 
 def _against_input(shard: NamedShard, documents: pa.Table, again: pa.Table) -> Iterator[Damage]:
     for column in ("doc_id", "content_hash"):
         if where := differing(documents.column(column), again.column(column)):
-            what = f"{column} is not that of {shard.path} from row {shard.start_row}: {where}"
+            what = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"
             yield Damage(shard.documents.key, what)
 
 
@@ -180,7 +179,7 @@ def _checked(
     etags: Mapping[str, str],
     damages: list[Damage],
 ) -> pa.Table | None:
-    """The file's rows, what is wrong with it being added to `damages`; None: it cannot be read."""
+    """The file's rows, or None if it cannot be read. Its damages are appended to `damages`."""
     if change := change_of(file, etags):
         damages.append(Damage(file.key, change))
         if file.key not in etags:
@@ -191,7 +190,7 @@ def _checked(
         damages.append(table)
         return None
     if not file.rows == shard.rows == table.num_rows:
-        what = f"has {table.num_rows} rows where {file.rows} of {shard.rows} were published"
+        what = f"has {table.num_rows} rows; {file.rows} of {shard.rows} were published"
         damages.append(Damage(file.key, what))
     broken = broken_documents(table) if task is None else broken_answers(table, task.labels)
     damages += [Damage(file.key, what) for what in (*_misplaced(file, task, shard, table), *broken)]
@@ -201,32 +200,28 @@ def _checked(
 def _misplaced(
     file: NamedFile, task: SnapshotTask | None, shard: NamedShard, table: pa.Table
 ) -> Iterator[str]:
-    """Where the file's key or its own words say that it is another's."""
+    """Where the key or the metadata of the file name another shard, task or fingerprint."""
     fp = None if task is None else task.fp
-    if file.key not in _keys(file, fp):
-        yield f"is not where the files of shard {shard.sid} are"
+    key = parse_key(file.key)
+    expected_key = documents_key(file.sid)
+    if file.task is not None and fp is not None:
+        expected_key = label_key(file.task, fp, file.sid, key.number if key else 0)
+    if file.key != expected_key:
+        yield f"is not a key of shard {shard.sid}"
     if file.task is not None:
-        for name, wanted in (("task", file.task), ("fp", fp)):
-            if (said := _metadata(table, name)) != wanted:
-                yield f"says of itself that its {name} is {said!r}, and lies where {wanted!r} is"
+        for name, expected in (("task", file.task), ("fp", fp)):
+            if (value := _metadata(table, name)) != expected:
+                yield f"its metadata says {name} {value!r}, and its key says {expected!r}"
     origin = _origin(table)
-    said = origin.id if origin else None
-    if said != shard.sid:
-        yield f"says of itself that its shard is {said!r}, and lies where {shard.sid!r} is"
+    sid = origin.id if origin else None
+    if sid != shard.sid:
+        yield f"its metadata says shard {sid!r}, and its key says {shard.sid!r}"
     elif origin and (origin.path, origin.piece.start_row) != (shard.path, shard.start_row):
         yield f"is of {origin.path} from row {origin.piece.start_row}, not of {shard.path}"
 
 
-def _keys(file: NamedFile, fp: str | None) -> Sequence[str]:
-    """Where the file may be."""
-    if file.task is None or fp is None:
-        return [documents_key(file.sid)]
-    key = parse_key(file.key)
-    return [label_key(file.task, fp, file.sid, key.number if key else 0)]
-
-
 def _origin(table: pa.Table) -> Shard | None:
-    """The shard that a file says it is of."""
+    """The shard in the metadata of a file."""
     try:
         return Shard.from_json(json.loads(_metadata(table, "shard") or ""))
     except (ValueError, KeyError, TypeError):
@@ -234,8 +229,8 @@ def _origin(table: pa.Table) -> Shard | None:
 
 
 def _metadata(table: pa.Table, name: str) -> str | None:
-    found = (table.schema.metadata or {}).get(f"{METADATA_PREFIX}{name}".encode())
-    return None if found is None else found.decode("utf-8", "backslashreplace")
+    value = (table.schema.metadata or {}).get(f"{METADATA_PREFIX}{name}".encode())
+    return None if value is None else value.decode("utf-8", "backslashreplace")
 
 
 def _table(store: Store, key: str, columns: Sequence[str]) -> pa.Table | Damage:
@@ -246,7 +241,9 @@ def _table(store: Store, key: str, columns: Sequence[str]) -> pa.Table | Damage:
         table = pq.read_table(pa.BufferReader(data), use_threads=False)
         return table.select(list(columns))
     except (pa.ArrowException, OSError, KeyError) as error:
-        return Damage(key, f"is not a file of assay: {' '.join(str(error).split())}")
+        return Damage(
+            key, f"is not a label or documents file of assay: {' '.join(str(error).split())}"
+        )
 
 
 def _read(store: Store, key: str) -> bytes | Damage:

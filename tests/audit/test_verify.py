@@ -122,8 +122,8 @@ def test_files_of_two_shards_that_were_swapped_are_both_named(
     found = damages(look(finished))
     for key in (first, second):
         told = [what for named, what in found if named == key]
-        assert any("says of itself that its shard is" in what for what in told)
-        assert any("doc_id is not that of documents/" in what for what in told)
+        assert any("its metadata says shard" in what for what in told)
+        assert any("doc_id is not in the order of documents/" in what for what in told)
     assert {named for named, _ in found} == {first, second}
 
 
@@ -138,9 +138,9 @@ def test_a_label_file_of_another_task_or_fingerprint_is_named(
     accept(finished)
     found = [what for named, what in damages(look(finished)) if named == key]
     assert len(found) == 3
-    assert found[0].startswith("says of itself that its task is 'topic'")
-    assert found[1].startswith(f"says of itself that its fp is '{other.fp}'")
-    assert found[2].startswith("says of itself that its shard is None")
+    assert found[0].startswith("its metadata says task 'topic'")
+    assert found[1].startswith(f"its metadata says fp '{other.fp}'")
+    assert found[2].startswith("its metadata says shard None")
 
 
 def test_a_spec_that_does_not_hash_to_its_fingerprint_is_named(
@@ -149,7 +149,7 @@ def test_a_spec_that_does_not_hash_to_its_fingerprint_is_named(
     key = spec_key("topic", FP["topic"])
     rewrite(finished, key, finished.read(key).replace(b"topic", b"Topic"))
     ((named, what),) = damages(look(finished))
-    assert named == key and "its words were changed" in what
+    assert named == key and "its content was changed" in what
     finished.delete([key])
     ((named, what),) = damages(look(finished))
     assert named == key and "cannot be read" in what
@@ -175,7 +175,7 @@ def test_all_files_of_a_shard_in_another_order_are_caught_by_the_input(
     accept(finished)
     found = damages(look(finished))
     assert [named for named, _ in found] == [shard.documents.key] * 2
-    assert all(f"is not that of {shard.path} from row 0" in what for _, what in found)
+    assert all(f"differs from {shard.path}, from row 0" in what for _, what in found)
 
 
 def test_a_lost_row_is_named(finished: LocalStore, look: Look) -> None:
@@ -188,14 +188,14 @@ def test_a_lost_row_is_named(finished: LocalStore, look: Look) -> None:
     assert any(what.startswith(f"has {table.num_rows - 1} rows") for _, what in found)
 
 
-def test_what_is_no_parquet_is_named(finished: LocalStore, look: Look) -> None:
+def test_a_file_that_is_not_parquet_is_named(finished: LocalStore, look: Look) -> None:
     first, second, *_ = keys_of(finished)
     rewrite(finished, first, b"PAR1")
     rewrite(finished, second, write_parquet(pa.table({"doc_id": ["x"]})))
     accept(finished)
     found = damages(look(finished))
     assert [named for named, _ in found] == [first, second]
-    assert all(what.startswith("is not a file of assay") for _, what in found)
+    assert all(what.startswith("is not a label or documents file of assay") for _, what in found)
 
 
 def test_inputs_that_changed_or_are_gone_are_counted_and_not_failed(
@@ -241,28 +241,35 @@ def answers(**changes: list[Any]) -> pa.Table:
         ({"label": ["no", None, "no"]}, "label is not the most probable in row 0"),
         ({"label": ["maybe", None, "yes"]}, "label is not the most probable in row 0 and 1 more"),
         ({"margin": [0.5, None, 0.7]}, "margin is not the first probability minus the second in"),
-        ({"margin": [None, None, 0.75]}, "margin is there without an answer, or not with one"),
+        ({"margin": [None, None, 0.75]}, "margin is null with an answer, or not null without one"),
         ({"mass": [0.0, None, None]}, "mass is not above 0 and at most 1 in row 0"),
         ({"mass": [1.01, None, None]}, "mass is not above 0 and at most 1 in row 0"),
-        ({"mass": [0.5, 0.5, None]}, "mass is there without an answer in row 1"),
-        ({"label": ["yes", "yes", "no"]}, "label is there without an answer, or not with one in"),
-        ({"p": [*GOOD["p"][:2], None]}, "p is there without an answer, or not with one in row 2"),
+        ({"mass": [0.5, 0.5, None]}, "mass is not null without an answer in row 1"),
+        (
+            {"label": ["yes", "yes", "no"]},
+            "label is null with an answer, or not null without one in",
+        ),
+        (
+            {"p": [*GOOD["p"][:2], None]},
+            "p is null with an answer, or not null without one in row 2",
+        ),
         ({"status": ["ok", "odd", "ok"]}, "status is unknown in row 1"),
         ({"status": ["ok", None, "ok"]}, "status is unknown in row 1"),
-        ({"status": ["ok", "ok", "ok"]}, "label is there without an answer, or not with one in"),
+        (
+            {"status": ["ok", "ok", "ok"]},
+            "label is null with an answer, or not null without one in",
+        ),
     ],
 )
-def test_rows_that_no_model_can_have_answered_are_told(
-    changes: dict[str, list[Any]], rule: str
-) -> None:
+def test_rows_that_no_model_gives_are_reported(changes: dict[str, list[Any]], rule: str) -> None:
     assert list(broken_answers(answers(), ["yes", "no"])) == []
     told = list(broken_answers(answers(**changes), ["yes", "no"]))
     assert any(line.startswith(rule) for line in told), told
 
 
-def test_labels_other_than_the_published_are_told() -> None:
+def test_labels_that_were_not_published_are_reported() -> None:
     (told,) = broken_answers(answers(), ["yes", "no", "maybe"])
-    assert told.startswith("p has the labels ['yes', 'no'] where")
+    assert told.startswith("p has the labels ['yes', 'no'], and")
 
 
 def test_an_edited_probability_is_named_in_a_whole_output(finished: LocalStore, look: Look) -> None:
@@ -280,7 +287,7 @@ def test_an_edited_probability_is_named_in_a_whole_output(finished: LocalStore, 
     assert {named for named, _ in found} == {key}
 
 
-def test_the_command_says_what_is_wrong_and_fails(
+def test_the_command_prints_the_damages_and_fails(
     finished: LocalStore,
     corpus: Corpus,
     write_spec: Callable[..., Path],

@@ -98,18 +98,22 @@ def test_scores_with_a_length_penalty_have_no_mass() -> None:
 @pytest.mark.parametrize(
     "column, change, rule",
     [
-        ("top", lambda r: r[0][0].update(p=0.2), "top does not fall in row 0"),
+        ("top", lambda r: r[0][0].update(p=0.2), "top is not in descending order in row 0"),
         ("top", lambda r: r[0][0].update(p=0.9), "top sums to more than 1 in row 0"),
         ("top", lambda r: r[2][1].update(p=0.0), "top is not between 0 and 1 in row 2"),
         ("top", lambda r: r[0][2].update(label="z"), "top has a label that was not published"),
         ("top", lambda r: r[0][0].update(label="c"), "label is not the first of top in row 0"),
         ("top", lambda r: r[0][1].update(p=0.2), "margin is not the first probability minus"),
         ("top", lambda r: r[2].clear(), "top is empty in row 2"),
-        ("top", lambda r: r.__setitem__(2, None), "top is there without an answer, or not with"),
-        ("levels", lambda r: r[0][1].update(p=0.7), "a level is likelier than what it lies below"),
-        ("levels", lambda r: r[0][0].update(label="b"), "a level is not of the label's path in"),
+        (
+            "top",
+            lambda r: r.__setitem__(2, None),
+            "top is null with an answer, or not null without",
+        ),
+        ("levels", lambda r: r[0][1].update(p=0.7), "a level is more probable than its parent"),
+        ("levels", lambda r: r[0][0].update(label="b"), "a level is not on the label's path in"),
         ("levels", lambda r: r[0][0].update(p=1.5), "levels is not between 0 and 1 in row 0"),
-        ("levels", lambda r: r.__setitem__(0, None), "levels is there without a label, or not"),
+        ("levels", lambda r: r.__setitem__(0, None), "levels is null with a label, or not null"),
     ],
 )
 def test_ranked_rows_that_no_model_can_have_answered_are_told(

@@ -212,10 +212,10 @@ def test_a_damaged_column_is_told() -> None:
         return list(broken_answers(table.set_column(8, "calibrated", column), LABELS))
 
     assert told([*rows[:2], None]) == [
-        "calibrated is there without an answer, or not with one in row 2"
+        "calibrated is null with an answer, or not null without one in row 2"
     ]
     assert told([rows[0], rows[0], rows[2]]) == [
-        "calibrated is there without an answer, or not with one in row 1"
+        "calibrated is null with an answer, or not null without one in row 1"
     ]
     assert told([{**rows[0], "label": "no"}, *rows[1:]]) == [
         "calibrated.label is not the most probable in row 0"
