@@ -1,9 +1,10 @@
-"""Read whole labels' log-probabilities from the hidden states along their token trie.
+"""Score labels by all of their tokens, from the hidden states along their token trie.
 
-    question  ──  创 ──┬── 新 ── 设 ── 计        a state at each node that goes on;
-              ──  军    └── 意                   a label's sum is over the edges down to its end
+    question  ──  创 ──┬── 新 ── 设 ── 计        a state at each node with children; a label's
+              ──  军    └── 意                   score is the sum over the edges to its end
 
-Knows hidden states, the unembedding and tries. Knows nothing of text, of forwards or of files.
+Entry points: `label_scorer` and `label_log_probs`, which score questions of both kinds, by first
+tokens and by full labels. Must not import tokenizers or files.
 """
 
 from __future__ import annotations
@@ -23,22 +24,19 @@ from pipeline.inference.labels.trie import LabelTrie
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What may follow each of some nodes, in the nodes' order."""
+    """The edges from some nodes to all of their children, in the nodes' order."""
 
-    rows: Tensor  # [edges] int64: the number of its node among them; never falling
+    rows: Tensor  # [edges] int64: the index of each edge's node; never falling
     token_ids: Tensor  # [edges] int64
     firsts: tuple[int, ...]  # [nodes + 1]: where a node's edges begin
 
     @classmethod
     def below(cls, trie: LabelTrie, nodes: Sequence[int], device: torch.device) -> Edges:
-        """The edges to all children of these nodes."""
         counts = [len(trie.children(node)) for node in nodes]
-        rows = np.repeat(np.arange(len(nodes)), counts)
+        rows = torch.from_numpy(np.repeat(np.arange(len(nodes)), counts))
         ids = [trie.token_ids[child] for node in nodes for child in trie.children(node)]
         firsts = (0, *np.cumsum(counts, dtype=np.int64).tolist())
-        return cls(
-            torch.from_numpy(rows).to(device), torch.tensor(ids, device=device), tuple(firsts)
-        )
+        return cls(rows.to(device), torch.tensor(ids, device=device), tuple(firsts))
 
 
 def edge_log_probs(
@@ -46,42 +44,47 @@ def edge_log_probs(
     edges: Edges,
     unembed: Unembed,
 ) -> Tensor:  # [edges, docs] fp32
-    """Each edge's token's log-probability behind its node, out of the whole vocabulary."""
-    nodes, docs, _ = hidden.shape
+    """The log-probability of each edge's token after its node, out of the whole vocabulary."""
+    nodes, docs, _hidden = hidden.shape
     assert nodes == len(edges.firsts) - 1, f"{nodes} states for {len(edges.firsts) - 1} nodes"
     step = max(1, ROWS // max(1, docs))
-    found = [torch.empty((0, docs), dtype=torch.float32, device=hidden.device)]
+    parts = [torch.empty((0, docs), dtype=torch.float32, device=hidden.device)]
     for start in range(0, nodes, step):
         stop = min(start + step, nodes)
         logits = unembed(hidden[start:stop].flatten(0, 1)).float()  # [nodes * docs, vocab]
         by_node = logits.view(stop - start, docs, -1)
-        everything = by_node.logsumexp(dim=-1)  # [nodes, docs]
-        of_part = slice(edges.firsts[start], edges.firsts[stop])
-        rows = edges.rows[of_part] - start
-        found.append(by_node[rows, :, edges.token_ids[of_part]] - everything[rows])
-    return torch.cat(found)
+        normaliser = by_node.logsumexp(dim=-1)  # [nodes, docs]
+        own = slice(edges.firsts[start], edges.firsts[stop])
+        rows = edges.rows[own] - start
+        parts.append(by_node[rows, :, edges.token_ids[own]] - normaliser[rows])
+    return torch.cat(parts)
 
 
 @dataclass(frozen=True, slots=True)
-class WholeLabels:
+class FullLabels:
     """One question's trie as tensors; paths and verbalizers are padded to rectangles."""
 
     edges: Edges
-    paths: Tensor  # [verbalizers, tokens] int64: edges from the root; the one behind the last pads
-    lengths: Tensor  # [verbalizers, 1] fp32: what a sum is divided by
-    verbalizers: Tensor  # [labels, verbalizers] int64; the one behind the last pads
+    paths: Tensor  # [verbalizers, tokens] int64: edges from the root; padding: number of edges
+    divisors: Tensor  # [verbalizers, 1] fp32: by which sums are divided
+    own: Tensor  # [labels, own verbalizers] int64; padding: number of verbalizers
 
     @classmethod
-    def of(cls, trie: LabelTrie, device: torch.device) -> WholeLabels:
+    def of(cls, trie: LabelTrie, device: torch.device) -> FullLabels:
         # — node n is the end of edge n - 1: both are numbered breadth first
-        padding = len(trie.token_ids) - 1
-        paths = [[node - 1 for node in trie.above(end)] for end, _ in trie.ends]
+        number_of_edges = len(trie.token_ids) - 1
+        paths = [[node - 1 for node in trie.nodes_to(end)] for end, _ in trie.ends]
         return cls(
             Edges.below(trie, trie.inner, device),
-            torch.tensor(_rectangle(paths, padding), device=device),
-            torch.from_numpy(divisors(trie)).to(device).unsqueeze(1),
-            torch.tensor(_rectangle(verbalizers_by_label(trie), len(trie.ends)), device=device),
+            torch.tensor(_rectangle(paths, number_of_edges), device=device),
+            torch.from_numpy(length_divisors(trie)).to(device).unsqueeze(1),
+            torch.tensor(_rectangle(trie.ends_by_label, len(trie.ends)), device=device),
         )
+
+    @property
+    def nodes(self) -> int:
+        """How many hidden states are needed."""
+        return len(self.edges.firsts) - 1
 
     def log_probs(
         self,
@@ -90,66 +93,56 @@ class WholeLabels:
     ) -> Tensor:  # [docs, labels] fp32
         """Each label's log-probability: the sum along a verbalizer, over all of its verbalizers.
 
-        It is that of an answer which begins with the label: where one label's tokens are the
-        beginning of another's, the short one's counts the long one's. With a length penalty sums
-        are divided by a power of their length first, and are scores.
+        It is the probability of an answer that begins with the label. If one label's tokens begin
+        another's, the shorter label includes the longer one. With a length penalty the results are
+        scores: sums are divided by a power of their length first.
         """
-        _, docs, _ = hidden.shape
+        _nodes, docs, _hidden = hidden.shape
         edges = edge_log_probs(hidden, self.edges, unembed)
-        nothing = edges.new_zeros((1, docs))
-        sums = (
-            torch.cat([edges, nothing])[self.paths].sum(dim=1) / self.lengths
-        )  # [verbalizers, docs]
-        impossible = edges.new_full((1, docs), -torch.inf)
-        return torch.cat([sums, impossible])[self.verbalizers].logsumexp(dim=1).T
+        padded = torch.cat([edges, edges.new_zeros((1, docs))])
+        sums = padded[self.paths].sum(dim=1) / self.divisors  # [verbalizers, docs]
+        padded = torch.cat([sums, sums.new_full((1, docs), -torch.inf)])
+        return padded[self.own].logsumexp(dim=1).T
 
 
-LabelScorer = FirstTokens | WholeLabels
+LabelScorer = FirstTokens | FullLabels
 
 
 def label_scorer(question: Question, device: torch.device) -> LabelScorer:
-    """What turns the states at a question's suffixes into the log-probabilities of its labels."""
+    """What turns the states at a question's suffixes into log-probabilities of its labels."""
     if question.trie is None:
         return FirstTokens.of(list(question.labels.values()), device)
-    return WholeLabels.of(question.trie, device)
+    return FullLabels.of(question.trie, device)
 
 
 def label_log_probs(
-    hidden: Tensor,  # [suffixes, docs, hidden]: one of a first-token question, all of a trie's
+    hidden: Tensor,  # [suffixes, docs, hidden]: one for first tokens, one a node for full labels
     scorers: Sequence[LabelScorer],
     unembed: Unembed,
 ) -> list[Tensor]:  # one [docs, labels] fp32 a question
-    """The labels' log-probabilities of several questions."""
+    """The labels' log-probabilities of several questions of both kinds."""
     suffixes, _docs, _hidden = hidden.shape
-    counts = [1 if isinstance(s, FirstTokens) else len(s.edges.firsts) - 1 for s in scorers]
+    counts = [s.nodes if isinstance(s, FullLabels) else 1 for s in scorers]
     assert sum(counts) == suffixes, f"{suffixes} states for {counts}"
     parts = torch.split(hidden, counts)
-    first = [i for i, s in enumerate(scorers) if isinstance(s, FirstTokens)]
-    of_first: Iterator[Tensor] = iter(())
-    if first:  # together, so that the unembedding is read once for all of them
-        alike = hidden if len(first) == len(scorers) else torch.cat([parts[i] for i in first])
-        first_tokens = [s for s in scorers if isinstance(s, FirstTokens)]
-        of_first = iter(first_token_log_probs(alike, first_tokens, unembed))
+    firsts = [s for s in scorers if isinstance(s, FirstTokens)]
+    of_firsts: Iterator[Tensor] = iter(())
+    if firsts:  # together, so that the unembedding is read once for all of them
+        own = [part for part, s in zip(parts, scorers, strict=True) if isinstance(s, FirstTokens)]
+        together = hidden if len(firsts) == len(scorers) else torch.cat(own)
+        of_firsts = iter(first_token_log_probs(together, firsts, unembed))
     return [
-        s.log_probs(part, unembed) if isinstance(s, WholeLabels) else next(of_first)
+        s.log_probs(part, unembed) if isinstance(s, FullLabels) else next(of_firsts)
         for s, part in zip(scorers, parts, strict=True)
     ]
 
 
-def divisors(trie: LabelTrie) -> NDArray[np.float32]:  # [verbalizers]
-    """What each verbalizer's sum is divided by: 1 without a length penalty."""
+def length_divisors(trie: LabelTrie) -> NDArray[np.float32]:  # [verbalizers]
+    """The divisor of each verbalizer's sum: 1 without a length penalty."""
     tokens = np.array([trie.depths[end] for end, _ in trie.ends], dtype=np.float64)
     return np.asarray(tokens**trie.length_penalty, dtype=np.float32)
 
 
-def verbalizers_by_label(trie: LabelTrie) -> list[list[int]]:
-    """By label, which of the trie's ends are its own."""
-    found: list[list[int]] = [[] for _ in range(trie.labels)]
-    for verbalizer, (_, label) in enumerate(trie.ends):
-        found[label].append(verbalizer)
-    return found
-
-
 def _rectangle(rows: Sequence[Sequence[int]], padding: int) -> list[list[int]]:
-    longest = max(map(len, rows))
-    return [[*row, *[padding] * (longest - len(row))] for row in rows]
+    width = max(map(len, rows))
+    return [[*row, *[padding] * (width - len(row))] for row in rows]

@@ -1,6 +1,6 @@
-"""The tokens of a task's labels where the model answers, and whether they tell labels apart.
+"""The tokens of a task's labels at the answer position, and the labels that they cannot tell apart.
 
-Knows tokenizers and verbalizers. Knows nothing of prompts, weights or scores.
+Entry points: `label_verbalizers` and `collisions`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import Problem
+from pipeline.inference.labels.tokenizer import encode
 from pipeline.inference.labels.trie import Path
 from pipeline.spec.schema import TaskSpec
 
-# A tokenizer's own threads share out a batch; the suffix is repeated for every text of it.
-_AT_ONCE = 1_024
-_SHOWN = 10  # of problems that one mistake makes
+# Texts that are tokenised in one call, by the tokenizer's own threads. Each repeats the suffix.
+_BATCH = 1_024
+_MAX_SHOWN = 10  # problems that one mistake makes
 
 Verbalizers = Mapping[str, Collection[Path]]  # each label's verbalizers, as tokens
 _Tokens = TypeVar("_Tokens", int, Path)
@@ -25,17 +26,16 @@ _Tokens = TypeVar("_Tokens", int, Path)
 def label_verbalizers(
     tokenizer: PreTrainedTokenizerBase, task: TaskSpec, suffix: str, answer_prefix: str
 ) -> Verbalizers:
-    """Each label's verbalizers as the tokenizer sees them right behind `suffix`.
+    """Each label's verbalizers as the tokenizer splits them directly after `suffix`.
 
-    A trained readout's labels have none: its maps know them.
+    The labels of a trained readout have none: the readout has a row for each label.
     """
     if task.readout is not None:
         return dict.fromkeys(task.labels, ())
     texts = [text for of_label in task.labels.values() for text in of_label]
-    paths = dict(
-        zip(texts, _behind(tokenizer, suffix, [answer_prefix + t for t in texts]), strict=True)
-    )
-    return {label: {paths[text] for text in of_label} for label, of_label in task.labels.items()}
+    tokens = _after(tokenizer, suffix, [answer_prefix + text for text in texts])
+    path_of = dict(zip(texts, tokens, strict=True))
+    return {label: {path_of[text] for text in own} for label, own in task.labels.items()}
 
 
 def first_tokens(verbalizers: Verbalizers) -> dict[str, tuple[int, ...]]:
@@ -45,29 +45,29 @@ def first_tokens(verbalizers: Verbalizers) -> dict[str, tuple[int, ...]]:
     }
 
 
-def scores_whole_labels(task: TaskSpec, verbalizers: Verbalizers) -> bool:
-    """Whether all tokens of a label are scored: as asked for, or where first ones are shared."""
+def scores_full_labels(task: TaskSpec, verbalizers: Verbalizers) -> bool:
+    """Whether all tokens of a label are scored: as the task says, or if labels share first ones."""
     if task.scoring != "auto":
         return task.scoring == "full"
-    asked_for = task.beam is not None or task.length_penalty > 0
-    return asked_for or bool(_shared(first_tokens(verbalizers)))
+    needs_paths = task.beam is not None or task.length_penalty > 0
+    return needs_paths or bool(_shared(first_tokens(verbalizers)))
 
 
 def collisions(
     place: int, task: TaskSpec, verbalizers: Verbalizers, tokenizer: PreTrainedTokenizerBase
 ) -> list[Problem]:
-    """Labels that cannot be told apart by what is scored of them."""
-    if scores_whole_labels(task, verbalizers):
-        shared, alike = _shared(verbalizers), "are the same tokens"
-        if not shared and task.length_penalty == 0 and (inside := _beginnings(verbalizers)):
-            return [_unreachable(place, task, *pair) for pair in inside[:_SHOWN]]
+    """Labels whose scored tokens are the same. `place` is the task's index in the spec."""
+    if scores_full_labels(task, verbalizers):
+        shared, same = _shared(verbalizers), "are the same tokens"
+        if not shared and task.length_penalty == 0 and (pairs := _beginnings(verbalizers)):
+            return [_unreachable(place, task, *pair) for pair in pairs[:_MAX_SHOWN]]
     else:
         first = {label: [(t,) for t in ids] for label, ids in first_tokens(verbalizers).items()}
-        shared, alike = _shared(first), "begin with the same token"
+        shared, same = _shared(first), "begin with the same token"
     return [
         Problem(
             f"tasks.{place}.labels",
-            f"labels {labels} of {task.name!r} {alike} {tokenizer.decode(list(path))!r}; give "
+            f"labels {labels} of {task.name!r} {same} {tokenizer.decode(list(path))!r}; give "
             f"them verbalizers that {'differ' if len(path) > 1 else 'begin differently'}",
             {label: list(task.labels[label]) for label in labels},
         )
@@ -76,7 +76,7 @@ def collisions(
 
 
 def _beginnings(verbalizers: Verbalizers) -> list[tuple[str, str]]:
-    """Labels of which a form begins another label's form: the likelier one, always."""
+    """Pairs of labels where a path of the first begins a path of the second."""
     owner = {path: label for label, paths in verbalizers.items() for path in paths}
     pairs = {
         (owner[path[:length]], label)
@@ -97,28 +97,22 @@ def _unreachable(place: int, task: TaskSpec, short: str, long: str) -> Problem:
 
 
 def _shared(tokens: Mapping[str, Iterable[_Tokens]]) -> dict[_Tokens, list[str]]:
-    """What several labels have, and which labels those are."""
+    """The tokens or paths of several labels, with these labels."""
     owners: dict[_Tokens, list[str]] = {}
-    for label, of_label in tokens.items():
-        for each in of_label:
+    for label, own in tokens.items():
+        for each in own:
             owners.setdefault(each, []).append(label)
     return {each: labels for each, labels in owners.items() if len(labels) > 1}
 
 
-def _behind(
+def _after(
     tokenizer: PreTrainedTokenizerBase, suffix: str, answers: Sequence[str]
 ) -> Iterator[Path]:
-    """The tokens of each answer; one never takes back a token of the suffix."""
+    """The tokens of each answer after the suffix, whose own tokens an answer must not change."""
     before = encode(tokenizer, suffix)
-    for start in range(0, len(answers), _AT_ONCE):
-        part = answers[start : start + _AT_ONCE]
-        together = tokenizer([suffix + a for a in part], add_special_tokens=False)["input_ids"]
-        for answer, ids in zip(part, together, strict=True):
-            goes_on = ids[: len(before)] == before and len(ids) > len(before)
-            yield tuple(ids[len(before) :] if goes_on else encode(tokenizer, answer))
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The text's tokens alone, without any that begin or end a sequence."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return list(ids)
+    for start in range(0, len(answers), _BATCH):
+        batch = answers[start : start + _BATCH]
+        together = tokenizer([suffix + a for a in batch], add_special_tokens=False)["input_ids"]
+        for answer, ids in zip(batch, together, strict=True):
+            continues = ids[: len(before)] == before and len(ids) > len(before)
+            yield tuple(ids[len(before) :] if continues else encode(tokenizer, answer))

@@ -19,11 +19,10 @@ from torch import Tensor
 from pipeline.inference.labels.first_token import Unembed
 from pipeline.inference.labels.full_label import (
     Edges,
-    divisors,
     edge_log_probs,
     label_log_probs,
     label_scorer,
-    verbalizers_by_label,
+    length_divisors,
 )
 from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.trie import LabelTrie, Path
@@ -150,6 +149,6 @@ def _label_scores(
     scores: NDArray[np.float64],  # [nodes]
 ) -> NDArray[np.float32]:  # [labels]
     """The sum over each label's verbalizers; one that was not reached adds nothing."""
-    sums = scores[[end for end, _ in trie.ends]] / divisors(trie)  # [verbalizers]
-    by_label = [np.logaddexp.reduce(sums[own]) for own in verbalizers_by_label(trie)]
+    sums = scores[[end for end, _ in trie.ends]] / length_divisors(trie)  # [verbalizers]
+    by_label = [np.logaddexp.reduce(sums[own]) for own in trie.ends_by_label]
     return np.array(by_label, dtype=np.float32)

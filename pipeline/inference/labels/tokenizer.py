@@ -1,6 +1,6 @@
-"""Tokenise document text without any control token, and find the chat template.
+"""Tokenise text: documents without control tokens, prompts by the model's chat template.
 
-Entry point: `DocumentTokenizer`.
+Entry points: `DocumentTokenizer`, `encode` and `chat_template`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from transformers import PreTrainedTokenizerBase
 from pipeline.errors import DocumentError, ModelError
 from pipeline.spec.prompts import Message, Render
 
-# A template that prints today's date would make the prompt change overnight. It gets this one,
-# by name or through the function that transformers offers, which the macro hides.
+# A chat template that prints the date would change the prompt every day. It gets this date, as a
+# variable or through the function of transformers, which the macro replaces.
 _DATE = "1 January 2025"
 _DATELESS = f"{{%- macro strftime_now(format) -%}}{_DATE}{{%- endmacro -%}}"
-# Turns that show what a chat template writes; their text is a private-use character, no token.
+# Conversations that show what a chat template writes around turns; the text of a turn is a
+# private-use character, which is no token.
 _PROBES = (
     ("system", "user", "assistant", "user"),
     ("user", "assistant", "user"),
@@ -32,9 +33,9 @@ _TURN = "\ue0d2"
 
 
 class DocumentTokenizer:
-    """Encodes document text with a tokenizer that has lost its control tokens.
+    """Encodes document text with a copy of the tokenizer that has no control tokens.
 
-    `split_special_tokens=True` is not enough: it leaves added tokens that are not marked special.
+    `split_special_tokens=True` is not enough: it keeps added tokens that are not marked special.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -42,7 +43,7 @@ class DocumentTokenizer:
         self._backend = _without(_backend(tokenizer), self.control_ids)
 
     def encode(self, text: str) -> list[int]:
-        """The text's token ids; DocumentError rather than a control token among them."""
+        """The text's token ids; DocumentError if one of them is a control token."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         forbidden = self.control_ids.intersection(ids)
         if forbidden:
@@ -57,11 +58,11 @@ class DocumentTokenizer:
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Special tokens, and added tokens that the chat template writes or the tokenizer declares.
 
-    Not the unknown token: it stands for letters, and steers nothing. Nor whitespace that is not
-    special, as Gemma's runs of line breaks: templates write it as the text that it is.
+    The unknown token is none: it replaces unknown letters. Whitespace that is not special is none
+    either, like Gemma's runs of line breaks: templates write it as ordinary text.
     """
-    written = _written(tokenizer)
-    # — only newer versions of transformers know of it
+    written = _template_text(tokenizer)
+    # — only newer versions of transformers have it
     declared = getattr(tokenizer, "chat_control_tokens", None) or ()
     added = {
         token_id
@@ -73,22 +74,22 @@ def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(added.union(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
 
 
-def _written(tokenizer: PreTrainedTokenizerBase) -> str:
+def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
     """All that the chat template may write around a turn: its source, and what it renders.
 
-    Some build a marker of pieces, `'<|' + message['role'] + '|>'`, and no source holds it. Some
-    refuse a role, or write a system turn only where there is none.
+    Some templates build a marker from parts, `'<|' + message['role'] + '|>'`: it is not in their
+    source. Some refuse a role, or write a system turn only if the conversation has none.
     """
     render = chat_template(tokenizer)
     if render is None:
         return ""
-    found = [tokenizer.chat_template]
-    if isinstance(found[0], dict):  # also of the others: the model knows their markers
-        found = list(found[0].values())
+    sources = tokenizer.chat_template
+    # — with several templates, all of them: the model knows the markers of each
+    texts = list(sources.values()) if isinstance(sources, dict) else [sources]
     for roles in _PROBES:
         with suppress(ModelError):
-            found.append(render([{"role": role, "content": _TURN} for role in roles]))
-    return "\0".join(found)
+            texts.append(render([{"role": role, "content": _TURN} for role in roles]))
+    return "\0".join(texts)
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
@@ -103,7 +104,7 @@ def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 def _without(backend: Tokenizer, forbidden: frozenset[int]) -> Tokenizer:
     """A copy that cannot produce the forbidden ids from text.
 
-    A forbidden piece keeps its place under a name that no text contains: ids are given by place.
+    A forbidden piece keeps its id, with a content that no text has.
     """
     content: dict[str, Any] = json.loads(backend.to_str())
     content.update(post_processor=None, truncation=None, padding=None)
@@ -131,18 +132,23 @@ def _without(backend: Tokenizer, forbidden: frozenset[int]) -> Tokenizer:
 
 
 def _builds(merge: str | list[str], pieces: set[str | None]) -> bool:
-    """Whether a merge makes one of the pieces, or needs one."""
+    """Whether a merge of two pieces produces or uses one of these."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return not pieces.isdisjoint((left, right, left + right))
 
 
 def _unwritable(token_id: int) -> str:
-    """A piece that no text contains: noncharacters are not valid in interchange."""
+    """A piece that no text contains: Unicode reserves noncharacters for internal use."""
     return f"\ufdd0{token_id}\ufdd1"
 
 
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = False) -> list[int]:
+    """The token ids of a prompt's text; with `special`, those that begin or end a sequence too."""
+    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
-    """The tokenizer's chat template as a function, the same every day; None if it has none."""
+    """The tokenizer's chat template as a function that ignores the date; None if it has none."""
     template = _template(tokenizer)
     if template is None:
         return None
@@ -166,7 +172,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The chat template's source; of several the default, and ModelError where none is."""
+    """The chat template's source, or the default of several; ModelError if none is the default."""
     if not tokenizer.chat_template:
         return None
     try:

@@ -1,7 +1,4 @@
-"""A question's labels in full: token paths that share their beginnings.
-
-Knows token ids, and which label a path belongs to. Knows nothing of text, tensors or models.
-"""
+"""The token paths of a question's labels, as a trie. Entry point: `LabelTrie.of`."""
 
 from __future__ import annotations
 
@@ -20,26 +17,26 @@ class LabelTrie:
     LabelTrie.of([[(1, 2), (1, 3)], [(4,)]]).token_ids -> (-1, 1, 4, 2, 3)
     """
 
-    token_ids: tuple[int, ...]  # [nodes]: what leads to each; -1 for the root
+    token_ids: tuple[int, ...]  # [nodes]: the token that leads to each; -1 for the root
     parents: tuple[int, ...]  # [nodes]: -1 for the root; never falling
     depths: tuple[int, ...]  # [nodes]: tokens from the root
-    first_children: tuple[int, ...]  # [nodes + 1]: a node's children end where the next one's begin
-    inner: tuple[int, ...]  # the nodes with children: a state is needed at each
-    ends: tuple[tuple[int, int], ...]  # of each verbalizer: its last node, its label's number
+    first_children: tuple[int, ...]  # [nodes + 1]: children of node n: from entry n to before n + 1
+    inner: tuple[int, ...]  # the nodes with children, where a hidden state is needed
+    ends: tuple[tuple[int, int], ...]  # of each verbalizer: its last node and its label's number
     labels: int
     length_penalty: float = 0.0
 
     @classmethod
     def of(cls, labels: Sequence[Collection[Path]], *, length_penalty: float = 0.0) -> LabelTrie:
-        """Of the verbalizers of each label; no two labels share one.
+        """The trie of each label's verbalizers; no two labels share a verbalizer.
 
-        A verbalizer that goes on from another of its own label adds nothing to it: an answer
-        that begins with the longer begins with the shorter, which counts it.
+        A verbalizer that continues another one of its label is left out: the probability of the
+        shorter one includes it.
         """
-        owner = {path: n for n, verbalizers in enumerate(labels) for path in _shortest(verbalizers)}
+        owner = {path: label for label, paths in enumerate(labels) for path in _shortest(paths)}
         paths = sorted(owner)
         token_ids, parents, depths, ends = [-1], [-1], [0], []
-        waiting = deque([(0, 0, len(paths))])  # a node, and the paths that go through it
+        waiting = deque([(0, 0, len(paths))])  # a node, and the range of paths through it
         while waiting:
             node, start, stop = waiting.popleft()
             depth = depths[node]
@@ -47,8 +44,8 @@ class LabelTrie:
                 ends.append((node, owner[paths[start]]))
                 start += 1
             for token_id, group in groupby(range(start, stop), lambda i: paths[i][depth]):  # noqa: B023
-                places = list(group)
-                waiting.append((len(token_ids), places[0], places[-1] + 1))
+                through = list(group)
+                waiting.append((len(token_ids), through[0], through[-1] + 1))
                 token_ids.append(token_id)
                 parents.append(node)
                 depths.append(depth + 1)
@@ -64,56 +61,57 @@ class LabelTrie:
         )
 
     @property
-    def deepest(self) -> int:
-        """Tokens from the root to the deepest node at which a state is needed."""
+    def deepest_inner(self) -> int:
+        """Tokens from the root to the deepest node where a hidden state is needed."""
         return max(self.depths) - 1
 
     @property
+    def ends_by_label(self) -> list[list[int]]:
+        """The indices into `ends` of each label's verbalizers."""
+        by_label: list[list[int]] = [[] for _ in range(self.labels)]
+        for index, (_, label) in enumerate(self.ends):
+            by_label[label].append(index)
+        return by_label
+
+    @property
     def verbalizers(self) -> list[list[Path]]:
-        """By label, its verbalizers."""
-        found: list[list[Path]] = [[] for _ in range(self.labels)]
-        for end, label in self.ends:
-            found[label].append(self.path(end))
-        return found
+        """The token paths of each label's verbalizers."""
+        return [[self.path(self.ends[i][0]) for i in own] for own in self.ends_by_label]
 
     def children(self, node: int) -> range:
         return range(self.first_children[node], self.first_children[node + 1])
 
-    def path(self, node: int) -> Path:
-        """The tokens from the root down to the node."""
-        found = []
+    def nodes_to(self, node: int) -> list[int]:
+        """The nodes from below the root to the node itself."""
+        nodes = []
         while node:
-            found.append(self.token_ids[node])
+            nodes.append(node)
             node = self.parents[node]
-        return tuple(reversed(found))
+        return nodes[::-1]
 
-    def above(self, node: int) -> list[int]:
-        """The nodes from below the root down to the node itself."""
-        found = []
-        while node:
-            found.append(node)
-            node = self.parents[node]
-        return found[::-1]
+    def path(self, node: int) -> Path:
+        """The tokens from the root to the node."""
+        return tuple(self.token_ids[each] for each in self.nodes_to(node))
 
     def chain(self, node: int) -> list[int]:
-        """The node, and what follows it for certain: up to where labels part or the path ends."""
-        found = [node]
-        while len(below := self.children(found[-1])) == 1 and self.children(below[0]):
-            found.append(below[0])
-        return found
+        """The node and its only descendants, to where the trie branches or a path ends."""
+        nodes = [node]
+        while len(below := self.children(nodes[-1])) == 1 and self.children(below[0]):
+            nodes.append(below[0])
+        return nodes
 
 
-def _shortest(verbalizers: Collection[Path]) -> list[Path]:
-    """Without those that go on from another."""
-    kept: list[Path] = []
-    for path in sorted(verbalizers):
-        if not kept or path[: len(kept[-1])] != kept[-1]:
-            kept.append(path)
-    return kept
+def _shortest(paths: Collection[Path]) -> list[Path]:
+    """The paths that continue no other one."""
+    shortest: list[Path] = []
+    for path in sorted(paths):
+        if not shortest or path[: len(shortest[-1])] != shortest[-1]:
+            shortest.append(path)
+    return shortest
 
 
 def _first_children(parents: Sequence[int]) -> tuple[int, ...]:
-    """Children stand together and in their parents' order, behind all of those of nodes before."""
+    """In breadth-first order the children of a node are neighbours, in the order of the parents."""
     counts = [0] * len(parents)
     for parent in parents[1:]:
         counts[parent] += 1

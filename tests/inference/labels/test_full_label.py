@@ -17,7 +17,7 @@ from pipeline.errors import SpecError
 from pipeline.inference.attention.varlen import attend_run_by_run
 from pipeline.inference.baselines import reference
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.labels.full_label import WholeLabels
+from pipeline.inference.labels.full_label import FullLabels
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.model.loaded import LoadedModel
@@ -229,14 +229,14 @@ def test_any_number_of_documents_and_nodes_is_read_in_parts(docs: int) -> None:
         rows.append(len(states))
         return states @ weights
 
-    found = WholeLabels.of(trie, torch.device("cpu")).log_probs(hidden, unembed)
+    found = FullLabels.of(trie, torch.device("cpu")).log_probs(hidden, unembed)
     log_softmax = (hidden.double() @ weights.double()).log_softmax(-1)  # [nodes, docs, vocab]
     place = {node: i for i, node in enumerate(trie.inner)}
     for doc in {0, docs - 1}:
         sums = [
             sum(
                 float(log_softmax[place[trie.parents[node]], doc, trie.token_ids[node]])
-                for node in trie.above(end)
+                for node in trie.nodes_to(end)
             )
             for end, _ in trie.ends
         ]

@@ -174,7 +174,7 @@ def test_a_trie_that_is_too_large_to_be_read_at_once_is_followed_and_exact(
     engine = LabelEngine(model, prompt, max_batch_tokens=200)
     assert not question.searched
     at_once = engine.label([[5, 6, 7]]).log_probs[0]
-    monkeypatch.setattr("pipeline.inference.labels.prompt_tokens.MOST_AT_ONCE", 10)
+    monkeypatch.setattr("pipeline.inference.labels.prompt_tokens.MAX_NODES_AT_ONCE", 10)
     assert question.searched
     followed = engine.label([[5, 6, 7]]).log_probs[0]
     np.testing.assert_allclose(followed, at_once, rtol=0, atol=TOLERANCE)
