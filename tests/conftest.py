@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hypothesis import settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -18,6 +19,11 @@ from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel
 
 pytest_plugins = ["data_fixtures"]
+
+# Laws: the same few examples in every run of `make test`, many random ones in `make test-slow`.
+settings.register_profile("few", max_examples=20, deadline=None, derandomize=True)
+settings.register_profile("thorough", max_examples=1_000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

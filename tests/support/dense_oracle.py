@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from random_trees import DefinedTree
 from torch import Tensor
 
 from pipeline.inference.attention.kernels import Attended, LayerKV
+from pipeline.inference.attention.tree import Tree
 
 DIM = 8
 SCALE = DIM**-0.5
@@ -48,11 +48,16 @@ def dense(
     return Attended(out=torch.stack(outs, dim=2), lse=torch.stack(lses, dim=2))
 
 
-def seen_rows(grown: Any, window: int | None) -> Tensor:  # [tokens, prefix + tokens] bool
-    prefix = grown.tree.prefix_tokens
-    seen = torch.zeros(grown.tree.tokens, prefix + grown.tree.tokens, dtype=torch.bool)
-    for row in range(grown.tree.tokens):
-        for source, number in grown.seen(row, window):
+def prefix_of(tree: Tree) -> LayerKV:
+    """The keys and values of the tree's prefix, with two kv_heads."""
+    return some_kv(3, tree.prefix_tokens, 2)
+
+
+def seen_rows(defined: DefinedTree, window: int | None) -> Tensor:  # [tokens, prefix + tokens] bool
+    prefix, tokens = defined.tree.prefix_tokens, defined.tree.tokens
+    seen = torch.zeros(tokens, prefix + tokens, dtype=torch.bool)
+    for row in range(tokens):
+        for source, number in defined.seen(row, window):
             seen[row, number + (prefix if source == "row" else 0)] = True
     return seen
 

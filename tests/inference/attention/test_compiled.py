@@ -1,28 +1,26 @@
-"""Compiled launches equal the plan they were made of, view all keys, and never wait."""
+"""A compiled plan equals the plan it was made of, views all keys, and never waits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from dense_oracle import SCALE, assert_same, dense, joined, seen_rows, some, some_kv
+from dense_oracle import SCALE, assert_same, dense, joined, prefix_of, seen_rows, some, some_kv
+from hypothesis import given
+from hypothesis import strategies as st
+from random_trees import WINDOWS, DefinedTree, defined_trees
 from torch import Tensor
 
-from pipeline.inference.attention.compiled import CompiledPlan, KernelCall, compile_plans
+from pipeline.inference.attention.compiled import CompiledPlan, KernelCall, compile_plans, to_device
 from pipeline.inference.attention.kernels import Attended, LayerKV, attend_tree
 from pipeline.inference.attention.plan import AttentionPlan, Segment, plan_attention, plan_ends
 from pipeline.inference.attention.tree import Node, Tree
 from pipeline.inference.attention.varlen import Kernel, Runs, attend_run_by_run, flash_kernel
 
-Grow = Callable[..., Any]
-
 CPU = torch.device("cpu")
-SEEDS = range(8)
-PREFIXES = [0, 9]
-WINDOWS = [None, 1, 3, 16]
 
 
 def compiled(
@@ -31,46 +29,34 @@ def compiled(
     return compile_plans({None: plan}, device, kernel)[None]
 
 
-def some_ends(tree: Tree, seed: int) -> list[int]:
-    return [span.stop - 1 for span in tree.spans][:: 1 + seed % 2]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("prefix_tokens", PREFIXES)
-@pytest.mark.parametrize("window", WINDOWS)
-def test_launches_over_a_tree_equal_dense_attention_under_its_mask(
-    seed: int, prefix_tokens: int, window: int | None, grow: Grow
+@given(defined_trees(), WINDOWS)
+def test_a_compiled_plan_equals_dense_attention_under_the_trees_mask(
+    defined: DefinedTree, window: int | None
 ) -> None:
-    grown = grow(seed, prefix_tokens=prefix_tokens)
-    q, own = some(seed, grown.tree.tokens, 6), some_kv(seed + 1, grown.tree.tokens, 2)
-    prefix = some_kv(seed + 3, prefix_tokens, 2)
-    launches = compiled(plan_attention(grown.tree, window=window))
-    attended = launches.attend(q, own, prefix if prefix_tokens else None, scale=SCALE)
-    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(grown, window)))
+    tree = defined.tree
+    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
+    plan = compiled(plan_attention(tree, window=window))
+    attended = plan.attend(q, own, prefix, scale=SCALE)
+    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined, window)))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("prefix_tokens", PREFIXES)
-@pytest.mark.parametrize("window", WINDOWS)
-def test_launches_at_the_ends_equal_dense_attention_there(
-    seed: int, prefix_tokens: int, window: int | None, grow: Grow
+@given(defined_trees(min_branches=1), WINDOWS, st.integers(1, 2))
+def test_a_compiled_plan_of_ends_equals_dense_attention_there(
+    defined: DefinedTree, window: int | None, step: int
 ) -> None:
-    grown = grow(seed, prefix_tokens=prefix_tokens)
-    ends = some_ends(grown.tree, seed)
-    if not ends:
-        return
-    rows = grown.tree.rows_at(ends)
-    q, own = some(seed, grown.tree.tokens, 6)[rows], some_kv(seed + 1, grown.tree.tokens, 2)
-    prefix = some_kv(seed + 3, prefix_tokens, 2)
-    launches = compiled(plan_ends(grown.tree, ends, window=window))
-    attended = launches.attend(q, own, prefix if prefix_tokens else None, scale=SCALE)
-    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(grown, window)[rows]))
+    tree, ends = defined.tree, defined.ends[::step]
+    rows = tree.rows_at(ends)
+    q, own, prefix = some(0, tree.tokens, 6)[rows], some_kv(1, tree.tokens, 2), prefix_of(tree)
+    plan = compiled(plan_ends(tree, ends, window=window))
+    attended = plan.attend(q, own, prefix, scale=SCALE)
+    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined, window)[rows]))
 
 
-def test_plans_of_all_windows_are_compiled_together(grow: Grow) -> None:
-    tree = grow(3, prefix_tokens=9).tree
-    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), some_kv(3, 9, 2)
-    plans = {window: plan_attention(tree, window=window) for window in WINDOWS}
+@given(defined_trees(prefix_tokens=9))
+def test_plans_of_all_windows_are_compiled_together(defined: DefinedTree) -> None:
+    tree = defined.tree
+    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
+    plans = {window: plan_attention(tree, window=window) for window in (None, 1, 3, 16)}
     together = compile_plans(plans, CPU, attend_run_by_run)
     for window, plan in plans.items():
         attended = together[window].attend(q, own, prefix, scale=SCALE)
@@ -81,22 +67,22 @@ SHARED = [Node(4, (Node(2), Node(3))), Node(6), Node(5, (Node(1), Node(1)))]
 
 
 @pytest.mark.parametrize("documents", [1, 5, 40])
-def test_the_launches_of_a_layer_do_not_grow_with_the_batch(documents: int) -> None:
+def test_the_kernel_calls_of_a_layer_do_not_grow_with_the_batch(documents: int) -> None:
     plan = plan_attention(Tree.of([7] * documents, SHARED, prefix_tokens=9), window=None)
-    launches = compiled(plan)
+    layer = compiled(plan)
     # The prefix, the documents, and two prefixes that questions share.
-    assert len(launches.merged) == 4
-    assert all(isinstance(step, KernelCall) for step in launches.merged)
+    assert len(layer.merged) == 4
+    assert all(isinstance(step, KernelCall) for step in layer.merged)
 
 
-def test_rows_are_gathered_for_shared_prefixes_alone() -> None:
+def test_only_rows_below_shared_prefixes_are_gathered() -> None:
     tree = Tree.of([30, 12], SHARED, prefix_tokens=9)
-    launches = compiled(plan_attention(tree, window=None))
-    viewed = [isinstance(s, KernelCall) and isinstance(s.rows, slice) for s in launches.merged]
+    layer = compiled(plan_attention(tree, window=None))
+    viewed = [isinstance(s, KernelCall) and isinstance(s.rows, slice) for s in layer.merged]
     assert viewed == [True, True, False, False]
 
 
-def test_only_calls_that_hide_keys_from_some_queries_stay_calls() -> None:
+def test_only_segments_that_hide_keys_from_some_queries_stay_segments() -> None:
     plan = plan_attention(Tree.of([30, 3], SHARED, prefix_tokens=9), window=12)
     hiding = {c for level in plan.levels for c in level if c.window and not c.causal}
     stayed = [step for step in compiled(plan).merged if isinstance(step, Segment)]
@@ -109,7 +95,7 @@ def pointer(tensor: Tensor) -> int:
 
 @pytest.mark.parametrize("window", [None, 5, 20])
 @pytest.mark.parametrize("at_ends", [False, True])
-def test_the_kernel_reads_all_keys_and_values_where_they_lie(
+def test_the_kernel_reads_all_keys_and_values_without_copying(
     window: int | None, at_ends: bool
 ) -> None:
     tree = Tree.of([40, 3, 18], SHARED, prefix_tokens=9)
@@ -132,13 +118,15 @@ def on(device: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.to(device) for tensor in tensors]
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-def test_the_layer_loop_reads_nothing_back_from_the_device(window: int | None, grow: Grow) -> None:
-    """Tensors on the meta device have no numbers: whoever asks for one gets an error."""
-    tree = grow(3, prefix_tokens=9).tree
-    launches = compiled(plan_attention(tree, window=window), torch.device("meta"), on_paper)
+@given(defined_trees(prefix_tokens=9), WINDOWS)
+def test_the_layer_loop_reads_nothing_back_from_the_device(
+    defined: DefinedTree, window: int | None
+) -> None:
+    """Tensors on the meta device have no numbers: reading one back is an error."""
+    tree = defined.tree
+    plan = compiled(plan_attention(tree, window=window), torch.device("meta"), on_paper)
     q, *kv = on("meta", [some(0, tree.tokens, 6), *[some(0, n, 2) for n in (tree.tokens, 9)] * 2])
-    attended = launches.attend(q, LayerKV(*kv[::2]), LayerKV(*kv[1::2]), scale=SCALE)
+    attended = plan.attend(q, LayerKV(*kv[::2]), LayerKV(*kv[1::2]), scale=SCALE)
     assert attended.out.shape == (1, tree.tokens, 6, q.shape[-1])
     with pytest.raises(RuntimeError, match="meta"):
         attended.lse.max().item()
@@ -167,29 +155,40 @@ ON_CUDA = [
 ]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("window", WINDOWS)
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
+
+
+@DEVICES
 @pytest.mark.parametrize("at_ends", [False, True])
-def test_launches_in_half_precision_equal_the_definition_and_wait_for_nothing(
-    device: str, seed: int, window: int | None, at_ends: bool, grow: Grow
+@given(defined_trees(prefix_tokens=9, min_branches=1), WINDOWS)
+def test_half_precision_equals_the_definition_and_waits_for_nothing(
+    device: str, at_ends: bool, defined: DefinedTree, window: int | None
 ) -> None:
-    grown = grow(seed, prefix_tokens=9)
-    tree, ends = grown.tree, some_ends(grown.tree, seed)
-    if at_ends and not ends:
-        return
+    tree, ends = defined.tree, defined.ends
     rows = torch.from_numpy(tree.rows_at(ends)) if at_ends else torch.arange(tree.tokens)
     plan = plan_ends(tree, ends, window=window) if at_ends else plan_attention(tree, window=window)
     shapes = [(tree.tokens, 6), *[(tree.tokens, 2)] * 2, *[(9, 2)] * 2]
     rounded = [some(i, *shape).bfloat16() for i, shape in enumerate(shapes)]
     q, k, v, prefix_k, prefix_v = on(device, rounded)
     kernel = flash_kernel() if device == "cuda" else attend_run_by_run
-    launches, asked = compiled(plan, torch.device(device), kernel), q[rows.to(device)]
+    calls, queries = compiled(plan, torch.device(device), kernel), q[rows.to(device)]
     with no_waiting(device):
-        found = launches.attend(asked, LayerKV(k, v), LayerKV(prefix_k, prefix_v), scale=SCALE)
+        actual = calls.attend(queries, LayerKV(k, v), LayerKV(prefix_k, prefix_v), scale=SCALE)
     kv = joined(LayerKV(*rounded[3:]), LayerKV(*rounded[1:3]))
-    expected = dense(rounded[0][rows][None], kv, seen_rows(grown, window)[rows])
-    # Values below 8 are rounded to bfloat16 after the weights and after each launch and merge.
-    atol = 2 * (len(launches.merged) + 2) * 8 * torch.finfo(torch.bfloat16).eps / 2
-    torch.testing.assert_close(found.out.cpu().double(), expected.out, rtol=0, atol=atol)
-    torch.testing.assert_close(found.lse.cpu().double(), expected.lse, rtol=0, atol=1e-4)
+    expected = dense(rounded[0][rows][None], kv, seen_rows(defined, window)[rows])
+    # Values below 8 are rounded to bfloat16 after the weights and after each call and merge.
+    atol = 2 * (len(calls.merged) + 2) * 8 * torch.finfo(torch.bfloat16).eps / 2
+    torch.testing.assert_close(actual.out.cpu().double(), expected.out, rtol=0, atol=atol)
+    torch.testing.assert_close(actual.lse.cpu().double(), expected.lse, rtol=0, atol=1e-4)
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_arrays_arrive_on_the_device_in_order_with_their_dtype(device: str, dtype: type) -> None:
+    arrays = [np.arange(3, dtype=dtype), np.array([], dtype=dtype), np.array([7], dtype=dtype)]
+    tensors = to_device(arrays, torch.device(device))
+    assert [tensor.tolist() for tensor in tensors] == [[0, 1, 2], [], [7]]
+    assert {(tensor.device.type, str(tensor.dtype)) for tensor in tensors} == {
+        (device, f"torch.{np.dtype(dtype)}")
+    }
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1

@@ -1,17 +1,14 @@
-"""The rows of a batch lie where the layout says, at the positions of their paths."""
+"""Rows and positions are those of the paths; branches hold every sequence and waste no token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from itertools import chain
 
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_trees import DefinedTree, defined_trees
 
-from pipeline.inference.attention.tree import Node, Span, Tree
-
-Grow = Callable[..., Any]
-
-SEEDS = range(12)
+from pipeline.inference.attention.tree import LEAST_SAVED, Branches, Node, Span, Tree
 
 
 def test_the_example_of_the_docstring() -> None:
@@ -30,29 +27,97 @@ def test_a_tree_without_documents_has_no_tokens() -> None:
     assert (tree.tokens, tree.positions.tolist()) == (0, [])
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("prefix_tokens", [0, 1, 7])
-def test_a_position_counts_the_tokens_above(seed: int, prefix_tokens: int, grow: Grow) -> None:
-    grown = grow(seed, prefix_tokens=prefix_tokens)
-    assert grown.tree.tokens == len(grown.paths)
-    assert grown.tree.positions.tolist() == [len(path) - 1 for path in grown.paths]
+@given(defined_trees())
+def test_a_position_counts_the_tokens_above(defined: DefinedTree) -> None:
+    assert defined.tree.tokens == len(defined.paths)
+    assert defined.tree.positions.tolist() == [len(path) - 1 for path in defined.paths]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_spans_lie_end_to_end_with_their_descendants_right_behind(seed: int, grow: Grow) -> None:
-    grown = grow(seed)
-    tree, row = grown.tree, 0
+@given(defined_trees())
+def test_spans_are_consecutive_and_followed_by_their_descendants(defined: DefinedTree) -> None:
+    tree, row = defined.tree, 0
     first = tree.branch_starts.tolist()[-1]  # of the last copy
     for span in tree.spans:
         assert (span.start, span.stop) == (row, row + span.tokens)
         row = span.stop
         last = ("row", first + span.stop - 1)
-        descendants = [r - first for r, path in enumerate(grown.paths) if last in path[:-1]]
+        descendants = [r - first for r, path in enumerate(defined.paths) if last in path[:-1]]
         assert descendants == list(range(span.stop, span.subtree_stop))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_depth_is_the_longest_path_below_a_document(seed: int, grow: Grow) -> None:
-    grown = grow(seed)
-    longest = max(len(path) for path in grown.paths)
-    assert grown.tree.depth + max(grown.tree.documents) == longest
+@given(defined_trees())
+def test_the_depth_is_the_longest_path_below_a_document(defined: DefinedTree) -> None:
+    above = defined.tree.prefix_tokens + max(defined.tree.documents)
+    assert above + defined.tree.depth == max(len(path) for path in defined.paths)
+
+
+@given(defined_trees(), st.data())
+def test_the_tree_of_some_documents_has_their_rows(
+    defined: DefinedTree, data: st.DataObject
+) -> None:
+    tree = defined.tree
+    numbers = st.lists(st.sampled_from(range(len(tree.documents))), unique=True, min_size=1)
+    documents = sorted(data.draw(numbers))
+    only = tree.only(documents)
+    assert tree.positions[tree.rows_of(documents)].tolist() == only.positions.tolist()
+    assert only == Tree.of(only.documents, defined.branches, prefix_tokens=tree.prefix_tokens)
+
+
+@given(defined_trees(min_branches=1), st.data())
+def test_cutting_after_rows_ends_spans_there_and_moves_nothing(
+    defined: DefinedTree, data: st.DataObject
+) -> None:
+    tree = defined.tree
+    ends = sorted(data.draw(st.sets(st.integers(0, tree.branch_rows - 1), min_size=1)))
+    cut = tree.cut_after(ends)
+    assert cut.positions.tolist() == tree.positions.tolist()
+    assert {span.stop - 1 for span in cut.spans} == {*defined.ends, *ends}
+
+
+def path_to(branches: Branches, end: int) -> list[int]:
+    """The tokens from the root down to a row, read from the layout of the nodes."""
+    spans = Tree.of([1], branches.nodes, prefix_tokens=0).spans
+    above = [s for s in spans if s.start <= end < s.subtree_stop]
+    return [branches.token_ids[row] for s in above for row in range(s.start, min(s.stop, end + 1))]
+
+
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+
+
+@given(st.lists(TOKENS, max_size=6), st.data())
+def test_every_sequence_is_a_path_and_no_token_is_added(
+    prefixes: list[list[int]], data: st.DataObject
+) -> None:
+    shared = st.sampled_from([[], *prefixes])
+    sequence = st.tuples(shared, shared, TOKENS).map(lambda parts: [*chain(*parts)])
+    sequences = data.draw(st.lists(sequence, max_size=9))
+    branches = Branches.of(sequences)
+    assert [path_to(branches, end) for end in branches.ends] == sequences
+    assert len(branches.token_ids) <= sum(map(len, sequences))
+
+
+def test_the_example_of_branches_docstring() -> None:
+    branches = Branches.of([(1, 2, 3, 4, 5), (1, 2, 3, 4, 6)])
+    assert branches.token_ids == (1, 2, 3, 4, 5, 6)
+    assert branches.ends == (4, 5)
+
+
+def test_a_prefix_that_saves_too_little_is_not_shared() -> None:
+    prefix = tuple(range(LEAST_SAVED - 1))
+    branches = Branches.of([(*prefix, 7), (*prefix, 8)])
+    assert branches.token_ids == (*prefix, 7, *prefix, 8)
+
+
+def test_two_that_share_more_than_all_share_what_saves_enough() -> None:
+    branches = Branches.of([(1, 2, 3, 4, 5, 6), (1, 9), (1, 2, 3, 4, 5, 7)])
+    assert branches.token_ids == (1, 2, 3, 4, 5, 6, 7, 1, 9)
+    assert branches.ends == (5, 8, 6)
+
+
+def test_equal_sequences_share_all_their_rows() -> None:
+    branches = Branches.of([(1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4, 5)])
+    assert branches.token_ids == (1, 2, 3, 4, 5) and branches.ends == (3, 3, 4)
+
+
+def test_no_sequences_have_no_rows() -> None:
+    assert Branches.of([]) == Branches((), (), ())

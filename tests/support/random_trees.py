@@ -1,0 +1,74 @@
+"""Random trees as a hypothesis strategy, and the definition of what their rows see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pipeline.inference.attention.tree import Node, Tree
+
+Key = tuple[str, int]  # ("prefix", its number) or ("row", its number)
+Path = tuple[Key, ...]
+
+WINDOWS = st.none() | st.integers(1, 16) | st.just(1_000)
+
+
+@dataclass(frozen=True)
+class DefinedTree:
+    """A tree, and for each row the keys from the root down to the row itself."""
+
+    branches: tuple[Node, ...]
+    tree: Tree
+    paths: tuple[Path, ...]
+
+    def seen(self, row: int, window: int | None) -> Path:
+        """The definition: a row sees its path, or only the last `window` keys of it."""
+        return self.paths[row] if window is None else self.paths[row][-window:]
+
+    @property
+    def ends(self) -> list[int]:
+        """The last row of each span, in a copy of the branches."""
+        return [span.stop - 1 for span in self.tree.spans]
+
+
+def _nodes(depth: int) -> Any:
+    children = st.lists(_nodes(depth - 1), max_size=3) if depth else st.just([])
+    return st.builds(Node, st.integers(1, 12), children.map(tuple))
+
+
+@st.composite
+def defined_trees(draw: Any, *, prefix_tokens: Any = None, min_branches: int = 0) -> DefinedTree:
+    documents = draw(st.lists(st.integers(1, 14), min_size=1, max_size=3))
+    branches = draw(st.lists(_nodes(2), min_size=min_branches, max_size=3))
+    above = draw(st.integers(0, 9) if prefix_tokens is None else st.just(prefix_tokens))
+    tree = Tree.of(documents, branches, prefix_tokens=above)
+    return DefinedTree(tuple(branches), tree, tuple(_defined_paths(documents, branches, above)))
+
+
+def _defined_paths(
+    documents: Sequence[int], branches: Sequence[Node], prefix_tokens: int
+) -> list[Path]:
+    """Documents first, one after the other, then each document's copy of the branches."""
+    prefix: Path = tuple(("prefix", i) for i in range(prefix_tokens))
+    paths: list[Path] = []
+    ends = []
+    for tokens in documents:
+        paths += _below([Node(tokens)], prefix, len(paths))
+        ends.append(paths[-1])
+    for end in ends:
+        paths += _below(branches, end, len(paths))
+    return paths
+
+
+def _below(nodes: Sequence[Node], above: Path, first: int) -> Iterator[Path]:
+    for node in nodes:
+        path = above
+        for row in range(first, first + node.tokens):
+            path = (*path, ("row", row))
+            yield path
+        rest = list(_below(node.children, path, first + node.tokens))
+        yield from rest
+        first += node.tokens + len(rest)
