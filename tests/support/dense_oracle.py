@@ -70,3 +70,7 @@ def assert_same(actual: Attended, expected: Attended, atol: float = TOLERANCE) -
     assert actual.lse.dtype == torch.float32
     torch.testing.assert_close(actual.out.double(), expected.out.double(), rtol=0, atol=atol)
     torch.testing.assert_close(actual.lse.double(), expected.lse.double(), rtol=0, atol=TOLERANCE)
+
+
+def pointer(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

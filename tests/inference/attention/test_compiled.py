@@ -8,7 +8,17 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from dense_oracle import SCALE, assert_same, dense, joined, prefix_of, seen_rows, some, some_kv
+from dense_oracle import (
+    SCALE,
+    assert_same,
+    dense,
+    joined,
+    pointer,
+    prefix_of,
+    seen_rows,
+    some,
+    some_kv,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import WINDOWS, DefinedTree, defined_trees
@@ -87,10 +97,6 @@ def test_only_segments_that_hide_keys_from_some_queries_stay_segments() -> None:
     hiding = {c for level in plan.levels for c in level if c.window and not c.causal}
     stayed = [step for step in compiled(plan).merged if isinstance(step, Segment)]
     assert set(stayed) == hiding and len(stayed) == len(hiding) > 0
-
-
-def pointer(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("window", [None, 5, 20])

@@ -1,84 +1,99 @@
-"""Attention over a span equals its definition, and merges with another span's."""
+"""Attention over spans equals its definition, alone, merged and over a whole tree."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
-from dense_oracle import HEADS, SCALE, assert_same, dense, some, some_kv
+from dense_oracle import (
+    DIM,
+    HEADS,
+    SCALE,
+    assert_same,
+    dense,
+    joined,
+    pointer,
+    prefix_of,
+    seen_rows,
+    some,
+    some_kv,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from random_trees import WINDOWS, DefinedTree, defined_trees
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from pipeline.inference.attention import kernels as attention
+from pipeline.inference.attention import kernels
 from pipeline.inference.attention.kernels import (
     Attended,
     LayerKV,
     attend,
     attend_causally,
+    attend_tree,
     merge,
     merge_into,
     out_of_window,
+    view_rows,
 )
+from pipeline.inference.attention.plan import Rows, plan_attention, plan_ends
+from pipeline.inference.attention.tree import Node, Tree
 
-COPIES = [1, 3]
+KERNELS = pytest.mark.parametrize("kernel", ["_flash_cpu", "_plain"])
+COPIES = st.sampled_from([1, 3])
+GROUPS = st.sampled_from(HEADS)
 
 
-@pytest.fixture(params=["_flash_cpu", "_plain"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test of the numbers runs with the CPU's fused kernel and with the plain definition."""
-    monkeypatch.setattr(attention, "_flash_cpu", getattr(attention, request.param))
-    monkeypatch.setattr(attention, "_PLAIN_SCORES", 200)  # so that queries go in several runs
-    return str(request.param)
+@contextmanager
+def cpu_kernel(name: str) -> Iterator[None]:
+    """Run the CPU's fused kernel, or the plain definition in its place."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_flash_cpu", getattr(kernels, name))
+        patch.setattr(kernels, "_PLAIN_SCORES", 200)  # so that queries go in several blocks
+        yield
 
 
 def everything(tokens: int, keys: int) -> Tensor:
     return torch.ones(tokens, keys, dtype=torch.bool)
 
 
-def some_mask(tokens: int, keys: int) -> Tensor:
-    """Which keys are seen: about half, and the first and third query see none."""
-    seen = torch.rand(tokens, keys, generator=torch.Generator().manual_seed(5)) < 0.5
-    seen[0] = False
-    seen[2:3] = False
-    return seen
-
-
-@pytest.mark.parametrize("copies", COPIES)
-@pytest.mark.parametrize("heads, kv_heads", HEADS)
-@pytest.mark.parametrize("tokens, keys", [(1, 1), (1, 40), (7, 3), (33, 65)])
+@KERNELS
+@given(COPIES, GROUPS, st.integers(1, 40), st.integers(1, 70))
 def test_attending_is_a_softmax_over_all_keys(
-    copies: int, heads: int, kv_heads: int, tokens: int, keys: int, kernel: str
+    kernel: str, copies: int, group: tuple[int, int], tokens: int, keys: int
 ) -> None:
+    heads, kv_heads = group
     q, kv = some(0, copies, tokens, heads), some_kv(1, copies, keys, kv_heads)
-    attended = attend(q, kv.k, kv.v, scale=SCALE)
+    with cpu_kernel(kernel):
+        attended = attend(q, kv.k, kv.v, scale=SCALE)
     assert_same(attended, dense(q, kv, everything(tokens, keys)))
 
 
 @pytest.mark.parametrize("softcap", [0.5, 30.0])
-@pytest.mark.parametrize("copies", COPIES)
-def test_capped_scores_are_those_of_the_definition(softcap: float, copies: int) -> None:
-    q, kv = some(0, copies, 9, 6), some_kv(1, copies, 31, 2)
-    attended = attend(q, kv.k, kv.v, scale=SCALE, softcap=softcap)
-    assert_same(attended, dense(q, kv, everything(9, 31), softcap))
-
-
-@pytest.mark.parametrize("copies", COPIES)
-@pytest.mark.parametrize("heads, kv_heads", HEADS)
-@pytest.mark.parametrize("tokens", [1, 2, 31, 70])
-def test_causal_attention_sees_no_later_key(
-    copies: int, heads: int, kv_heads: int, tokens: int, kernel: str
+@given(COPIES, st.integers(1, 40), st.integers(1, 70))
+def test_capped_scores_are_those_of_the_definition(
+    softcap: float, copies: int, tokens: int, keys: int
 ) -> None:
+    q, kv = some(0, copies, tokens, 6), some_kv(1, copies, keys, 2)
+    attended = attend(q, kv.k, kv.v, scale=SCALE, softcap=softcap)
+    assert_same(attended, dense(q, kv, everything(tokens, keys), softcap))
+
+
+@KERNELS
+@given(COPIES, GROUPS, st.integers(1, 70), st.none() | st.integers(1, 80))
+def test_causal_attention_sees_no_later_key_and_none_before_the_window(
+    kernel: str, copies: int, group: tuple[int, int], tokens: int, window: int | None
+) -> None:
+    heads, kv_heads = group
     q, kv = some(0, copies, tokens, heads), some_kv(1, copies, tokens, kv_heads)
-    attended = attend_causally(q, kv.k, kv.v, scale=SCALE)
-    assert_same(attended, dense(q, kv, everything(tokens, tokens).tril()))
-
-
-@pytest.mark.parametrize("copies", COPIES)
-@pytest.mark.parametrize("window", [1, 2, 5, 69, 70, 200])
-def test_a_window_hides_keys_that_far_back(copies: int, window: int, kernel: str) -> None:
-    q, kv = some(0, copies, 70, 6), some_kv(1, copies, 70, 2)
-    attended = attend_causally(q, kv.k, kv.v, scale=SCALE, window=window)
-    seen = everything(70, 70).tril().triu(1 - window)
+    with cpu_kernel(kernel):
+        attended = attend_causally(q, kv.k, kv.v, scale=SCALE, window=window)
+    seen = everything(tokens, tokens).tril().triu(1 - (window or tokens))
     assert_same(attended, dense(q, kv, seen))
 
 
@@ -90,21 +105,24 @@ def test_out_of_window_counts_from_the_first_querys_position() -> None:
     ]
 
 
-@pytest.mark.parametrize("heads, kv_heads", HEADS)
-@pytest.mark.parametrize("tokens, keys", [(1, 5), (4, 9), (33, 65)])
-def test_hidden_keys_are_not_seen_and_a_blind_query_has_nothing(
-    heads: int, kv_heads: int, tokens: int, keys: int, kernel: str
+@KERNELS
+@given(COPIES, GROUPS, st.integers(1, 40), st.integers(1, 70), st.integers(0, 99))
+def test_hidden_keys_are_not_seen_and_a_query_that_sees_no_key_has_nothing(
+    kernel: str, copies: int, group: tuple[int, int], tokens: int, keys: int, seed: int
 ) -> None:
-    q, kv = some(0, 1, tokens, heads), some_kv(1, 1, keys, kv_heads)
-    seen = some_mask(tokens, keys)
-    attended = attend(q, kv.k, kv.v, scale=SCALE, hidden=~seen)
+    heads, kv_heads = group
+    q, kv = some(0, copies, tokens, heads), some_kv(1, copies, keys, kv_heads)
+    seen = torch.rand(tokens, keys, generator=torch.Generator().manual_seed(seed)) < 0.5
+    seen[0] = seen[2:3] = False
+    with cpu_kernel(kernel):
+        attended = attend(q, kv.k, kv.v, scale=SCALE, hidden=~seen)
     assert_same(attended, dense(q, kv, seen))
     assert attended.out[:, 0].eq(0).all()
     assert attended.lse[:, 0].eq(-torch.inf).all()
 
 
 def parts(q: Tensor, kv: LayerKV, *stops: int) -> list[Attended]:
-    """Attention over each piece of the keys."""
+    """Attention over each span of the keys."""
     edges = [0, *stops, kv.k.shape[1]]
     return [
         attend(q, kv.k[:, start:stop], kv.v[:, start:stop], scale=SCALE)
@@ -112,20 +130,28 @@ def parts(q: Tensor, kv: LayerKV, *stops: int) -> list[Attended]:
     ]
 
 
-@pytest.mark.parametrize("copies", COPIES)
-@pytest.mark.parametrize("heads, kv_heads", HEADS)
-@pytest.mark.parametrize("split", [1, 7, 30])
+@KERNELS
+@given(COPIES, GROUPS, st.integers(1, 30))
 def test_merging_two_spans_equals_attending_to_both(
-    copies: int, heads: int, kv_heads: int, split: int, kernel: str
+    kernel: str, copies: int, group: tuple[int, int], split: int
 ) -> None:
+    heads, kv_heads = group
     q, kv = some(0, copies, 9, heads), some_kv(1, copies, 31, kv_heads)
-    assert_same(merge(*parts(q, kv, split)), dense(q, kv, everything(9, 31)))
+    with cpu_kernel(kernel):
+        a, b = parts(q, kv, split)
+        merged = merge(a, b)
+        merge_into(a, b)
+    assert_same(merged, dense(q, kv, everything(9, 31)))
+    assert_same(a, merged)
 
 
-@pytest.mark.parametrize("heads, kv_heads", HEADS)
-def test_merging_is_associative_and_takes_any_order(heads: int, kv_heads: int) -> None:
-    q, kv = some(0, 1, 9, heads), some_kv(1, 1, 31, kv_heads)
-    a, b, c = parts(q, kv, 4, 20)
+@given(COPIES, GROUPS, st.sets(st.integers(1, 30), min_size=2, max_size=2))
+def test_merging_is_associative_and_takes_any_order(
+    copies: int, group: tuple[int, int], stops: set[int]
+) -> None:
+    heads, kv_heads = group
+    q, kv = some(0, copies, 9, heads), some_kv(1, copies, 31, kv_heads)
+    a, b, c = parts(q, kv, *sorted(stops))
     assert_same(merge(merge(a, b), c), merge(a, merge(b, c)))
     assert_same(merge(a, b), merge(b, a))
     assert_same(merge(c, merge(a, b)), dense(q, kv, everything(9, 31)))
@@ -148,11 +174,124 @@ def test_merging_is_associative_where_two_spans_are_not_seen() -> None:
     assert_same(merge(merge(blind, blind), seeing), seeing, atol=0)
 
 
-@pytest.mark.parametrize("copies", COPIES)
-@pytest.mark.parametrize("heads, kv_heads", HEADS)
-def test_merging_in_place_equals_merging(copies: int, heads: int, kv_heads: int) -> None:
-    q, kv = some(0, copies, 9, heads), some_kv(1, copies, 31, kv_heads)
-    a, b = parts(q, kv, 12)
-    expected = merge(a, b)
-    merge_into(a, b)
-    assert_same(a, expected)
+@given(defined_trees(), WINDOWS)
+def test_attending_over_a_tree_equals_dense_attention_under_its_mask(
+    defined: DefinedTree, window: int | None
+) -> None:
+    tree = defined.tree
+    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
+    attended = attend_tree(q, own, prefix, plan_attention(tree, window=window), scale=SCALE)
+    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined, window)))
+
+
+@given(defined_trees(min_branches=1), WINDOWS)
+def test_attending_at_the_ends_equals_attending_everywhere(
+    defined: DefinedTree, window: int | None
+) -> None:
+    tree, ends = defined.tree, defined.ends
+    rows = [start + end for start in tree.branch_starts.tolist() for end in ends]
+    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
+    attended = attend_tree(q[rows], own, prefix, plan_ends(tree, ends, window=window), scale=SCALE)
+    seen = seen_rows(defined, window)[rows]
+    assert_same(attended, dense(q[rows][None], joined(prefix, own), seen))
+
+
+@pytest.mark.parametrize("softcap", [2.0, 30.0])
+@given(defined_trees(), WINDOWS)
+def test_capped_scores_are_merged_like_any(
+    softcap: float, defined: DefinedTree, window: int | None
+) -> None:
+    tree = defined.tree
+    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
+    plan = plan_attention(tree, window=window)
+    attended = attend_tree(q, own, prefix, plan, scale=SCALE, softcap=softcap)
+    expected = dense(q[None], joined(prefix, own), seen_rows(defined, window), softcap)
+    assert_same(attended, expected)
+
+
+@given(defined_trees())
+def test_half_precision_is_merged_with_a_float32_denominator(defined: DefinedTree) -> None:
+    tree = defined.tree
+    q = some(0, tree.tokens, 6).bfloat16()
+    own, prefix = some_kv(1, tree.tokens, 2), prefix_of(tree)
+    own, prefix = (LayerKV(k=kv.k.bfloat16(), v=kv.v.bfloat16()) for kv in (own, prefix))
+    attended = attend_tree(q, own, prefix, plan_attention(tree, window=None), scale=SCALE)
+    expected = dense(q[None], joined(prefix, own), seen_rows(defined, None))
+    # Values below 8 are rounded to bfloat16 after the weights and after each of five merges.
+    atol = 6 * 8 * torch.finfo(torch.bfloat16).eps / 2
+    assert attended.out.dtype == torch.bfloat16
+    torch.testing.assert_close(attended.out.double(), expected.out, rtol=0, atol=atol)
+    torch.testing.assert_close(attended.lse.double(), expected.lse, rtol=0, atol=1e-2)
+
+
+def test_rows_and_their_copies_are_views() -> None:
+    x = torch.arange(23)
+    rows = view_rows(x, Rows(3, 2, copies=4, stride=5))
+    assert rows.tolist() == [[3, 4], [8, 9], [13, 14], [18, 19]]
+    assert pointer(rows) == pointer(view_rows(x, Rows(3, 2))) == pointer(x)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_the_kernel_reads_a_documents_keys_and_values_without_copying(
+    window: int | None, read_by_kernel: list[tuple[Tensor, Tensor]]
+) -> None:
+    tree = Tree.of([40], [Node(4, (Node(2), Node(3))), Node(6)], prefix_tokens=9)
+    q, own = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2)
+    prefix = some_kv(3, 9, 2)
+    attend_tree(q, own, prefix, plan_attention(tree, window=window), scale=SCALE)
+    assert {pointer(k) for k, _ in read_by_kernel} == {pointer(own.k), pointer(prefix.k)}
+    assert {pointer(v) for _, v in read_by_kernel} == {pointer(own.v), pointer(prefix.v)}
+    for tensor in [tensor for pair in read_by_kernel for tensor in pair]:
+        kv_heads, group, _, dim = tensor.shape
+        assert (kv_heads, group, dim) == (2, 3, DIM)
+        assert tensor.stride(1) == 0
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the bytes of every new storage: at least what stands in memory at any one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {pointer(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        made = {
+            pointer(x): x.untyped_storage().nbytes()
+            for x in tree_leaves(result)
+            if isinstance(x, Tensor) and pointer(x) not in known
+        }
+        self.size_bytes += sum(made.values())
+        return result
+
+
+QUESTION_TOKENS, HEAD_COUNT, KV_HEADS = 4, 6, 2
+
+
+def allocated(document_tokens: int, questions: int) -> int:
+    tree = Tree.of([document_tokens], [Node(QUESTION_TOKENS)] * questions, prefix_tokens=16)
+    q, own = some(0, tree.tokens, HEAD_COUNT), some_kv(1, tree.tokens, KV_HEADS)
+    prefix = some_kv(3, 16, KV_HEADS)
+    plan = plan_attention(tree, window=None)
+    with Allocated() as counted:
+        attend_tree(q, own, prefix, plan, scale=SCALE)
+    return counted.size_bytes
+
+
+def test_more_questions_allocate_for_their_own_tokens_and_never_for_the_document() -> None:
+    document_tokens, few, many = 4_000, 2, 32
+    added = (many - few) * QUESTION_TOKENS
+    # Three results a token (itself, its document, the prefix), each at most twice as it is
+    # reshaped and joined, and for each merge a handful of numbers a head.
+    own_bytes = added * HEAD_COUNT * (3 * 2 * DIM + 3 * 8) * 4
+    document_kv_bytes = document_tokens * KV_HEADS * DIM * 2 * 4
+    assert own_bytes < document_kv_bytes  # so that even one more copy of it would show
+    grown = allocated(document_tokens, many) - allocated(document_tokens, few)
+    assert 0 < grown <= own_bytes
+
+
+def test_a_longer_document_costs_the_same_more_under_two_questions_as_under_thirty_two() -> None:
+    few = allocated(4_000, 2) - allocated(1_000, 2)
+    many = allocated(4_000, 32) - allocated(1_000, 32)
+    assert few == many > 0
