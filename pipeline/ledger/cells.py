@@ -1,6 +1,6 @@
-"""The ledger: where each answer is kept, which are there, and which are still to make.
+"""What an output has and what it lacks. Entry points: `committed` and `remaining`.
 
-Knows keys. Knows nothing of what the files hold, of how they are made, or of snapshots.
+A cell is the answers to one task about one shard: one file. It is done if the file exists.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pipeline.ledger.keys import (
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
-# An object store answers a LIST a thousand keys at a time, each in about a tenth of a second: the
-# labels of 200,000 shards are 200 answers. More lists at once would fill the memory.
-LISTS_AT_ONCE = 8
+# A LIST reply has 1,000 keys and takes about 0.1 s, so the labels of 200,000 shards take 200
+# replies. More concurrent LISTs would hold too much in memory.
+CONCURRENT_LISTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,36 +37,34 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a LIST found of some shards, by shard id; being there is being done.
+    """The files of some shards that a LIST shows, by shard id.
 
-    Etags alone are kept, for a key follows from the shard: of 200,000 shards there are millions.
+    Only etags are kept, because a job of 200,000 shards has millions of keys: each key follows
+    from its shard and task.
     """
 
     fp: Mapping[str, str]  # by task
-    documents: Mapping[str, str]  # the etag
-    labels: Mapping[str, Mapping[str, str]]  # the etag; by task first
-    retries: Mapping[str, Mapping[str, tuple[int, str]]]  # the highest number, and its etag
+    documents: Mapping[str, str]  # etags
+    labels: Mapping[str, Mapping[str, str]]  # etags; by task first
+    retries: Mapping[str, Mapping[str, tuple[int, str]]]  # the highest number and its etag
 
     def documents_file(self, sid: str) -> File:
         """The shard's documents file."""
         return File(documents_key(sid), self.documents[sid])
 
     def label_file(self, task: str, sid: str) -> File:
-        """The file that holds the shard's labels: the latest retry of it, where there is one."""
-        fp, retry = self.fp[task], self.retries[task].get(sid)
-        if retry is None:
-            return File(label_key(task, fp, sid), self.labels[task][sid])
-        number, etag = retry
-        return File(label_key(task, fp, sid, number), etag)
+        """The file with the shard's current labels: its latest retry, else the first try."""
+        number, etag = self.retries[task].get(sid) or (0, self.labels[task][sid])
+        return File(label_key(task, self.fp[task], sid, number), etag)
 
     def retry(self, task: str, sid: str) -> int:
-        """How many times the shard's failed rows were tried again."""
+        """The number of the shard's latest retry; 0 without one."""
         return self.retries[task].get(sid, (0, ""))[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ReusableShard:
-    """A shard whose answers can be taken over where the text is the same."""
+    """A shard with answers that can be reused for equal texts."""
 
     sid: str
     labels: Mapping[str, str]  # the label file's key, by task
@@ -74,35 +72,34 @@ class ReusableShard:
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """A shard with something missing: these tasks' labels, perhaps the documents file."""
+    """A shard and what to make for it: labels of these tasks, and perhaps the documents file."""
 
     shard: Shard
     tasks: tuple[str, ...]
     documents: bool
-    reuse: tuple[ReusableShard, ...] = field(default=())  # each has all of the tasks
-    retry: int = 0  # 0: the labels are missing; else what number the next try has
+    reuse: tuple[ReusableShard, ...] = field(default=())  # each has answers to all of the tasks
+    retry: int = 0  # the number of this retry of failed rows; 0: the labels are missing
 
     @property
     def asks(self) -> bool:
-        """Whether a model is sure to be needed, or likely; not where the shard has its answers."""
-        has_answers = any(shard.sid == self.shard.id for shard in self.reuse)
+        """Whether the item probably needs a model: not if the shard has its own answers."""
+        has_answers = any(reusable.sid == self.shard.id for reusable in self.reuse)
         return bool(self.tasks) and (self.retry > 0 or not has_answers)
 
 
-# tasks, and shards that have all of them
-_Known = tuple[tuple[str, ...], tuple[ReusableShard, ...]]
+_TaskGroup = tuple[tuple[str, ...], tuple[ReusableShard, ...]]  # shards with answers to all tasks
 
 
 def committed(store: Store, fp: Mapping[str, str], sids: Collection[str]) -> Committed:
-    """What is there of these shards for these tasks (name to fingerprint).
+    """The existing files of these shards for these tasks, given as names and fingerprints.
 
-    One LIST for the documents, and two a task, side by side.
+    Makes one LIST of the documents and two for each task, concurrently.
     """
     known = {sid: sid for sid in sids}
-    with ThreadPoolExecutor(LISTS_AT_ONCE) as pool:
-        documents = pool.submit(lambda: dict(_documents(store, known)))
-        labels = pool.map(lambda task: dict(_labels(store, task, fp[task], known)), fp)
-        retries = pool.map(lambda task: _retries(store, task, fp[task], known), fp)
+    with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
+        documents = pool.submit(_list_files, store, DOCUMENTS, known)
+        labels = pool.map(lambda task: _list_labels(store, task, fp[task], known), fp)
+        retries = pool.map(lambda task: _list_retries(store, task, fp[task], known), fp)
         return Committed(
             fp=dict(fp),
             documents=documents.result(),
@@ -114,14 +111,14 @@ def committed(store: Store, fp: Mapping[str, str], sids: Collection[str]) -> Com
 def committed_others(
     store: Store, done: Committed, versions: Mapping[str, Sequence[str]], sids: Collection[str]
 ) -> list[Committed]:
-    """What is there for other versions of the tasks: fingerprints, by task."""
+    """The existing files of other versions of the tasks, given as fingerprints by task."""
     known = {sid: sid for sid in sids}
     return [
         Committed(
             fp={task: fp},
             documents=done.documents,
-            labels={task: dict(_labels(store, task, fp, known))},
-            retries={task: _retries(store, task, fp, known)},
+            labels={task: _list_labels(store, task, fp, known)},
+            retries={task: _list_retries(store, task, fp, known)},
         )
         for task, fps in versions.items()
         for fp in fps
@@ -132,162 +129,149 @@ def remaining(
     shards: Sequence[Shard],
     tasks: Collection[str],
     done: Committed,
-    earlier: Mapping[str, Sequence[Collection[str]]],
+    earlier_cuts: Mapping[str, Sequence[Collection[str]]],
     others: Sequence[Committed] = (),
 ) -> list[WorkItem]:
-    """The shards with something still to make, and what, in their given order.
+    """The work items for everything that is missing, in the order of the shards.
 
-    `earlier` has, by path, the ids of the shards that each other version of the object was cut
-    into, the newest first; `others` what is there of other versions of the tasks whose raw answers
-    are the same.
+    `earlier_cuts` has, by path, the shard ids of each other version of the object, the newest
+    first. `others` has the files of other versions of the tasks with the same raw answers.
     """
-    answers = _ReuseIndex(done, earlier, others)
+    index = _ReuseIndex(done, earlier_cuts, others)
     return [
-        work
+        item
         for shard in shards
         if not is_whole(shard.id, tasks, done)
-        for work in _missing(shard, tasks, done, answers)
+        for item in _missing(shard, tasks, done, index)
     ]
 
 
 def missing_tasks(
     shards: Sequence[Shard], tasks: Collection[str], done: Committed
 ) -> tuple[str, ...]:
-    """The tasks of which a shard has no labels."""
+    """The tasks for which a shard has no labels."""
     return tuple(
         task for task in tasks if any(shard.id not in done.labels[task] for shard in shards)
     )
 
 
 def is_whole(sid: str, tasks: Collection[str], done: Committed) -> bool:
-    """Whether the shard has its documents file and every one of the tasks' labels."""
-    return sid in done.documents and _has_all(sid, tasks, done)
+    """Whether the shard has its documents file and the labels of all tasks."""
+    return sid in done.documents and all(sid in done.labels[task] for task in tasks)
 
 
 def unfinished(work_items: Sequence[WorkItem], done: Committed) -> list[WorkItem]:
-    """Those of the retries that are not there yet."""
+    """The retries among the items whose files do not exist yet."""
     left = (
-        (work, [task for task in work.tasks if done.retry(task, work.shard.id) < work.retry])
-        for work in work_items
-        if work.retry
+        (item, [task for task in item.tasks if done.retry(task, item.shard.id) < item.retry])
+        for item in work_items
+        if item.retry
     )
-    return [WorkItem(w.shard, tuple(tasks), False, w.reuse, w.retry) for w, tasks in left if tasks]
+    return [WorkItem(i.shard, tuple(tasks), False, i.reuse, i.retry) for i, tasks in left if tasks]
 
 
 def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, bytes]) -> None:
-    """Writes down what each task's fingerprint stands for; what is written already stays."""
-    for task, of in fp.items():
-        key = spec_key(task, of)
+    """Creates the file with each fingerprint's content; StorageError if one has other content."""
+    for task, fingerprint in fp.items():
+        key = spec_key(task, fingerprint)
         if not store.create(key, contents[task]) and store.read(key) != contents[task]:
             raise StorageError(
-                f"{store.url}/{key}: is not what this task's fingerprint stands for: someone "
-                f"changed it; restore it, or delete it to have it written again"
+                f"{store.url}/{key}: its content was changed and no longer matches the "
+                f"fingerprint; restore it, or delete it and run again"
             )
 
 
 class _ReuseIndex:
-    """Where answers can be taken over; those for a path, once made, are shared by its shards."""
+    """Finds shards whose answers can be reused. The shards of one path share a result."""
 
     def __init__(
         self,
         done: Committed,
-        versions: Mapping[str, Sequence[Collection[str]]],
+        cuts: Mapping[str, Sequence[Collection[str]]],
         others: Sequence[Committed],
     ) -> None:
         self._done = done
-        self._versions = versions
+        self._cuts = cuts
         self._others = others
-        self._made: dict[tuple[str, tuple[str, ...]], list[_Known]] = {}
+        self._groups: dict[tuple[str, tuple[str, ...]], list[_TaskGroup]] = {}
 
-    def of(self, path: str, tasks: tuple[str, ...]) -> list[_Known]:
-        """The tasks, apart where earlier shards of the path answer some of them alone.
+    def of_path(self, path: str, tasks: tuple[str, ...]) -> list[_TaskGroup]:
+        """The tasks in groups, each with the earlier shards of the path that answer all of it.
 
-        Each part with the shards that have all of it: nothing is asked about a text again because
-        another task, one that is new, has no answer yet.
+        Tasks are in one group if the same shards answer them. So a new task, which no shard
+        answers, does not keep the answers to other tasks from being reused.
         """
-        if not tasks or path not in self._versions:
+        if not tasks or path not in self._cuts:
             return [(tasks, ())]
-        made = self._made.get((path, tasks))
-        if made is None:
-            made = self._made[path, tasks] = list(self._parts(path, tasks))
-        return made
-
-    def _parts(self, path: str, tasks: tuple[str, ...]) -> Iterator[_Known]:
-        parts: dict[tuple[str, ...], list[str]] = {}
-        for task in tasks:
-            parts.setdefault(self._latest(path, task), []).append(task)
-        for part in parts.values():
-            yield tuple(part), tuple(self._with_all(path, part))
-
-    def _latest(self, path: str, task: str) -> tuple[str, ...]:
-        """The shards that answer the task: of the newest versions, down to one that is whole.
-
-        Those before it have few texts more, and tasks that differ in them alone stay together.
-        """
-        found: list[str] = []
-        for sids in self._versions[path]:
-            there = [sid for sid in sids if self.of_shard(sid, (task,)) is not None]
-            found += there
-            if there and len(there) == len(sids):
-                break
-        return tuple(found)
-
-    def _with_all(self, path: str, tasks: Sequence[str]) -> Iterator[ReusableShard]:
-        for sid in chain.from_iterable(self._versions[path]):
-            there = self.of_shard(sid, tasks)
-            if there is not None and len(there.labels) == len(tasks):
-                yield there
+        if (path, tasks) not in self._groups:
+            by_shards: dict[tuple[str, ...], list[str]] = {}
+            for task in tasks:
+                by_shards.setdefault(self._latest(path, task), []).append(task)
+            self._groups[path, tasks] = [
+                (tuple(group), tuple(self._with_all(path, group))) for group in by_shards.values()
+            ]
+        return self._groups[path, tasks]
 
     def of_shard(self, sid: str, tasks: Sequence[str]) -> ReusableShard | None:
-        """The shard itself, with those of the tasks whose answers are there; None without any."""
+        """The shard with the existing answers to some of the tasks; None if it has none."""
         if sid not in self._done.documents:
             return None
         keys = {
             task: version.label_file(task, sid).key
-            for version in (*reversed(self._others), self._done)  # the tasks' own stand
+            for version in (*reversed(self._others), self._done)  # last: the tasks' own version
             for task in tasks
             if sid in version.labels.get(task, ())
         }
         return ReusableShard(sid, keys) if keys else None
 
+    def _latest(self, path: str, task: str) -> tuple[str, ...]:
+        """The shards that answer the task: of the newest cuts, back to one that is complete.
+
+        Older cuts have few other texts. Leaving them out keeps tasks together that differ there.
+        """
+        latest: list[str] = []
+        for sids in self._cuts[path]:
+            answered = [sid for sid in sids if self.of_shard(sid, (task,)) is not None]
+            latest += answered
+            if answered and len(answered) == len(sids):
+                break
+        return tuple(latest)
+
+    def _with_all(self, path: str, tasks: Sequence[str]) -> Iterator[ReusableShard]:
+        for sid in chain.from_iterable(self._cuts[path]):
+            shard = self.of_shard(sid, tasks)
+            if shard is not None and len(shard.labels) == len(tasks):
+                yield shard
+
 
 def _missing(
-    shard: Shard, tasks: Collection[str], done: Committed, earlier: _ReuseIndex
+    shard: Shard, tasks: Collection[str], done: Committed, index: _ReuseIndex
 ) -> Iterator[WorkItem]:
-    """What the shard lacks; apart from the rest, the tasks whose answers are there already."""
+    """The shard's work items: one for tasks whose answers another version has, then the rest."""
     sid = shard.id
     absent = tuple(task for task in tasks if sid not in done.labels[task])
-    there = earlier.of_shard(sid, absent)
-    if there is not None:
-        known = tuple(task for task in absent if task in there.labels)
-        yield WorkItem(shard, known, documents=False, reuse=(there,))
-        absent = tuple(task for task in absent if task not in there.labels)
+    own = index.of_shard(sid, absent)
+    if own is not None:
+        answered = tuple(task for task in absent if task in own.labels)
+        yield WorkItem(shard, answered, documents=False, reuse=(own,))
+        absent = tuple(task for task in absent if task not in own.labels)
     documents = sid not in done.documents
     if absent or documents:
-        for part, shards in earlier.of(shard.path, absent):
-            yield WorkItem(shard, part, documents=documents, reuse=shards)
+        for group, shards in index.of_path(shard.path, absent):
+            yield WorkItem(shard, group, documents=documents, reuse=shards)
 
 
-def _has_all(sid: str, tasks: Collection[str], done: Committed) -> bool:
-    return all(sid in done.labels[task] for task in tasks)
+def _list_files(store: Store, prefix: str, sids: Mapping[str, str]) -> dict[str, str]:
+    """The etags of one file for each shard. A file with another name is not a shard's."""
+    listed = ((parse_key(stored.key), stored.etag) for stored in store.list(prefix))
+    return {sids[key.sid]: etag for key, etag in listed if key and key.sid in sids}
 
 
-def _documents(store: Store, sids: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for stored in store.list(DOCUMENTS):
-        # — a copy that somebody made under a similar name has no valid key
-        key = parse_key(stored.key)
-        if key and key.sid in sids:
-            yield sids[key.sid], stored.etag
+def _list_labels(store: Store, task: str, fp: str, sids: Mapping[str, str]) -> dict[str, str]:
+    return _list_files(store, label_folders(task, fp)[0], sids)
 
 
-def _labels(store: Store, task: str, fp: str, sids: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for stored in store.list(label_folders(task, fp)[0]):
-        key = parse_key(stored.key)
-        if key and key.sid in sids:
-            yield sids[key.sid], stored.etag
-
-
-def _retries(
+def _list_retries(
     store: Store, task: str, fp: str, sids: Mapping[str, str]
 ) -> dict[str, tuple[int, str]]:
     """The highest number of each shard, with its etag."""

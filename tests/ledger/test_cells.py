@@ -154,7 +154,7 @@ def test_a_key_that_only_resembles_a_shards_is_not_its_labels(store: LocalStore,
 def test_a_spec_is_written_down_once(store: LocalStore) -> None:
     record_specs(store, TASKS, {"toxic": b"{1}", "topic": b"{2}"})
     record_specs(store, {"toxic": F1}, {"toxic": b"{1}"})
-    with pytest.raises(StorageError, match=rf"specs/toxic/{F1}\.json: is not what"):
+    with pytest.raises(StorageError, match=rf"specs/toxic/{F1}\.json: its content was changed"):
         record_specs(store, {"toxic": F1}, {"toxic": b"{changed}"})
     assert store.read(f"specs/toxic/{F1}.json") == b"{1}"
     assert store.read(f"specs/topic/{F2}.json") == b"{2}"
