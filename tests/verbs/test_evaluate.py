@@ -208,7 +208,7 @@ def test_what_is_wrong_with_gold_is_a_line_each(
     assert "write --column TASK=COLUMN" in lines([{"id": "1", "rude": "toxic"}])[0]
     assert lines(rows, "--column", "rude=toxic")[0].startswith("--column: the spec has no such")
     twice = ["--column", "toxic=toxic", "--column", "toxic=topic"]
-    assert lines(rows, *twice)[0].startswith("--column: one of them is named twice")
+    assert lines(rows, *twice)[0].startswith("--column: one name occurs twice")
     assert lines(rows, "--column", "toxic")[0].startswith("--column: write LEFT=RIGHT")
     assert lines(rows, "--value", "x=rude")[0].startswith("--value: no task has such a label")
     assert lines(rows, "--precision", "90")[0].startswith("--precision: write a share")
