@@ -127,12 +127,12 @@ def _figure(
     """
     defined = resampled[~np.isnan(resampled)]
     if not len(defined):
-        return Figure(_number(value), None, None)
+        return Figure(number_or_none(value), None, None)
     low, high = np.percentile(defined, PERCENTILES)
     if bias_corrected:
         bias = float(np.mean(defined)) - value
         low, high = max(0.0, low - bias), max(0.0, high - bias)
-    return Figure(_number(value), float(low), float(high))
+    return Figure(number_or_none(value), float(low), float(high))
 
 
 def _label_scores(
@@ -144,12 +144,12 @@ def _label_scores(
             label=label,
             support=int(by_label.support[index]),
             predicted=int(predicted[index]),
-            **{name: _number(getattr(by_label, name)[index]) for name in names},
+            **{name: number_or_none(getattr(by_label, name)[index]) for name in names},
         )
         for index, label in enumerate(labels)
     )
 
 
-def _number(value: float) -> float | None:
+def number_or_none(value: float) -> float | None:
     """The value, or None for NaN, which JSON cannot represent."""
     return None if np.isnan(value) else float(value)

@@ -1,7 +1,4 @@
-"""What changed between two answerings, for people and as JSON values.
-
-Knows comparisons. Knows nothing of how they came about.
-"""
+"""Differences between two snapshots, and scheduled runs, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -19,26 +16,26 @@ from pipeline.report.run import summary_json, summary_table
 from pipeline.verbs.relabel import ScheduledRun
 
 SHOWN_GROUPS = 20
-SHOWN_LABELS = 20  # a square of more fits no terminal, and a page of JSON neither
+SHOWN_LABELS = 20  # a square of flips for more labels is too large for a terminal and for JSON
 
 
-def show_comparison(compared: Comparison, console: Console) -> None:
-    """The two sides, then for each task its labels' shares and where answers went."""
-    alone_before, both, alone_after = compared.documents
+def show_comparison(comparison: Comparison, console: Console) -> None:
+    """Prints both sides, then each task's label shares and flipped answers."""
+    alone_before, both, alone_after = comparison.documents
     facts = {
-        "before": f"{compared.before}, {compared.rows[0]:,} documents",
-        "after": f"{compared.after}, {compared.rows[1]:,} documents",
-        "texts": f"{both:,} of both, {alone_before:,} gone, {alone_after:,} new",
+        "before": f"{comparison.before}, {comparison.rows[0]:,} documents",
+        "after": f"{comparison.after}, {comparison.rows[1]:,} documents",
+        "texts": f"{both:,} in both, {alone_before:,} removed, {alone_after:,} new",
     }
-    if compared.only_before:
-        facts["tasks gone"] = ", ".join(compared.only_before)
-    if compared.only_after:
-        facts["tasks new"] = ", ".join(compared.only_after)
+    if comparison.only_before:
+        facts["tasks removed"] = ", ".join(comparison.only_before)
+    if comparison.only_after:
+        facts["tasks new"] = ", ".join(comparison.only_after)
     console.print(two_columns(facts), markup=False)
-    for task in compared.tasks:
+    for task in comparison.tasks:
         console.print()
         console.print(_task_table(task), markup=False)
-        console.print(_told(task), markup=False)
+        console.print(_drift_line(task), markup=False)
         for group, counts in list(task.groups.items())[:SHOWN_GROUPS]:
             flipped = f"{counts.flip_rate:.2%} of {counts.documents:,} flipped"
             console.print(f"  {escape_controls(group)}: {flipped}", markup=False)
@@ -46,17 +43,17 @@ def show_comparison(compared: Comparison, console: Console) -> None:
             console.print(f"  and {len(task.groups) - SHOWN_GROUPS:,} more; --json has them all")
 
 
-def comparison_json(compared: Comparison) -> dict[str, Any]:
-    """The same for other programs."""
-    alone_before, both, alone_after = compared.documents
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as JSON values."""
+    alone_before, both, alone_after = comparison.documents
     return {
-        "before": compared.before,
-        "after": compared.after,
-        "rows": {"before": compared.rows[0], "after": compared.rows[1]},
+        "before": comparison.before,
+        "after": comparison.after,
+        "rows": {"before": comparison.rows[0], "after": comparison.rows[1]},
         "texts": {"before_alone": alone_before, "both": both, "after_alone": alone_after},
-        "only_before": list(compared.only_before),
-        "only_after": list(compared.only_after),
-        "tasks": {task.task: _task_json(task) for task in compared.tasks},
+        "only_before": list(comparison.only_before),
+        "only_after": list(comparison.only_after),
+        "tasks": {task.task: _task_json(task) for task in comparison.tasks},
     }
 
 
@@ -72,28 +69,28 @@ def _task_table(task: TaskChange) -> Table:
         table.add_column(f"→ {escape_controls(label)}", justify="right", no_wrap=True)
     before, after = shares(task.before), shares(task.after)
     for index in _most_frequent(task) if many else range(len(task.labels)):
-        went = (f"{count:,}" for count in task.flips[index][: 0 if many else None])
+        flipped = (f"{count:,}" for count in task.flips[index][: 0 if many else None])
         label = escape_controls(task.labels[index])
-        table.add_row(label, f"{before[index]:.2%}", f"{after[index]:.2%}", *went)
+        table.add_row(label, f"{before[index]:.2%}", f"{after[index]:.2%}", *flipped)
     return table
 
 
 def _most_frequent(task: TaskChange) -> list[int]:
-    """The labels with the most documents of both sides, those with more first."""
+    """The labels with the most documents on both sides, the most frequent first."""
     order = np.argsort(-(task.before + task.after), kind="stable")
     return [int(index) for index in order[:SHOWN_LABELS]]
 
 
-def _told(task: TaskChange) -> str:
-    told = (
+def _drift_line(task: TaskChange) -> str:
+    line = (
         f"PSI {task.psi:.4f} · Jensen-Shannon {task.jensen_shannon:.4f} bits · "
         f"{task.flip_rate:.2%} of {int(task.flips.sum()):,} shared texts flipped"
     )
     if not task.newly_failing:
-        return told
+        return line
     shown = ", ".join(map(escape_controls, task.failing_ids[:5]))
     more = ", ..." if task.newly_failing > 5 else ""
-    return f"{told} · {task.newly_failing:,} newly failing: {shown}{more}"
+    return f"{line} · {task.newly_failing:,} newly failing: {shown}{more}"
 
 
 def _task_json(task: TaskChange) -> dict[str, Any]:
@@ -116,7 +113,7 @@ def _task_json(task: TaskChange) -> dict[str, Any]:
 
 
 def _flips_json(task: TaskChange) -> dict[str, Any]:
-    """`flips`, the square; of many labels `flipped`, its cells off the diagonal that are not 0."""
+    """`flips`, the whole square; with many labels `flipped`, the cells of changed labels."""
     if len(task.labels) <= SHOWN_LABELS:
         return {"flips": task.flips.tolist()}
     cells = [(int(x), int(y)) for x, y in np.argwhere(task.flips) if x != y]
@@ -128,7 +125,7 @@ def _flips_json(task: TaskChange) -> dict[str, Any]:
 
 
 def show_scheduled_run(run: ScheduledRun, console: Console) -> None:
-    """What was labelled, what changed, what the gates say, and whether it was published."""
+    """Prints the run, the changes, the gates and whether the snapshot was published."""
     console.print(summary_table(run.outcome), markup=False)
     if run.comparison:
         console.print()
@@ -141,7 +138,7 @@ def show_scheduled_run(run: ScheduledRun, console: Console) -> None:
 
 
 def scheduled_run_json(run: ScheduledRun) -> dict[str, Any]:
-    """The same for other programs."""
+    """The scheduled run as JSON values."""
     return {
         "published": run.published,
         "snapshot": run.outcome.snapshot,
@@ -154,15 +151,19 @@ def scheduled_run_json(run: ScheduledRun) -> dict[str, Any]:
 
 
 def _gate_line(value: float | None, passed: bool) -> str:
-    return f"{'undefined' if value is None else f'{value:.4f}'}, {'holds' if passed else 'FAILS'}"
+    return f"{'undefined' if value is None else f'{value:.4f}'}, {'passes' if passed else 'FAILS'}"
 
 
 def _verdict(run: ScheduledRun) -> str:
-    stays = "nothing is current yet" if run.previous is None else f"{run.previous:08d} stays"
+    current = (
+        "there is no snapshot yet"
+        if run.previous is None
+        else f"snapshot {run.previous:08d} stays current"
+    )
     if not run.outcome.complete:
-        return f"incomplete, not judged; {stays}; run again"
+        return f"incomplete, not compared; {current}; run again"
     if run.rejected:
-        return f"REJECTED; {stays}; `assay run` would publish it in spite of this"
+        return f"REJECTED; {current}; `assay run` publishes it nevertheless"
     if run.outcome.snapshot == run.previous:
-        return f"nothing new; {stays}"
+        return f"nothing new; {current}"
     return f"published as snapshot {run.outcome.snapshot:08d}"

@@ -1,7 +1,4 @@
-"""Fitted readouts, for people in a terminal and as JSON values.
-
-Knows figures. Knows nothing of how they came about.
-"""
+"""Fitted readouts and calibrations as tables for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -18,41 +15,40 @@ from pipeline.evaluation.scores import Figure
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.report.console import escape_controls, two_columns
 from pipeline.verbs.calibrate import Calibrated
-from pipeline.verbs.fit import Fit, TaskFit
-from pipeline.verbs.fit_card import figures
+from pipeline.verbs.fit import Fit, TaskFit, scores_json
 
 _NAMES = {"auroc": "AUROC", "f1": "macro F1", "accuracy": "accuracy", "ece": "ECE"}
 
 
-def show_fit(found: Fit, console: Console) -> None:
-    """What was fitted to what, then each task: its layers, its curve, its file."""
-    console.print(two_columns(dict(_gold(found))), markup=False)
-    for task in found.tasks:
+def show_fit(fit: Fit, console: Console) -> None:
+    """Prints the gold, then each task's layers, learning curve and file."""
+    console.print(two_columns(dict(_gold(fit))), markup=False)
+    for task in fit.tasks:
         console.print()
         console.print(_layers(task), markup=False)
         if task.curve:
-            console.print(_curve(task, found.splits), markup=False)
-        console.print(two_columns(dict(_readout(found, task))), markup=False)
+            console.print(_curve(task, fit.splits), markup=False)
+        console.print(two_columns(dict(_readout(fit, task))), markup=False)
 
 
-def _gold(found: Fit) -> Iterator[tuple[str, str]]:
-    gold = found.gold
+def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
+    gold = fit.gold
     yield "gold", escape_controls(f"{gold.source}, {gold.rows:,} documents")
     if gold.repeated:
-        yield "repeated", f"{gold.repeated:,} gold rows stand there again: each counts once"
+        yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
     if gold.contradictory:
         yield "contradictory", f"{gold.contradictory:,} gold rows of documents with two labels"
-    for reason, documents in found.left_out.items():
+    for reason, documents in fit.left_out.items():
         yield "left out", escape_controls(f"{documents:,} documents: {reason}")
-    yield "scores", f"of {found.folds} folds' held-out rows, with 95 % intervals"
+    yield "scores", f"of held-out rows in {fit.folds} folds, with 95 % intervals"
 
 
 def _layers(task: TaskFit) -> Table:
     several = len(task.layers[0].by_pooling) > 1
     both = [", ".join(task.layers[0].by_pooling)] if several else []
     names = ("layer", "depth", "s/doc", "AUROC", "macro F1", "ECE", *both)
-    told = f"; at the right the AUROC of either state: {both[0]}" if several else ""
-    table = _table(f"{task.task}: {task.kind} readout{told}", names)
+    states = f"; at the right the AUROC of both states: {both[0]}" if several else ""
+    table = _table(f"{task.task}: {task.kind} readout{states}", names)
     for each in task.layers:
         headlines = each.scores.headlines
         table.add_row(
@@ -69,18 +65,18 @@ def _layers(task: TaskFit) -> Table:
 
 def _curve(task: TaskFit, splits: int) -> Table:
     title = (
-        f"{task.task}: layer {task.layer} after so many gold rows, {splits} random splits, "
+        f"{task.task}: layer {task.layer} by number of gold rows, {splits} random splits, "
         f"{task.curve_held_out} held out"
     )
     table = _table(title, ("rows", *(_NAMES[name] for name in FIGURES)))
-    for learned in task.curve:
-        shown = (_figure(learned.figures[name]) for name in FIGURES)
-        table.add_row(f"{learned.rows:,}", *shown)
+    for point in task.curve:
+        shown = (_figure(point.figures[name]) for name in FIGURES)
+        table.add_row(f"{point.rows:,}", *shown)
     return table
 
 
 def _table(title: str, names: Sequence[str]) -> Table:
-    """Narrow enough for a terminal of 80 columns."""
+    """A table that fits a terminal of 80 columns."""
     narrow = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
     table = Table(title=title, title_justify="left", **narrow)  # type: ignore[arg-type]
     for name in names:
@@ -88,20 +84,20 @@ def _table(title: str, names: Sequence[str]) -> Table:
     return table
 
 
-def _readout(found: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
+def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
     state = "last token" if task.pooling == "last" else "mean of the document's tokens"
     yield "readout", escape_controls(f"{task.path}: layer {task.layer}, {state}")
     headlines = task.scores.headlines
-    worth = ", ".join(f"{name} {_figure(headlines[key])}" for key, name in _NAMES.items())
-    yield "worth", f"{worth}: layer and state chosen without the row, too"
+    shown = ", ".join(f"{name} {_figure(headlines[key])}" for key, name in _NAMES.items())
+    yield "scores", f"{shown}: layer and state, too, are chosen without the row"
     yield "rows", _rows(task)
     if task.balanced:
-        yield "balanced", "labels are uneven: each weighed the same, then put right by calibration"
+        yield "balanced", "labels are uneven: the fit weights them, and calibration corrects that"
 
 
 def _rows(task: TaskFit) -> str:
     counts = ", ".join(f"{each.label} {each.support:,}" for each in task.scores.labels)
-    without = f"; {task.unlabelled:,} have no label for it" if task.unlabelled else ""
+    without = f"; {task.unlabelled:,} without a label for this task" if task.unlabelled else ""
     return escape_controls(f"{task.rows:,}: {counts}{without}")
 
 
@@ -122,19 +118,19 @@ def _short(value: float | None) -> str:
     return _number(value).removeprefix("0")
 
 
-def fit_json(found: Fit) -> dict[str, Any]:
-    """The form that other programs read."""
+def fit_json(fit: Fit) -> dict[str, Any]:
+    """The readouts as JSON values."""
     return {
-        "spec": found.spec,
+        "spec": fit.spec,
         "gold": {
-            "source": found.gold.source,
-            "documents": found.gold.rows,
-            "repeated": found.gold.repeated,
-            "contradictory": found.gold.contradictory,
-            "left_out": dict(found.left_out),
+            "source": fit.gold.source,
+            "documents": fit.gold.rows,
+            "repeated": fit.gold.repeated,
+            "contradictory": fit.gold.contradictory,
+            "left_out": dict(fit.left_out),
         },
-        "folds": found.folds,
-        "tasks": [_task_json(task, found.splits) for task in found.tasks],
+        "folds": fit.folds,
+        "tasks": [_task_json(task, fit.splits) for task in fit.tasks],
     }
 
 
@@ -149,14 +145,14 @@ def _task_json(task: TaskFit, splits: int) -> dict[str, Any]:
         "layer": task.layer,
         "pooling": task.pooling,
         "balanced": task.balanced,
-        "scores": figures(task.scores),
+        "scores": scores_json(task.scores),
         "layers": [
             {
                 "layer": each.layer,
                 "share": each.share,
                 "seconds_per_document": each.seconds,
                 "strength": each.strength,
-                "scores": figures(each.scores),
+                "scores": scores_json(each.scores),
                 "auroc_by_pooling": dict(each.by_pooling),
             }
             for each in task.layers
@@ -166,32 +162,32 @@ def _task_json(task: TaskFit, splits: int) -> dict[str, Any]:
             "held_out": task.curve_held_out,
             "rows": [
                 {
-                    "rows": learned.rows,
+                    "rows": point.rows,
                     **{
                         name: {"value": each.value, "low": each.low, "high": each.high}
-                        for name, each in learned.figures.items()
+                        for name, each in point.figures.items()
                     },
                 }
-                for learned in task.curve
+                for point in task.curve
             ],
         },
     }
 
 
 def calibrated_json(calibrated: Calibrated) -> dict[str, Any]:
-    """The file's content, and where it is."""
+    """The content of the calibration file, and its path."""
     content: dict[str, Any] = json.loads(calibrated.file.json())
     return {"path": calibrated.path, **content}
 
 
 def show_calibrated(calibrated: Calibrated, console: Console) -> None:
-    """A table of what it is and of what it was made."""
+    """Prints the calibration, and the answers and gold labels that it was made from."""
     file = calibrated.file
     of_gold = f", gold {file.source['gold']}" if "gold" in file.source else ""
     rows = {
         "file": calibrated.path,
         "task": file.task,
-        "made of": f"{file.rows:,} documents of snapshot {file.source['snapshot']}{of_gold}",
+        "made from": f"{file.rows:,} documents of snapshot {file.source['snapshot']}{of_gold}",
         file.calibration.method: _parameters(file.calibration),
     }
     console.print(two_columns(rows), markup=False)

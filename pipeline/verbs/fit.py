@@ -1,19 +1,25 @@
-"""Fit trained readouts to gold labels, and write each with a card that says what it is worth.
+"""Fits trained readouts to gold labels and writes their files. Entry point: `fit_readouts`.
 
-Knows the order of the work: gold, states, maps, figures, files. Knows nothing of how documents are
-read, of how maps are fitted, of Ray, or of how results are shown.
+A readout's file is safetensors, because reading it runs no code:
+
+    layer<N>.weight   float32 [labels, hidden]   logits = weight @ state + bias
+    layer<N>.bias     float32 [labels]
+    metadata: card    JSON: what the readout was fitted to, and its scores on held-out rows
 """
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import safetensors.numpy
 
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.fitting import (
@@ -25,27 +31,28 @@ from pipeline.evaluation.fitting import (
     fit,
     learning_curve,
 )
-from pipeline.evaluation.metrics import Floats
-from pipeline.evaluation.scores import Scores, score
+from pipeline.evaluation.linear import Linear
+from pipeline.evaluation.metrics import task_metrics
+from pipeline.evaluation.scores import Scores, number_or_none, score
 from pipeline.gold.labels import UNLABELLED, Gold, GoldTask, read_gold
 from pipeline.options import FitOptions, GoldOptions
 from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.schema import JobSpec, TaskSpec
-from pipeline.verbs.fit_card import Kind, card, readout_bytes
 from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_gold_states
 
 SUFFIX = ".safetensors"
+FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFit:
-    """What a readout at one layer is worth and costs; scores of rows that were held out."""
+    """A readout at one layer: its cost, and its scores on held-out rows."""
 
     layer: int
     share: float  # of the decoder's layers
-    seconds: float  # a document
+    seconds: float  # per document
     scores: Scores
     by_pooling: Mapping[str, float | None]  # AUROC
     strength: float
@@ -56,14 +63,14 @@ class TaskFit:
     """One task's readout."""
 
     task: str
-    kind: Kind
+    kind: Literal["document", "question"]
     labels: tuple[str, ...]
     rows: int
     unlabelled: int  # gold documents without a label for this task
     pooling: str
     layer: int
     balanced: bool
-    scores: Scores  # with layer and pooling, too, chosen without the row
+    scores: Scores  # of held-out rows; layer and pooling, too, were chosen without the row
     layers: tuple[LayerFit, ...]
     curve: tuple[CurvePoint, ...]
     curve_held_out: int
@@ -72,7 +79,7 @@ class TaskFit:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The readouts of one gold."""
+    """The readouts that were fitted to one gold file."""
 
     spec: str
     gold: Gold
@@ -85,25 +92,27 @@ class Fit:
 def fit_readouts(
     spec: JobSpec,
     source: str,
-    how: GoldOptions,
+    gold_options: GoldOptions,
     options: FitOptions,
     *,
     cache_dir: Path,
     start: Callable[[int], Callable[[int], None]] = lambda documents: lambda done: None,
 ) -> Fit:
-    """A readout of every task that the gold at `source` has labels for.
+    """Fits and writes a readout for every task that the gold at `source` has labels for.
 
-    All documents are read once for all tasks. `start` as `read_gold_states` has it.
+    The model reads each gold document once. `start` is called with the number of documents, and
+    returns a function that is called with the number of documents of each batch. SpecError if the
+    gold has too few labels, or an option is wrong.
     """
-    gold = read_gold(source, spec, how)
+    gold = read_gold(source, spec, gold_options)
     tasks = [task for task in spec.tasks if task.name in gold.tasks]
     questions = {t.name: None if options.document else t.question for t in tasks}
-    _check_labels(_labels_of_gold(gold), gold, options.folds, options.rows)
+    _check_counts({name: _rows_by_label(each) for name, each in gold.tasks.items()}, gold, options)
     paths = _paths(tasks, options.to)
-    job = make_job(_without_readouts(spec), place(spec.model, this_machine()), cache_dir)
+    job = make_job(_without_fitted(spec), place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(job, gold, questions, layers=options.layers, start=start)
     states = {task.name: _gold_states(gold.tasks[task.name], task.name, read) for task in tasks}
-    _check_labels(_labels_of_states(states), gold, options.folds, options.rows)
+    _check_counts({name: _texts_by_label(each) for name, each in states.items()}, gold, options)
     fits = tuple(
         _fit_task(job, task, questions[task.name], states[task.name], read, options, path)
         for task, path in zip(tasks, paths, strict=True)
@@ -111,18 +120,17 @@ def fit_readouts(
     return Fit(spec.name, gold, read.left_out, options.folds, SPLITS, fits)
 
 
-def _without_readouts(spec: JobSpec) -> JobSpec:
-    """The spec before it has what is made here: the files that it names need not be there yet."""
-    unmade = {"readout": None, "calibration": None}
-    tasks = tuple(task.model_copy(update=unmade) for task in spec.tasks)
-    known = {"tasks": tasks, "exit": None}
-    return spec.model_copy(update={k: v for k, v in known.items() if k in JobSpec.model_fields})
+def _without_fitted(spec: JobSpec) -> JobSpec:
+    """The spec without readouts and calibrations, whose files may not exist yet."""
+    fitted = {"readout": None, "calibration": None}
+    tasks = tuple(task.model_copy(update=fitted) for task in spec.tasks)
+    return spec.model_copy(update={"tasks": tasks, "exit": None})
 
 
 def readout_path(task: str, *, named: str | None, to: str | None, tasks: int) -> str | None:
-    """Where a task's readout goes: `to`, else where the spec names it, else below `readouts/`.
+    """The path of a task's readout: `to`, else the one that the spec names, else `readouts/`.
 
-    None where `to` is one file and there are several tasks to write to it.
+    None if `to` is one file for several tasks.
     """
     if to is None:
         return named or f"readouts/{task}{SUFFIX}"
@@ -132,60 +140,54 @@ def readout_path(task: str, *, named: str | None, to: str | None, tasks: int) ->
 
 
 def _paths(tasks: Sequence[TaskSpec], to: str | None) -> list[str]:
-    found = [readout_path(task.name, named=task.readout, to=to, tasks=len(tasks)) for task in tasks]
-    paths = [path for path in found if path is not None]
+    candidates = [readout_path(t.name, named=t.readout, to=to, tasks=len(tasks)) for t in tasks]
+    paths = [path for path in candidates if path is not None]
     if len(paths) < len(tasks):
         fix = f"is one file for {len(tasks)} tasks; write a folder, or name one task with --task"
         raise SpecError([Problem("--to", fix, to)])
-    if twice := sorted({path for path in paths if paths.count(path) > 1}):
-        fix = "is the readout of several tasks; give each task a file of its own"
-        raise SpecError([Problem("readout", fix, twice[0])])
+    if repeated := sorted({path for path in paths if paths.count(path) > 1}):
+        fix = "is the readout of several tasks; give each task its own file"
+        raise SpecError([Problem("readout", fix, repeated[0])])
     return paths
 
 
-def _gold_states(said: GoldTask, task: str, read: ReadGold) -> GoldStates:
-    """The rows of one task: those that can be read and have a label."""
-    labelled = np.flatnonzero(said.truth[read.rows] != UNLABELLED)
+def _gold_states(gold: GoldTask, task: str, read: ReadGold) -> GoldStates:
+    """The rows of one task that could be read and have a label."""
+    labelled = np.flatnonzero(gold.truth[read.rows] != UNLABELLED)
     rows = read.rows[labelled]
-    truth = said.truth[rows]
-    hard: Floats = np.eye(len(said.labels))[truth]
-    targets = hard if said.soft is None else said.soft[rows]
+    targets = np.eye(len(gold.labels))[gold.truth[rows]] if gold.soft is None else gold.soft[rows]
     states = read.states[labelled][:, :, list(read.kinds[task])]
     return GoldStates(states, targets, read.groups[labelled])
 
 
-def _labels_of_gold(gold: Gold) -> dict[str, list[int]]:
-    """By task: documents of each label, as far as the gold tells."""
-    return {
-        task: [int((said.truth == label).sum()) for label in range(len(said.labels))]
-        for task, said in gold.tasks.items()
-    }
+def _rows_by_label(gold: GoldTask) -> Sequence[int]:
+    return [int((gold.truth == label).sum()) for label in range(len(gold.labels))]
 
 
-def _labels_of_states(states: Mapping[str, GoldStates]) -> dict[str, list[int]]:
-    """By task: texts of each label, of those that could be read."""
-    return {
-        task: [len(np.unique(rows.groups[rows.truth == n])) for n in range(rows.targets.shape[1])]
-        for task, rows in states.items()
-    }
+def _texts_by_label(rows: GoldStates) -> Sequence[int]:
+    """The number of different texts of each label."""
+    return [len(np.unique(rows.groups[rows.truth == n])) for n in range(rows.targets.shape[1])]
 
 
-def _check_labels(
-    documents: Mapping[str, Sequence[int]], gold: Gold, folds: int, curve: Sequence[int]
+def _check_counts(
+    counts: Mapping[str, Sequence[int]],  # by task: documents of each label
+    gold: Gold,
+    options: FitOptions,
 ) -> None:
-    """SpecError unless every label is in enough documents to be fitted and held out."""
+    """SpecError unless every fold can have a document of every label."""
+    folds = options.folds
     problems = [] if folds >= 2 else [Problem("--folds", "write 2 or more", folds)]
-    for task, counts in documents.items():
-        for label, count in zip(gold.tasks[task].labels, counts, strict=True):
+    for task, of_task in counts.items():
+        for label, count in zip(gold.tasks[task].labels, of_task, strict=True):
             if count < folds:
                 fix = (
                     f"label {label!r} has {count} documents, and one is needed in each of "
-                    f"{folds} folds; give more, or fit the other tasks alone with --task"
+                    f"{folds} folds; add some, or name only the other tasks with --task"
                 )
                 problems.append(Problem(f"gold of task {task}", fix, gold.source))
-        held_out = _held_out(sum(counts))
-        most = sum(counts) - held_out
-        if wrong := [number for number in curve if not 2 <= number <= most]:
+        held_out = _held_out(sum(of_task))
+        most = sum(of_task) - held_out
+        if wrong := [number for number in options.rows if not 2 <= number <= most]:
             fix = f"{held_out} documents of {task} are held out: write 2 to {most}"
             problems.append(Problem("--rows", fix, wrong[0]))
     if problems:
@@ -193,7 +195,7 @@ def _check_labels(
 
 
 def _held_out(rows: int) -> int:
-    """Of the learning curve: as many as there should be, or half of what there is."""
+    """The held-out rows of a learning curve: at most half of all."""
     return min(HELD_OUT, rows // 2)
 
 
@@ -206,10 +208,11 @@ def _fit_task(
     options: FitOptions,
     path: str,
 ) -> TaskFit:
-    """The task's maps, what they are worth, and their file."""
+    """Fits the task's maps, measures them and writes their file."""
     fitted = fit(gold, folds_number=options.folds)
     at_best = gold.at(fitted.layer, fitted.pooling)
-    found = TaskFit(
+    held_out = _held_out(len(gold.targets))
+    task_fit = TaskFit(
         task=task.name,
         kind="document" if question is None else "question",
         labels=tuple(task.labels),
@@ -219,41 +222,86 @@ def _fit_task(
         layer=read.layers[fitted.layer],
         balanced=fitted.balanced,
         scores=score(gold.truth, fitted.held_out, list(task.labels)),
-        layers=tuple(_layer(n, gold, fitted, read, task) for n in range(len(read.layers))),
-        curve=learning_curve(at_best, options.rows, held_out=_held_out(len(gold.targets))),
-        curve_held_out=_held_out(len(gold.targets)),
+        layers=tuple(_layer_fit(n, gold, fitted, read, task) for n in range(len(read.layers))),
+        curve=learning_curve(at_best, options.rows, held_out=held_out),
+        curve_held_out=held_out,
         path=path,
     )
-    written = card(
-        job, found, question=question, folds=options.folds, created_at=_now(), versions=_versions()
+    tensors: dict[str, Any] = {}
+    for layer, fitted_map in zip(read.layers, fitted.maps, strict=True):
+        tensors |= _tensors(layer, fitted_map)
+    metadata = {"card": json.dumps(_card(job, task_fit, question, options.folds))}
+    write_fitted(
+        path, safetensors.numpy.save(tensors, metadata=metadata), options_for(path, job.spec)
     )
-    maps = dict(zip(read.layers, fitted.maps, strict=True))
-    write_fitted(path, readout_bytes(written, maps), options_for(path, job.spec))
-    return found
+    return task_fit
 
 
-def _layer(
-    place: int, gold: GoldStates, fitted: Fitted, read: ReadGold, task: TaskSpec
+def _layer_fit(
+    index: int, gold: GoldStates, fitted: Fitted, read: ReadGold, task: TaskSpec
 ) -> LayerFit:
-    labels = list(task.labels)
-    by_pooling = {
-        POOLINGS[pooling]: score(gold.truth, p, labels, resamples=1).headlines["auroc"].value
-        for pooling, p in enumerate(fitted.by_place[place])
-    }
     return LayerFit(
-        layer=read.layers[place],
-        share=read.layers[place] / read.all_layers,
-        seconds=read.seconds[place],
-        scores=score(gold.truth, fitted.by_layer[place], labels),
-        by_pooling=by_pooling,
-        strength=fitted.choices[place].strength,
+        layer=read.layers[index],
+        share=read.layers[index] / read.all_layers,
+        seconds=read.seconds[index],
+        scores=score(gold.truth, fitted.by_layer[index], list(task.labels)),
+        by_pooling={
+            POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
+            for pooling, p in enumerate(fitted.by_place[index])
+        },
+        strength=fitted.choices[index].strength,
     )
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _tensors(layer: int, fitted: Linear) -> dict[str, Any]:
+    return {
+        f"layer{layer}.weight": np.ascontiguousarray(fitted.weight, np.float32),
+        f"layer{layer}.bias": np.ascontiguousarray(fitted.bias, np.float32),
+    }
 
 
-def _versions() -> dict[str, str]:
-    names = ("torch", "transformers", "numpy", "scipy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+def _card(job: Job, fitted: TaskFit, question: str | None, folds: int) -> dict[str, Any]:
+    """The model, prompt and labels that the maps may be used with, and the scores."""
+    spec = job.spec
+    packages = ("torch", "transformers", "numpy", "scipy", "scikit-learn")
+    return {
+        "format": FORMAT,
+        "task": fitted.task,
+        "labels": list(fitted.labels),
+        "kind": fitted.kind,
+        "question": question,
+        "pooling": fitted.pooling,
+        "layer": fitted.layer,
+        "layers": {
+            str(each.layer): {
+                **{name: figure.value for name, figure in each.scores.headlines.items()},
+                "strength": each.strength,
+                "share": each.share,
+            }
+            for each in fitted.layers
+        },
+        "rows": fitted.rows,
+        "folds": folds,
+        "balanced": fitted.balanced,
+        "scores": scores_json(fitted.scores),
+        "model": {
+            "weights": dict(job.files.hashes),
+            "dtype": job.placement.dtype,
+            "quantize": spec.model.quantize,
+        },
+        "prompt": spec.prompt.model_dump(mode="json"),
+        "documents": spec.documents.model_dump(mode="json", include={"max_tokens", "too_long"}),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
+    }
+
+
+def scores_json(scores: Scores) -> dict[str, dict[str, float | None]]:
+    """Every headline metric with its 95 % interval."""
+    return {
+        name: {"value": figure.value, "low": figure.low, "high": figure.high}
+        for name, figure in scores.headlines.items()
+    }

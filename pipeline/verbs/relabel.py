@@ -1,7 +1,6 @@
-"""One tick of a schedule: label what is new, and publish it only if it is good and did not drift.
+"""One scheduled run: labels new documents, and publishes them if gates pass and nothing drifted.
 
-Knows the order of a tick and its limits. Knows nothing of when ticks come, or of how a tick is
-shown.
+Entry point: `scheduled_run`.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.run import LabelledOutput, Progress, label
 from pipeline.spec.schema import JobSpec
 
-Gate = Callable[[Contents], tuple[Decision, ...]]  # judges what is not published yet
+Gate = Callable[[Contents], tuple[Decision, ...]]  # decides on an unpublished snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRun:
-    """How a tick ended."""
+    """The result of a scheduled run."""
 
     outcome: Outcome
-    previous: int | None  # the snapshot it was compared with
-    comparison: Comparison | None  # None: there was none before, or not everything is labelled
+    previous: int | None  # number of the snapshot that it was compared with
+    comparison: Comparison | None  # None: no previous snapshot, or documents are missing
     decisions: tuple[Decision, ...]  # of the gates
-    rejected: tuple[str, ...]  # why it is not published
+    rejected: tuple[str, ...]  # reasons; not published if there are any
 
     @property
     def published(self) -> bool:
@@ -47,34 +46,35 @@ def scheduled_run(
     limits: Limits | None = None,
     announce: Callable[[Plan], Progress],
 ) -> ScheduledRun:
-    """Labels what is missing and publishes it if gates and limits hold; else the last stays.
+    """Labels missing documents and publishes a snapshot if gates and limits hold.
 
-    What is labelled is kept in any case, so the next tick does none of it again.
+    Otherwise the previous snapshot stays current. Labels are kept in any case, so the next run
+    does not compute them again.
     """
-    done = label(spec, cache_dir=cache_dir, address=address, announce=announce)
-    return judge(done, gate, limits or Limits())
+    labelled = label(spec, cache_dir=cache_dir, address=address, announce=announce)
+    return judge(labelled, gate, limits or Limits())
 
 
-def judge(done: LabelledOutput, gate: Gate | None, limits: Limits) -> ScheduledRun:
-    """The second half of a tick: what was labelled is compared, judged, and published or not."""
-    previous = last_snapshot(done.store, done.job.spec.name)
-    if not done.complete:
-        return ScheduledRun(done.outcome(None), previous, None, (), ())
-    candidate = done.contents
+def judge(labelled: LabelledOutput, gate: Gate | None, limits: Limits) -> ScheduledRun:
+    """Compares the labelled output with the previous snapshot, and publishes or rejects it."""
+    previous = last_snapshot(labelled.store, labelled.job.spec.name)
+    if not labelled.complete:
+        return ScheduledRun(labelled.outcome(None), previous, None, (), ())
+    candidate = labelled.contents
     decisions = gate(candidate) if gate else ()
     comparison, common = None, set[str]()
     if previous is not None:
-        before = contents(done.store, previous)
+        before = contents(labelled.store, previous)
         common = set(before.tasks) & set(candidate.tasks)
-        comparison = compare(done.store, before, candidate) if common else None
+        comparison = compare(labelled.store, before, candidate) if common else None
     rejected = (*_failed(decisions), *(_drifted(comparison, limits) if comparison else ()))
-    number = None if rejected else done.publish()
-    return ScheduledRun(done.outcome(number), previous, comparison, decisions, rejected)
+    number = None if rejected else labelled.publish()
+    return ScheduledRun(labelled.outcome(number), previous, comparison, decisions, rejected)
 
 
 def _failed(decisions: tuple[Decision, ...]) -> tuple[str, ...]:
     return tuple(
-        f"gate {each.gate} does not hold: it is "
+        f"gate {each.gate} fails: the value is "
         f"{'undefined' if each.value is None else format(each.value, '.4f')}"
         for each in decisions
         if not each.passed
@@ -82,7 +82,7 @@ def _failed(decisions: tuple[Decision, ...]) -> tuple[str, ...]:
 
 
 def _drifted(comparison: Comparison, limits: Limits) -> tuple[str, ...]:
-    """A reason for each limit that a task is above; tasks that only one side has have none."""
+    """A reason for each limit that a task exceeds; only tasks of both snapshots are compared."""
     reasons = []
     for change in comparison.tasks:
         if change.psi > limits.max_psi:
@@ -98,7 +98,7 @@ def _drifted(comparison: Comparison, limits: Limits) -> tuple[str, ...]:
         failing = change.newly_failing / max(1, comparison.rows[1])
         if failing > limits.max_failing:
             reasons.append(
-                f"{change.newly_failing:,} rows of {change.task} fail that had an answer: "
+                f"{change.newly_failing:,} rows of {change.task} had an answer and fail now: "
                 f"{failing:.2%} of all is above {limits.max_failing:.2%}"
             )
     return tuple(reasons)

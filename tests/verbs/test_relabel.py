@@ -93,7 +93,7 @@ def test_nothing_new_publishes_nothing_new(store: LocalStore, corpus: Corpus) ->
 
 def test_a_gate_that_fails_holds_the_first_one_back(store: LocalStore, corpus: Corpus) -> None:
     ended = judge(done(store, corpus), refuse, ANYTHING)
-    assert ended.rejected == ("gate toxic.f1 >= 0.8 does not hold: it is 0.5000",)
+    assert ended.rejected == ("gate toxic.f1 >= 0.8 fails: the value is 0.5000",)
     assert not list(store.list("snapshots/"))
 
 
@@ -142,7 +142,7 @@ def test_answers_that_flip_are_rejected_and_the_old_stay(store: LocalStore, corp
 
 
 @pytest.mark.parametrize("failing, published", [(1, True), (2, False)])
-def test_documents_that_newly_fail_hold_a_snapshot_back(
+def test_documents_that_newly_fail_reject_a_snapshot(
     store: LocalStore, corpus: Corpus, failing: int, published: bool
 ) -> None:
     """30 rows a file, 90 in all: one of each file is 3.3 %, two are 6.7 %."""
@@ -156,7 +156,7 @@ def test_documents_that_newly_fail_hold_a_snapshot_back(
     assert ended.published == published and current(store) == (2 if published else 1)
     if not published:
         assert ended.rejected == tuple(
-            f"6 rows of {task} fail that had an answer: 6.67% of all is above 5.00%"
+            f"6 rows of {task} had an answer and fail now: 6.67% of all is above 5.00%"
             for task in LABELS
         )
 
