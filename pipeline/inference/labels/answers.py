@@ -250,7 +250,7 @@ class OnePassQuestions:
             at = self._by_layer[states.layer]
             log_probs = at.log_probs(states, self._model)
             for i in at.defaults:
-                if len(remaining) == len(documents):  # the device is not given their indices
+                if len(remaining) == len(documents):  # no indices, for which a device would wait
                     answers[i] = log_probs[i]
                 else:
                     answers[i][remaining] = log_probs[i]

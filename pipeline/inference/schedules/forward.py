@@ -70,8 +70,10 @@ def run(
     **inputs: Tensor,  # input_ids [rows] int64 or inputs_embeds [rows, hidden]
 ) -> Tensor:  # [rows, hidden]
     """The final states of a decoder, or of a part of one."""
+    (rows,) = positions.shape
     output = decoder(**packed(attention, positions, **inputs))
     states: Tensor = output.last_hidden_state[0]
+    assert len(states) == rows, f"{len(states)} states for {rows} rows"
     return states
 
 

@@ -109,6 +109,7 @@ class FusedReader:
         )
         of_documents = [token for document in documents for token in document]
         token_ids = np.array([*of_documents, *self._branches.token_ids * len(documents)])
+        assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
         ids, positions = to_device([token_ids, tree.positions], self._model.device)
         read = self._read_whole if self._model.stages is None else self._read_in_parts
         read(tree, positions, ids, on_layer)
@@ -144,8 +145,7 @@ class FusedReader:
         attention = attend_everywhere(self._model, tree, self._prefix)
         first, *others = self._steps
         assert first.body is not None, first
-        states = run(first.body, attention, positions, input_ids=ids)
-        batch = PackedStates(tree, positions, states)
+        batch = PackedStates(tree, positions, run(first.body, attention, positions, input_ids=ids))
         continuing = on_layer(self._layer_states(first, batch))
         for step in others:
             if continuing is not None and len(continuing) < len(batch.tree.documents):

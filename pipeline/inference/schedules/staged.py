@@ -1,11 +1,11 @@
 """The staged schedule, for decoders whose layers carry a recurrent state: level by level.
 
-    prefix  ──  document  ──┬── question 0    one padded batch,
-    (once a process)         └── question 1    each with its own clone of the states
+    prefix  ──  document  ──┬── suffix 0    one padded batch,
+    (once a process)        └── suffix 1    each with its own clone of the states
 
-Packed spans would run into each other's states, so every level is read from a clone of those that
-the level above ended in. Its keys and values are viewed where that level left them, in one copy.
-Knows token ids and the caches of transformers. Knows nothing of labels, text or batching.
+Packed spans would mix their recurrent states. So every level starts from a clone of the states
+that the level above ended in. The keys and values of a level are stored once and viewed by all
+levels below it. Entry point: `StagedSchedule`.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import run_to_layers
 from pipeline.inference.schedules.interface import LayerStates, OnLayer, ReadPoint, Suffix, deliver
 
-# A span of one token would take the families' path for generation, which computes something else
-# (Nemotron-H and Granite leave the limits of the time step out of it) and writes states in place.
+# With a span of one token, model code takes its path for generation. That path writes states in
+# place, and it gives other numbers: Nemotron-H and Granite do not limit the time step there.
 _MIN_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A span that has been read: its keys and values, and the states that its layers ended in."""
+    """A span that has been read: its keys and values, and the final states of its layers."""
 
-    cache: DynamicCache  # of one copy; read only, since its states are written in place
-    stop: int  # the position behind its last token
+    cache: DynamicCache  # of one copy; never passed to a forward, which would write its states
+    stop: int  # the position after its last token
 
     def kv(self, layer: int) -> LayerKV:
-        """The layer's keys and values, up to the last; a view."""
+        """The layer's keys and values as views; the newest ones, where it keeps only a window."""
         kept: Any = self.cache.layers[layer]
         return LayerKV(k=kept.keys[0].transpose(0, 1), v=kept.values[0].transpose(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class StagedAttention:
-    """Attention of a span, or copies of it, over itself and the levels above."""
+    """Attention of copies of a span over themselves and over the levels above."""
 
     above: tuple[Level, ...]
 
@@ -68,7 +68,7 @@ class StagedAttention:
         window: int | None,
         softcap: float | None,
     ) -> Attended:
-        """The copies' rows go over a level in one run, so that its keys are never repeated."""
+        """All copies attend to a level in one call, so its keys are never repeated."""
         copies, tokens, heads, dim = q.shape
         itself = attend_causally(q, own.k, own.v, scale=scale, window=window, softcap=softcap)
         rows = q.reshape(1, copies * tokens, heads, dim)
@@ -119,7 +119,7 @@ def read_level(
 
 
 def clone_states(kept: DynamicCache, cache: DynamicCache, copies: int) -> None:
-    """Give every copy its own clone of the kept states; keys and values stay where they are."""
+    """Gives every copy its own clone of the kept states; keys and values are not copied."""
     for layer, of_layer in enumerate(kept.layers):
         if not isinstance(of_layer, LinearAttentionCacheLayerMixin):
             continue

@@ -60,7 +60,7 @@ def deep_model(make_network: MakeNetwork) -> Callable[[str], LoadedModel]:
     return make
 
 
-def ways_to_run(model: LoadedModel) -> dict[str, LoadedModel]:
+def executions(model: LoadedModel) -> dict[str, LoadedModel]:
     return {
         "in parts": model,
         "whole": replace(model, stages=None),
@@ -167,12 +167,12 @@ def documents(lengths: Sequence[int] = (1, 2, 17, 40, 5)) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("budget", [1, 80, 100_000], ids=["alone", "mixed", "together"])
-@pytest.mark.parametrize("way", ["in parts", "whole", "compiled"])
+@pytest.mark.parametrize("execution", ["in parts", "whole", "compiled"])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe"])
 def test_every_kind_of_answer_equals_the_states_of_independent_prompts(
-    family: str, way: str, budget: int, deep_model: Callable[[str], LoadedModel]
+    family: str, execution: str, budget: int, deep_model: Callable[[str], LoadedModel]
 ) -> None:
-    model = ways_to_run(deep_model(family))[way]
+    model = executions(deep_model(family))[execution]
     assert_every_kind_equals_its_oracle(model, budget)
 
 
@@ -248,13 +248,13 @@ def test_document_readouts_share_one_answer_position_or_need_none(
     assert usage.tokens_saved == alone - 25 - 2 * below
 
 
-@pytest.mark.parametrize("way", ["in parts", "whole"])
+@pytest.mark.parametrize("execution", ["in parts", "whole"])
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("layer", [1, 2, 3, 4])
 def test_exit_at_a_layer_reads_it_and_runs_nothing_deeper(
-    layer: int, pooling: Pooling, way: str, deep_model: Callable[[str], LoadedModel]
+    layer: int, pooling: Pooling, execution: str, deep_model: Callable[[str], LoadedModel]
 ) -> None:
-    model = ways_to_run(deep_model("llama"))[way]
+    model = executions(deep_model("llama"))[execution]
     prompt, readouts = document_tasks(3, pooling=pooling)
     engine = LabelEngine(
         model, prompt, max_batch_tokens=99, readouts=readouts, exit_policy=ExitSpec(layer=layer)
@@ -269,20 +269,20 @@ def test_exit_at_a_layer_reads_it_and_runs_nothing_deeper(
         np.testing.assert_allclose(answers, expected, rtol=0, atol=TOLERANCE)
 
 
-def left_at(
+def exit_layers(
     model: LoadedModel,
     prompt: PromptTokens,
     readouts: dict[str, Readout],
-    way: ExitSpec,
+    policy: ExitSpec,
     document: Sequence[int],
 ) -> dict[str, int]:
     """The layer at which each task is read for a document, by brute force."""
-    for layer in way.layers:
-        surest = [
+    for layer in policy.layers:
+        best = [
             oracle(model, prompt, document, q, readouts[q.name], layer).max()
             for q in prompt.questions
         ]
-        if min(surest) >= np.log(way.confidence or 1):
+        if min(best) >= np.log(policy.confidence or 1):
             return dict.fromkeys(readouts, layer)
     return {name: fitted.card.layer for name, fitted in readouts.items()}
 
@@ -291,11 +291,11 @@ MANY = tuple(range(1, 31))
 
 
 @pytest.mark.parametrize("budget", [1, 300, 10_000])
-@pytest.mark.parametrize("way", ["in parts", "whole", "compiled"])
-def test_exit_by_confidence_is_exit_at_the_layer_where_each_document_is_sure(
-    way: str, budget: int, deep_model: Callable[[str], LoadedModel]
+@pytest.mark.parametrize("execution", ["in parts", "whole", "compiled"])
+def test_exit_by_confidence_is_exit_at_the_layer_where_each_document_is_confident(
+    execution: str, budget: int, deep_model: Callable[[str], LoadedModel]
 ) -> None:
-    model = ways_to_run(deep_model("llama"))[way]
+    model = executions(deep_model("llama"))[execution]
     prompt, readouts = document_tasks(3, scale=8)
     readouts["t2"] = readout(4, layer=2, scale=8, pooling="mean")  # and not as deep as others
     assert_leaves_as_brute_force_says(model, prompt, readouts, budget)
@@ -311,13 +311,15 @@ def test_exit_by_confidence_of_a_recurrent_family(
 def assert_leaves_as_brute_force_says(
     model: LoadedModel, prompt: PromptTokens, readouts: dict[str, Readout], budget: int
 ) -> None:
-    way = ExitSpec(layers=(1, 3), confidence=0.8)
-    engine = LabelEngine(model, prompt, max_batch_tokens=budget, readouts=readouts, exit_policy=way)
+    policy = ExitSpec(layers=(1, 3), confidence=0.8)
+    engine = LabelEngine(
+        model, prompt, max_batch_tokens=budget, readouts=readouts, exit_policy=policy
+    )
     labelled = engine.label(documents(MANY))
     last = prompt.questions[-1]
     alone = engine.label(documents(MANY), tasks=[last.name]).log_probs
     np.testing.assert_allclose(alone[0], labelled.log_probs[-1], rtol=0, atol=TOLERANCE)
-    left = [left_at(model, prompt, readouts, way, d) for d in documents(MANY)]
+    left = [exit_layers(model, prompt, readouts, policy, d) for d in documents(MANY)]
     assert {layers["t0"] for layers in left} == {1, 3, LAYERS}, "the case tells nothing"
     for asked, answers in zip(prompt.questions, labelled.log_probs, strict=True):
         expected = [
@@ -327,16 +329,16 @@ def assert_leaves_as_brute_force_says(
         np.testing.assert_allclose(answers, expected, rtol=0, atol=TOLERANCE)
 
 
-def test_documents_that_are_settled_go_through_no_deeper_layer(
+def test_documents_that_exit_go_through_no_deeper_layer(
     deep_model: Callable[[str], LoadedModel],
 ) -> None:
     model = deep_model("llama")
     prompt, readouts = document_tasks(3, scale=8)
-    way = ExitSpec(layers=(1, 3), confidence=0.8)
-    engine = LabelEngine(model, prompt, max_batch_tokens=300, readouts=readouts, exit_policy=way)
+    policy = ExitSpec(layers=(1, 3), confidence=0.8)
+    engine = LabelEngine(model, prompt, max_batch_tokens=300, readouts=readouts, exit_policy=policy)
     with rows_through(model) as rows:
         engine.label(documents(MANY))
-    left = [left_at(model, prompt, readouts, way, d)["t0"] for d in documents(MANY)]
+    left = [exit_layers(model, prompt, readouts, policy, d)["t0"] for d in documents(MANY)]
     read = list(zip(MANY, left, strict=True))
     lengths = {depth: sum(n + 3 for n, at in read if at >= depth) for depth in (1, 2)}
     ends = sum(at == LAYERS for at in left)  # the last layer is run at these rows only
