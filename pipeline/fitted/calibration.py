@@ -1,7 +1,7 @@
-"""A calibration: what turns a task's raw probabilities into calibrated ones, and back from JSON.
+"""Calibrations: maps from a task's raw probabilities to calibrated ones, and their JSON form.
 
-Knows probabilities. Knows nothing of where they come from, of files, or of how curves are fitted
-(`calibration_fitting`).
+Entry points: `Calibration.apply` and `calibration_from_json`. `evaluation.calibration_fitting` fits
+them.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from numpy.typing import NDArray
 
 Probabilities = NDArray[np.float64]  # [docs, labels], each row summing to 1
 
-# The smallest normal float32: raw probabilities are float32, and below it they are 0.
+# The smallest normal float32. Raw probabilities are float32: below it they are 0.
 SMALLEST_P = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Divides by what each label gets anyhow, and lets the rows sum to 1 again.
+    """Divides by each label's prior probability, and normalises.
 
-    Contextual calibration (Zhao et al. 2021, "Calibrate Before Use") takes for it the mean answer
-    about documents without content; batch calibration (Zhou et al. 2023, "Batch Calibration") the
-    mean answer about the corpus.
+    The prior of contextual calibration (Zhao et al. 2021, "Calibrate Before Use") is the mean
+    answer about documents without content; that of batch calibration (Zhou et al. 2023, "Batch
+    Calibration") is the mean answer about the corpus.
     """
 
     prior: tuple[float, ...]  # [labels]
 
     def __post_init__(self) -> None:
         if not all(0 <= share <= 1 for share in self.prior) or not any(self.prior):
-            raise ValueError(f"a prior is a probability for each label, not {self.prior}")
+            raise ValueError(f"a prior has one probability for each label (got {self.prior})")
 
     def apply(self, p: Probabilities) -> Probabilities:
         _docs, labels = p.shape
         assert labels == len(self.prior), (labels, self.prior)
         prior = np.array(self.prior)
-        # — a label that never came is raised no more than the rarest that did
+        # — a label with prior 0 is raised as much as the label with the smallest prior above 0
         return _normalised(p / np.maximum(prior, prior[prior > 0].min()))
 
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Divides log-probabilities by one number (Guo et al. 2017, "On Calibration of ...").
+    """Divides log-probabilities by a number (Guo et al. 2017, "On Calibration of ...").
 
-    The order of the labels stays; above 1 answers become less sure, below 1 surer.
+    The order of the labels stays. Above 1, answers become less confident; below 1, more.
     """
 
     temperature: float
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
-            raise ValueError(f"a temperature is above 0 and finite, not {self.temperature}")
+            raise ValueError(f"a temperature is above 0 and finite (got {self.temperature})")
 
     def apply(self, p: Probabilities) -> Probabilities:
         scaled = log_p(p) / self.temperature  # [docs, labels]
@@ -63,7 +63,7 @@ class Temperature:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A rising line through knots, flat beyond them."""
+    """A non-decreasing piecewise linear function, constant outside its knots."""
 
     x: tuple[float, ...]
     y: tuple[float, ...]
@@ -71,23 +71,25 @@ class Curve:
     def __post_init__(self) -> None:
         knots = len(self.x), len(self.y)
         if not self.x or knots[0] != knots[1] or not all(map(math.isfinite, self.x + self.y)):
-            raise ValueError(f"a curve is as many finite x as y, not {knots}")
+            raise ValueError(f"a curve has equally many finite x and y (got {knots})")
         if any(np.diff(self.x) <= 0) or any(np.diff(self.y) < 0):
-            raise ValueError("a curve's x rise, and its y do not fall")
+            raise ValueError("the x of a curve rise, and its y do not fall")
         if self.y[0] < 0 or self.y[-1] > 1:
-            raise ValueError(f"a curve gives probabilities, not {self.y[0]} to {self.y[-1]}")
+            raise ValueError(
+                f"the y of a curve are probabilities (got {self.y[0]} to {self.y[-1]})"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Isotonic:
-    """A rising curve for each label against the others, and rows that sum to 1 again.
+    """A curve for each label against the others, and normalises.
 
     Zadrozny & Elkan 2002, "Transforming Classifier Scores into Accurate Multiclass Probability
-    Estimates". As scikit-learn has it, where every curve gives 0 all labels are alike, and of two
-    labels the second has the one curve, the first what is left.
+    Estimates". As in scikit-learn, all labels are equal if every curve gives 0; of two labels, the
+    curve is of the second, and the first gets the rest.
     """
 
-    curves: tuple[Curve, ...]  # [labels]; one where there are two labels
+    curves: tuple[Curve, ...]  # [labels]; one if the task has two labels
 
     def apply(self, p: Probabilities) -> Probabilities:
         _docs, labels = p.shape
@@ -99,7 +101,7 @@ class Isotonic:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """One way to calibrate one closed list of labels. Law: rows that sum to 1 come out so."""
+    """A calibration of a list of labels. Law: rows that sum to 1 still do afterwards."""
 
     method: str  # contextual, batch, temperature or isotonic
     labels: tuple[str, ...]
@@ -112,34 +114,34 @@ class Calibration:
         return self.change.apply(p)
 
     def to_json(self) -> dict[str, Any]:
-        """What `calibration_from_json` makes the same calibration of, to the last bit."""
+        """The JSON form; `calibration_from_json` gives back an equal calibration."""
         parameters = asdict(self.change)
         return {"method": self.method, "labels": list(self.labels), "parameters": parameters}
 
 
 def calibration_from_json(content: Mapping[str, Any]) -> Calibration:
-    """The calibration that `to_json` told; ValueError, KeyError or TypeError if it is none."""
+    """The calibration of `to_json`; ValueError, KeyError or TypeError if the content is invalid."""
     method, labels = content["method"], tuple(map(str, content["labels"]))
     change = _change(method, content["parameters"])
     if isinstance(change, Prior) and len(change.prior) != len(labels):
-        raise ValueError(f"a prior of {len(change.prior)} labels for {len(labels)}")
+        raise ValueError(f"a prior of {len(change.prior)} labels for {len(labels)} labels")
     if isinstance(change, Isotonic) and len(change.curves) != curves_for(len(labels)):
         raise ValueError(f"{len(change.curves)} curves for {len(labels)} labels")
     return Calibration(method, labels, change)
 
 
 def curves_for(labels: int) -> int:
-    """How many curves an isotonic calibration of so many labels has."""
+    """The number of curves of an isotonic calibration."""
     return 1 if labels == 2 else labels
 
 
 def mean_prior(p: Probabilities) -> Prior:
-    """What each label gets on average."""
+    """The mean probability of each label."""
     return Prior(tuple(float(share) for share in p.mean(axis=0, dtype=np.float64)))
 
 
 def log_p(p: Probabilities) -> Probabilities:
-    """Logarithms, of which none is infinite."""
+    """Finite logarithms: smaller probabilities count as `SMALLEST_P`."""
     logarithms: Probabilities = np.log(np.maximum(p, SMALLEST_P))
     return logarithms
 

@@ -1,11 +1,9 @@
-"""Attempts: what was started and did not end, so that a document which kills its worker is found.
+"""Attempt markers, which find the document that kills its worker. Entry point: `Attempts.run`.
 
-A worker that dies takes its knowledge along, so it writes down what it is about to do, and strikes
-it out when that is done. What is left standing was deadly: its rows are split sixteen ways until
-one row is left, and that row is set aside. A reader that keeps dying is not searched: no document
-is known before it is read, so the run ends with the place.
-
-Knows row ranges and the markers below `attempts/`. Knows nothing of what is done with the rows.
+A worker creates a marker before it labels a range of rows and deletes it afterwards. A marker that
+remains shows that the worker died: the next attempt splits its rows sixteen ways, until one row is
+left, and quarantines that row. A reader that keeps dying ends the run instead, because documents
+cannot be told apart before they are read.
 """
 
 from __future__ import annotations
@@ -24,35 +22,35 @@ from pipeline.ledger.keys import Attempt, attempt_key, parse_attempt, reading_ke
 from pipeline.stores.store import ATTEMPTS, Store
 
 FAN_OUT = 16
-# Workers also die of what is no document's fault, a machine that is taken away; once in a while.
+# A worker sometimes dies without a document's fault, for example with a preempted machine.
 DEATHS_OF_A_SHARD = 2
 DEATHS_OF_A_ROW = 2
-# Nor is a document known to have ended another run: whoever killed the driver killed its workers.
-OTHER_RUNS_DEATHS = 2  # of other runs count as one
-# More than of a row: these end the run, and a machine short of memory kills a few times in a row.
+# Two deaths in other runs count as one: who kills a driver kills its workers, too.
+OTHER_RUNS_DEATHS = 2
+# More than for a row, because these end the run: a machine short of memory kills several times.
 DEATHS_OF_A_READER = 5
 
-RowRange = tuple[int, int]  # from, to before
+RowRange = tuple[int, int]  # start, end (exclusive)
 
 
 def attempt_name(fp: Mapping[str, str], work: WorkItem) -> str:
-    """What a work's attempts are called: `<fp>/<sid>`, with one fp for all its tasks."""
+    """The folder of a work item's attempts, `<hash>/<sid>`: the hash is of all its tasks' fps."""
     of_tasks = canonical_json(sorted(fp[task] for task in work.tasks))
     return f"{sha256_hex(of_tasks, 16)}/{work.shard.id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The markers of one piece of work."""
+    """The markers of one work item."""
 
     store: Store
-    name: str  # of the work: the same in every run, another for other tasks
+    name: str  # see `attempt_name`; the same in every run
     run_id: str
 
     def run(self, rows: int, label: Callable[[int, int], None]) -> list[int]:
-        """Calls `label(start, end)` until every row was in one call; gives the rows set aside.
+        """Calls `label(start, end)` until each row was in one call; returns the quarantined rows.
 
-        What has been deadly goes first: what was done before a death is done again after it.
+        Ranges that killed a worker go first: work before another death would be repeated.
         """
         deaths = self._deaths()
         if deaths[0, rows] < DEATHS_OF_A_SHARD:
@@ -65,19 +63,19 @@ class Attempts:
 
     @contextmanager
     def reading(self, place: str) -> Iterator[None]:
-        """Marks that the rows, at the place, are being read; one create and one delete.
+        """Marks that rows of an input file are being read, with one create and one delete.
 
-        StorageError where that was this run's reader's death too often.
+        StorageError, with the place, if readers of this run died there too often.
         """
         numbers = range(DEATHS_OF_A_READER)
         keys = [reading_key(self.name, self.run_id, number) for number in numbers]
-        # — each number that a death left standing is passed over, so nothing need be listed
+        # — a number is taken if its reader died, so no LIST is needed to count deaths
         made = next((n for n in numbers if self.store.create(keys[n], b"")), None)
         if made is None:
             raise StorageError(
-                f"{place}: reading it ended its worker {DEATHS_OF_A_READER} times; the file breaks "
-                f"the program that reads it, or there is too little memory: write the file anew or "
-                f"move it away, or use a machine with more memory"
+                f"{place}: the worker died {DEATHS_OF_A_READER} times while it read this; the file "
+                f"crashes its reader, or memory is short: rewrite or remove the file, or use a "
+                f"machine with more memory"
             )
         try:
             yield
@@ -85,7 +83,7 @@ class Attempts:
             self.store.delete(keys[: made + 1])
 
     def forget(self) -> None:
-        """Strikes out what is left: the work is done."""
+        """Deletes the remaining markers of the finished work."""
         self.store.delete([stored.key for stored in self.store.list(self._folder)])
 
     def _attempt(self, part: RowRange, label: Callable[[int, int], None]) -> None:
@@ -94,7 +92,7 @@ class Attempts:
         self.store.create(key, b"")
         try:
             label(start, end)
-        finally:  # an error is told by whoever sees it; only a death leaves its marker standing
+        finally:  # also after an exception: only a death leaves the marker
             self.store.delete([key])
 
     def _deaths(self) -> Counter[RowRange]:
@@ -113,7 +111,7 @@ class Attempts:
 
 
 def _parts(rows: RowRange, deaths: Mapping[RowRange, int]) -> Iterator[RowRange]:
-    """The rows in runs, none of which has been deadly as a whole; or a single one that has."""
+    """The rows in ranges that killed no worker as a whole, or that are single rows."""
     start, end = rows
     if end - start <= 1 or deaths[rows] == 0:
         if end > start:

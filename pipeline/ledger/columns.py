@@ -1,6 +1,6 @@
-"""Which columns a task's answers have, and of what types.
+"""The columns of label files: their names and types, and how their values are read.
 
-Knows the columns of label files. Knows nothing of rows, of files or of how answers are made.
+Entry points: `answer_columns` and `answers_type` for the columns, `probabilities` for the values.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 from pipeline.spec.schema import TaskSpec
 
 DOCUMENTS_FILE_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")  # of a documents file
-# What a row of answers is, where every label has a probability in a struct and none is calibrated.
+# Of a task with the probabilities of all labels in a struct, and without calibration.
 ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
-CALIBRATED = "calibrated"  # beside them, where a task has a calibration
-CALIBRATED_COLUMNS = ("label", "p", "margin")  # of its struct
-# Labels with their probabilities, in an order that means something.
+# The two versions of probabilities; the second is also a column, of tasks with a calibration.
+RAW, CALIBRATED = "raw", "calibrated"
+CALIBRATED_COLUMNS = ("label", "p", "margin")  # of the struct in that column
+# An ordered list of labels with their probabilities.
 RANKED = pa.list_(pa.field("element", pa.struct([("label", pa.string()), ("p", pa.float32())])))
 
 
 def answer_columns(task: TaskSpec) -> tuple[str, ...]:
-    """The columns of the task's label files, behind `doc_id`."""
+    """The columns of the task's label files after `doc_id`."""
     return columns_with(
         ranked=task.top_k is not None,
         levels=task.separator is not None,
@@ -33,20 +34,20 @@ def answer_columns(task: TaskSpec) -> tuple[str, ...]:
 
 
 def columns_with(*, ranked: bool, levels: bool, calibrated: bool) -> tuple[str, ...]:
-    """The columns of label files whose answers have these."""
+    """The columns of label files with these features."""
     label, p, *others = ANSWER_COLUMNS
-    between = ("levels",) if levels else ()
-    behind = (CALIBRATED,) if calibrated else ()
-    return (label, "top" if ranked else p, *between, *others, *behind)
+    path = ("levels",) if levels else ()
+    last = (CALIBRATED,) if calibrated else ()
+    return (label, "top" if ranked else p, *path, *others, *last)
 
 
 def calibrated_type(p: pa.StructType) -> pa.StructType:
-    """The type of the calibrated column beside raw probabilities of the type `p`."""
+    """The type of the column `calibrated` of a task whose column `p` has this type."""
     return pa.struct(list(zip(CALIBRATED_COLUMNS, (pa.string(), p, pa.float32()), strict=True)))
 
 
 def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType:
-    """A row of answers as one struct, dictionaries as strings."""
+    """The type of a row of answers as one struct, with strings instead of dictionaries."""
     types = {
         "label": pa.string(),
         "mass": pa.float32(),
@@ -63,22 +64,21 @@ def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType
     return pa.struct([(name, types[name]) for name in columns])
 
 
-RAW = "raw"  # beside `CALIBRATED`, the name of a column
-
-
 def versions(task_type: pa.StructType) -> tuple[str, ...]:
-    """Which probabilities there are: the model's own, and the calibrated where there are any."""
+    """The versions of probabilities in a task's column: raw, and calibrated if it has them."""
     return (RAW, CALIBRATED) if task_type.get_field_index(CALIBRATED) >= 0 else (RAW,)
 
 
 def statuses(answers: pa.StructArray) -> list[str]:  # [rows]
-    found: list[str] = pc.struct_field(answers, "status").to_pylist()
-    return found
+    """The status of each row."""
+    status: list[str] = pc.struct_field(answers, "status").to_pylist()
+    return status
 
 
 def probabilities(
     answers: pa.StructArray, version: str, labels: Sequence[str]
 ) -> NDArray[np.float64]:  # [rows, labels]; NaN where there is no answer
+    """One version of the probabilities of all labels."""
     part = pc.struct_field(answers, CALIBRATED) if version == CALIBRATED else answers
     if part.type.get_field_index("p") >= 0:
         columns = [pc.struct_field(part, ["p", label]) for label in labels]
@@ -90,14 +90,14 @@ def probabilities(
 def _from_top(
     rows: Sequence[Sequence[dict[str, object]] | None], labels: Sequence[str]
 ) -> NDArray[np.float64]:  # [rows, labels]
-    """What the likeliest labels leave is shared evenly by all others: more is not known."""
+    """The probabilities of ranked answers. Other labels share the rest evenly."""
     index = {label: number for number, label in enumerate(labels)}
     p = np.full((len(rows), len(labels)), np.nan)
     for row, top in enumerate(rows):
         if not top:
             continue
         known = {index[str(each["label"])]: float(str(each["p"])) for each in top}
-        left = max(0.0, 1 - sum(known.values()))
-        p[row] = left / max(1, len(labels) - len(known))
+        rest = max(0.0, 1 - sum(known.values()))
+        p[row] = rest / max(1, len(labels) - len(known))
         p[row, list(known)] = list(known.values())
     return p

@@ -1,7 +1,4 @@
-"""What a snapshot names, shard by shard, and whether it is still there as it was.
-
-Knows a snapshot's JSON, keys and etags. Knows nothing of what the files hold.
-"""
+"""A snapshot, parsed: its tasks, its shards and their files. Entry point: `contents`."""
 
 from __future__ import annotations
 
@@ -61,8 +58,8 @@ class Contents:
     spec: str
     tasks: Mapping[str, SnapshotTask]
     shards: tuple[NamedShard, ...]
-    missing_rows: int = 0  # of a partial snapshot: rows of the input that it leaves out,
-    missing_files: int = 0  # and files whose rows could not even be counted
+    missing_rows: int = 0  # of a partial snapshot: rows of the input that it leaves out
+    missing_files: int = 0  # of a partial snapshot: input files whose rows are not counted
 
     @property
     def rows(self) -> int:
@@ -75,24 +72,24 @@ class Contents:
 
 
 def contents(store: Store, number: int | None = None) -> Contents:
-    """What snapshot `number` names, or the current one; StorageError where there is none."""
-    found = current_snapshot(store) if number is None else read_snapshot(store, number)
-    if found is None:
+    """Snapshot `number`, or the current one; StorageError if there is none or it is invalid."""
+    content = current_snapshot(store) if number is None else read_snapshot(store, number)
+    if content is None:
         raise StorageError(
-            f"{store.url}: has no snapshot yet; `assay run` publishes one when all is there"
+            f"{store.url}: has no snapshot yet; `assay run` publishes one when its work is complete"
         )
     try:
-        return _parsed(found)
+        return _parsed(content)
     except (KeyError, TypeError, ValueError) as error:
         place = snapshot_key(number) if number is not None else "snapshots/, the highest number"
         raise StorageError(
-            f"{store.url}/{place}: is not a snapshot: {error!r}; restore it, or delete it and run "
-            f"`assay run` to have it written again"
+            f"{store.url}/{place}: is not a snapshot: {error!r}; restore it, or delete it and "
+            f"publish it again with `assay run`"
         ) from error
 
 
 def last_contents(store: Store, spec_name: str) -> Contents:
-    """What the spec's last snapshot names: another spec's may be the current one."""
+    """The spec's last snapshot; the current one may be of another spec."""
     number = last_snapshot(store, spec_name)
     if number is None:
         raise StorageError(
@@ -104,23 +101,23 @@ def last_contents(store: Store, spec_name: str) -> Contents:
 def contents_of(
     spec_name: str, tasks: Mapping[str, SnapshotTask], shards: Sequence[Shard], done: Committed
 ) -> Contents:
-    """What a snapshot of this work would name, were it published; its number is 0."""
+    """The snapshot that this work would have; its number is 0."""
     return Contents(UNPUBLISHED, spec_name, tasks, tuple(_named(s, tasks, done) for s in shards))
 
 
 def etags_now(store: Store, files: Iterable[NamedFile]) -> dict[str, str]:
-    """By key, the etags of what lies where these files do: one LIST for each of their folders."""
+    """The etags by key of all objects in the folders of these files: one LIST for each folder."""
     folders = {listing_prefix(file.key) for file in files}
     return {s.key: s.etag for folder in sorted(folders) for s in store.list(folder)}
 
 
 def change_of(file: NamedFile, etags: Mapping[str, str]) -> str | None:
-    """What a LIST says against the file being the one that was named, or None."""
-    found = etags.get(file.key)
-    if found is None:
-        return "is not there"
-    if found != file.etag:
-        return f"has the etag {found} and was published with {file.etag}: it is another file"
+    """How the file differs from the published one, or None; `etags` is of `etags_now`."""
+    etag = etags.get(file.key)
+    if etag is None:
+        return "does not exist"
+    if etag != file.etag:
+        return f"has the etag {etag} and was published with {file.etag}: it is another file"
     return None
 
 
@@ -138,20 +135,20 @@ def _named(shard: Shard, tasks: Iterable[str], done: Committed) -> NamedShard:
     )
 
 
-def _parsed(found: Mapping[str, Any]) -> Contents:
+def _parsed(content: Mapping[str, Any]) -> Contents:
     files: dict[str, list[NamedFile]] = {}
-    for entry in found["files"]:
+    for entry in content["files"]:
         file = NamedFile(**{name: entry[name] for name in NamedFile.__dataclass_fields__})
         files.setdefault(file.sid, []).append(file)
     tasks = {
         name: SnapshotTask(
             task["fp"], tuple(task["labels"]), tuple(task.get("columns", ANSWER_COLUMNS))
         )
-        for name, task in found["tasks"].items()
+        for name, task in content["tasks"].items()
     }
-    shards = tuple(_shard(entry, files[entry["sid"]], tasks) for entry in found["shards"])
-    missing = (int(found.get(name, 0)) for name in ("missing_rows", "missing_files"))
-    return Contents(int(found["number"]), str(found["spec"]), tasks, shards, *missing)
+    shards = tuple(_shard(entry, files[entry["sid"]], tasks) for entry in content["shards"])
+    missing = (int(content.get(name, 0)) for name in ("missing_rows", "missing_files"))
+    return Contents(int(content["number"]), str(content["spec"]), tasks, shards, *missing)
 
 
 def _shard(entry: Mapping[str, Any], files: list[NamedFile], tasks: Iterable[str]) -> NamedShard:

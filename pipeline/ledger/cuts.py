@@ -1,8 +1,7 @@
-"""The cut that lasts: the shards of each input object, written down once in the output.
+"""The log of how input objects were cut into shards: `inputs/<number>.json` in the output.
 
-Knows `inputs/<number>.json`, a log that only grows: every run that finds new objects adds what it
-cut of them. A job that goes on elsewhere, or under another version of this program, thus works on
-the same shards, and a finished job opens no input. Knows nothing of formats, nor of labels.
+Entry points: `load_or_cut` and `cut_before`. Each run appends the cuts of new objects. A job that
+continues on another machine or version thus has the same shards; a finished job opens no input.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.source import InputObject, cut
 from pipeline.stores.store import Store
 
-# Cutting a compressed file means reading it. What was cut is written down this often, so that a
-# run which ends before the last of many files has not read the others for nothing.
-KEEP_SECONDS = 30.0
+# A compressed file is read to be cut. Cuts are written this often, so that an interrupted run does
+# not lose them.
+WRITE_SECONDS = 30.0
 CUT_THREADS = 16
-# Each lost race is another run's entry; so many in a row mean that something else is wrong.
+# A lost race means that another run wrote an entry; this many in a row have another cause.
 MAX_LOST_RACES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The shards of the input as it is now, and the ids of those that its paths had before."""
+    """The shards of the current input, and the shard ids of earlier versions of its objects."""
 
     shards: tuple[Shard, ...]
-    # By path, a tuple for each earlier version, the newest first; only paths that have one.
+    # By path: one tuple for each earlier version, the newest first.
     earlier: Mapping[str, tuple[tuple[str, ...], ...]]
-    unreadable: tuple[str, ...] = ()  # why, of each object whose rows cannot even be counted
+    unreadable: tuple[str, ...] = ()  # the error of each object whose rows cannot be counted
 
     @property
     def earlier_sids(self) -> frozenset[str]:
@@ -55,17 +54,17 @@ def load_or_cut(
     *,
     keep: bool = True,
 ) -> Cuts:
-    """The shards of all objects, in order. What was cut before is read; the rest is cut and kept.
+    """The shards of all objects in order. New objects are cut and, with `keep`, logged.
 
-    `target_bytes` is for what is cut now: an object keeps the shards that it has. An object that
-    cannot be read is left out, named in `unreadable`, and tried again the next time. Without
-    `keep` nothing is written, and the next one cuts anew.
+    Objects in the log keep their shards; `target_bytes` applies to new ones. An object that cannot
+    be read is left out, listed in `unreadable`, and tried again by the next run. StorageError if
+    none can be read, SpecError if none has a row.
     """
     log = _Log(store)
     log.read_on()
     take = log.append if keep else log.take_in
-    wanted = {found.version(text_column, id_column): found for found in objects}
-    new = [found for version, found in wanted.items() if version not in log.cuts]
+    versions = {each.version(text_column, id_column): each for each in objects}
+    new = [each for version, each in versions.items() if version not in log.cuts]
     cut_one = partial(_cut_or_reason, text=text_column, id=id_column, target_bytes=target_bytes)
     unreadable: list[str] = []
     with ThreadPoolExecutor(CUT_THREADS) as pool:
@@ -73,34 +72,34 @@ def load_or_cut(
             unreadable += [shards for _, shards in batch if isinstance(shards, str)]
             take(
                 {
-                    found.version(text_column, id_column): shards
-                    for found, shards in batch
+                    each.version(text_column, id_column): shards
+                    for each, shards in batch
                     if not isinstance(shards, str)
                 }
             )
-    shards = tuple(shard for version in wanted for shard in log.cuts.get(version, ()))
+    shards = tuple(shard for version in versions for shard in log.cuts.get(version, ()))
     if not shards and unreadable:
         raise StorageError("\n".join(unreadable))
     if not shards:
         files = f"none of the {len(objects)} files has a row"
         first = objects[0].path if objects else None
         raise SpecError([Problem("input.path", f"{files}; name files with rows", first)])
-    return Cuts(shards, log.earlier(wanted), tuple(unreadable))
+    return Cuts(shards, log.earlier(versions), tuple(unreadable))
 
 
 def cut_before(
     store: Store, objects: Sequence[InputObject], text_column: str, id_column: str | None
 ) -> Cuts:
-    """The shards of those of the objects that were cut already; opens none, and writes nothing."""
+    """The shards of the objects that are in the log; opens no object and writes nothing."""
     log = _Log(store)
     log.read_on()
-    wanted = [found.version(text_column, id_column) for found in objects]
-    shards = tuple(shard for version in wanted for shard in log.cuts.get(version, ()))
-    return Cuts(shards, log.earlier(wanted))
+    versions = [each.version(text_column, id_column) for each in objects]
+    shards = tuple(shard for version in versions for shard in log.cuts.get(version, ()))
+    return Cuts(shards, log.earlier(versions))
 
 
 class _Log:
-    """Everything that was ever cut, in the order in which it was written down."""
+    """The log in memory: all cuts, in the order in which they were written."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -108,7 +107,7 @@ class _Log:
         self.cuts: dict[ObjectVersion, tuple[Shard, ...]] = {}
 
     def read_on(self) -> None:
-        """Takes in the entries added since; of two cuts of one object the first stands."""
+        """Reads the new entries."""
         keys = (parse_key(stored.key) for stored in self._store.list(INPUTS))
         for number in sorted(key.number for key in keys if key):
             if number > self._last:
@@ -116,7 +115,7 @@ class _Log:
                 self._last = number
 
     def append(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
-        """Writes these down, but for those that another run wrote down first."""
+        """Writes the cuts, except of objects that another run has cut in the meantime."""
         for _ in range(MAX_LOST_RACES):
             new = {version: tuple(s) for version, s in cuts.items() if version not in self.cuts}
             if not new:
@@ -127,30 +126,32 @@ class _Log:
                 return
             self.take_in(_parsed(self._store, self._last + 1))
             self._last += 1
-        raise StorageError(f"{self._store.url}/{INPUTS}: {MAX_LOST_RACES} numbers were taken")
+        raise StorageError(
+            f"{self._store.url}/{INPUTS}: {MAX_LOST_RACES} numbers in a row were taken"
+        )
 
     def earlier(self, current: Iterable[ObjectVersion]) -> dict[str, tuple[tuple[str, ...], ...]]:
         """By path, the shards of other versions of the current objects, the newest first."""
         versions = set(current)
         paths = {version.path for version in versions}
-        found: dict[str, list[tuple[str, ...]]] = {}
+        earlier: dict[str, list[tuple[str, ...]]] = {}
         for version, shards in reversed(self.cuts.items()):
             if version.path in paths and version not in versions:
-                found.setdefault(version.path, []).append(tuple(shard.id for shard in shards))
-        return {path: tuple(of_path) for path, of_path in found.items()}
+                earlier.setdefault(version.path, []).append(tuple(shard.id for shard in shards))
+        return {path: tuple(of_path) for path, of_path in earlier.items()}
 
     def take_in(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
-        """Holds these in memory; of two cuts of one object the first stands."""
+        """Adds the cuts in memory; of two cuts of one object the first is valid."""
         for version, shards in cuts.items():
             self.cuts.setdefault(version, tuple(shards))
 
 
 def _cut_or_reason(
-    found: InputObject, text: str, id: str | None, target_bytes: int
+    input_object: InputObject, text: str, id: str | None, target_bytes: int
 ) -> list[Shard] | str:
-    """The object's shards, or why it has none."""
+    """The object's shards, or the reason why it cannot be read."""
     try:
-        return cut(found, text, id, target_bytes)
+        return cut(input_object, text, id, target_bytes)
     except UnreadableError as error:
         return str(error)
 
@@ -158,12 +159,12 @@ def _cut_or_reason(
 def _batches(
     cuts: Iterable[tuple[InputObject, list[Shard] | str]],
 ) -> Iterator[list[tuple[InputObject, list[Shard] | str]]]:
-    """What was cut since the last batch, each time that half a minute has passed."""
+    """The cuts in batches, one each time that `WRITE_SECONDS` have passed."""
     batch: list[tuple[InputObject, list[Shard] | str]] = []
     since = time.monotonic()
-    for found in cuts:
-        batch.append(found)
-        if time.monotonic() - since >= KEEP_SECONDS:
+    for each in cuts:
+        batch.append(each)
+        if time.monotonic() - since >= WRITE_SECONDS:
             yield batch
             batch, since = [], time.monotonic()
     if batch:
@@ -190,7 +191,7 @@ def _parsed(store: Store, number: int) -> dict[ObjectVersion, tuple[Shard, ...]]
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
             f"{store.url}/{key}: is not a list of shards: {error!r}; restore it: without it "
-            f"the input would be cut, and labelled, anew"
+            f"the input would be cut and labelled again"
         ) from error
 
 

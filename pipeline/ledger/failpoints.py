@@ -1,8 +1,7 @@
-"""Planned faults, for tests: a process dies, or waits to be killed, at a named place.
+"""Failpoints, for tests: a process kills itself, or waits to be killed, at a named point.
 
-`ASSAY_FAULT=<place>=<action>:<file>` acts on the first arrival at the place in any process: that
-one makes the file, and who finds it made goes on. Without a file it acts on every arrival. Nothing
-happens unless the variable is set.
+`ASSAY_FAULT=<name>=<action>:<file>` acts once: the first process at the point creates the file, and
+later ones continue. Without a file it acts every time. The action is `die` or `wait`.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ WAIT_SECONDS = 600.0
 
 
 def failpoints_set() -> bool:
-    """Whether there is any."""
+    """Whether a failpoint is set."""
     return VARIABLE in os.environ
 
 
 def failpoint(name: str) -> None:
-    """Acts where `ASSAY_FAULT` names this point; else does nothing."""
-    at, _, what = os.environ.get(VARIABLE, "").partition("=")
+    """Kills or stops this process if `ASSAY_FAULT` names this point."""
+    point, _, what = os.environ.get(VARIABLE, "").partition("=")
     action, _, file = what.partition(":")
-    if at != name or (file and not _is_first(Path(file))):
+    if point != name or (file and not _is_first(Path(file))):
         return
     if action == "die":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Answers that are there already for the same text: of a file's earlier version, or of a first try.
+"""Reuse of existing answers to equal texts: of an earlier version of a file, or of a first try.
 
-Knows label and documents files. Knows nothing of where an answer came from, of Ray or of models.
+Entry points: `AnswerCache.find`, and `overlaid`, which puts its answers into computed rows.
 """
 
 from __future__ import annotations
@@ -21,72 +21,74 @@ from pipeline.ledger.keys import documents_key
 from pipeline.sources.documents import OK, QUARANTINED, TRUNCATED
 from pipeline.stores.store import Store
 
-# The shards of one object come one after another, and all look into the same earlier shards.
-KEPT_SHARDS = 256
+# The shards of one object are processed in sequence and look into the same earlier shards.
+CACHED_SHARDS = 256
 
 
 class AnswerCache:
-    """Looks up texts by their hash in the shards that a work names."""
+    """Finds answers by the hash of the text, in the reusable shards of a work item."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._hashes: Callable[[str], pa.Array] = lru_cache(KEPT_SHARDS)(self._read_hashes)
-        # — the slices of one shard come one after another, and look into the same earlier shard
+        self._hashes: Callable[[str], pa.Array] = lru_cache(CACHED_SHARDS)(self._read_hashes)
+        # — the slices of one shard are processed in sequence and look into the same earlier shard
         self._answers: Callable[[str, tuple[str, ...]], list[pa.Table]] = lru_cache(1)(
             self._read_answers
         )
 
     def find(self, work: WorkItem, documents: pa.Table, start: int) -> dict[str, pa.StructArray]:
-        """For each of the work's tasks the whole row of an earlier answer, or null.
+        """For each task of the item, a row of an existing label file per document, or null.
 
-        The documents are the shard's from row `start` on. A row is answered for all of the tasks
-        or for none of them. A failed row is not an answer; a quarantined one is, unless the work is
-        to try it again.
+        The documents are the shard's from row `start` on. A document has answers to all tasks or
+        to none. Failed rows are no answers. Quarantined rows are, unless the item is a retry.
         """
         if not work.reuse or not work.tasks:
             return {}
         hashes = documents.column("content_hash").combine_chunks()
-        # — what has no text has no answer anywhere, though others have the same hash
+        # — a document without text has no answer, but its hash may equal another's
         is_open = _mask(pc.equal(documents.column("status"), OK))  # [docs]
-        rows = np.full(len(hashes), -1, dtype=np.int64)  # of the found answers laid end to end
-        found: list[list[pa.Table]] = [[] for _ in work.tasks]
+        rows = np.full(len(hashes), -1, dtype=np.int64)  # of concatenated `answers_of`; -1: none
+        answers_of: list[list[pa.Table]] = [[] for _ in work.tasks]
         offset = 0
-        for earlier in work.reuse:
+        for reusable in work.reuse:
             if not is_open.any():
                 break
-            at = self._places(work, earlier, hashes, start)
+            at = self._places(work, reusable, hashes, start)
             taken = is_open & (at >= 0)
             if not taken.any():
                 continue
-            answers = self._answers(earlier.sid, tuple(earlier.labels[task] for task in work.tasks))
-            taken[taken] = _usable(answers, again=work.retry > 0)[at[taken]]
+            answers = self._answers(
+                reusable.sid, tuple(reusable.labels[task] for task in work.tasks)
+            )
+            taken[taken] = _usable(answers, is_retry=work.retry > 0)[at[taken]]
             rows[taken] = offset + np.arange(taken.sum())
             offset += int(taken.sum())
             is_open &= ~taken
-            for tables, answer in zip(found, answers, strict=True):
+            for tables, answer in zip(answers_of, answers, strict=True):
                 tables.append(answer.take(pa.array(at[taken])))
         if offset == 0:
             return {}
         indices = pa.array(rows, mask=rows < 0)
-        wholes = (_structs(pa.concat_tables(tables), indices) for tables in found)
+        wholes = (_structs(pa.concat_tables(tables), indices) for tables in answers_of)
         return dict(zip(work.tasks, wholes, strict=True))
 
     def _places(
-        self, work: WorkItem, earlier: ReusableShard, hashes: pa.Array, start: int
-    ) -> NDArray[np.int64]:  # [docs], -1: not there
-        """Where the earlier shard has the texts; the shard itself has each in its own row.
+        self, work: WorkItem, reusable: ReusableShard, hashes: pa.Array, start: int
+    ) -> NDArray[np.int64]:  # [docs]; -1: none
+        """The rows of the reusable shard with the same texts.
 
-        Equal texts may have fared differently, and one's failure says nothing of the other.
+        In the shard itself, a text is only looked up in its own row: of two rows with equal texts,
+        one may have failed alone.
         """
-        there = self._hashes(earlier.sid)
-        if earlier.sid != work.shard.id:
-            return _places(hashes, there)
-        if len(there) != work.shard.rows:
+        stored = self._hashes(reusable.sid)
+        if reusable.sid != work.shard.id:
+            return _places(hashes, stored)
+        if len(stored) != work.shard.rows:
             raise StorageError(
-                f"{self._store.url}/{documents_key(earlier.sid)}: has {len(there)} rows of a shard "
-                f"of {work.shard.rows}; `assay verify` tells more"
+                f"{self._store.url}/{documents_key(reusable.sid)}: has {len(stored)} rows of a "
+                f"shard of {work.shard.rows}; `assay verify` reports more"
             )
-        same = _mask(pc.equal(hashes, there.slice(start, len(hashes))))
+        same = _mask(pc.equal(hashes, stored.slice(start, len(hashes))))
         return np.where(same, np.arange(start, start + len(hashes)), -1)
 
     def _read_hashes(self, sid: str) -> pa.Array:
@@ -98,18 +100,18 @@ class AnswerCache:
 
     def _read_answer(self, sid: str, key: str) -> pa.Table:
         whole = self._read(key, None)
-        # — what is calibrated is so anew: the same answers may have been without, or otherwise
-        left_out = {"doc_id", CALIBRATED}.intersection(whole.column_names)
-        answers = whole.drop_columns(sorted(left_out))
+        # — calibrated again later: the stored file may have another calibration, or none
+        dropped = {"doc_id", CALIBRATED}.intersection(whole.column_names)
+        answers = whole.drop_columns(sorted(dropped))
         if answers.num_rows != len(self._hashes(sid)):
             raise StorageError(
                 f"{self._store.url}/{key}: has {answers.num_rows} rows and its "
-                f"documents file {len(self._hashes(sid))}; `assay verify` tells more"
+                f"documents file {len(self._hashes(sid))}; `assay verify` reports more"
             )
         return answers
 
     def _read(self, key: str, columns: list[str] | None) -> pa.Table:
-        """These columns, or all of them: what a row of answers has differs from task to task."""
+        """These columns of the file, or all: the columns of answers differ between tasks."""
         try:
             return pq.read_table(
                 pa.BufferReader(self._store.read(key)), columns=columns, use_threads=False
@@ -119,7 +121,7 @@ class AnswerCache:
 
 
 def overlaid(computed: pa.Table, known: pa.StructArray) -> pa.Table:
-    """The computed label rows, but for those that are known already."""
+    """The computed label rows, with known rows in place of theirs."""
     rows = np.arange(computed.num_rows)
     indices = np.where(known.is_valid().to_numpy(zero_copy_only=False), rows + len(rows), rows)
     answers = (
@@ -141,13 +143,13 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _places(wanted: pa.Array, there: pa.Array) -> NDArray[np.int64]:
-    places = pc.fill_null(pc.index_in(wanted, value_set=there), -1)
+def _places(values: pa.Array, stored: pa.Array) -> NDArray[np.int64]:
+    places = pc.fill_null(pc.index_in(values, value_set=stored), -1)
     return np.asarray(places.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def _usable(answers: Sequence[pa.Table], *, again: bool) -> NDArray[np.bool_]:
-    accepted = pa.array([OK, TRUNCATED] if again else [OK, TRUNCATED, QUARANTINED])
+def _usable(answers: Sequence[pa.Table], *, is_retry: bool) -> NDArray[np.bool_]:
+    accepted = pa.array([OK, TRUNCATED] if is_retry else [OK, TRUNCATED, QUARANTINED])
     masks = (pc.is_in(a.column("status").cast(pa.string()), value_set=accepted) for a in answers)
     return reduce(np.logical_and, map(_mask, masks))
 
@@ -158,7 +160,7 @@ def _mask(values: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
 
 
 def _structs(answers: pa.Table, indices: pa.Array) -> pa.StructArray:
-    """The answers' rows at the indices, null where an index is; dictionaries as plain strings."""
+    """The rows at the indices as structs, null at a null index, with strings for dictionaries."""
     plain = [c.cast(_plain(c.type)).combine_chunks() for c in answers.columns]
     whole = pa.StructArray.from_arrays(plain, names=answers.column_names)
     return whole.take(indices)

@@ -1,8 +1,7 @@
-"""A snapshot's rows, shard by shard: documents and the answers to each task, side by side.
+"""The rows of a snapshot: each document with its answers to all tasks.
 
-Rows are aligned by shard, so nothing is joined: a shard's documents file and label files are laid
-side by side, once their ids were seen to be the same. Knows a snapshot's files and their columns.
-Knows nothing of who reads the rows or how answers are made.
+Entry point: `aligned_batches`. A shard's documents file and label files have their rows in the same
+order, so their columns are put together without a join, after a check of their ids.
 """
 
 from __future__ import annotations
@@ -27,30 +26,31 @@ DOCUMENT_SCHEMA = pa.schema(
         ("row", pa.int64()),  # in the input object, from 0
         ("content_hash", pa.string()),
         ("n_chars", pa.int64()),
-        ("status", pa.string()),  # of reading; each task has its own of labelling
+        ("status", pa.string()),  # of reading; each task has its own status of labelling
     ]
 )
-# Shards that are read while the one before them is used: what is in memory, and what hides a
-# store's latency.
+# The shards that are read ahead. They hide the store's latency and take memory.
 READ_AHEAD = 4
 
 
-def wide_schema(found: Contents, tasks: Sequence[str]) -> pa.Schema:
-    """The documents' columns, then a struct for each task."""
-    named = ((task, found.tasks[task]) for task in tasks)
+def wide_schema(snapshot: Contents, tasks: Sequence[str]) -> pa.Schema:
+    """The columns of every document, then a struct for each task."""
+    named = ((task, snapshot.tasks[task]) for task in tasks)
     fields = (pa.field(task, answers_type(t.columns, t.labels)) for task, t in named)
     return pa.schema([*DOCUMENT_SCHEMA, *fields])
 
 
-def aligned_batches(store: Store, found: Contents, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The snapshot's rows, a batch a shard, with the shards after it being read meanwhile."""
+def aligned_batches(
+    store: Store, snapshot: Contents, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The snapshot's rows, one batch per shard; the next shards are read at the same time."""
     tasks = [name for name in schema.names if name not in DOCUMENT_SCHEMA.names]
     read = partial(read_shard, store, schema=schema, tasks=tasks)
-    refuse_changed(store, found, tasks)
+    refuse_changed(store, snapshot, tasks)
     reading: deque[Future[pa.RecordBatch]] = deque()
     pool = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="labels")
     try:
-        for shard in found.shards:
+        for shard in snapshot.shards:
             reading.append(pool.submit(read, shard))
             if len(reading) > READ_AHEAD:
                 yield reading.popleft().result()
@@ -60,23 +60,23 @@ def aligned_batches(store: Store, found: Contents, schema: pa.Schema) -> Iterato
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def refuse_changed(store: Store, found: Contents, tasks: Collection[str]) -> None:
-    """StorageError unless what is read lies there as it was published."""
-    files = [file for file in found.files if file.task is None or file.task in tasks]
+def refuse_changed(store: Store, snapshot: Contents, tasks: Collection[str]) -> None:
+    """StorageError unless the files of these tasks are the published ones."""
+    files = [file for file in snapshot.files if file.task is None or file.task in tasks]
     etags = etags_now(store, files)
     for file in files:
         change = change_of(file, etags)
         if change:
             raise StorageError(
-                f"{store.url}/{file.key}: {change} (snapshot {found.number}); restore it, with its "
-                f"time if the output was copied, or run again; `assay verify` names all such files"
+                f"{store.url}/{file.key}: {change} (snapshot {snapshot.number}); restore it with "
+                f"its file time, or run again; `assay verify` lists all such files"
             )
 
 
 def read_shard(
     store: Store, shard: NamedShard, *, schema: pa.Schema, tasks: Sequence[str]
 ) -> pa.RecordBatch:
-    """One shard's rows, in the columns of the schema; `tasks` are those among them."""
+    """One shard's rows with the columns of the schema, of which `tasks` are tasks."""
     documents = _read_file(store, shard.documents, DOCUMENTS_FILE_COLUMNS)
     columns: dict[str, pa.Array] = dict(zip(documents.column_names, _plain(documents), strict=True))
     if "path" in schema.names:
@@ -84,26 +84,26 @@ def read_shard(
     if "row" in schema.names:
         columns["row"] = pa.array(range(shard.start_row, shard.start_row + shard.rows), pa.int64())
     for task in tasks:
-        wanted = schema.field(task).type
-        columns[task] = _answers(store, shard.labels[task], columns["doc_id"], wanted)
+        struct = schema.field(task).type
+        columns[task] = _answers(store, shard.labels[task], columns["doc_id"], struct)
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
 def _answers(
-    store: Store, file: NamedFile, doc_ids: pa.Array, wanted: pa.StructType
+    store: Store, file: NamedFile, doc_ids: pa.Array, struct: pa.StructType
 ) -> pa.StructArray:
-    """A label file's rows as structs; StorageError unless they are these documents', in order."""
-    table = _read_file(store, file, ("doc_id", *(field.name for field in wanted)))
+    """A label file's rows as structs; StorageError unless they are of these documents in order."""
+    table = _read_file(store, file, ("doc_id", *(field.name for field in struct)))
     ids, *answers = _plain(table)
     if not ids.equals(doc_ids):
         raise StorageError(
-            f"{store.url}/{file.key}: its doc_id are not those of its shard's documents file, in "
-            f"order, so its answers would be put beside other documents; `assay verify` tells more"
+            f"{store.url}/{file.key}: its doc_id are not those of the shard's documents file in "
+            f"order, so answers would go to other documents; `assay verify` reports more"
         )
-    found = pa.struct([(n, a.type) for n, a in zip(table.column_names[1:], answers, strict=True)])
-    if found != wanted:
-        raise StorageError(f"{store.url}/{file.key}: has {found} where {wanted} was published")
-    return pa.StructArray.from_arrays(answers, fields=list(wanted))
+    stored = pa.struct([(n, a.type) for n, a in zip(table.column_names[1:], answers, strict=True)])
+    if stored != struct:
+        raise StorageError(f"{store.url}/{file.key}: has {stored} where {struct} was published")
+    return pa.StructArray.from_arrays(answers, fields=list(struct))
 
 
 def _read_file(store: Store, file: NamedFile, columns: Sequence[str]) -> pa.Table:
@@ -122,7 +122,7 @@ def _read_file(store: Store, file: NamedFile, columns: Sequence[str]) -> pa.Tabl
 
 
 def _plain(table: pa.Table) -> list[pa.Array]:
-    """The columns, each one array, dictionaries as strings."""
+    """The columns, each as one array, dictionaries as strings."""
     return [_decoded(column.combine_chunks()) for column in table.columns]
 
 

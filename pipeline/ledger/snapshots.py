@@ -1,6 +1,6 @@
-"""Snapshots: a consistent view of finished work, numbered, the highest current.
+"""Snapshots: numbered, consistent views of finished work. The highest number is current.
 
-Knows which files belong together. Knows nothing of what the files hold or how they are made.
+Entry points: `publish`, `current_snapshot` and `read_snapshot`; `ledger.contents` parses them.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from pipeline.ledger.keys import SNAPSHOTS, parse_key, snapshot_key
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
-# Each lost race is another run's snapshot; so many in a row mean that something else is wrong.
+# A lost race means that another run published; this many in a row have another cause.
 MAX_LOST_RACES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTask:
-    """Which version of a task a snapshot holds, its labels in order, and its files' columns."""
+    """A task in a snapshot: its version, its labels in order, and its files' columns."""
 
     fp: str
     labels: tuple[str, ...]
     columns: tuple[str, ...] = ANSWER_COLUMNS
 
     def to_json(self) -> dict[str, object]:
-        """Columns only where they are others: a snapshot that stands is still what it shows."""
+        """The JSON form. Default columns are left out, so older snapshots keep their form."""
         entry = asdict(self)
         return {k: v for k, v in entry.items() if k != "columns" or v != ANSWER_COLUMNS}
 
 
 def complete(shards: Sequence[Shard], tasks: Collection[str], done: Committed) -> bool:
-    """Whether every shard has its documents file and every task's labels."""
+    """Whether every shard has its documents file and the labels of all tasks."""
     return all(is_whole(shard.id, tasks, done) for shard in shards)
 
 
@@ -54,13 +54,14 @@ def publish(
     partial: bool = False,
     missing_files: int = 0,
 ) -> int:
-    """The number of the snapshot that shows this work: a new one, or the spec's last if it does.
+    """The number of the snapshot of this work: a new one, unless the spec's last is the same.
 
-    A partial one leaves out each shard that lacks something, and says how many rows that are; of
-    `missing_files` not even the rows are known.
+    A partial snapshot leaves out incomplete shards and counts their rows. `missing_files` is the
+    number of input files whose rows cannot be counted. StorageError if work is missing and the
+    snapshot is not partial.
     """
     if not partial and (missing_files or not complete(shards, tasks, done)):
-        raise StorageError(f"{store.url}: the work is not complete, so there is no snapshot of it")
+        raise StorageError(f"{store.url}: the work is not complete, so it has no snapshot")
     view = _view(spec_name, tasks, shards, done, missing_files)
     stamp = canonical_json(created_at)
     for _ in range(MAX_LOST_RACES):
@@ -97,13 +98,13 @@ def read_snapshot(store: Store, number: int) -> dict[str, Any]:
 
 
 def snapshot_numbers(store: Store) -> list[int]:
-    """Of all snapshots, the current one first."""
+    """The numbers of all snapshots, the current one first."""
     keys = (parse_key(stored.key) for stored in store.list(SNAPSHOTS))
     return sorted((key.number for key in keys if key), reverse=True)
 
 
 def _last_of(store: Store, numbers: Sequence[int], spec_name: str) -> tuple[bytes, int] | None:
-    """The spec's last snapshot: other specs' may have come after it."""
+    """The spec's last snapshot and its number; later ones may be of other specs."""
     named = b'"spec":%b,"tasks":' % canonical_json(spec_name)
     for number in numbers:
         snapshot = store.read(snapshot_key(number))
@@ -114,12 +115,12 @@ def _last_of(store: Store, numbers: Sequence[int], spec_name: str) -> tuple[byte
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What two snapshots of the same work have in common."""
+    """The content of a snapshot without its number and time."""
 
     spec_name: str
     tasks: Mapping[str, SnapshotTask]
     shards: Sequence[Shard]
-    missing_rows: int  # of the shards that are left out
+    missing_rows: int  # rows of the shards that are left out
     missing_files: int
     complete: bool
     done: Committed
@@ -139,7 +140,7 @@ def _view(
 
 
 def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
-    """The snapshot's canonical JSON, a shard at a time: as values it would fill the memory."""
+    """The snapshot's canonical JSON, one shard at a time: as one value it would fill the memory."""
     tasks, done = view.tasks, view.done
     yield b'{"complete":%b,"created_at":%b,"files":[' % (canonical_json(view.complete), created_at)
     yield from _joined(canonical_json(_file_entries(s, tasks, done))[1:-1] for s in view.shards)
@@ -157,7 +158,7 @@ def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
 
 
 def _joined(written: Iterable[bytes]) -> Iterator[bytes]:
-    """With commas between them."""
+    """The parts with commas between them."""
     comma = b""
     for each in written:
         yield comma + each
@@ -165,16 +166,16 @@ def _joined(written: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _whole(chunks: Iterable[bytes]) -> bytes:
-    # — unlike a join, which keeps every chunk beside the result, a buffer has the bytes once
+    # — a join would hold the chunks and the result; a buffer holds the bytes once
     buffer = io.BytesIO()
     buffer.writelines(chunks)
     return buffer.getvalue()
 
 
 def _shows(snapshot: bytes, number: int, view: _View) -> bool:
-    """Whether a snapshot is what would be written of the view, but for when it was made."""
+    """Whether the snapshot shows this view; its time may differ."""
     stamped = re.match(rb'\{"complete":\w+,"created_at":("(?:[^"\\]|\\.)*"),', snapshot)
-    if stamped is None:  # an older program's, or a broken one
+    if stamped is None:  # written by an older version, or invalid
         return False
     at = 0
     for chunk in _written(view, number, stamped[1]):

@@ -97,7 +97,7 @@ def test_a_missing_file_is_named_and_every_other_is_still_read(
     documents = contents(finished).shards[2].documents.key
     finished.delete([second, documents])
     found = look(finished)
-    assert damages(found) == [(second, "is not there"), (documents, "is not there")]
+    assert damages(found) == [(second, "does not exist"), (documents, "does not exist")]
     assert "assay run" in str(found.damages[0]) and first not in str(found.damages)
 
 
@@ -301,7 +301,7 @@ def test_the_command_prints_the_damages_and_fails(
     key = keys_of(finished)[0]
     finished.delete([key])
     assert main(["verify", spec]) == 1
-    assert f"{key}: is not there; restore it" in capsys.readouterr().out
+    assert f"{key}: does not exist; restore it" in capsys.readouterr().out
     assert main(["verify", spec, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["intact"] is False and [d["key"] for d in found["damages"]] == [key]

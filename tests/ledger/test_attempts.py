@@ -133,7 +133,7 @@ def test_a_reader_that_keeps_dying_ends_its_run_alone_with_the_place() -> None:
     for _ in range(DEATHS_OF_A_READER):
         with pytest.raises(DeathError):
             read(store, "run", dies=True)
-    with pytest.raises(StorageError, match=r"^/a\.parquet: rows 0 to 9: .* 5 times; .* anew"):
+    with pytest.raises(StorageError, match=r"^/a\.parquet: rows 0 to 9: .* 5 times .*; .* rewrite"):
         read(store, "run", dies=False)
     read(store, "another", dies=False)
     assert Attempts(store, "fp/sid", "run").run(9, lambda _start, _end: None) == []

@@ -248,7 +248,7 @@ def test_a_file_that_is_another_or_gone_is_named(finished: LocalStore, of: str) 
     with pytest.raises(StorageError, match=f"{key}: has the etag .* published with"):
         labels.to_table()
     finished.delete([key])
-    with pytest.raises(StorageError, match=f"{key}: is not there"):
+    with pytest.raises(StorageError, match=f"{key}: does not exist"):
         labels.to_table()
     if of.startswith("labels"):
         assert labels.to_table(columns=["toxic"]).num_rows == ROWS * FILES

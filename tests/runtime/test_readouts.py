@@ -103,7 +103,7 @@ def test_a_mean_is_not_calibrated_by_documents_without_content(fitted: Make) -> 
     contextual = {"calibration": {"method": "contextual"}}
     (line,) = found(fitted({"pooling": "mean"}, task=contextual))
     assert line.startswith("tasks.0.calibration: the readout ")
-    assert line.endswith("; calibrate by a file of `assay calibrate` (got 'contextual')")
+    assert line.endswith("; use a calibration file of `assay calibrate` (got 'contextual')")
     assert find_readouts(fitted(task=contextual), weights=WEIGHTS, dtype="float32")
 
 
@@ -112,15 +112,14 @@ def test_exit_at_a_layer_that_the_file_does_not_hold_is_refused(fitted: Make) ->
     spec = fitted(tasks=[task], exit={"layers": [1, 3, 5], "confidence": 0.9})
     line, _ = found(spec)
     assert line.startswith("exit: the readout ")
-    assert "holds the layers [1, 2], not [3, 5]; choose among them" in line
+    assert "has the layers [1, 2], not [3, 5]; choose among them" in line
 
 
 def test_exit_where_every_task_has_been_read_is_refused(fitted: Make) -> None:
     task = fitted().tasks[0].model_dump(mode="json")
     (line,) = found(fitted(tasks=[task], exit={"layers": [1, 2], "confidence": 0.9}))
     assert line == (
-        "exit.layers: the readouts are read at layer 2 at the latest; name layers before that "
-        "(got [1, 2])"
+        "exit.layers: all readouts are read by layer 2; name earlier layers (got [1, 2])"
     )
 
 
@@ -152,14 +151,17 @@ def damaged(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     "how, what",
     [
-        ("cut off", "is no safetensors file: "),
-        ("a pickle", "is no safetensors file with a readout's card"),
-        ("empty", "is no safetensors file with a readout's card"),
-        ("no card", "is no safetensors file with a readout's card"),
-        ("not a number", "layer1.weight or its bias holds what is no number"),
-        ("no bias", "layer1.weight and its bias do not map to the 2 labels of the card"),
-        ("no such layer", "names layer 7 and holds the layers [1, 2]"),
-        ("a card of tomorrow", "has a card that is none: format: "),
+        ("cut off", "is not a safetensors file: "),
+        ("a pickle", "is not a safetensors file with the card of a readout"),
+        ("empty", "is not a safetensors file with the card of a readout"),
+        ("no card", "is not a safetensors file with the card of a readout"),
+        ("not a number", "layer1.weight or its bias has values that are not finite"),
+        (
+            "no bias",
+            "layer1.weight and its bias do not have the shapes of the 2 labels of the card",
+        ),
+        ("no such layer", "its card names layer 7, but it has the layers [1, 2]"),
+        ("a card of tomorrow", "its card is invalid: format: "),
     ],
 )
 def test_a_broken_file_is_one_line(how: str, what: str, fitted: Make, tmp_path: Path) -> None:
