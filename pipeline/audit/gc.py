@@ -1,14 +1,14 @@
-"""What an output holds that nothing needs any more, and its removal: the only verb that deletes.
+"""Garbage collection: removes what no snapshot and no next run of an output needs.
 
-Kept is what the last snapshots of each spec name, and what the next run of this spec would use, so
-that an interrupted one loses nothing. Knows the keys of assay, and leaves every other alone. Knows
-nothing of what the files hold or how findings are shown.
+Entry point: `collect_garbage`, the only code that deletes results. It keeps what the last snapshots
+of each spec name, and what the next run of this spec would use, so that an interrupted run loses
+nothing. Objects with keys that assay does not write are left alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,21 +41,13 @@ DELETION_ORDER = (SNAPSHOTS, RETRIES, LABELS, DOCUMENTS, SPECS, ATTEMPTS)
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What a run looks at: shards, those of earlier versions of the same files, and tasks."""
+    """What a run reads: current shards, shards of earlier file versions, and task versions."""
 
     sids: frozenset[str]
     earlier: frozenset[str]
     versions: frozenset[tuple[str, str]]  # task and fingerprint
-    # What has the raw answers of those too, and is used where a shard has none of its own.
+    # Versions with the same raw answers, used for shards without a label file of `versions`.
     others: frozenset[tuple[str, str]] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Needed:
-    """What stays: keys by name, and the cells of the next run."""
-
-    keys: frozenset[str]
-    cells: Cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,68 +55,64 @@ class Removable:
     """What nothing needs, in the order in which it is deleted."""
 
     objects: tuple[StoredObject, ...]
-    unknown: int  # keys that are not assay's, though they lie where assay's do
+    unknown: int  # keys that assay does not write, inside its own folders
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(found.key for found in self.objects)
+        return tuple(stored.key for stored in self.objects)
 
     @property
     def per_prefix(self) -> dict[str, tuple[int, int]]:
         """Count and bytes, by prefix."""
-        count: Counter[str] = Counter()
-        size: Counter[str] = Counter()
-        for found in self.objects:
-            prefix = f"{found.key.partition('/')[0]}/"
-            count[prefix] += 1
-            size[prefix] += found.size_bytes
-        return {prefix: (count[prefix], size[prefix]) for prefix in DELETION_ORDER}
+        amounts = dict.fromkeys(DELETION_ORDER, (0, 0))
+        for stored in self.objects:
+            prefix = f"{stored.key.partition('/')[0]}/"
+            count, size_bytes = amounts[prefix]
+            amounts[prefix] = count + 1, size_bytes + stored.size_bytes
+        return amounts
 
 
 @dataclass(frozen=True, slots=True)
 class GcResult:
-    """How tidying up ended."""
+    """What a garbage collection kept and removed."""
 
     output: str
-    snapshots: tuple[int, ...]  # those that are kept
+    snapshots: tuple[int, ...]  # kept
     removable: Removable
     deleted: bool  # False: a dry run
 
 
-def collect_garbage(spec: JobSpec, *, cache_dir: Path, keep: int, delete: bool) -> GcResult:
-    """What the output holds in vain; with `delete`, that is gone. Not while a run is under way."""
+def collect_garbage(
+    spec: JobSpec, *, cache_dir: Path, keep: int, delete: bool, store: Store | None = None
+) -> GcResult:
+    """What the output holds and nothing needs; removed if `delete`. No run may be active.
+
+    `store` is the spec's output, if it is open already.
+    """
     if keep < 1:
         fix = "at least one snapshot of each spec is kept; write 1 or more"
         raise SpecError([Problem("--keep", fix, keep)])
-    return collect_garbage_in(
-        spec, open_store(spec.output, spec.storage_options), cache_dir, keep, delete
-    )
-
-
-def collect_garbage_in(
-    spec: JobSpec, store: Store, cache_dir: Path, keep: int, delete: bool
-) -> GcResult:
-    """The same for a store that is open."""
-    # — listed before anything that names them is read: what is written meanwhile is not in it
-    there = [found for prefix in DELETION_ORDER for found in store.list(prefix)]
-    cells = next_run(spec, store, cache_dir)
-    kept = kept_snapshots(store, keep)
-    named = frozenset(key for snapshot in kept for key in named_by(snapshot))
-    removable = unneeded(there, Needed(named, cells))
+    output = store or open_store(spec.output, spec.storage_options)
+    # — listed before the snapshots are read: what is written from now on is not in the list
+    stored = [each for prefix in DELETION_ORDER for each in output.list(prefix)]
+    cells = _cells_of_next_run(spec, output, cache_dir)
+    kept = _kept_snapshots(output, keep)
+    named = frozenset(key for snapshot in kept for key in _named_keys(snapshot))
+    removable = _unneeded(stored, named, cells)
     if delete:
         for prefix in DELETION_ORDER:
-            store.delete([key for key in removable.keys if key.startswith(prefix)])
-    return GcResult(store.url, tuple(s.number for s in kept), removable, delete)
+            output.delete([key for key in removable.keys if key.startswith(prefix)])
+    return GcResult(output.url, tuple(s.number for s in kept), removable, delete)
 
 
-def next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
-    """The cells that the spec's next run would not make again."""
-    wanted = spec.input
-    objects = find_objects(wanted.path, cache_dir, wanted.storage_options)
-    cuts = cut_before(store, objects, wanted.text, wanted.id)
-    # — the run may be on another machine than this one, and compute in other numbers there
+def _cells_of_next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
+    """The cells that the spec's next run would reuse."""
+    source = spec.input
+    objects = find_objects(source.path, cache_dir, source.storage_options)
+    cuts = cut_before(store, objects, source.text, source.id)
+    # — the next run may be on another machine, with another dtype
     jobs = jobs_for_each_dtype(spec, cache_dir)
-    # — raw answers, too: the next calibration is made of them, and used on them
+    # — raw answers too: the next calibration is computed from them and applied to them
     versions = frozenset(
         (task, version.id)
         for job in jobs
@@ -137,28 +125,24 @@ def next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
         for task, fps in versions_with_equal_raw_answers(store, job.fingerprints).items()
         for fp in fps
     )
-    return Cells(
-        sids=frozenset(shard.id for shard in cuts.shards),
-        earlier=cuts.earlier_sids,
-        versions=versions,
-        others=others - versions,
-    )
+    sids = frozenset(shard.id for shard in cuts.shards)
+    return Cells(sids, cuts.earlier_sids, versions, others - versions)
 
 
-def kept_snapshots(store: Store, keep: int) -> list[Contents]:
-    """The last `keep` snapshots of each spec, the newest first; StorageError if one is broken."""
-    seen: Counter[str] = Counter()
+def _kept_snapshots(store: Store, keep: int) -> list[Contents]:
+    """The last `keep` snapshots of each spec, newest first; StorageError if one is broken."""
+    count: Counter[str] = Counter()
     kept = []
     for number in snapshot_numbers(store):
         snapshot = contents(store, number)
-        seen[snapshot.spec] += 1
-        if seen[snapshot.spec] <= keep:
+        count[snapshot.spec] += 1
+        if count[snapshot.spec] <= keep:
             kept.append(snapshot)
     return kept
 
 
-def named_by(snapshot: Contents) -> Iterator[str]:
-    """The keys that a snapshot needs, its own too."""
+def _named_keys(snapshot: Contents) -> Iterator[str]:
+    """The keys that a snapshot needs, including its own."""
     yield snapshot_key(snapshot.number)
     for name, task in snapshot.tasks.items():
         yield spec_key(name, task.fp)
@@ -166,44 +150,41 @@ def named_by(snapshot: Contents) -> Iterator[str]:
     for file in snapshot.files:
         yield file.key
         if file.task is not None:
-            # — also behind a retry: without it the cell would count as missing, and be made anew
+            # — also below a retry: without this file the cell counts as missing and is labelled
             yield label_key(file.task, snapshot.tasks[file.task].fp, file.sid)
 
 
-def unneeded(there: Iterable[StoredObject], needed: Needed) -> Removable:
-    """Those of the objects that are assay's and that nothing needs."""
-    known, unknown = [], 0
-    for found in there:
-        key = parse_key(found.key)
+def _unneeded(stored: Iterable[StoredObject], named: frozenset[str], cells: Cells) -> Removable:
+    """The objects with keys of assay that are neither named nor used by the next run."""
+    known: list[tuple[StoredObject, Key]] = []
+    unknown = 0
+    for each in stored:
+        key = parse_key(each.key)
         if key is None:
             unknown += 1
         else:
-            known.append((found, key))
-    used = _used_cells(known, needed.cells)
-    sids = needed.cells.sids.union(used.values())
-    objects = tuple(f for f, key in known if not _is_needed(f.key, key, needed, used, sids))
-    return Removable(objects, unknown)
+            known.append((each, key))
+    used = _used_cells(known, cells)
+    sids = cells.sids.union(used.values())
+    versions = cells.versions | cells.others
 
+    def is_needed(name: str, key: Key) -> bool:
+        # — all runs share the probe, and a run that starts now may be checking it
+        if name in named or name in used or name == PROBE_KEY:
+            return True
+        # — documents of an earlier file version are used only together with its answers
+        if key.folder == DOCUMENTS:
+            return key.sid in sids
+        # — without its spec, the answers of a version cannot be matched any more
+        return key.folder == SPECS and (key.task, key.fp) in versions
 
-def _is_needed(
-    name: str, key: Key, needed: Needed, used: Mapping[str, str], sids: frozenset[str]
-) -> bool:
-    # — the probe is the same for all runs, and one that is asking it now must not miss it
-    if name in needed.keys or name in used or name == PROBE_KEY:
-        return True
-    if key.folder == DOCUMENTS:  # an earlier version's are of use beside its answers alone
-        return key.sid in sids
-    if key.folder != SPECS:
-        return False
-    # — without its words, answers of another version would be found no more
-    version = key.task, key.fp
-    return version in needed.cells.versions or version in needed.cells.others
+    return Removable(tuple(e for e, key in known if not is_needed(e.key, key)), unknown)
 
 
 def _used_cells(known: Iterable[tuple[StoredObject, Key]], cells: Cells) -> dict[str, str]:
-    """The shards of the label files and the latest retries that the next run would use, by key."""
+    """The label files and latest retries that the next run would use: key -> shard id."""
     sids = cells.sids | cells.earlier
-    in_reach = [(found.key, key) for found, key in known if key.sid in sids]
+    in_reach = [(stored.key, key) for stored, key in known if key.sid in sids]
     own = {
         (key.task, key.sid)
         for _, key in in_reach

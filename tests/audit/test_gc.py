@@ -1,4 +1,4 @@
-"""Tidying up: what a model of the output says is kept stays and verifies, and all else is gone."""
+"""Garbage collection: what a model of the output keeps stays and verifies; the rest is gone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from finished import (
 )
 from memory_store import MemoryStore
 
-from pipeline.audit.gc import GcResult, collect_garbage_in
+from pipeline.audit.gc import GcResult, collect_garbage
 from pipeline.audit.verify import verify
 from pipeline.cli import main
 from pipeline.errors import StorageError
@@ -87,7 +87,9 @@ class Everything:
         return first, second
 
     def gc(self, keep: int, delete: bool = True) -> GcResult:
-        return collect_garbage_in(self.spec, self.store, self.corpus.cache_dir, keep, delete)
+        return collect_garbage(
+            self.spec, cache_dir=self.corpus.cache_dir, keep=keep, delete=delete, store=self.store
+        )
 
 
 @pytest.fixture
