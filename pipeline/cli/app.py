@@ -130,7 +130,7 @@ def new_app(name: str, help: str) -> App:
         name,
         help=help,
         group_commands=Group("About this command", sort_key=9),
-        version=lambda: version("assay"),
+        version=lambda: version("corpus-assay"),
         default_parameter=Parameter(
             negative=(),  # a flag has no --no-flag
             allow_repeating=True,  # the last value holds

@@ -38,7 +38,7 @@ class PlainLoader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 mark = key_node.start_mark
-                raise yaml.YAMLError(f"{key!r} stands twice, line {mark.line + 1}; keep one")
+                raise yaml.YAMLError(f"{key!r} occurs twice, line {mark.line + 1}; keep one")
             seen.add(key)
         return super().construct_mapping(node, deep)
 

@@ -1,6 +1,6 @@
-"""What a user writes: the YAML spec, validated and frozen.
+"""The YAML spec that a user writes, validated and frozen. Entry point: `JobSpec`.
 
-Knows the spec's keys, their defaults and their rules. Knows nothing of models, files or Ray.
+The manual's page about the spec is generated from the descriptions here.
 """
 
 from __future__ import annotations
@@ -25,28 +25,40 @@ from pipeline.spec.locations import Location, StorageOptions
 Quantize = Literal["none", "int8", "fp8"]
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
-# More labels than this have no column each; `top_k` of them are kept.
+# A task with more labels has no column for each of them; `top_k` says how many are kept.
 MOST_COLUMNS = 1_000
-# What `open_labels` has of every document, in columns beside the tasks'.
+# Columns of `open_labels` that every document has, beside one column a task.
 DOCUMENT_COLUMNS = ("doc_id", "path", "row", "content_hash", "n_chars", "status")
 
 
 class Frozen(BaseModel):
     """Immutable, strict about types, and a misspelt key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
 
 
 class ModelSpec(Frozen):
     """The model that answers."""
 
     path: Location = Field(min_length=1)
+    """Model folder, GGUF file or URL, or the name of a model on the Hugging Face Hub."""
     storage_options: StorageOptions = {}
+    """Options of the fsspec file system that opens `path`, such as `endpoint_url` or `profile`.
+    Secrets are refused: name a profile or set the environment."""
     revision: str | None = None
+    """Branch, tag or commit of a model on the Hub. Default: its main."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of weights and activations. `auto` takes bfloat16 where the
+    device computes it natively, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    gpus: PositiveInt = 1  # of one worker: its layers are spread over so many
+    """Where the model runs. `auto` takes a GPU if there is one."""
+    gpus: PositiveInt = 1
+    """Number of GPUs of one worker. The model's layers are distributed over them."""
     quantize: Quantize = "none"
+    """8-bit weights: half the memory of 16-bit weights, and slightly different answers. `int8` runs
+    on CPUs and GPUs, `fp8` on recent GPUs."""
 
     @field_validator("gpus")
     @classmethod
@@ -62,7 +74,9 @@ class ModelSpec(Frozen):
         if quantize == "int8" and other.data.get("dtype") == "float16":
             raise ValueError("sums of int8 weights overflow float16; write another dtype, or fp8")
         if quantize != "none" and other.data.get("gpus", 1) > 1:
-            raise ValueError("8-bit weights are not spread over GPUs; write none, or gpus: 1")
+            raise ValueError(
+                "8-bit weights cannot be distributed over GPUs; write none, or gpus: 1"
+            )
         return quantize
 
 
@@ -70,54 +84,72 @@ class InputSpec(Frozen):
     """The documents: which files, and which columns of them."""
 
     path: Location = Field(min_length=1)
+    """File, folder or glob, local or at any fsspec URL. Formats: Parquet, Arrow, JSON lines (plain,
+    gzip or zstd) and WET."""
     storage_options: StorageOptions = {}
+    """Options of the fsspec file system that opens `path`. Secrets are refused."""
     text: str = Field(default="text", min_length=1)
+    """Column with the text of a document."""
     id: str | None = Field(default=None, min_length=1)
+    """Column with the id of a document. Default: the hash of the text."""
     shard_bytes: Literal["auto"] | PositiveInt = "auto"
+    """Approximate size of a shard in bytes of input. A shard is the unit of work and of recovery.
+    `auto` chooses the size from the size of the input."""
 
 
 class Example(Frozen):
     """A worked example, shown to the model as an earlier turn of the conversation."""
 
     document: str
+    """Text of the example."""
     question: str
+    """Question about the example, written as in a task."""
     answer: str
+    """Correct answer: one of the labels, written as in a task."""
 
 
 class PromptSpec(Frozen):
-    """What surrounds the document, the same for every document."""
+    """The text around the document, the same for every document."""
 
     system: str | None = None
+    """System prompt. Default: no system message."""
     instruction: str = "Read the text, then answer the question."
+    """Text before the document."""
     examples: tuple[Example, ...] = Field(default=(), strict=False)
+    """Few-shot examples, shown before the document. They are computed once."""
     document: str = "Text:\n{document}"
+    """Template of the document. `{document}` occurs exactly once."""
 
     @field_validator("document")
     @classmethod
     def _has_one_slot(cls, template: str) -> str:
         if template.count("{document}") != 1:
-            raise ValueError("write {document} exactly once: it is where the text goes")
+            raise ValueError("write {document} exactly once: the text is inserted there")
         return template
 
 
 class DocumentsSpec(Frozen):
-    """How much of a document is read, in tokens of the model."""
+    """How much of a document the model reads."""
 
     max_tokens: PositiveInt = 2048
+    """Longest document, in tokens of the model. A longer one is cut."""
     too_long: Literal["head", "tail", "middle", "chunk"] = "head"
+    """What is read of a longer document: its `head`, its `tail`, both ends without the `middle`, or
+    all of it in a `chunk` after the other."""
     overlap_tokens: NonNegativeInt = 128
+    """Number of tokens that two neighbouring chunks share (`too_long: chunk`)."""
 
     @model_validator(mode="after")
     def _chunks_advance(self) -> DocumentsSpec:
         if self.too_long == "chunk" and self.overlap_tokens >= self.max_tokens:
             raise ValueError(
-                "overlap_tokens must be smaller than max_tokens, or chunks stand still"
+                "overlap_tokens must be smaller than max_tokens, or chunks do not advance"
             )
         return self
 
 
 def _as_verbalizers(labels: object) -> object:
-    """A plain list of labels -> each label with itself as its one verbalizer."""
+    """A plain list of labels -> each label with its name as its only verbalizer."""
     if not isinstance(labels, list | tuple):
         return labels
     odd = [label for label in labels if isinstance(label, dict | list)]
@@ -137,41 +169,64 @@ class ContextualSpec(Frozen):
     """Calibration by what the model answers about documents without content."""
 
     method: Literal["contextual"]
+    """Divide by the answers to empty documents."""
     documents: tuple[str, ...] = Field(default=("N/A", "[MASK]", ""), min_length=1, strict=False)
+    """Documents without content whose mean answer is divided out."""
 
 
 class FittedSpec(Frozen):
     """Calibration by a file that `assay calibrate` wrote."""
 
     method: Literal["batch", "temperature", "isotonic"]
+    """Method that the file was made with."""
     file: str = Field(min_length=1)
+    """Path or URL of the file that `assay calibrate --to` wrote."""
 
 
 class TaskSpec(Frozen):
-    """One closed question, asked of every document, or with a readout and none read off it."""
+    """One closed question about every document; without a question, a readout of the document."""
 
-    # — a default is no exception to the rules: without `top_k`, labels can be too many
+    # Defaults are validated too: `top_k: null` is wrong where there are too many labels.
     model_config = ConfigDict(validate_default=True)
 
     name: str = Field(pattern=TASK_NAME)
+    """Name of the task and of its column: lower case letters, digits and `_`."""
     readout: Annotated[str, Field(min_length=1)] | None = None
+    """Path or URL of a trained readout (`assay fit`). Default: the probabilities that the model
+    gives to the labels' tokens."""
     question: Annotated[str, Field(min_length=1)] | None
+    """Question about the document. `null`, with a readout: read the state after the document
+    itself, which takes no additional tokens."""
     labels: Labels
+    """Two labels or more: a list of names, or a mapping from each name to the texts that mean this
+    label."""
     chunks: Literal["max", "mean"] = "max"
+    """How the answers to the chunks of a long document become one: the largest probability of each
+    label, or the mean."""
     scoring: Literal["auto", "first_token", "full"] = "auto"
+    """Which tokens of a label are scored: its first token or all of them. `auto` scores all tokens
+    of labels that share a first token."""
     length_penalty: float = Field(default=0, ge=0, allow_inf_nan=False, strict=False)
-    beam: PositiveInt | None = None  # null: every label exactly
+    """Exponent of the number of tokens that divides a label's log probability (`scoring: full`). 0:
+    no penalty; 1: mean of the tokens."""
+    beam: PositiveInt | None = None
+    """Number of label prefixes that are kept at each token, for very many labels (`scoring: full`).
+    Default: score every label exactly."""
     top_k: PositiveInt | None = None
+    """Store the probabilities of this many likeliest labels instead of all. Required above 1,000
+    labels."""
     separator: str | None = Field(default=None, min_length=1)
+    """Text between the levels of hierarchical labels, such as `/`."""
     calibration: ContextualSpec | FittedSpec | None = Field(default=None, discriminator="method")
+    """Adds calibrated probabilities to the answers. Default: none."""
 
     @field_validator("name")
     @classmethod
     def _has_a_column_of_its_own(cls, name: str) -> str:
         if name in DOCUMENT_COLUMNS:
             raise ValueError(
-                "every document has a column of this name, and a task is a column beside it; "
-                f"name it otherwise than {', '.join(DOCUMENT_COLUMNS)}"
+                "every document has a column of this name; choose a name other than "
+                f"{', '.join(DOCUMENT_COLUMNS)}"
             )
         return name
 
@@ -193,27 +248,27 @@ class TaskSpec(Frozen):
                 raise ValueError(f"label {label!r} needs at least one verbalizer")
             for verbalizer in verbalizers:
                 if verbalizer in owner:
-                    raise ValueError(f"{verbalizer!r} stands twice; write each verbalizer once")
+                    raise ValueError(f"{verbalizer!r} occurs twice; write each verbalizer once")
                 owner[verbalizer] = label
         return labels
 
     @field_validator("scoring", "length_penalty", "beam")
     @classmethod
-    def _is_of_the_models_own_words(
-        cls, wanted: str | float | None, other: ValidationInfo
+    def _scores_label_tokens(
+        cls, value: str | float | None, other: ValidationInfo
     ) -> str | float | None:
-        if wanted and wanted != "auto" and other.data.get("readout") is not None:
+        if value and value != "auto" and other.data.get("readout") is not None:
             raise ValueError(
-                "a trained readout reads no label's tokens; leave this out, or the readout"
+                "a trained readout reads no label's tokens; remove this, or the readout"
             )
-        return wanted
+        return value
 
     @field_validator("length_penalty", "beam")
     @classmethod
-    def _is_of_whole_labels(cls, wanted: float | None, other: ValidationInfo) -> float | None:
-        if wanted and other.data.get("scoring") == "first_token":
+    def _needs_all_tokens(cls, value: float | None, other: ValidationInfo) -> float | None:
+        if value and other.data.get("scoring") == "first_token":
             raise ValueError("a first token has neither length nor beams; write scoring: full")
-        return wanted
+        return value
 
     @field_validator("top_k")
     @classmethod
@@ -221,8 +276,7 @@ class TaskSpec(Frozen):
         labels = len(other.data.get("labels", ()))
         if top_k is None and labels > MOST_COLUMNS:
             raise ValueError(
-                f"{labels:,} labels are too many for a column each; say how many of the likeliest "
-                f"are kept: top_k: 10"
+                f"{labels:,} labels are too many for a column each; keep the likeliest: top_k: 10"
             )
         return top_k
 
@@ -231,7 +285,7 @@ class TaskSpec(Frozen):
     def _occurs(cls, separator: str | None, other: ValidationInfo) -> str | None:
         labels = other.data.get("labels", ())
         if separator and labels and not any(separator in label for label in labels):
-            raise ValueError("no label has it; write what stands between the levels of a label")
+            raise ValueError("no label contains it; write the text between the levels of a label")
         return separator
 
     @field_validator("calibration")
@@ -241,29 +295,32 @@ class TaskSpec(Frozen):
     ) -> ContextualSpec | FittedSpec | None:
         if calibration is not None and other.data.get("top_k") is not None:
             raise ValueError(
-                "a calibration changes the probabilities of all labels, and top_k keeps but the "
-                "likeliest; leave out either"
+                "a calibration changes the probabilities of all labels, and top_k keeps only the "
+                "likeliest; remove one of the two"
             )
         if isinstance(calibration, ContextualSpec) and other.data.get("beam") is not None:
             raise ValueError(
-                "what documents without content say of a label is measured, and a beam does not "
-                "reach every label; leave out beam, or calibrate by a file"
+                "contextual calibration needs the probability of every label, and a beam does not "
+                "reach every label; remove beam, or calibrate by a file"
             )
         return calibration
 
 
 class ExitSpec(Frozen):
-    """How deep documents are read: all to one layer, or each until its answers are sure."""
+    """Early exit: all documents stop at one layer, or each stops when its answers are confident."""
 
     layer: PositiveInt | None = None
+    """Layer at which every document stops. Layers are counted from 1."""
     layers: tuple[PositiveInt, ...] = Field(default=(), strict=False)
+    """Rising layers at which a document may stop, together with `confidence`."""
     confidence: float | None = Field(default=None, gt=0, le=1)
+    """Probability that the likeliest label of every task must reach for a document to stop."""
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> ExitSpec:
         fixed = self.layer is not None and not self.layers and self.confidence is None
-        sure = self.layer is None and bool(self.layers) and self.confidence is not None
-        if not (fixed or sure):
+        confident = self.layer is None and bool(self.layers) and self.confidence is not None
+        if not (fixed or confident):
             raise ValueError("write {layer: N}, or {layers: [N, ...], confidence: P}")
         if list(self.layers) != sorted(set(self.layers)):
             raise ValueError("layers must rise")
@@ -274,46 +331,63 @@ class FilterSpec(Frozen):
     """Which documents `assay filter` keeps."""
 
     keep: str = Field(min_length=1)
-    on_error: Literal["fail", "keep", "drop"] = "fail"  # what becomes of those without an answer
-    storage_options: StorageOptions | None = None  # of --to and --dropped; else the output's
+    """Boolean SQL expression over the tasks' columns, such as `toxic.p.toxic < 0.5`. Documents for
+    which it is true are kept."""
+    on_error: Literal["fail", "keep", "drop"] = "fail"
+    """What happens to documents without an answer: the filter fails, or they are kept or dropped.
+    """
+    storage_options: StorageOptions | None = None
+    """Options of the fsspec file systems of `--to` and `--dropped`. Default: those of the output.
+    """
 
 
 class JobSpec(Frozen):
     """One labelling job: a corpus, a model, and the questions."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    """Name of the job. Snapshots belong to a name."""
     model: ModelSpec
+    """The model that answers."""
     input: InputSpec
+    """The documents."""
     output: Location = Field(min_length=1)
-    storage_options: StorageOptions = {}  # of the output
+    """Folder or URL where answers and snapshots are kept."""
+    storage_options: StorageOptions = {}
+    """Options of the fsspec file system that opens `output`. Secrets are refused."""
     prompt: PromptSpec = PromptSpec()
+    """The text around the document and the questions."""
     documents: DocumentsSpec = DocumentsSpec()
-    max_error_rate: float | None = Field(default=None, ge=0, le=1)  # above it, the run fails
+    """How much of a document the model reads."""
+    max_error_rate: float | None = Field(default=None, ge=0, le=1)
+    """Largest share of rows without an answer. A run above it fails. Default: none."""
     tasks: tuple[TaskSpec, ...] = Field(min_length=1, strict=False)
+    """The questions. All are asked of every document."""
     exit: ExitSpec | None = None
+    """Early exit, if every task has a trained readout. Default: all layers are read."""
     filter: FilterSpec | None = None
+    """The rule of `assay filter`. A run ignores it."""
 
     @field_validator("exit")
     @classmethod
-    def _suits_every_task(cls, way: ExitSpec | None, other: ValidationInfo) -> ExitSpec | None:
+    def _suits_every_task(cls, exit: ExitSpec | None, other: ValidationInfo) -> ExitSpec | None:
         plain = [task.name for task in other.data.get("tasks", ()) if task.readout is None]
-        if way is not None and plain:
+        if exit is not None and plain:
             raise ValueError(
                 f"tasks {plain} have no readout, and only a readout reads a layer before the last; "
-                f"give them one, or take exit out"
+                f"give them one, or remove exit"
             )
         measured = [
             task.name
             for task in other.data.get("tasks", ())
             if isinstance(task.calibration, ContextualSpec)
         ]
-        if way is not None and way.layers and measured:
+        if exit is not None and exit.layers and measured:
             raise ValueError(
-                f"tasks {measured} are calibrated by documents without content, and how deep one "
-                f"of those is read would hang on the other tasks; calibrate by a file, or write "
+                f"tasks {measured} are calibrated by documents without content, and the layer at "
+                f"which these exit would depend on the other tasks; calibrate by a file, or write "
                 f"{{layer: N}}"
             )
-        return way
+        return exit
 
     @field_validator("tasks")
     @classmethod

@@ -49,15 +49,15 @@ def test_both_ways_to_exit_are_read_as_written() -> None:
         (
             [{**TRAINED, "calibration": {"method": "contextual"}}],
             {"layers": [8], "confidence": 0.9},
-            "exit: tasks ['a'] are calibrated by documents without content, and how deep one of "
-            "those is read would hang on the other tasks; calibrate by a file, or write {layer: N} "
+            "exit: tasks ['a'] are calibrated by documents without content, and the layer at which "
+            "these exit would depend on the other tasks; calibrate by a file, or write {layer: N} "
             "(got {'layers': [8], 'confidence': 0.9})",
         ),
         (
             [TRAINED, ASKED],
             {"layer": 8},
             "exit: tasks ['b'] have no readout, and only a readout reads a layer before the last; "
-            "give them one, or take exit out (got {'layer': 8})",
+            "give them one, or remove exit (got {'layer': 8})",
         ),
     ],
 )

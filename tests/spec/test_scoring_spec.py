@@ -49,7 +49,7 @@ def test_without_a_choice_first_tokens_are_scored_where_they_suffice_and_all_lab
             "tasks.0.beam: a first token has neither length nor beams; write scoring: full (got 8)",
         ),
         ({"scoring": "first_token", "length_penalty": 1}, "tasks.0.length_penalty: a first token"),
-        ({"separator": ">"}, "tasks.0.separator: no label has it; write what stands between"),
+        ({"separator": ">"}, "tasks.0.separator: no label contains it; write the text between"),
         *(
             ({"readout": "r", key: value}, f"tasks.0.{key}: a trained readout reads no label's")
             for key, value in (("scoring", "full"), ("beam", 8), ("length_penalty", 0.5))
@@ -60,12 +60,12 @@ def test_without_a_choice_first_tokens_are_scored_where_they_suffice_and_all_lab
         ),
         (
             {"beam": 8, "calibration": {"method": "contextual"}},
-            "tasks.0.calibration: what documents without content say of a label is measured, and a",
+            "tasks.0.calibration: contextual calibration needs the probability of every label, and a",
         ),
         (
             {"labels": MANY},
-            "tasks.0.top_k: 1,001 labels are too many for a column each; say how many of the "
-            "likeliest are kept: top_k: 10 (got None)",
+            "tasks.0.top_k: 1,001 labels are too many for a column each; keep the likeliest: "
+            "top_k: 10 (got None)",
         ),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.errors import SpecError
+from pipeline.spec import schema
 from pipeline.spec.parse import load_spec, parse_spec
 from pipeline.spec.schema import JobSpec, TaskSpec
 
@@ -194,12 +195,12 @@ def test_labels_are_read_as_they_are_written(
         ),
         (
             with_labels("{x: [X, S], y: [S]}"),
-            "tasks.0.labels: 'S' stands twice; write each verbalizer once "
+            "tasks.0.labels: 'S' occurs twice; write each verbalizer once "
             "(got {'x': ['X', 'S'], 'y': ['S']})",
         ),
         (
             with_labels("{x: [X, X], y: [Y]}"),
-            "tasks.0.labels: 'X' stands twice; write each verbalizer once "
+            "tasks.0.labels: 'X' occurs twice; write each verbalizer once "
             "(got {'x': ['X', 'X'], 'y': ['Y']})",
         ),
         (
@@ -265,7 +266,7 @@ def test_a_job_name_that_could_be_a_path_is_refused(name: str) -> None:
 @pytest.mark.parametrize("template", ["", "Text:", "{doc}", "{document}{document}"])
 def test_a_document_template_needs_its_slot_once(template: str) -> None:
     (line,) = lines_of(SMALLEST + f"prompt: {{document: '{template}'}}\n")
-    reason = "write {document} exactly once: it is where the text goes"
+    reason = "write {document} exactly once: the text is inserted there"
     assert line == f"prompt.document: {reason} (got {template!r})"
 
 
@@ -306,8 +307,8 @@ def test_a_wrong_task_is_not_also_reported_as_a_missing_one() -> None:
 @pytest.mark.parametrize(
     "text, reason",
     [
-        (SMALLEST + "name: again\n", "'name' stands twice, line 8; keep one"),
-        (with_labels("{x: [X], x: [Z], y: [Y]}"), "'x' stands twice, line 7; keep one"),
+        (SMALLEST + "name: again\n", "'name' occurs twice, line 8; keep one"),
+        (with_labels("{x: [X], x: [Z], y: [Y]}"), "'x' occurs twice, line 7; keep one"),
         (SMALLEST.replace("path: some/model", "path: &m some/model"), "anchors are not read"),
         (SMALLEST + "filter: *f\n", "anchors are not read"),
         (SMALLEST + "filter: &f {keep: a}\n", "anchors are not read"),
@@ -379,3 +380,14 @@ def test_a_spec_survives_its_own_json() -> None:
 def test_a_task_made_in_python_takes_a_plain_list_too() -> None:
     task = TaskSpec.model_validate({"name": "a", "question": "q", "labels": ["x", "y"]})
     assert task.labels == {"x": ("x",), "y": ("y",)}
+
+
+def test_every_key_has_a_description_for_the_manual() -> None:
+    models = [
+        model
+        for model in vars(schema).values()
+        if isinstance(model, type) and issubclass(model, schema.Frozen)
+    ]
+    assert schema.JobSpec in models
+    fields = [field for model in models for field in model.model_fields.items()]
+    assert [name for name, field in fields if not field.description] == []
