@@ -60,7 +60,7 @@ def test_without_a_choice_first_tokens_are_scored_where_they_suffice_and_all_lab
         ),
         (
             {"beam": 8, "calibration": {"method": "contextual"}},
-            "tasks.0.calibration: contextual calibration needs the probability of every label, and a",
+            "tasks.0.calibration: contextual calibration needs the probability of every label, ",
         ),
         (
             {"labels": MANY},
