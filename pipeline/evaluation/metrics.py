@@ -95,7 +95,7 @@ def task_metrics(
 def resampled_metrics(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
-    counts: Floats,  # [resamples, rows], each resample of as many rows as there are
+    counts: Floats,  # [resamples, rows]; each row of it sums to the number of rows
     *,
     rank: bool = True,
 ) -> dict[str, Floats]:  # [resamples] each
@@ -221,6 +221,6 @@ def _ratio(a: Floats, b: Floats) -> Floats:
 
 
 def _mean_defined(values: Floats) -> Floats:  # [..., labels] -> [...]
-    """The mean over the labels for which there is a value; NaN where there is none."""
+    """The mean over the labels with a value; NaN if no label has one."""
     defined = ~np.isnan(values)
     return _ratio(np.where(defined, values, 0).sum(axis=-1), defined.sum(axis=-1))

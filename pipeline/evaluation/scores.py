@@ -74,7 +74,7 @@ def score(
     *,
     resamples: int = RESAMPLES,
 ) -> Scores:
-    """The scores; there must be a row. The same rows give the same intervals.
+    """The scores of at least one row. The same rows give the same intervals.
 
     Above RANKED_LABELS labels `auroc` and `ap` have no interval: both ends are None.
     """
@@ -98,7 +98,7 @@ def score(
 
 
 def _resampled(truth: Ints, p: Floats, resamples: int) -> dict[str, Floats]:
-    """[resamples] of each headline: rows drawn with replacement, as many as there are."""
+    """[resamples] of each headline: samples of the same size, drawn with replacement."""
     rows, labels = p.shape
     source = np.random.default_rng(_SEED)
     at_once = max(1, _BATCH_COUNTS // max(rows, labels))

@@ -1,6 +1,6 @@
-"""The plots of an evaluation, each an SVG text for a page.
+"""The plots of an evaluation page, as SVG. Entry point: `plots`.
 
-Knows figures and matplotlib. Knows nothing of pages. Labels are drawn as text, never as markup.
+Labels are drawn as text, never as markup.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ except ImportError as missing:
     raise SpecError([Problem("--html", fix, missing.name)]) from missing
 
 LABEL_CHARS = 18
-# More lines or panels than these are not told apart: those with the most gold rows are drawn.
+# More lines or panels are hard to distinguish: the labels with the most gold rows are drawn.
 MAX_LINES = 10
 MAX_PANELS = 12
-MAX_CONFUSED = 40  # labels in the square of gold against answers: those with the most gold rows
+MAX_CONFUSED = 40  # labels of the confusion matrix: those with the most gold rows
 MAX_NAMED = 24  # labels; the cells of more are too small for numbers
 _LINE_STYLES = ("-", "--")  # raw, calibrated
-_POINTS = 400  # of a curve: more are not seen
+_POINTS = 400  # of a curve: more are not visible
 _STYLE = {
     "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # a label may hold dollar signs
@@ -52,7 +52,7 @@ Draw = Callable[[Figure], None]
 
 
 def svg(draw: Draw, *, width: float, height: float, salt: str) -> str:
-    """What `draw` draws, in inches; `salt` keeps ids of one page's plots apart."""
+    """The SVG that `draw` draws; sizes in inches. `salt` makes the ids of a page's plots unique."""
     with _style(salt):
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
         figure = Figure(figsize=(width, height), layout=layout)
@@ -67,8 +67,7 @@ def svg(draw: Draw, *, width: float, height: float, salt: str) -> str:
 def _style(salt: str) -> Iterator[None]:
     style: Any = {**_STYLE, "svg.hashsalt": salt}
     with rc_context(style), warnings.catch_warnings():
-        # — matplotlib measures with its own font; the page is drawn with the reader's, which may
-        #   have the sign
+        # — matplotlib measures text with its own font; the reader's font may have the glyph
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
         yield
@@ -85,7 +84,7 @@ def plots(task: TaskEvaluation) -> Iterator[tuple[str, str]]:
     confused = confused_labels(task)
     side = min(12.0, 2.8 + 0.55 * len(confused))
     yield (
-        "Gold against answers: the darker, the more of the gold label's documents"
+        "Confusion: a darker cell has a larger share of the gold label's documents"
         + _of_how_many(task, confused),
         svg(
             lambda f: _confusion(f, task, confused), width=side + 0.6, height=side, salt=f"{name} m"
@@ -106,7 +105,7 @@ def plots(task: TaskEvaluation) -> Iterator[tuple[str, str]]:
 
 
 def drawn_labels(task: TaskEvaluation) -> list[int]:
-    """The first of two labels, whose mirror is the other; else all, the most frequent first."""
+    """The first of two labels, because the second mirrors it; else all, the most frequent first."""
     if len(task.labels) == 2:
         return [0]
     support = np.bincount(task.truth, minlength=len(task.labels))
@@ -114,7 +113,7 @@ def drawn_labels(task: TaskEvaluation) -> list[int]:
 
 
 def confused_labels(task: TaskEvaluation) -> list[int]:
-    """The labels of the square: all, in their order, or of many those with the most gold rows."""
+    """The labels of the confusion matrix, in order: all, or those with the most gold rows."""
     if len(task.labels) <= MAX_CONFUSED:
         return list(range(len(task.labels)))
     support = np.bincount(task.truth, minlength=len(task.labels))
@@ -133,9 +132,9 @@ def _curves(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> None:
     _square(precision, "recall", "precision")
     _square(roc, "false positive rate", "true positive rate")
     roc.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle=":")
-    for number, (version, judged) in enumerate(task.versions.items()):
+    for number, (version, scored) in enumerate(task.versions.items()):
         for label in shown:
-            points = operating_points(task.truth == label, judged.p[:, label])
+            points = operating_points(task.truth == label, scored.p[:, label])
             if not 0 < points.positives < points.rows:
                 continue
             name = _name(task.labels[label])
@@ -144,20 +143,20 @@ def _curves(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> None:
             color = f"C{shown.index(label) if len(shown) > 1 else number}"
             look = {"color": color, "linestyle": _LINE_STYLES[number], "label": name}
             kept = _thinned(points)
-            found, right = points.recall[kept], points.precision[kept]
-            # — precision stays as it is while recall rises to the next threshold's: a step
-            precision.step(np.r_[0, found], np.r_[right[0], right], where="pre", **look)
-            roc.plot(np.r_[0, points.false_positive_rate[kept]], np.r_[0, found], **look)
+            recall, of_label = points.recall[kept], points.precision[kept]
+            # — between two thresholds precision is constant: a step
+            precision.step(np.r_[0, recall], np.r_[of_label[0], of_label], where="pre", **look)
+            roc.plot(np.r_[0, points.false_positive_rate[kept]], np.r_[0, recall], **look)
     for axes in (precision, roc):
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
 
 
 def _reliability(axes: Axes, task: TaskEvaluation) -> None:
-    _square(axes, "confidence: p of the answer", "share of right answers")
-    axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle=":", label="as sure as right")
-    for style, (version, judged) in zip(_LINE_STYLES, task.versions.items(), strict=False):
-        bins = judged.scores.reliability
+    _square(axes, "confidence: p of the answer", "share of correct answers")
+    axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle=":", label="perfectly calibrated")
+    for style, (version, scored) in zip(_LINE_STYLES, task.versions.items(), strict=False):
+        bins = scored.scores.reliability
         axes.plot(
             [each.confidence for each in bins],
             [each.accuracy for each in bins],
@@ -172,10 +171,10 @@ def _reliability(axes: Axes, task: TaskEvaluation) -> None:
 def _confusion(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> None:
     every = np.array(next(iter(task.versions.values())).scores.confusion)
     counts = every[np.ix_(shown, shown)]
-    # — of all documents of the gold label, wherever they went
+    # — of all documents of the gold label, also those with an answer that is not shown
     shares = counts / np.maximum(every.sum(axis=1)[shown, None], 1)
     axes = figure.subplots()
-    # — cells that are drawn, not an image: the page allows none
+    # — drawn cells: the page allows no images
     axes.pcolormesh(shares, cmap="Blues", vmin=0, vmax=1)
     axes.invert_yaxis()
     axes.set_aspect("equal")
@@ -197,7 +196,7 @@ def _confusion(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> No
 def _histograms(
     figure: Figure, task: TaskEvaluation, shown: Sequence[int], down: int, across: int
 ) -> None:
-    version, judged = list(task.versions.items())[-1]
+    version, scored = list(task.versions.items())[-1]
     which = f" ({version})" if len(task.versions) > 1 else ""
     every = figure.subplots(down, across, squeeze=False).ravel()
     for axes in every[len(shown) :]:
@@ -206,8 +205,8 @@ def _histograms(
         name = _name(task.labels[label])
         other = _name(task.labels[1]) if len(task.labels) == 2 else "another"
         is_it = task.truth == label
-        _histogram(axes, judged.p[is_it, label], f"gold: {name}", "C3")
-        _histogram(axes, judged.p[~is_it, label], f"gold: {other}", "C0")
+        _histogram(axes, scored.p[is_it, label], f"gold: {name}", "C3")
+        _histogram(axes, scored.p[~is_it, label], f"gold: {other}", "C0")
         axes.set_xlim(0, 1)
         axes.set_xlabel(f"p of {name}{which}")
         axes.set_ylabel("share of documents")
@@ -215,7 +214,7 @@ def _histograms(
 
 
 def _histogram(axes: Axes, p: Floats, name: str, color: str) -> None:
-    # — shares, not counts: beside all others, a rare label would not be seen
+    # — shares, because the counts of a rare label would be invisible
     weights = np.full(len(p), 1 / max(1, len(p)))
     edges = np.linspace(0, 1, 31).tolist()
     axes.hist(p, edges, weights=weights, alpha=0.55, color=color, label=f"{name}, {len(p):,}")
@@ -230,7 +229,7 @@ def _square(axes: Axes, x: str, y: str) -> None:
 
 
 def _thinned(points: OperatingPoints) -> list[int]:
-    """So many of the points, evenly, the last one too."""
+    """At most _POINTS of the points, evenly spaced, with the last one."""
     count = len(points.hits)
     return sorted({int(index) for index in np.linspace(0, count - 1, min(count, _POINTS))})
 

@@ -15,8 +15,8 @@ CASES = [([50, 50], [50, 50]), ([90, 10], [60, 40]), ([5, 0, 5], [0, 9, 1]), ([1
 
 @pytest.mark.parametrize("before, after", CASES)
 def test_the_divergence_is_scipys_distance_squared(before: list[int], after: list[int]) -> None:
-    found = jensen_shannon(np.array(before), np.array(after))
-    assert found == pytest.approx(jensenshannon(before, after, base=2) ** 2, abs=1e-12)
+    divergence = jensen_shannon(np.array(before), np.array(after))
+    assert divergence == pytest.approx(jensenshannon(before, after, base=2) ** 2, abs=1e-12)
 
 
 def test_nearly_equal_shares_have_a_divergence_of_nearly_zero() -> None:

@@ -94,8 +94,8 @@ def test_the_held_out_probabilities_are_those_of_a_fit_without_the_fold() -> Non
         oracle.fit(scaler.transform(states[split.fitted]), truth[split.fitted])
         margin = oracle.decision_function(scaler.transform(states[split.held_out]))
         expected[split.held_out] = margin[:, None] * [-0.5, 0.5]
-    found = np.log(fitted.held_out)
-    ratio = (found[:, 1] - found[:, 0]) / (expected[:, 1] - expected[:, 0])
+    log_p = np.log(fitted.held_out)
+    ratio = (log_p[:, 1] - log_p[:, 0]) / (expected[:, 1] - expected[:, 0])
     for split in folds(truth, rows.groups, number=5, seed=20_26):  # one temperature a fold
         np.testing.assert_allclose(
             ratio[split.held_out], np.median(ratio[split.held_out]), rtol=2e-3

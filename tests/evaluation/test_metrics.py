@@ -85,31 +85,31 @@ def test_a_resample_without_a_label_has_the_metrics_of_the_others(labels: int) -
 def test_each_label_has_the_metrics_of_scikit_learn() -> None:
     truth, p = sample(4)
     truth[truth == 3] = 0  # the last label has no gold row
-    found = score(truth, p, list("abcd"), resamples=0)
+    scores = score(truth, p, list("abcd"), resamples=0)
     p_r_f = oracle.precision_recall_fscore_support(
         truth, p.argmax(1), labels=range(4), zero_division=0
     )
     by_label = zip(*p_r_f, strict=True)
     for index, (each, (precision, recall, f1, support)) in enumerate(
-        zip(found.labels[:3], by_label, strict=False)
+        zip(scores.labels[:3], by_label, strict=False)
     ):
         assert (each.precision, each.recall, each.f1) == pytest.approx((precision, recall, f1))
         assert each.support == support
         assert each.auroc == pytest.approx(oracle.roc_auc_score(truth == index, p[:, index]))
-    last = found.labels[3]
+    last = scores.labels[3]
     assert last.support == 0 and last.recall is None and last.auroc is None and last.ap is None
     assert last.predicted > 0 and last.precision == 0 and last.f1 == 0
-    assert found.confusion == tuple(
+    assert scores.confusion == tuple(
         map(tuple, oracle.confusion_matrix(truth, p.argmax(1), labels=range(4)).tolist())
     )
 
 
 def test_an_undefined_metric_is_none() -> None:
     """One gold label only: nothing to rank."""
-    found = score(np.zeros(5, np.int64), np.tile([0.7, 0.3], (5, 1)), ["a", "b"], resamples=50)
-    assert found.headlines["auroc"].value is None and found.headlines["auroc"].low is None
-    assert found.headlines["accuracy"].value == 1 and found.headlines["f1"].value == 1
-    b = found.labels[1]
+    scores = score(np.zeros(5, np.int64), np.tile([0.7, 0.3], (5, 1)), ["a", "b"], resamples=50)
+    assert scores.headlines["auroc"].value is None and scores.headlines["auroc"].low is None
+    assert scores.headlines["accuracy"].value == 1 and scores.headlines["f1"].value == 1
+    b = scores.labels[1]
     assert (b.support, b.predicted, b.precision, b.f1) == (0, 0, None, None)
 
 
@@ -151,21 +151,21 @@ def test_resamples_in_batches_are_as_many_and_as_wide(monkeypatch: pytest.Monkey
 def test_a_thousand_labels_are_judged_without_a_square_of_them_for_every_row() -> None:
     truth, p = sample(1_000, rows=3_000)
     truth[::3] = truth[1::3]  # a third is wrong
-    found = score(truth, p, [f"label-{index}" for index in range(1_000)], resamples=100)
+    scores = score(truth, p, [f"label-{index}" for index in range(1_000)], resamples=100)
     f1 = oracle.f1_score(truth, p.argmax(1), labels=np.union1d(truth, p.argmax(1)), average="macro")
-    accuracy, macro = found.headlines["accuracy"], found.headlines["f1"]
+    accuracy, macro = scores.headlines["accuracy"], scores.headlines["f1"]
     assert accuracy.value == pytest.approx(oracle.accuracy_score(truth, p.argmax(1)))
     assert macro.value == pytest.approx(f1)
     assert accuracy.low is not None and accuracy.low < accuracy.value
     for name in ("auroc", "ap"):
-        figure = found.headlines[name]
+        figure = scores.headlines[name]
         assert figure.value is not None and figure.low is None and figure.high is None
-    assert sum(map(sum, found.confusion)) == 3_000
+    assert sum(map(sum, scores.confusion)) == 3_000
 
 
 @pytest.mark.parametrize("too_sure", [0.0, 0.15])
 def test_a_calibration_errors_interval_holds_the_error_itself(too_sure: float) -> None:
-    """Resamples alone are nearly all above it: rows that stand twice raise it."""
+    """Resamples alone are nearly all above it: rows that are drawn twice raise it."""
     missed = 0
     for seed in range(60):
         source = np.random.default_rng(seed)
@@ -176,7 +176,7 @@ def test_a_calibration_errors_interval_holds_the_error_itself(too_sure: float) -
         assert figure.value is not None and figure.low is not None and figure.high is not None
         assert 0 <= figure.low <= figure.value <= figure.high
         missed += not figure.low <= 0.15 <= figure.high
-    if too_sure:  # where there is none, a sample's own noise is what is seen
+    if too_sure:  # without an error, only the noise of the sample is seen
         assert missed <= 7
 
 

@@ -92,9 +92,9 @@ def test_flipped_labels_are_found_and_no_others() -> None:
     source = np.random.default_rng(1)
     truth = source.integers(0, 2, 400)
     first = np.clip(source.normal(np.where(truth == 0, 0.85, 0.15), 0.1), 0.01, 0.99)
-    given = truth.copy()
-    given[:20] = 1 - given[:20]
-    issues, _ = find_label_issues(given, np.stack([first, 1 - first], axis=1))
+    gold = truth.copy()
+    gold[:20] = 1 - gold[:20]
+    issues, _ = find_label_issues(gold, np.stack([first, 1 - first], axis=1))
     assert set(issues) <= set(range(20)) and len(issues) >= 10  # half reach their label's mean
 
 

@@ -1,4 +1,4 @@
-"""What changed between two answerings, shown: of many labels what matters, quickly."""
+"""Differences between snapshots, as people see them: with many labels, the most frequent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.report.drift import SHOWN_LABELS, comparison_json, show_comparison
 
 
 def compared(labels: int) -> Comparison:
-    """Label i stands i times before, and one document of each went to the next label."""
+    """Label i has i documents before, and one document of each label moved to the next."""
     names = tuple(f"label-{index}" for index in range(labels))
     counts = np.arange(labels, dtype=np.int64)
     flips = np.diag(counts) + np.eye(labels, k=1, dtype=np.int64)

@@ -107,7 +107,7 @@ def test_a_page_says_what_the_plots_show_and_all_figures() -> None:
     written = page_of((HOSTILE, "clean"), ("raw", "calibrated"))
     for words in (
         "confidence: p of the answer",
-        "share of right answers",
+        "share of correct answers",
         "recall",
         "false positive rate",
         "share of documents",

@@ -1,4 +1,4 @@
-"""A calibration is made of answers that are there, and used on them without asking the model."""
+"""A calibration is made from existing answers, and applied to them without the model."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def probabilities(rows: list[dict[str, Any]]) -> NDArray[np.float64]:
 
 def assert_calibrated(rows: list[dict[str, Any]], weights: NDArray[Any]) -> None:
     """The calibrated column is these weights [answers, labels], normalised by hand."""
-    wanted = weights / weights.sum(axis=1, keepdims=True)
+    expected = weights / weights.sum(axis=1, keepdims=True)
     answers = [row["calibrated"] for row in rows if row["p"]]
     assert [row["calibrated"] is None for row in rows] == [row["p"] is None for row in rows]
     assert rows[4]["calibrated"] is None and len(answers) == DOCUMENTS - 1
-    np.testing.assert_allclose(probabilities(answers), wanted, rtol=0, atol=1e-6)
-    for answer, p in zip(answers, wanted, strict=True):
+    np.testing.assert_allclose(probabilities(answers), expected, rtol=0, atol=1e-6)
+    for answer, p in zip(answers, expected, strict=True):
         assert answer["label"] == LABELS[int(p.argmax())]
         assert answer["margin"] == pytest.approx(abs(p[0] - p[1]), abs=1e-6)
 
@@ -119,8 +119,8 @@ def without_calibrated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def in_file(path: Path) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(path.read_text())
-    return found
+    content: Mapping[str, Any] = json.loads(path.read_text())
+    return content
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in reduce:RuntimeWarning")  # NaN
@@ -168,16 +168,16 @@ def test_what_is_there_is_calibrated_without_the_model(
     output.tasks[1] = {**TOPIC, "calibration": {"method": "batch", "file": str(batch)}}
     capsys.readouterr()
     assert main(["run", str(output.spec()), "--dry-run"]) == 2
-    told = capsys.readouterr().err
-    assert "tasks.1.calibration.file: cannot calibrate task 'topic'" in told
-    assert "['clean', 'toxic']" in told and str(batch) in told
+    errors = capsys.readouterr().err
+    assert "tasks.1.calibration.file: cannot calibrate task 'topic'" in errors
+    assert "['clean', 'toxic']" in errors and str(batch) in errors
 
 
 def measured_prior(output: Output) -> NDArray[np.float64]:
     """The measured prior in the label files: the same in all of them, and in the output's file."""
     files = (output.folder / "out" / "labels").rglob("*.parquet")
-    found = [pq.read_metadata(file).metadata.get(b"assay.calibration") for file in files]
-    (written,) = {each for each in found if each and b"contextual" in each}
+    values = [pq.read_metadata(file).metadata.get(b"assay.calibration") for file in files]
+    (written,) = {each for each in values if each and b"contextual" in each}
     (stored,) = (output.folder / "out" / "specs" / "toxic").glob("*.calibration.json")
     parameters = json.loads(written)["parameters"]
     assert in_file(stored)["parameters"] == parameters

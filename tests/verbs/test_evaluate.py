@@ -112,10 +112,10 @@ def test_figures_are_those_of_the_raw_files_and_every_row_is_counted(
         empty = []
     assert by == "text" or empty
     assert bench.evaluate(bench.write(gold, name), "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["gold"]["joined_by"] == {"id": "doc_id", "text": "content_hash"}[by]
-    assert found["gold"]["documents"] == len(gold) and found["corpus_rows"] == FILES * ROWS
-    assert found["gold"]["in_corpus"] == len(gold) - 4 and found["without_gold"] == []
+    report = json.loads(capsys.readouterr().out)
+    assert report["gold"]["joined_by"] == {"id": "doc_id", "text": "content_hash"}[by]
+    assert report["gold"]["documents"] == len(gold) and report["corpus_rows"] == FILES * ROWS
+    assert report["gold"]["in_corpus"] == len(gold) - 4 and report["without_gold"] == []
     ids = {document["text"]: document["id"] for document in bench.documents}
     for task, labels in LABELS.items():
         answers = bench.answers(task)
@@ -126,17 +126,17 @@ def test_figures_are_those_of_the_raw_files_and_every_row_is_counted(
             for row, key in zip(labelled, keys, strict=True)
             if key in answers and answers[key]["label"]
         ]
-        judged = found["tasks"][task]
-        assert judged["rows"] == {
+        scored = report["tasks"][task]
+        assert scored["rows"] == {
             "gold": len(gold),
             "unlabelled": len(gold) - len(labelled),
             "not_in_corpus": sum(key not in answers for key in keys),
             "unanswered": {"empty": n} if (n := sum(row in empty for row in labelled)) else {},
             "evaluated": len(pairs),
         }
-        truth = [labels.index(said) for said, _ in pairs]
+        truth = [labels.index(label) for label, _ in pairs]
         p = np.array([[answer["p"][label] for label in labels] for _, answer in pairs])
-        raw = {name: f["value"] for name, f in judged["versions"]["raw"]["headlines"].items()}
+        raw = {name: f["value"] for name, f in scored["versions"]["raw"]["headlines"].items()}
         assert raw["accuracy"] == pytest.approx(accuracy_score(truth, p.argmax(axis=1)))
         assert raw["f1"] == pytest.approx(f1_score(truth, p.argmax(axis=1), average="macro"))
         if task == "toxic":
@@ -168,8 +168,8 @@ def test_a_tables_gold_may_have_other_names_and_values(
     rows = bench.gold()
     assert bench.evaluate(bench.write(rows), "--task", "toxic", "--json") == 0
     plain = json.loads(capsys.readouterr().out)["tasks"]
-    said = {"toxic": "a=b", "clean": 0}
-    renamed = [{"doc": row["id"], "rude": said[row["toxic"]]} for row in rows]
+    renames = {"toxic": "a=b", "clean": 0}
+    renamed = [{"doc": row["id"], "rude": renames[row["toxic"]]} for row in rows]
     options = [
         "--id",
         "doc",
@@ -181,11 +181,11 @@ def test_a_tables_gold_may_have_other_names_and_values(
         "0=clean",
     ]
     assert bench.evaluate(bench.write(renamed, "other.csv"), *options, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["tasks"].keys() == {"toxic"} and found["without_gold"] == ["topic"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["tasks"].keys() == {"toxic"} and report["without_gold"] == ["topic"]
     for each in plain["toxic"]["mislabelled"]:
         each["text"] = None  # this gold has none
-    assert found["tasks"] == plain
+    assert report["tasks"] == plain
 
 
 def test_what_is_wrong_with_gold_is_a_line_each(
@@ -232,14 +232,14 @@ def test_answers_to_another_wording_are_not_judged_as_if_they_were_the_specs(
     assert bench.evaluate(gold) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tasks.toxic: no snapshot of") and "`assay run` first" in line
-    # the other task is asked as before, so it can be judged alone
+    # the other task is asked as before, so it can be scored alone
     assert bench.evaluate(gold, "--task", "topic") == 0
     assert bench.finish_as(tasks=asked) == 2
     bench.spec.write_text(before)
     capsys.readouterr()
     assert bench.evaluate(gold, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["snapshot"], found["newest_snapshot"]) == (1, 2)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["snapshot"], report["newest_snapshot"]) == (1, 2)
     assert bench.evaluate(gold) == 0
     assert "not the newest" in capsys.readouterr().out
 
@@ -265,11 +265,11 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
     renamed = {"toxic": GoldOptions(columns=(("toxic", "topic"),), tasks=["toxic"])}["toxic"]
     with pytest.raises(SpecError, match=r"--gold, task toxic: no label .*--value TEACHERS_LABEL"):
         read_gold(f"{bench.output}/snapshots/00000001.json", spec, renamed)
-    said = (("art", "toxic"), ("law", "clean"), ("sport", "clean"))
+    mapping = (("art", "toxic"), ("law", "clean"), ("sport", "clean"))
     mapped = read_gold(
         str(bench.output),
         spec,
-        GoldOptions(columns=(("toxic", "topic"),), tasks=["toxic"], values=said),
+        GoldOptions(columns=(("toxic", "topic"),), tasks=["toxic"], values=mapping),
     ).tasks["toxic"]
     assert mapped.soft is not None
     np.testing.assert_allclose(mapped.soft[:, 0], task.soft[:, 1] + task.soft[:, 2])
@@ -279,9 +279,9 @@ def test_an_output_judged_by_itself_is_right(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.evaluate(str(bench.output), "--gate", "topic.accuracy >= 1", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["tasks"]["toxic"]["rows"]["evaluated"] == FILES * (ROWS - 1)
-    assert found["tasks"]["toxic"]["mislabelled"] == []
+    report = json.loads(capsys.readouterr().out)
+    assert report["tasks"]["toxic"]["rows"]["evaluated"] == FILES * (ROWS - 1)
+    assert report["tasks"]["toxic"]["mislabelled"] == []
 
 
 def test_repeated_gold_counts_once_and_contradictory_gold_not_at_all(bench: Bench) -> None:
@@ -332,10 +332,10 @@ def test_gold_of_a_text_that_the_corpus_repeats_is_judged_once(
     """The documents of white space alone, one a file, are of one text and have no answer."""
     rows = [{"text": "  ", "toxic": "clean"}, {**bench.gold()[0]}]
     assert bench.evaluate(bench.write(rows), "--text", "text", "--task", "toxic", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["gold"]["repeated_in_corpus"] == FILES - 1 and found["gold"]["in_corpus"] == 2
-    assert found["tasks"]["toxic"]["rows"]["unanswered"] == {"empty": 1}
-    assert found["tasks"]["toxic"]["rows"]["evaluated"] == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["gold"]["repeated_in_corpus"] == FILES - 1 and report["gold"]["in_corpus"] == 2
+    assert report["tasks"]["toxic"]["rows"]["unanswered"] == {"empty": 1}
+    assert report["tasks"]["toxic"]["rows"]["evaluated"] == 1
 
 
 def test_csv_keeps_quotes_line_breaks_long_texts_and_leading_zeros(bench: Bench) -> None:

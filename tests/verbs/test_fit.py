@@ -70,7 +70,7 @@ def last_states(
     spec, folder = load_spec(spec_file), Path(load_spec(spec_file).model.path)
     tokenizer = load_tokenizer(folder)
     text = prompt_text(spec.prompt, spec.tasks, render=chat_template(tokenizer))
-    found = []
+    states = []
     for each in texts:
         spans = [text.prefix, each, text.suffixes[task]]
         ids = [
@@ -80,8 +80,8 @@ def last_states(
         ]
         with torch.inference_mode(), plain_attention(model.network, "eager"):
             output = model.network(torch.tensor([ids]), output_hidden_states=True)
-        found.append(output.hidden_states[layer][0, -1].double().numpy())
-    return np.array(found)
+        states.append(output.hidden_states[layer][0, -1].double().numpy())
+    return np.array(states)
 
 
 def test_a_fitted_file_is_one_that_the_spec_may_name_and_maps_as_the_fit_decides(
@@ -92,15 +92,15 @@ def test_a_fitted_file_is_one_that_the_spec_may_name_and_maps_as_the_fit_decides
     asked = str(tmp_path / "to")
     command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "all"]
     assert main([*command, *column, "--to", asked, "--task", "asked"]) == 0
-    [found] = json.loads(capsys.readouterr().out)["tasks"]
+    [result] = json.loads(capsys.readouterr().out)["tasks"]
     readout = parse_readout(Path(asked, "asked.safetensors").read_bytes())
-    assert (found["kind"], found["pooling"], found["rows"]) == ("question", "last", 45)
-    assert readout.layers == [1, 2] and readout.card.layer == found["layer"]
+    assert (result["kind"], result["pooling"], result["rows"]) == ("question", "last", 45)
+    assert readout.layers == [1, 2] and readout.card.layer == result["layer"]
 
     # — the map is scikit-learn's over the standardised states, times a temperature
     spec = load_spec(spec_file)
     model = load_model(Path(spec.model.path), dtype="float32", device="cpu")
-    for layer in found["layers"]:
+    for layer in result["layers"]:
         states = last_states(model, spec_file, "asked", TEXTS, layer["layer"])
         x = StandardScaler().fit_transform(states)
         oracle = LogisticRegression(C=layer["strength"], tol=1e-8, max_iter=5_000)
@@ -120,13 +120,13 @@ def test_the_texts_of_ids_are_the_corpus_s_and_the_file_goes_where_the_spec_says
     command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "1"]
     assert main([*command, "--rows", "10,20"]) == 0
     report = json.loads(capsys.readouterr().out)
-    [found] = report["tasks"]
+    [result] = report["tasks"]
     assert report["gold"]["left_out"] == {"not in the corpus, and the gold has no text": 1}
-    assert found["labels"] == {"toxic": 15, "clean": 30} and found["kind"] == "document"
-    assert found["scores"]["auroc"]["value"] > 0.9  # letters differ: even chance weights see it
-    assert [row["rows"] for row in found["curve"]["rows"]] == [10, 20]
+    assert result["labels"] == {"toxic": 15, "clean": 30} and result["kind"] == "document"
+    assert result["scores"]["auroc"]["value"] > 0.9  # letters differ: even chance weights see it
+    assert [row["rows"] for row in result["curve"]["rows"]] == [10, 20]
     spec = load_spec(spec_file)
-    assert found["readout"] == spec.tasks[0].readout
+    assert result["readout"] == spec.tasks[0].readout
     # — what a run does first: it refuses a readout that was fitted for something else
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     assert "toxic" in job.fingerprints
@@ -198,9 +198,9 @@ def test_a_document_whose_states_are_no_numbers_is_left_out_and_counted(
     assert main([*command, "--to", str(tmp_path / "made.safetensors")]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["gold"]["left_out"][gold_states.OVERFLOWN] == 1
-    [found] = report["tasks"]
-    assert sum(found["labels"].values()) == len(TEXTS) - 1
-    assert np.isfinite(found["scores"]["auroc"]["value"])
+    [result] = report["tasks"]
+    assert sum(result["labels"].values()) == len(TEXTS) - 1
+    assert np.isfinite(result["scores"]["auroc"]["value"])
 
 
 def test_texts_that_are_alike_as_far_as_they_are_read_share_a_fold(
@@ -217,8 +217,8 @@ def test_texts_that_are_alike_as_far_as_they_are_read_share_a_fold(
         place(spec.model, this_machine()),
         tmp_path / "cache",
     )
-    said = read_gold(str(gold), spec)
-    found = gold_states.read_gold_states(
-        job, said, {"asked": "Rude?"}, layers="1", start=lambda _: lambda _: None
+    gold_rows = read_gold(str(gold), spec)
+    result = gold_states.read_gold_states(
+        job, gold_rows, {"asked": "Rude?"}, layers="1", start=lambda _: lambda _: None
     )
-    assert [len(np.unique(found.groups)), len(np.unique(found.groups[:6]))] == [3, 1]
+    assert [len(np.unique(result.groups)), len(np.unique(result.groups[:6]))] == [3, 1]

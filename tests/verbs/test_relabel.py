@@ -1,4 +1,4 @@
-"""A candidate is published only where its gates and limits hold; else the last one stays."""
+"""A candidate is published only if its gates and limits hold; else the last one stays."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ def test_gold_judges_the_candidate_before_it_is_published(
     gold.write_text("id,topic\n" + "".join(lines))
     options = EvalOptions(gates=[f"topic.accuracy >= {bound}"], resamples=1)
 
-    def gate(found: Contents) -> tuple[Decision, ...]:
+    def gate(contents: Contents) -> tuple[Decision, ...]:
         return evaluate(
             candidate.job.spec,
             str(gold),
             GoldOptions(),
             options,
             cache_dir=tmp_path,
-            candidate=found,
+            candidate=contents,
         ).decisions
 
     ended = judge(candidate, gate, ANYTHING)
