@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -19,6 +21,7 @@ from pipeline.fitted.calibration import (
     Curve,
     Isotonic,
     Prior,
+    Temperature,
     calibration_from_json,
     mean_prior,
 )
@@ -130,15 +133,44 @@ CALIBRATIONS = [
 ]
 
 
+WEIGHTS = st.floats(0, 1, width=32)  # also 0 and subnormal numbers
+ROWS = st.lists(st.tuples(WEIGHTS, WEIGHTS, WEIGHTS).filter(any), min_size=1, max_size=20)
+
+
 @pytest.mark.parametrize("calibration", CALIBRATIONS, ids=lambda each: str(each.method))
-def test_rows_sum_to_one_also_at_the_edges(calibration: Calibration) -> None:
-    edges = np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1e-38, 1e-45, 1], [1 / 3] * 3])
-    p = calibration.apply(np.concatenate([edges, overconfident(50, 3, seed=10)[0]]))
+@given(ROWS)
+@example([(1.0, 0, 0), (0, 1, 0), (0, 0, 1), (1e-38, 1e-45, 1), (1 / 3,) * 3])
+def test_rows_sum_to_one_also_at_the_edges(
+    calibration: Calibration, rows: list[tuple[float, float, float]]
+) -> None:
+    weights = np.array(rows)
+    p = calibration.apply(weights / weights.sum(axis=1, keepdims=True))
     assert np.isfinite(p).all() and (p >= 0).all() and (p <= 1).all()
     np.testing.assert_allclose(p.sum(axis=1), 1, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("calibration", CALIBRATIONS, ids=lambda each: str(each.method))
+@given(ROWS, st.floats(0.05, 20))
+def test_a_temperature_keeps_the_order_of_the_labels(
+    rows: list[tuple[float, float, float]], temperature: float
+) -> None:
+    weights = np.array(rows)
+    p = weights / weights.sum(axis=1, keepdims=True)
+    scaled = Temperature(temperature).apply(p)
+    first, second = np.triu_indices(3, 1)
+    rises = p[:, first] < p[:, second]
+    assert (scaled[:, first] <= scaled[:, second])[rises].all()
+
+
+SHARES = st.tuples(*[st.floats(0, 1, exclude_min=True)] * 3)
+KNOTS = st.lists(st.floats(0, 1), min_size=1, max_size=6, unique=True).map(sorted).map(tuple)
+CHANGES = st.one_of(
+    st.builds(lambda prior: ("batch", Prior(prior)), SHARES),
+    st.builds(lambda t: ("temperature", Temperature(t)), st.floats(1e-3, 1e3)),
+    st.builds(lambda x: ("isotonic", Isotonic((Curve(x, x),) * 3)), KNOTS),
+)
+
+
+@given(CHANGES.map(lambda change: Calibration(change[0], LABELS, change[1])))
 def test_json_gives_back_the_same_to_the_last_bit(calibration: Calibration) -> None:
     assert calibration_from_json(json.loads(json.dumps(calibration.to_json()))) == calibration
 

@@ -78,7 +78,7 @@ def everyone_commits_everything(store: S3Store) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("server", ["moto", "seaweedfs"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_row_is_there_once_and_every_maker_knows_it(
     server: str, seed: int, request: pytest.FixtureRequest
 ) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.errors import StorageError
 from pipeline.ledger.keys import documents_key, label_key
@@ -108,6 +110,21 @@ def test_a_table_without_an_answer_or_without_a_row_has_the_same_columns() -> No
         )
         assert table.schema == SCHEMA
         assert table.column("label").null_count == table.column("p").null_count == docs
+
+
+@given(st.lists(st.lists(st.floats(1e-6, 1), min_size=3, max_size=3), min_size=1, max_size=9))
+def test_the_label_is_the_most_probable_one_and_the_margin_its_lead(
+    weights: list[list[float]],
+) -> None:
+    p = np.array(weights) / np.sum(weights, axis=1, keepdims=True)
+    rows, ones = len(p), np.ones(len(p), np.int64)
+    ids, status = [str(row) for row in range(rows)], ["ok"] * rows
+    p32 = p.astype(np.float32)
+    table = label_table(ids, p32, ones.astype(np.float32), ones, ones, status, LABELS)
+    for row, values in zip(table.to_pylist(), p32, strict=True):
+        assert list(row["p"].values()) == values.tolist()
+        first, second, _ = sorted(values, reverse=True)
+        assert row["p"][row["label"]] == first and row["margin"] == first - second
 
 
 def test_probabilities_that_do_not_sum_to_one_are_our_own_fault() -> None:
