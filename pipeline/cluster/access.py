@@ -1,7 +1,6 @@
-"""Whether a cluster may be trusted with a job: who can reach it, and whether it asks for a token.
+"""Whether a cluster is safe for a job. Entry point: `requires_token`.
 
-Knows addresses and one unauthenticated request. Knows nothing of Ray's client, of tokens' values or
-of jobs: what asks for a job's token is asked before Ray is even imported.
+Sends one request without credentials. Must not import Ray, which would read the token.
 """
 
 from __future__ import annotations
@@ -16,43 +15,43 @@ from urllib.parse import urlsplit
 from pipeline.errors import RefusedError
 
 _TIMEOUT_S = 20
-# The list of jobs, which whoever may submit one may read.
-_ASKED = "/api/jobs/"
+# The list of jobs: who may read it may also submit a job.
+_JOBS = "/api/jobs/"
 _OPEN, _CLOSED = 200, (401, 403)
 
 
 def is_job_api(address: str) -> bool:
-    """Whether an address is that of Ray's Job API, to which a job is handed over."""
+    """Whether the address is that of Ray's Job API."""
     return address.startswith(("http://", "https://"))
 
 
 def requires_token(address: str, *, insecure: bool = False) -> bool:
-    """Whether the Job API there wants a token.
+    """Whether the Job API at the address requires a token.
 
-    RefusedError if it does not, and others than this machine's users can reach it: whoever does
-    can run programs there and read all that a job reads. `insecure` takes the risk.
+    RefusedError if it does not and other machines can reach it: anyone who reaches it can run
+    programs there and read the job's data. `insecure` accepts that risk.
     """
     parts = urlsplit(address)
     if parts.username or parts.password:
         raise RefusedError(
-            "--address: a name or password in it would be written to logs; leave it out, Ray takes "
+            "--address: a name or password in it would be written to logs; remove it; Ray takes "
             "its token from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
         )
-    status = _status(address.rstrip("/") + _ASKED, address)
+    status = _status(address.rstrip("/") + _JOBS, address)
     if status in _CLOSED:
         return True
     if status != _OPEN:
         raise RefusedError(f"--address: no Ray Job API answers at {address}: status {status}")
     if not insecure and not is_loopback(address):
         raise RefusedError(
-            f"--address: {address} takes jobs without a token from whoever reaches it; start the "
-            f"cluster with RAY_AUTH_MODE=token, or accept the risk with --insecure-cluster"
+            f"--address: {address} accepts jobs without a token from anyone who reaches it; start "
+            f"the cluster with RAY_AUTH_MODE=token, or accept the risk with --insecure-cluster"
         )
     return False
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach the address (an SSH tunnel's end is such a one)."""
+    """Whether only this machine can reach the address, for example the end of an SSH tunnel."""
     host = urlsplit(address).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -61,7 +60,7 @@ def is_loopback(address: str) -> bool:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """What answers for itself is asked, and nobody else."""
+    """Follows no redirect: only the given address is asked."""
 
     def redirect_request(
         self,
@@ -76,7 +75,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _status(url: str, address: str) -> int:
-    """The answer's status to a request that carries nothing."""
+    """The status of the answer to a request without credentials."""
     try:
         with urllib.request.build_opener(_NoRedirect).open(url, timeout=_TIMEOUT_S) as answer:
             return int(answer.status)

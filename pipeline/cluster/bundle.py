@@ -1,7 +1,7 @@
-"""What a submitted job takes along: its spec, this very program, and the versions it ran with here.
+"""The upload of a submitted job: its spec, this program, and the versions of its dependencies.
 
-Knows a folder that is uploaded and Ray's runtime environment as a dictionary. Knows nothing of
-clusters or jobs. No variable of the environment goes along: Ray shows them in clear text.
+Entry points: `portable_content`, `content_id`, `write_bundle`, `runtime_environment`. Environment
+variables are not uploaded: Ray shows them in clear text.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pipeline.spec.schema import JobSpec
 
 SPEC_FILE = "spec.yaml"
 _PACKAGE = Path(__file__).parents[1]
-# Ray's own version is the cluster's, and pip must not change it below a running one.
+# A running cluster has its own version of Ray, which pip must not change.
 _NOT_PINNED = {"ray"}
 _NOT_FOR_JOBS = re.compile(r'extra == "(dev|docs)"')
 
 
 def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
-    """The spec's content for another working directory, of this machine or of any.
+    """The spec's content with absolute paths, for another working directory.
 
-    SpecError for a relative path that other machines cannot follow.
+    SpecError for a relative path, unless the job runs on the same machine.
     """
     content: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
     problems = []
@@ -41,7 +41,7 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
         if not _is_relative(path, model=place == "model.path"):
             continue
         if not same_machine:
-            fix = "lies in this machine's folder; write a URL, or a path that every node has"
+            fix = "is a folder of this machine; write a URL, or a path that every node has"
             problems.append(Problem(place, fix, path))
         holder[key] = os.path.abspath(os.path.expanduser(path))
     if problems:
@@ -56,24 +56,24 @@ def _paths(content: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]
 
 
 def _is_relative(path: str, *, model: bool) -> bool:
-    """Whether the path depends on the folder that a command runs in; a hub's id does not."""
+    """Whether the path depends on the working directory; a hub id does not."""
     if "://" in path or os.path.isabs(path):
         return False
     return not model or path.endswith(".gguf") or Path(path).expanduser().is_dir()
 
 
 def content_id(content: Mapping[str, Any]) -> str:
-    """16 hex digits of all that a run depends on: the spec but for its filter, and what it names.
+    """16 hex digits of what a run depends on: the spec without its filter, and fitted files.
 
-    Files that go along count by their content: fitted again, they ask for another run.
+    A fitted file counts by its content: after a new fit the same spec is another run.
     """
-    asked = {key: value for key, value in content.items() if key != "filter"}
-    asked["tasks"] = [_with_files(task, _file_hash) for task in content["tasks"]]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    hashed = {key: value for key, value in content.items() if key != "filter"}
+    hashed["tasks"] = [_with_files(task, _file_hash) for task in content["tasks"]]
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def write_bundle(folder: Path, content: Mapping[str, Any]) -> None:
-    """Writes the working directory of a job: the spec, small files it names, and the program."""
+    """Writes the job's working directory: the spec, the fitted files it names, and the program."""
     tasks = [_with_files(task, partial(_copied, folder=folder)) for task in content["tasks"]]
     written = yaml.dump(
         {**content, "tasks": tasks}, Dumper=_PlainDumper, sort_keys=False, allow_unicode=False
@@ -90,18 +90,18 @@ def write_bundle(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def _with_files(task: Mapping[str, Any], renamed: Callable[[str], str]) -> dict[str, Any]:
-    """The task with other names for the readout and calibration files that it names."""
-    moved = dict(task)
+    """The task with its readout and calibration files renamed."""
+    changed = dict(task)
     if task.get("readout"):
-        moved["readout"] = renamed(task["readout"])
+        changed["readout"] = renamed(task["readout"])
     calibration = task.get("calibration") or {}
     if calibration.get("file"):
-        moved["calibration"] = {**calibration, "file": renamed(calibration["file"])}
-    return moved
+        changed["calibration"] = {**calibration, "file": renamed(calibration["file"])}
+    return changed
 
 
 def _copied(path: str, folder: Path) -> str:
-    """The file's name in the folder; a path that names no file here is left for the job to find."""
+    """The name of the file's copy in the folder; a path that is no local file stays as it is."""
     file = Path(path).expanduser()
     if not file.is_file():
         return path
@@ -112,22 +112,22 @@ def _copied(path: str, folder: Path) -> str:
 
 
 def _file_hash(path: str) -> str:
-    """The hash of the file's content; a path that names no file here stands for itself."""
+    """The hash of the file's content; a path that is no local file stays as it is."""
     file = Path(path).expanduser()
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else path
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """YAML as the spec is read: no anchors for what stands twice."""
+    """YAML without anchors, which a spec must not have."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def runtime_environment(folder: Path, *, installed: bool = False) -> dict[str, Any]:
-    """Ray's runtime environment: the working directory and the dependencies' versions of here.
+    """Ray's runtime environment: the working directory and the local versions of dependencies.
 
-    Where all is `installed` on the nodes, nothing is: Ray would copy a virtual environment whole.
+    With `installed`, the nodes have the dependencies, and Ray need not build a virtual environment.
     """
     pinned = {} if installed else {"pip": {"packages": pinned_requirements(), "pip_check": False}}
     return {"working_dir": str(folder), **pinned}

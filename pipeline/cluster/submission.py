@@ -1,7 +1,6 @@
-"""Hand a run over to a cluster through Ray's Job API, and follow it to its end.
+"""Submits a run to a cluster through Ray's Job API. Entry points: `submit` and `follow`.
 
-Knows submission ids, a job's states, its log and its exit code. Knows nothing of what a run does,
-of terminals, or of how the cluster was judged safe (`cluster_access`).
+`access` checks before that the cluster is safe.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from pipeline.cluster.bundle import (
 from pipeline.errors import RefusedError, UnavailableError
 from pipeline.spec.schema import JobSpec
 
-# The head's dashboard restarts now and then; a minute without an answer is something else.
+# The head's dashboard restarts now and then. A minute without an answer is a failure.
 _TRIES, _PAUSE_S = 12, 5.0
 _POLL_S = 0.5
-# A connection may be lost without a word; a job that says nothing for so long is asked how it is.
+# A lost connection may raise nothing: after this long without a line the job's state is read.
 _SILENCE_S = 120.0
 _INCOMPLETE, _FAILED = 3, 1
-# Ray's client tells of each upload, and of the token's file, on standard error.
+# Ray's client logs each upload, and the token's file, to standard error.
 for _name in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private"):
     logging.getLogger(f"ray.{_name}").setLevel(logging.WARNING)
-# What ends a job from outside: another try goes on where it stopped.
-_CUT_SHORT = {"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"}
+# Errors from outside the job: another run resumes it.
+_INTERRUPTED = {"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"}
 
-# Another was quicker, and is followed; or a node that could take the job is still starting.
+# Another submission was faster and is followed, or a node for the job is still starting.
 _TRANSIENT = re.compile("already exists|try again later")
 
 Show = Callable[[str], None]  # called with pieces of the job's log, as they come
@@ -54,7 +53,7 @@ class Submitted:
     """A job on a cluster."""
 
     id: str
-    new: bool  # False: it was under way already
+    new: bool  # False: it was running already
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class JobEnd:
 
 
 def connect(address: str) -> JobSubmissionClient:
-    """A client of the Job API at an address; RefusedError if it does not let us in."""
+    """A client of the Job API at the address; RefusedError if it refuses the token."""
     try:
         return JobSubmissionClient(address)
     except AuthenticationError as error:
@@ -88,10 +87,10 @@ def submit(
     *,
     installed: bool = False,
 ) -> Submitted:
-    """Starts `assay run` with these flags on the cluster, unless it is under way there.
+    """Starts `assay run` with these flags on the cluster, unless the same spec is running there.
 
-    The same spec has the same id, so that two who submit it run it once; when it has ended, the
-    next has a number behind it.
+    Equal specs have equal ids, so two submissions run once. After a job has ended, the next id of
+    the same spec ends in a number.
     """
     content = portable_content(spec, same_machine=is_loopback(address))
     base = f"assay-{spec.name}-{content_id(content)}"
@@ -103,33 +102,33 @@ def submit(
         for tried in range(_TRIES):
             time.sleep(_PAUSE_S if tried else 0)
             try:
-                found = choose_job(client.list_jobs(), base)
-                if not found.new:
-                    _refuse_other_options(client, found.id, options)
-                    return found
+                job = choose_job(client.list_jobs(), base)
+                if not job.new:
+                    _refuse_other_options(client, job.id, options)
+                    return job
                 client.submit_job(
                     entrypoint=entrypoint,
-                    submission_id=found.id,
+                    submission_id=job.id,
                     runtime_env=environment,
                     metadata={"assay_spec": spec.name, "assay_options": options},
                 )
-                return found
-            except OSError as error:  # requests' own are such, too
+                return job
+            except OSError as error:  # includes those of `requests`
                 last = _line(error)
             except RuntimeError as error:
                 last = _line(error)
                 if not _TRANSIENT.search(str(error)):
-                    raise RefusedError(f"the cluster took no job: {last}") from error
-    raise UnavailableError(f"the cluster takes no job yet: {last}; run the same command again")
+                    raise RefusedError(f"the cluster refused the job: {last}") from error
+    raise UnavailableError(f"the cluster accepts no job yet: {last}; run the same command again")
 
 
 def choose_job(jobs: Sequence[JobDetails], base: str) -> Submitted:
-    """The job of this id that is under way, or the id that a new one takes."""
+    """The running job of this id, or the id of a new job."""
     pattern = re.compile(re.escape(base) + r"(?:-(\d+))?")
     mine = [
-        (int(found[1] or 1), job)
+        (int(match[1] or 1), job)
         for job in jobs
-        if (found := pattern.fullmatch(job.submission_id or ""))
+        if (match := pattern.fullmatch(job.submission_id or ""))
     ]
     for _, job in mine:
         if not job.status.is_terminal():
@@ -142,7 +141,7 @@ def _refuse_other_options(client: JobSubmissionClient, id: str, options: str) ->
     running = (client.get_job_info(id).metadata or {}).get("assay_options", "")
     if set(running.split()) - {"--json"} != set(options.split()) - {"--json"}:
         raise RefusedError(
-            f"{id} is under way with {running or 'no options'!r} instead of "
+            f"{id} is running with {running or 'no options'!r} instead of "
             f"{options or 'none'!r}; wait for its end, or stop it: ray job stop {id}"
         )
 
@@ -163,7 +162,7 @@ def follow(client: JobSubmissionClient, id: str, show: Show) -> JobEnd:
             failures += 1
             if failures == _TRIES:
                 raise UnavailableError(
-                    f"the cluster no longer answers: {_line(error)}; {id} may go on without us, "
+                    f"the cluster no longer answers: {_line(error)}; {id} may still be running, "
                     f"and the same command follows it again"
                 ) from error
             time.sleep(_PAUSE_S)
@@ -171,14 +170,14 @@ def follow(client: JobSubmissionClient, id: str, show: Show) -> JobEnd:
 
 
 class _Log:
-    """A job's log, shown once however often it is asked for from its beginning."""
+    """A job's log. Each request returns it from the beginning; each piece is shown once."""
 
     def __init__(self, client: JobSubmissionClient, id: str, show: Show) -> None:
         self._client, self._id, self._show = client, id, show
         self._shown = 0
 
     async def tail(self) -> None:
-        """Shows what comes, until the connection ends or nothing has come for long."""
+        """Shows new pieces until the connection ends or is silent for too long."""
         seen = 0
         now = asyncio.get_running_loop().time
         with suppress(TimeoutError):
@@ -192,29 +191,29 @@ class _Log:
                         self._shown = seen
 
     def show_rest(self, log: str) -> None:
-        """Shows what the connection ended too soon for."""
+        """Shows the end of the log, which the connection did not deliver."""
         if len(log) > self._shown:
             self._show(log[self._shown :])
             self._shown = len(log)
 
 
 def job_end(info: JobDetails) -> JobEnd:
-    """What became of a job: its own exit code, or 3 where something from outside ended it."""
+    """How the job ended: its own exit code, or 3 if something outside the job ended it."""
     code, message = info.driver_exit_code, _line(info.message or "")
     if info.status == JobStatus.SUCCEEDED:
         return JobEnd("SUCCEEDED", 0, message)
     killed = code is not None and not 0 < code < 128  # a signal, by Python's or a shell's count
-    if info.status == JobStatus.STOPPED or killed or str(info.error_type) in _CUT_SHORT:
+    if info.status == JobStatus.STOPPED or killed or str(info.error_type) in _INTERRUPTED:
         return JobEnd(str(info.status), _INCOMPLETE, message)
     return JobEnd(str(info.status), _FAILED if code is None else code, message)
 
 
 def stop(client: JobSubmissionClient, id: str) -> None:
-    """Asks the cluster to end a job; what it committed stands."""
+    """Asks the cluster to end the job; committed files stay."""
     client.stop_job(id)
 
 
 def _line(error: object) -> str:
-    """The first line of what Ray says, which may hold a whole traceback or the log's end."""
+    """The first line of an error of Ray, which may contain a traceback or a part of the log."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else ""

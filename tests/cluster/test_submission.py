@@ -105,7 +105,7 @@ def test_a_broken_connection_shows_each_line_once(monkeypatch: pytest.MonkeyPatc
 
 def test_a_cluster_that_answers_no_more_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "_PAUSE_S", 0)
-    with pytest.raises(UnavailableError, match="may go on without us") as raised:
+    with pytest.raises(UnavailableError, match="may still be running") as raised:
         follow(Flaky(breaks=1_000), "a", lambda piece: None)  # type: ignore[arg-type]
     assert raised.value.exit_code == 3
 
@@ -232,7 +232,7 @@ def test_a_head_that_is_cut_off_is_asked_again(submitted: Callable[..., Submitte
 
 
 def test_another_failure_is_refused_in_one_line(submitted: Callable[..., Submitted]) -> None:
-    with pytest.raises(RefusedError, match=r"the cluster took no job: status 500: no$"):
+    with pytest.raises(RefusedError, match=r"the cluster refused the job: status 500: no$"):
         submitted(Jobs("status 500: no\nTraceback ..."))
 
 
@@ -241,7 +241,7 @@ def test_a_job_under_way_with_other_options_is_not_taken_for_this_one(
 ) -> None:
     jobs = Jobs()
     submitted(jobs)
-    with pytest.raises(RefusedError, match="under way with 'no options' instead of"):
+    with pytest.raises(RefusedError, match="is running with 'no options' instead of"):
         submitted(jobs, "--retry-failed")
 
 
