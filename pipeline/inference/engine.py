@@ -110,18 +110,20 @@ class LabelEngine:
         asked = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
         if not asked:
             return Labelled((), Usage())
-        # — a document exits when its answers to all questions are confident, so all are read
+        # — a document exits once its answers to all questions are confident: all must be read
         by_confidence = self._exit_policy is not None and self._exit_policy.layers
-        read = list(self.prompt.questions) if by_confidence else asked
+        to_read = list(self.prompt.questions) if by_confidence else asked
         questions = compile_questions(
-            read, self._schedule, self.model, self._readouts, self._exit_policy
+            to_read, self._schedule, self.model, self._readouts, self._exit_policy
         )
         with count_tokens(self.model.network.get_input_embeddings()) as counter:
-            answered = self._answer(documents, questions, [len(q.labels) for q in read])
+            answered = self._answer(documents, questions, [len(q.labels) for q in to_read])
         usage = self._usage(documents, questions)
         if answered.read_once:
             _check_reuse(usage, counter)
-        by_name = {q.name: log_probs for q, log_probs in zip(read, answered.log_probs, strict=True)}
+        by_name = {
+            q.name: log_probs for q, log_probs in zip(to_read, answered.log_probs, strict=True)
+        }
         log_probs = tuple(by_name[question.name] for question in asked)
         return Labelled(log_probs, usage, answered.out_of_memory)
 

@@ -37,11 +37,13 @@ def document_states(
 
     State N is the `hidden_states[N]` of transformers: the residual stream after N layers, and
     after the last one also normalised. Layers above the highest of `layers` are not run.
-    `on_documents` gets the number of documents of every batch that is done. ModelError if the
-    model's layers cannot be told apart.
+    `on_documents` gets the number of documents of every batch that is done. ModelError if
+    the decoder does not list its layers.
     """
     if not model.layers:
-        raise ModelError(f"{type(model.decoder).__name__}: its layers cannot be told apart")
+        raise ModelError(
+            f"{type(model.decoder).__name__} does not list its layers; use another model"
+        )
     points = [ReadPoint(layer, tuple(map(tuple, suffixes)), mean=True) for layer in layers]
     # — run whole: parts of a decoder may have other states between its layers
     whole = replace(model, stages=None)

@@ -78,10 +78,10 @@ class SearchedQuestions:
     ) -> Tensor:  # [1, labels]
         assert question.trie is not None, question.name
         *before, last = question.token_ids
-        asked = text.extended(before) if before else text
+        with_question = text.extended(before) if before else text
         log_probs = search(
             question.trie,
-            lambda paths: asked.states([(last, *path) for path in paths]),
+            lambda paths: with_question.states([(last, *path) for path in paths]),
             self._unembed,
             beam=question.beam,
             max_tokens=max_tokens,

@@ -36,7 +36,7 @@ def prefill(
     """The keys and values of a span that later forwards read; None for an empty span.
 
     Below a kept prefix, the keys and values of both together: those of the prefix are copied
-    once. With `layers`, only of the first so many: no later forward goes deeper.
+    once. With `layers`, only of the first layers up to this one: no later forward goes deeper.
     """
     if not token_ids:
         return prefix
