@@ -26,19 +26,10 @@ RANKED = pa.list_(pa.field("element", pa.struct([("label", pa.string()), ("p", p
 
 def answer_columns(task: TaskSpec) -> tuple[str, ...]:
     """The columns of the task's label files after `doc_id`."""
-    return columns_with(
-        ranked=task.top_k is not None,
-        levels=task.separator is not None,
-        calibrated=task.calibration is not None,
-    )
-
-
-def columns_with(*, ranked: bool, levels: bool, calibrated: bool) -> tuple[str, ...]:
-    """The columns of label files with these features."""
     label, p, *others = ANSWER_COLUMNS
-    path = ("levels",) if levels else ()
-    last = (CALIBRATED,) if calibrated else ()
-    return (label, "top" if ranked else p, *path, *others, *last)
+    path = ("levels",) if task.separator is not None else ()
+    calibrated = (CALIBRATED,) if task.calibration is not None else ()
+    return (label, p if task.top_k is None else "top", *path, *others, *calibrated)
 
 
 def calibrated_type(p: pa.StructType) -> pa.StructType:

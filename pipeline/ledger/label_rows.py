@@ -35,34 +35,18 @@ def answers_table(labelled: LabelledDocuments, task: TaskSpec) -> pa.Table:
     log_mass = scores.log_mass  # [docs]
     p = np.exp(scores.log_probs - log_mass[:, None])  # [docs, kept]
     if scores.label_ids is None or task.top_k is None:
-        columns = _answers(p, labels)
+        columns = probability_columns(p, labels)
     else:
         columns = _ranked_answers(p, scores.label_ids, labels, task.top_k)
     if task.separator and scores.levels is not None:
         path_p = np.exp(scores.levels - log_mass[:, None])  # [docs, levels]
         columns["levels"] = _levels(columns["label"].to_pylist(), path_p, task.separator)
-    columns |= _reading(
+    columns |= reading_columns(
         _mass(log_mass, task), labelled.n_tokens, labelled.n_chunks, labelled.status
     )
     names = [name for name in answer_columns(task) if name != CALIBRATED]
     doc_ids = labelled.documents.column("doc_id").combine_chunks()
     return pa.table({"doc_id": doc_ids, **{name: columns[name] for name in names}})
-
-
-def label_table(
-    doc_ids: Sequence[str] | pa.Array | pa.ChunkedArray,
-    p: NDArray[np.float32],  # [docs, labels]; a row of NaN is a document without an answer
-    mass: NDArray[np.float32],  # [docs]; NaN where there is none
-    n_tokens: NDArray[np.integer],  # [docs]
-    n_chunks: NDArray[np.integer],  # [docs]
-    status: Sequence[str],
-    labels: Sequence[str],
-) -> pa.Table:
-    """The rows of a label file with one probability for each label."""
-    assert len(doc_ids) == len(status) == len(p), (len(doc_ids), len(status), len(p))
-    columns = _answers(p, labels) | _reading(mass, n_tokens, n_chunks, status)
-    order = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
-    return pa.table({"doc_id": as_strings(doc_ids), **{name: columns[name] for name in order}})
 
 
 def with_calibrated(table: pa.Table, calibration: Calibration) -> pa.Table:
@@ -72,7 +56,7 @@ def with_calibrated(table: pa.Table, calibration: Calibration) -> pa.Table:
     answered = ~np.isnan(raw).any(axis=1)  # [docs]
     p = np.full(raw.shape, np.nan, np.float32)
     p[answered] = calibration.apply(raw[answered])
-    columns = _answers(p, calibration.labels)
+    columns = probability_columns(p, calibration.labels)
     struct = calibrated_type(columns["p"].type)
     calibrated = pa.StructArray.from_arrays(
         [columns[field.name].cast(field.type) for field in struct],
@@ -89,7 +73,7 @@ def as_strings(values: Sequence[str] | pa.Array | pa.ChunkedArray) -> pa.Array:
     return values if isinstance(values, pa.Array) else pa.array(values, pa.string())
 
 
-def _answers(p: NDArray[np.float32], labels: Sequence[str]) -> dict[str, pa.Array]:
+def probability_columns(p: NDArray[np.float32], labels: Sequence[str]) -> dict[str, pa.Array]:
     """The columns label, p and margin of [docs, labels]; null where p is NaN."""
     _docs, label_count = p.shape
     unanswered = np.asarray(np.isnan(p).any(axis=1))  # [docs]
@@ -128,12 +112,13 @@ def _ranked_answers(
     }
 
 
-def _reading(
-    mass: NDArray[np.float32],
-    n_tokens: NDArray[np.integer],
-    n_chunks: NDArray[np.integer],
-    status: Sequence[str],
+def reading_columns(
+    mass: NDArray[np.float32],  # [docs]; NaN where there is none
+    n_tokens: NDArray[np.integer],  # [docs]
+    n_chunks: NDArray[np.integer],  # [docs]
+    status: Sequence[str],  # [docs]
 ) -> dict[str, pa.Array]:
+    """The columns mass, n_tokens, n_chunks and status."""
     return {
         "mass": pa.array(mass, pa.float32(), mask=np.isnan(mass)),
         "n_tokens": pa.array(n_tokens, pa.int32()),

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from label_tables import label_table
 
 from jobs.toxicity_filter import main as job
 from pipeline.cli import main as assay
 from pipeline.ledger.cells import committed, record_specs
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.label_files import LabelFile, commit_shard
-from pipeline.ledger.label_rows import label_table
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.options import FilterOptions
 from pipeline.sources.source import find_objects, read_documents

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fault_proxy import Faults, proxied
+from label_tables import label_table
 from servers import Server
 
 from pipeline.ledger.cells import committed, remaining
 from pipeline.ledger.label_files import Created, LabelFile, commit_shard
-from pipeline.ledger.label_rows import label_table
 from pipeline.ledger.snapshots import SnapshotTask, current_snapshot, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard

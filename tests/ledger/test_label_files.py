@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from label_tables import label_table
 
 from pipeline.errors import StorageError
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.ledger.label_files import LabelFile, commit_shard, documents_table, to_parquet, verify
-from pipeline.ledger.label_rows import label_table
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.stores.local import LocalStore

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 import pytest
+from label_tables import label_table
 
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import ReusableShard, WorkItem, committed
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.ledger.label_files import LabelFile, commit_shard, documents_table, to_parquet
-from pipeline.ledger.label_rows import label_table
 from pipeline.ledger.reuse import AnswerCache, known_status, overlaid
 from pipeline.runtime.outcome import retry_items
 from pipeline.sources.documents import RawRow, documents_from

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from label_tables import label_table
 
 from pipeline.audit.invariants import broken_answers
 from pipeline.errors import SpecError
@@ -25,7 +26,7 @@ from pipeline.ledger.cells import (
 )
 from pipeline.ledger.columns import calibrated_type
 from pipeline.ledger.keys import documents_key, label_key
-from pipeline.ledger.label_rows import label_table, with_calibrated
+from pipeline.ledger.label_rows import with_calibrated
 from pipeline.runtime.calibrations import (
     CalibrationFile,
     calibration_hash,

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from label_tables import label_table
 
 from pipeline.hashes import canonical_json
 from pipeline.ledger.cells import committed, record_specs
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.label_files import LabelFile, commit_shard
-from pipeline.ledger.label_rows import label_table
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import Shard
