@@ -33,7 +33,7 @@ def test_psi_is_the_sum_by_hand() -> None:
     assert psi(np.array([6, 4]), np.array([90, 10])) == pytest.approx(by_hand)
 
 
-def test_psi_of_a_label_that_one_side_lacks_is_finite() -> None:
+def test_psi_is_finite_if_one_side_has_no_row_of_a_label() -> None:
     p, q = np.array([10, 0.5]) / 10.5, np.array([5, 5]) / 10
     by_hand = ((q - p) * np.log(q / p)).sum()
     assert psi(np.array([10, 0]), np.array([5, 5])) == pytest.approx(by_hand)
@@ -43,7 +43,7 @@ def test_the_flip_rate_is_the_share_off_the_diagonal() -> None:
     assert flip_rate(np.array([[5, 1], [2, 12]])) == pytest.approx(3 / 20)
 
 
-def test_nothing_counted_is_no_drift() -> None:
+def test_counts_of_zero_give_no_drift() -> None:
     nothing = np.zeros(2, dtype=np.int64)
     assert psi(nothing, np.array([1, 2])) == jensen_shannon(nothing, nothing) == 0.0
     assert flip_rate(np.zeros((2, 2), dtype=np.int64)) == 0.0

@@ -111,7 +111,7 @@ def test_probabilities_are_calibrated_also_where_a_rare_label_is_weighted() -> N
     assert fitted.held_out[:, 1].mean() == pytest.approx(rows.truth.mean(), abs=0.01)
 
 
-def test_a_teachers_probabilities_are_learnt_as_they_are() -> None:
+def test_a_teachers_probabilities_are_learnt() -> None:
     source = np.random.default_rng(6)
     states = source.normal(size=(2_000, 1, 1, 5)).astype(np.float32)
     targets = softmax(states[:, 0, 0, :3].astype(np.float64), axis=1)
@@ -119,7 +119,7 @@ def test_a_teachers_probabilities_are_learnt_as_they_are() -> None:
     assert np.abs(fitted.held_out - targets).max() < 0.05
 
 
-def test_the_curve_rises_with_rows_and_holds_out_its_own() -> None:
+def test_the_learning_curve_rises_with_the_number_of_rows() -> None:
     few, many = learning_curve(gold(400, signal=(0.7,)), [20, 200], held_out=150, splits=8)
     low, high = few.figures["auroc"], many.figures["auroc"]
     assert low.value is not None and high.value is not None
@@ -151,13 +151,13 @@ def test_folds_have_their_share_of_the_rare_label() -> None:
     assert max(rare) - min(rare) <= 11, rare  # the group of eleven may be rare
 
 
-def test_the_seed_decides() -> None:
+def test_the_same_seed_gives_the_same_folds() -> None:
     first, again, other = (folds(TRUTH, GROUPS, number=5, seed=s)[0].held_out for s in (1, 1, 2))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
 @pytest.mark.parametrize("fitted", [20, 300])
-def test_a_random_split_has_the_rows_and_the_shares_it_should(fitted: int) -> None:
+def test_a_random_split_has_the_requested_rows_and_the_label_shares_of_all(fitted: int) -> None:
     split = random_split(TRUTH, GROUPS, fitted=fitted, held_out=100, seed=3)
     assert len(split.fitted) == fitted and 100 <= len(split.held_out) <= 111
     assert not set(GROUPS[split.fitted]) & set(GROUPS[split.held_out])

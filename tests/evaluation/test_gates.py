@@ -31,7 +31,7 @@ SCORES = score(TRUTH, np.stack([FIRST, 1 - FIRST], axis=1), LABELS["toxic"], res
         ("toxic.brier <= 0.1", None, False),
     ],
 )
-def test_a_gate_compares_the_figure_it_names(
+def test_a_gate_compares_the_metric_that_it_names(
     written: str, value: float | None, passed: bool
 ) -> None:
     decision = decide(parse_gate(written, LABELS), SCORES)
@@ -40,7 +40,7 @@ def test_a_gate_compares_the_figure_it_names(
         assert decision.value == pytest.approx(value)
 
 
-def test_an_undefined_figure_passes_no_gate() -> None:
+def test_an_undefined_metric_passes_no_gate() -> None:
     scores = score(TRUTH * 0, np.full((4, 2), 0.5), LABELS["toxic"], resamples=0)
     for sign in (">=", "<="):
         decision = decide(parse_gate(f"toxic.auroc {sign} 0.5", LABELS), scores)

@@ -54,7 +54,7 @@ def test_labels_without_a_row_get_almost_no_probability(present: list[int]) -> N
         np.testing.assert_allclose(p.mean(axis=0), targets.mean(axis=0), atol=5e-3)
 
 
-def test_soft_targets_are_each_row_once_for_every_label() -> None:
+def test_soft_targets_equal_a_weighted_row_for_each_label() -> None:
     states, _, _ = problem(80, 10, 3)
     targets = np.random.default_rng(0).dirichlet([0.5, 1, 1], 80)
     [fitted] = fit_path(states, targets, np.ones(80), strengths=[0.1])

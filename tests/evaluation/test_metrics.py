@@ -113,7 +113,7 @@ def test_an_undefined_metric_is_none() -> None:
     assert (b.support, b.predicted, b.precision, b.f1) == (0, 0, None, None)
 
 
-def test_an_interval_holds_the_truth_nineteen_times_of_twenty() -> None:
+def test_a_95_percent_interval_contains_the_truth_in_95_percent_of_samples() -> None:
     """Over 150 samples of known accuracy 0.8, an honest 95 % interval misses about 8."""
     source = np.random.default_rng(3)
     missed = 0
@@ -137,7 +137,9 @@ def test_the_same_rows_give_the_same_intervals() -> None:
         assert figure.low < figure.high
 
 
-def test_resamples_in_batches_are_as_many_and_as_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_do_not_change_the_number_and_spread_of_resamples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     truth, p = sample(2)
     at_once = _resampled(truth, p, 600)
     monkeypatch.setattr("pipeline.evaluation.scores._BATCH_COUNTS", 7 * len(truth))
@@ -148,7 +150,7 @@ def test_resamples_in_batches_are_as_many_and_as_wide(monkeypatch: pytest.Monkey
         assert in_batches[name].std() == pytest.approx(at_once[name].std(), rel=0.15)
 
 
-def test_a_thousand_labels_are_judged_without_a_square_of_them_for_every_row() -> None:
+def test_a_thousand_labels_are_scored_in_bounded_memory() -> None:
     truth, p = sample(1_000, rows=3_000)
     truth[::3] = truth[1::3]  # a third is wrong
     scores = score(truth, p, [f"label-{index}" for index in range(1_000)], resamples=100)
@@ -164,7 +166,7 @@ def test_a_thousand_labels_are_judged_without_a_square_of_them_for_every_row() -
 
 
 @pytest.mark.parametrize("too_sure", [0.0, 0.15])
-def test_a_calibration_errors_interval_holds_the_error_itself(too_sure: float) -> None:
+def test_the_interval_of_a_calibration_error_contains_the_error(too_sure: float) -> None:
     """Resamples alone are nearly all above it: rows that are drawn twice raise it."""
     missed = 0
     for seed in range(60):
@@ -187,9 +189,7 @@ def calibration_error(confidence: NDArray[np.float64], hits: NDArray[np.bool_]) 
 
 @pytest.mark.parametrize("decimals", [1, 2, 8])  # from nearly all equal to all distinct
 @pytest.mark.parametrize("rows", [1, 7, 200])
-def test_the_calibration_error_and_its_bins_are_those_of_a_count_by_hand(
-    rows: int, decimals: int
-) -> None:
+def test_the_calibration_error_and_its_bins_equal_a_count_by_hand(rows: int, decimals: int) -> None:
     source = np.random.default_rng(rows)
     confidence = np.round(source.uniform(0.5, 1, rows), decimals)
     hits = source.random(rows) < confidence
@@ -217,7 +217,7 @@ def test_confidence_is_the_probability_of_the_predicted_label() -> None:
     assert confidence.tolist() == [0.7, 0.6] and hits.tolist() == [True, False]
 
 
-def test_answers_as_sure_as_right_have_no_error_and_sure_wrong_ones_all_of_it() -> None:
+def test_calibrated_answers_have_no_error_and_confident_wrong_answers_an_error_of_1() -> None:
     confidence = np.full(100, 0.75)
     right = np.arange(100) < 75
     assert calibration_error(confidence, right) == pytest.approx(0)

@@ -31,9 +31,7 @@ def tried(positive: Bools, score: Floats) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("decimals", [1, 6])
 @pytest.mark.parametrize("least", [0.5, 0.7, 0.9, 1.0])
-def test_the_best_cut_is_the_best_of_all_that_can_be_tried(
-    seed: int, decimals: int, least: float
-) -> None:
+def test_the_best_threshold_is_the_best_of_all(seed: int, decimals: int, least: float) -> None:
     positive, score = sample(seed, decimals)
     every = tried(positive, score)
     points = operating_points(positive, score)
@@ -60,12 +58,12 @@ def test_the_curves_are_those_of_scikit_learn() -> None:
     np.testing.assert_allclose(points.recall, true[1:])
 
 
-def test_a_cut_lies_between_scores_so_that_it_may_be_rounded() -> None:
+def test_a_threshold_is_half_way_between_scores() -> None:
     points = operating_points(np.array([True, False, True]), np.array([0.2, 0.4, 0.8]))
     assert points.thresholds == pytest.approx([0.6, 0.3, 0.1])
 
 
-def test_what_cannot_be_reached_is_none() -> None:
+def test_an_unreachable_minimum_has_no_threshold() -> None:
     score = np.array([0.9, 0.1])
     assert for_precision(operating_points(np.array([False, True]), score), 0.6) is None
     nothing = operating_points(np.array([False, False]), score)

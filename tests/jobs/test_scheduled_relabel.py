@@ -1,4 +1,4 @@
-"""Two ticks with a model: the first publishes, the second has nothing to do."""
+"""Two scheduled runs with a model: the first publishes, the second has nothing to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from jobs.scheduled_relabel import main
 
 
-def test_ticks_label_and_publish_once(
+def test_scheduled_runs_label_and_publish_once(
     write_spec: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -27,7 +27,7 @@ def test_ticks_label_and_publish_once(
     gold.write_text("id,toxic\nd0,toxic\nd1,clean\n")
     spec = str(write_spec())
 
-    def tick(code: int, *options: str) -> dict[str, Any]:
+    def run(code: int, *options: str) -> dict[str, Any]:
         # — in a process of its own: Ray asks for tokens there, once a process
         command = [sys.executable, "-m", "jobs.scheduled_relabel", spec, "--json", *options]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
@@ -35,13 +35,13 @@ def test_ticks_label_and_publish_once(
         told: dict[str, Any] = json.loads(ended.stdout)
         return told
 
-    first, second = tick(0), tick(0)
+    first, second = run(0), run(0)
     assert (first["snapshot"], first["run"]["documents_labelled"]) == (1, 6)
     assert (second["snapshot"], second["run"]["documents_labelled"]) == (1, 0)
     assert second["diff"]["tasks"]["toxic"]["flip_rate"] == 0
-    held = tick(1, "--gold", str(gold), "--gate", "toxic.accuracy > 1")
-    assert [each["passed"] for each in held["gates"]] == [False]
-    assert len(held["held_back"]) == 1 and not held["published"]
+    rejected = run(1, "--gold", str(gold), "--gate", "toxic.accuracy > 1")
+    assert [each["passed"] for each in rejected["gates"]] == [False]
+    assert len(rejected["held_back"]) == 1 and not rejected["published"]
     assert [f.name for f in (tmp_path / "out" / "snapshots").iterdir()] == ["00000001.json"]
 
 

@@ -29,13 +29,13 @@ def shown(labels: int) -> list[list[str]]:
     return [line for line in lines if line and line[0].startswith("label-")]
 
 
-def test_of_few_labels_every_cell_is_shown() -> None:
+def test_with_few_labels_every_flip_count_is_shown() -> None:
     assert [line[0] for line in shown(3)] == ["label-0", "label-1", "label-2"]
     assert shown(3)[1][3:] == ["0", "1", "1"]
     assert comparison_json(compared(3))["tasks"]["t"]["flips"] == [[0, 1, 0], [0, 1, 1], [0, 0, 2]]
 
 
-def test_of_many_labels_the_most_frequent_are_shown_and_no_square() -> None:
+def test_with_many_labels_only_the_most_frequent_are_shown() -> None:
     rows = shown(2_000)
     assert [line[0] for line in rows] == [f"label-{1999 - n}" for n in range(SHOWN_LABELS)]
     assert {len(line) for line in rows} == {3}

@@ -103,7 +103,7 @@ def test_a_page_runs_and_fetches_nothing_whatever_it_shows(
         ElementTree.fromstring(svg)
 
 
-def test_a_page_says_what_the_plots_show_and_all_figures() -> None:
+def test_a_page_has_axis_names_and_all_scores() -> None:
     written = page_of((HOSTILE, "clean"), ("raw", "calibrated"))
     for words in (
         "confidence: p of the answer",
@@ -122,7 +122,7 @@ def test_a_page_says_what_the_plots_show_and_all_figures() -> None:
         assert words in written, words
 
 
-def test_ids_of_a_pages_plots_do_not_meet() -> None:
+def test_ids_of_a_pages_plots_are_unique() -> None:
     written = page_of(("a", HOSTILE, "$y", "b"))
     svgs = re.findall(r"<svg.*?</svg>", written, re.DOTALL)
     assert len(svgs) == 3
@@ -130,7 +130,7 @@ def test_ids_of_a_pages_plots_do_not_meet() -> None:
     assert all(paths) and not (paths[0] & paths[1] | paths[0] & paths[2] | paths[1] & paths[2])
 
 
-def test_a_terminal_is_not_steered() -> None:
+def test_control_characters_do_not_reach_a_terminal() -> None:
     stream = io.StringIO()
     show_evaluation(evaluation((HOSTILE, "clean")), Console(file=stream, width=300))
     shown = stream.getvalue()
@@ -139,7 +139,7 @@ def test_a_terminal_is_not_steered() -> None:
     assert "50 of 57 gold documents evaluated" in shown
 
 
-def test_of_many_labels_the_terminal_shows_what_is_confused_most() -> None:
+def test_with_many_labels_the_terminal_shows_the_most_frequent_confusions() -> None:
     whole = evaluation(tuple(f"label {n}" for n in range(13)))
     stream = io.StringIO()
     show_evaluation(whole, Console(file=stream, width=200))
@@ -151,7 +151,7 @@ def test_of_many_labels_the_terminal_shows_what_is_confused_most() -> None:
     assert first == [f"label {gold}", f"label {answer}", str(counts.max())]
 
 
-def test_of_many_labels_the_page_draws_the_most_frequent() -> None:
+def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
     """Drawn whole, the square of a thousand has a million cells."""
     whole = evaluation(tuple(f"label {n}" for n in range(120)))
     written = page(whole)
@@ -199,7 +199,7 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     ("text", "shown"),
     [("plain é日", "plain é日"), ("a\nb\tc", "a b c"), ("\x1b\u202e\ud800", "\\x1b\\u202e\\ud800")],
 )
-def test_what_does_not_print_is_written_out(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert escape_controls(text) == shown
 
 

@@ -124,7 +124,7 @@ def in_file(path: Path) -> Mapping[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in reduce:RuntimeWarning")  # NaN
-def test_what_is_there_is_calibrated_without_the_model(
+def test_existing_answers_are_calibrated_without_the_model(
     output: Output, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert asked(output.run()) == DOCUMENTS - 1
@@ -185,7 +185,7 @@ def measured_prior(output: Output) -> NDArray[np.float64]:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in reduce:RuntimeWarning")  # NaN
-def test_figures_about_the_rows_that_a_calibration_was_fitted_to_are_said_to_be(
+def test_an_evaluation_on_the_rows_of_the_calibration_has_a_warning(
     output: Output, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output.run()

@@ -102,7 +102,7 @@ def bench(
 
 @pytest.mark.parametrize("name", ["gold.csv", "gold.jsonl", "gold.parquet"])
 @pytest.mark.parametrize("by", ["id", "text"])
-def test_figures_are_those_of_the_raw_files_and_every_row_is_counted(
+def test_scores_are_those_of_the_raw_files_and_every_row_is_counted(
     name: str, by: str, bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = bench.gold()
@@ -143,7 +143,7 @@ def test_figures_are_those_of_the_raw_files_and_every_row_is_counted(
             assert raw["auroc"] == pytest.approx(roc_auc_score(np.equal(truth, 0), p[:, 0]))
 
 
-def test_gates_decide_the_exit_code_behind_the_report(
+def test_gates_decide_the_exit_code_after_the_report(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = bench.write(bench.gold())
@@ -162,7 +162,7 @@ def test_gates_decide_the_exit_code_behind_the_report(
     assert bench.evaluate(gold, "--task", "topic", "--gate", "toxic.f1 >= 0.8") == 2
 
 
-def test_a_tables_gold_may_have_other_names_and_values(
+def test_gold_may_have_other_column_names_and_values(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = bench.gold()
@@ -188,7 +188,7 @@ def test_a_tables_gold_may_have_other_names_and_values(
     assert report["tasks"] == plain
 
 
-def test_what_is_wrong_with_gold_is_a_line_each(
+def test_each_problem_with_gold_is_one_line(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = bench.gold()
@@ -218,7 +218,7 @@ def test_what_is_wrong_with_gold_is_a_line_each(
     assert "nowhere.csv: cannot be read" in err and "nor an output of assay" in err
 
 
-def test_answers_to_another_wording_are_not_judged_as_if_they_were_the_specs(
+def test_answers_to_another_question_are_not_evaluated(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = bench.write(bench.gold())
@@ -275,7 +275,7 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
     np.testing.assert_allclose(mapped.soft[:, 0], task.soft[:, 1] + task.soft[:, 2])
 
 
-def test_an_output_judged_by_itself_is_right(
+def test_an_output_evaluated_against_itself_is_correct(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.evaluate(str(bench.output), "--gate", "topic.accuracy >= 1", "--json") == 0
@@ -326,7 +326,7 @@ def test_rows_of_one_document_complete_each_other(bench: Bench) -> None:
     assert (gold.repeated, gold.contradictory) == (2, 2)
 
 
-def test_gold_of_a_text_that_the_corpus_repeats_is_judged_once(
+def test_gold_of_a_repeated_text_is_evaluated_once(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The documents of white space alone, one a file, are of one text and have no answer."""

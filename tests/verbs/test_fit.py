@@ -84,7 +84,7 @@ def last_states(
     return np.array(states)
 
 
-def test_a_fitted_file_is_one_that_the_spec_may_name_and_maps_as_the_fit_decides(
+def test_a_fitted_file_has_the_maps_of_the_fit(
     spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = write_gold(tmp_path, ["text", "toxic"])
@@ -113,7 +113,7 @@ def test_a_fitted_file_is_one_that_the_spec_may_name_and_maps_as_the_fit_decides
         assert np.median(ratio) > 0
 
 
-def test_the_texts_of_ids_are_the_corpus_s_and_the_file_goes_where_the_spec_says(
+def test_gold_with_ids_reads_the_corpus_and_the_spec_names_the_file(
     spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = write_gold(tmp_path, ["id", "toxic"])
@@ -132,7 +132,7 @@ def test_the_texts_of_ids_are_the_corpus_s_and_the_file_goes_where_the_spec_says
     assert "toxic" in job.fingerprints
 
 
-def test_a_question_may_be_left_out_and_people_read_tables(
+def test_document_leaves_the_question_out_and_tables_are_printed(
     spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = write_gold(tmp_path, ["text", "toxic"])
@@ -157,7 +157,7 @@ def test_a_question_may_be_left_out_and_people_read_tables(
         (["--column", "asked=toxic", "--to", "x.safetensors"], "--to: is one file for 2 tasks"),
     ],
 )
-def test_what_cannot_be_fitted_is_one_line_and_exit_2(
+def test_each_problem_is_one_line_and_exit_code_2(
     arguments: list[str],
     line: str,
     spec_file: Path,
@@ -176,13 +176,13 @@ def test_layers_are_spread_over_the_decoder() -> None:
     assert chosen_layers("all", 3) == (1, 2, 3) and chosen_layers("3, 1", 3) == (1, 3)
 
 
-def test_a_readout_goes_where_it_is_asked_for_and_else_where_the_spec_names_it() -> None:
+def test_the_path_of_a_readout_is_that_of_to_or_that_of_the_spec() -> None:
     assert readout_path("a", named=None, to=None, tasks=1) == "readouts/a.safetensors"
     assert readout_path("a", named="b.safetensors", to=None, tasks=2) == "b.safetensors"
     assert readout_path("a", named="b", to="s3://x/y/", tasks=2) == "s3://x/y/a.safetensors"
 
 
-def test_a_document_whose_states_are_no_numbers_is_left_out_and_counted(
+def test_a_document_with_nan_states_is_left_out_and_counted(
     spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     read = gold_states.document_states
@@ -203,7 +203,7 @@ def test_a_document_whose_states_are_no_numbers_is_left_out_and_counted(
     assert np.isfinite(result["scores"]["auroc"]["value"])
 
 
-def test_texts_that_are_alike_as_far_as_they_are_read_share_a_fold(
+def test_texts_with_equal_tokens_after_truncation_share_a_fold(
     spec_file: Path, tmp_path: Path
 ) -> None:
     spec = load_spec(spec_file)

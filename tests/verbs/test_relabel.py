@@ -84,21 +84,21 @@ def test_the_first_scheduled_run_publishes(store: LocalStore, corpus: Corpus) ->
     assert ended.published and ended.comparison is None and current(store) == 1
 
 
-def test_nothing_new_publishes_nothing_new(store: LocalStore, corpus: Corpus) -> None:
+def test_without_new_documents_no_snapshot_is_published(store: LocalStore, corpus: Corpus) -> None:
     first = judge(done(store, corpus), None, Limits())
     again = judge(done(store, corpus), None, Limits(0, 0))
     assert again.outcome.snapshot == first.outcome.snapshot == current(store) == 1
     assert not again.rejected
 
 
-def test_a_gate_that_fails_holds_the_first_one_back(store: LocalStore, corpus: Corpus) -> None:
+def test_a_failing_gate_rejects_the_first_snapshot(store: LocalStore, corpus: Corpus) -> None:
     ended = judge(done(store, corpus), refuse, ANYTHING)
     assert ended.rejected == ("gate toxic.f1 >= 0.8 fails: the value is 0.5000",)
     assert not list(store.list("snapshots/"))
 
 
 @pytest.mark.parametrize("bound, published", [(0.99, True), (1.01, False)])
-def test_gold_judges_the_candidate_before_it_is_published(
+def test_gold_scores_the_candidate_before_it_is_published(
     store: LocalStore, corpus: Corpus, tmp_path: Path, bound: float, published: bool
 ) -> None:
     """The gold is what the candidate answers, so its accuracy is 1."""
@@ -127,7 +127,9 @@ def test_gold_judges_the_candidate_before_it_is_published(
     assert current(store) == (2 if published else 1)
 
 
-def test_answers_that_flip_are_rejected_and_the_old_stay(store: LocalStore, corpus: Corpus) -> None:
+def test_flipped_answers_are_rejected_and_the_old_snapshot_stays(
+    store: LocalStore, corpus: Corpus
+) -> None:
     judge(done(store, corpus), None, Limits())
     changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
     candidate = done(store, corpus, changed)
@@ -161,9 +163,7 @@ def test_documents_that_newly_fail_reject_a_snapshot(
         )
 
 
-def test_a_model_that_answers_nothing_any_more_is_rejected(
-    store: LocalStore, corpus: Corpus
-) -> None:
+def test_a_model_without_answers_is_rejected(store: LocalStore, corpus: Corpus) -> None:
     """No text has two answers, so neither the labels' shares nor the flips tell."""
     judge(done(store, corpus), None, Limits())
     for file in corpus.folder.glob("*.jsonl"):
@@ -174,7 +174,7 @@ def test_a_model_that_answers_nothing_any_more_is_rejected(
     assert [reason.partition(" of ")[0] for reason in ended.rejected] == ["87 rows"] * 2
 
 
-def test_a_corpus_that_drifts_is_rejected(store: LocalStore, corpus: Corpus) -> None:
+def test_a_drifted_corpus_is_rejected(store: LocalStore, corpus: Corpus) -> None:
     judge(done(store, corpus), None, Limits())
     corpus.write(seed=3)
     ended = judge(done(store, corpus), None, Limits(max_psi=0))
@@ -183,7 +183,7 @@ def test_a_corpus_that_drifts_is_rejected(store: LocalStore, corpus: Corpus) -> 
     assert current(store) == 1
 
 
-def test_what_is_incomplete_is_not_judged(store: LocalStore, corpus: Corpus) -> None:
+def test_an_incomplete_run_is_not_compared(store: LocalStore, corpus: Corpus) -> None:
     versions, shards = toy_fingerprints(), corpus.shards(store)
     commit_all(store, shards[:-1], versions)
     ended: ScheduledRun = judge(labelled(store, shards, versions), refuse, ANYTHING)
