@@ -53,11 +53,11 @@ def prefix_of(tree: Tree) -> LayerKV:
     return some_kv(3, tree.prefix_tokens, 2)
 
 
-def seen_rows(defined: DefinedTree, window: int | None) -> Tensor:  # [tokens, prefix + tokens] bool
+def seen_rows(defined: DefinedTree) -> Tensor:  # [tokens, prefix + tokens] bool
     prefix, tokens = defined.tree.prefix_tokens, defined.tree.tokens
     seen = torch.zeros(tokens, prefix + tokens, dtype=torch.bool)
     for row in range(tokens):
-        for source, number in defined.seen(row, window):
+        for source, number in defined.seen(row):
             seen[row, number + (prefix if source == "row" else 0)] = True
     return seen
 

@@ -13,20 +13,19 @@ from pipeline.inference.attention.tree import Node, Tree
 Key = tuple[str, int]  # ("prefix", its number) or ("row", its number)
 Path = tuple[Key, ...]
 
-WINDOWS = st.none() | st.integers(1, 16) | st.just(1_000)
-
 
 @dataclass(frozen=True)
 class DefinedTree:
-    """A tree, and for each row the keys from the root down to the row itself."""
+    """A tree, a window, and for each row the keys from the root down to the row itself."""
 
     branches: tuple[Node, ...]
     tree: Tree
     paths: tuple[Path, ...]
+    window: int | None  # how many positions back a row sees; None: all
 
-    def seen(self, row: int, window: int | None) -> Path:
+    def seen(self, row: int) -> Path:
         """The definition: a row sees its path, or only the last `window` keys of it."""
-        return self.paths[row] if window is None else self.paths[row][-window:]
+        return self.paths[row] if self.window is None else self.paths[row][-self.window :]
 
     @property
     def ends(self) -> list[int]:
@@ -45,7 +44,13 @@ def defined_trees(draw: Any, *, prefix_tokens: Any = None, min_branches: int = 0
     branches = draw(st.lists(_nodes(2), min_size=min_branches, max_size=3))
     above = draw(st.integers(0, 9) if prefix_tokens is None else st.just(prefix_tokens))
     tree = Tree.of(documents, branches, prefix_tokens=above)
-    return DefinedTree(tuple(branches), tree, tuple(_defined_paths(documents, branches, above)))
+    # Windows that are just as long as a path, or not quite, are where a plan can be off by one.
+    lengths = [n + tree.depth for n in documents] + [above + n + tree.depth for n in documents]
+    lengths += [span.position + span.tokens for span in tree.spans]
+    edges = {max(1, length + shift) for length in lengths for shift in (-2, -1, 0, 1)}
+    window = draw(st.none() | st.integers(1, 16) | st.sampled_from(sorted(edges)))
+    paths = _defined_paths(documents, branches, above)
+    return DefinedTree(tuple(branches), tree, tuple(paths), window)
 
 
 def _defined_paths(

@@ -21,7 +21,7 @@ from dense_oracle import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import WINDOWS, DefinedTree, defined_trees
+from random_trees import DefinedTree, defined_trees
 from torch import Tensor
 
 from pipeline.inference.attention.compiled import CompiledPlan, KernelCall, compile_plans, to_device
@@ -39,27 +39,25 @@ def compiled(
     return compile_plans({None: plan}, device, kernel)[None]
 
 
-@given(defined_trees(), WINDOWS)
-def test_a_compiled_plan_equals_dense_attention_under_the_trees_mask(
-    defined: DefinedTree, window: int | None
-) -> None:
+@given(defined_trees())
+def test_a_compiled_plan_equals_dense_attention_under_the_trees_mask(defined: DefinedTree) -> None:
     tree = defined.tree
     q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    plan = compiled(plan_attention(tree, window=window))
+    plan = compiled(plan_attention(tree, window=defined.window))
     attended = plan.attend(q, own, prefix, scale=SCALE)
-    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined, window)))
+    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined)))
 
 
-@given(defined_trees(min_branches=1), WINDOWS, st.integers(1, 2))
+@given(defined_trees(min_branches=1), st.integers(1, 2))
 def test_a_compiled_plan_of_ends_equals_dense_attention_there(
-    defined: DefinedTree, window: int | None, step: int
+    defined: DefinedTree, step: int
 ) -> None:
     tree, ends = defined.tree, defined.ends[::step]
     rows = tree.rows_at(ends)
     q, own, prefix = some(0, tree.tokens, 6)[rows], some_kv(1, tree.tokens, 2), prefix_of(tree)
-    plan = compiled(plan_ends(tree, ends, window=window))
+    plan = compiled(plan_ends(tree, ends, window=defined.window))
     attended = plan.attend(q, own, prefix, scale=SCALE)
-    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined, window)[rows]))
+    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined)[rows]))
 
 
 @given(defined_trees(prefix_tokens=9))
@@ -124,13 +122,11 @@ def on(device: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.to(device) for tensor in tensors]
 
 
-@given(defined_trees(prefix_tokens=9), WINDOWS)
-def test_the_layer_loop_reads_nothing_back_from_the_device(
-    defined: DefinedTree, window: int | None
-) -> None:
+@given(defined_trees(prefix_tokens=9))
+def test_the_layer_loop_reads_nothing_back_from_the_device(defined: DefinedTree) -> None:
     """Tensors on the meta device have no numbers: reading one back is an error."""
     tree = defined.tree
-    plan = compiled(plan_attention(tree, window=window), torch.device("meta"), on_paper)
+    plan = compiled(plan_attention(tree, window=defined.window), torch.device("meta"), on_paper)
     q, *kv = on("meta", [some(0, tree.tokens, 6), *[some(0, n, 2) for n in (tree.tokens, 9)] * 2])
     attended = plan.attend(q, LayerKV(*kv[::2]), LayerKV(*kv[1::2]), scale=SCALE)
     assert attended.out.shape == (1, tree.tokens, 6, q.shape[-1])
@@ -166,13 +162,17 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=O
 
 @DEVICES
 @pytest.mark.parametrize("at_ends", [False, True])
-@given(defined_trees(prefix_tokens=9, min_branches=1), WINDOWS)
+@given(defined_trees(prefix_tokens=9, min_branches=1))
 def test_half_precision_equals_the_definition_and_waits_for_nothing(
-    device: str, at_ends: bool, defined: DefinedTree, window: int | None
+    device: str, at_ends: bool, defined: DefinedTree
 ) -> None:
     tree, ends = defined.tree, defined.ends
     rows = torch.from_numpy(tree.rows_at(ends)) if at_ends else torch.arange(tree.tokens)
-    plan = plan_ends(tree, ends, window=window) if at_ends else plan_attention(tree, window=window)
+    plan = (
+        plan_ends(tree, ends, window=defined.window)
+        if at_ends
+        else plan_attention(tree, window=defined.window)
+    )
     shapes = [(tree.tokens, 6), *[(tree.tokens, 2)] * 2, *[(9, 2)] * 2]
     rounded = [some(i, *shape).bfloat16() for i, shape in enumerate(shapes)]
     q, k, v, prefix_k, prefix_v = on(device, rounded)
@@ -181,7 +181,7 @@ def test_half_precision_equals_the_definition_and_waits_for_nothing(
     with no_waiting(device):
         actual = calls.attend(queries, LayerKV(k, v), LayerKV(prefix_k, prefix_v), scale=SCALE)
     kv = joined(LayerKV(*rounded[3:]), LayerKV(*rounded[1:3]))
-    expected = dense(rounded[0][rows][None], kv, seen_rows(defined, window)[rows])
+    expected = dense(rounded[0][rows][None], kv, seen_rows(defined)[rows])
     # Values below 8 are rounded to bfloat16 after the weights and after each call and merge.
     atol = 2 * (len(calls.merged) + 2) * 8 * torch.finfo(torch.bfloat16).eps / 2
     torch.testing.assert_close(actual.out.cpu().double(), expected.out, rtol=0, atol=atol)

@@ -24,7 +24,7 @@ from dense_oracle import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import WINDOWS, DefinedTree, defined_trees
+from random_trees import DefinedTree, defined_trees
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -174,38 +174,34 @@ def test_merging_is_associative_where_two_spans_are_not_seen() -> None:
     assert_same(merge(merge(blind, blind), seeing), seeing, atol=0)
 
 
-@given(defined_trees(), WINDOWS)
-def test_attending_over_a_tree_equals_dense_attention_under_its_mask(
-    defined: DefinedTree, window: int | None
-) -> None:
+@given(defined_trees())
+def test_attending_over_a_tree_equals_dense_attention_under_its_mask(defined: DefinedTree) -> None:
     tree = defined.tree
     q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    attended = attend_tree(q, own, prefix, plan_attention(tree, window=window), scale=SCALE)
-    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined, window)))
+    attended = attend_tree(q, own, prefix, plan_attention(tree, window=defined.window), scale=SCALE)
+    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined)))
 
 
-@given(defined_trees(min_branches=1), WINDOWS)
-def test_attending_at_the_ends_equals_attending_everywhere(
-    defined: DefinedTree, window: int | None
-) -> None:
+@given(defined_trees(min_branches=1))
+def test_attending_at_the_ends_equals_attending_everywhere(defined: DefinedTree) -> None:
     tree, ends = defined.tree, defined.ends
     rows = [start + end for start in tree.branch_starts.tolist() for end in ends]
     q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    attended = attend_tree(q[rows], own, prefix, plan_ends(tree, ends, window=window), scale=SCALE)
-    seen = seen_rows(defined, window)[rows]
+    attended = attend_tree(
+        q[rows], own, prefix, plan_ends(tree, ends, window=defined.window), scale=SCALE
+    )
+    seen = seen_rows(defined)[rows]
     assert_same(attended, dense(q[rows][None], joined(prefix, own), seen))
 
 
 @pytest.mark.parametrize("softcap", [2.0, 30.0])
-@given(defined_trees(), WINDOWS)
-def test_capped_scores_are_merged_like_any(
-    softcap: float, defined: DefinedTree, window: int | None
-) -> None:
+@given(defined_trees())
+def test_capped_scores_are_merged_like_any(softcap: float, defined: DefinedTree) -> None:
     tree = defined.tree
     q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    plan = plan_attention(tree, window=window)
+    plan = plan_attention(tree, window=defined.window)
     attended = attend_tree(q, own, prefix, plan, scale=SCALE, softcap=softcap)
-    expected = dense(q[None], joined(prefix, own), seen_rows(defined, window), softcap)
+    expected = dense(q[None], joined(prefix, own), seen_rows(defined), softcap)
     assert_same(attended, expected)
 
 
@@ -215,8 +211,8 @@ def test_half_precision_is_merged_with_a_float32_denominator(defined: DefinedTre
     q = some(0, tree.tokens, 6).bfloat16()
     own, prefix = some_kv(1, tree.tokens, 2), prefix_of(tree)
     own, prefix = (LayerKV(k=kv.k.bfloat16(), v=kv.v.bfloat16()) for kv in (own, prefix))
-    attended = attend_tree(q, own, prefix, plan_attention(tree, window=None), scale=SCALE)
-    expected = dense(q[None], joined(prefix, own), seen_rows(defined, None))
+    attended = attend_tree(q, own, prefix, plan_attention(tree, window=defined.window), scale=SCALE)
+    expected = dense(q[None], joined(prefix, own), seen_rows(defined))
     # Values below 8 are rounded to bfloat16 after the weights and after each of five merges.
     atol = 6 * 8 * torch.finfo(torch.bfloat16).eps / 2
     assert attended.out.dtype == torch.bfloat16

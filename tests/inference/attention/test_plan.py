@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import WINDOWS, DefinedTree, defined_trees
+from random_trees import DefinedTree, defined_trees
 
 from pipeline.inference.attention.plan import (
     AttentionPlan,
@@ -47,37 +47,31 @@ def joined(plan: AttentionPlan) -> Counter[Any]:
     return Counter(pair for segment in segments(plan) for pair in pairs(segment))
 
 
-@given(defined_trees(), WINDOWS)
-def test_a_plan_joins_exactly_the_pairs_of_the_definition_each_once(
-    defined: DefinedTree, window: int | None
-) -> None:
+@given(defined_trees())
+def test_a_plan_joins_exactly_the_pairs_of_the_definition_each_once(defined: DefinedTree) -> None:
     tree = defined.tree
-    expected = Counter(
-        (row, key) for row in range(tree.tokens) for key in defined.seen(row, window)
-    )
-    assert joined(plan_attention(tree, window=window)) == expected
+    expected = Counter((row, key) for row in range(tree.tokens) for key in defined.seen(row))
+    assert joined(plan_attention(tree, window=defined.window)) == expected
 
 
-@given(defined_trees(), WINDOWS, st.integers(1, 2))
-def test_a_plan_of_ends_joins_what_their_rows_see(
-    defined: DefinedTree, window: int | None, step: int
-) -> None:
+@given(defined_trees(), st.integers(1, 2))
+def test_a_plan_of_ends_joins_what_their_rows_see(defined: DefinedTree, step: int) -> None:
     tree, ends = defined.tree, defined.ends[::step]
     rows = [start + end for start in tree.branch_starts for end in ends]
-    expected = Counter((i, key) for i, row in enumerate(rows) for key in defined.seen(row, window))
-    plan = plan_ends(tree, ends, window=window)
+    expected = Counter((i, key) for i, row in enumerate(rows) for key in defined.seen(row))
+    plan = plan_ends(tree, ends, window=defined.window)
     assert joined(plan) == expected
     for segment in segments(plan):  # one row sees a run of keys, so nothing has to be hidden
         assert not segment.causal
         assert segment.window is None or segment.queries.tokens > 1
 
 
-@given(defined_trees(prefix_tokens=4), WINDOWS)
+@given(defined_trees(prefix_tokens=4))
 def test_the_first_level_holds_every_row_and_shows_it_itself_no_level_holds_one_twice(
-    defined: DefinedTree, window: int | None
+    defined: DefinedTree,
 ) -> None:
     tree = defined.tree
-    plan = plan_attention(tree, window=window)
+    plan = plan_attention(tree, window=defined.window)
     for level in plan.levels:
         queries = Counter(
             row
@@ -92,11 +86,9 @@ def test_the_first_level_holds_every_row_and_shows_it_itself_no_level_holds_one_
     assert shown == set(range(tree.tokens))
 
 
-@given(defined_trees(prefix_tokens=4), WINDOWS)
-def test_no_segment_carries_a_blind_query_or_an_unseen_key(
-    defined: DefinedTree, window: int | None
-) -> None:
-    for segment in segments(plan_attention(defined.tree, window=window)):
+@given(defined_trees(prefix_tokens=4))
+def test_no_segment_carries_a_blind_query_or_an_unseen_key(defined: DefinedTree) -> None:
+    for segment in segments(plan_attention(defined.tree, window=defined.window)):
         met = list(pairs(segment))
         assert len({query for query, _ in met}) == segment.queries.tokens * segment.queries.copies
         assert len({key for _, key in met}) == segment.keys.tokens * segment.keys.copies
