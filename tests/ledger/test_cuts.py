@@ -90,7 +90,7 @@ def test_of_two_that_cut_at_once_the_first_stands_and_the_rest_is_added(
 @pytest.mark.parametrize(
     "changed", [{"etag": "x"}, {"size_bytes": 1}, {"format": "jsonl.gz"}, {"column": "id"}]
 )
-def test_another_version_is_cut_anew_and_knows_the_shards_of_the_earlier(
+def test_another_version_is_cut_again_and_has_the_shards_of_the_earlier(
     store: LocalStore, objects: list[InputObject], changed: dict[str, str]
 ) -> None:
     path = objects[0].path

@@ -79,7 +79,7 @@ def test_other_content_is_the_next_number_and_the_old_one_stays(full: LocalStore
     assert full.read(snapshot_key(1)) == before
 
 
-def test_a_file_made_anew_is_other_content(full: LocalStore) -> None:
+def test_a_file_made_again_is_other_content(full: LocalStore) -> None:
     publish_now(full)
     key = documents_key(FIRST.id)
     (full.root / key).unlink()

@@ -1,4 +1,4 @@
-"""The store on Google Cloud Storage, beyond the promise that `test_storage` holds it to."""
+"""The store on Google Cloud Storage, beyond the contract that all stores are tested for."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_a_file_system_without_hard_links_is_refused(
         check_create_only(store)
 
 
-def test_the_etag_changes_when_an_object_is_written_anew(store: LocalStore) -> None:
+def test_the_etag_changes_when_an_object_is_written_again(store: LocalStore) -> None:
     store.create("key", b"data")
     (before,) = store.list("")
     (store.root / "key").unlink()

@@ -151,7 +151,7 @@ def test_endpoint_and_login_may_come_from_the_environment_alone(
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "unknown")
-    # — an instance made for other variables would be given again
+    # — s3fs would return the cached instance of other variables
     store = open_store(moto.new_url(), {"skip_instance_cache": True})
     assert store.create("key", b"data")
     assert f"{BUCKET}/" in store.url

@@ -1,7 +1,4 @@
-"""The store in this process's memory: for tests, and for questions of scale without a disk.
-
-Knows the promise of `storage.Store`. Another process does not see it, so no run can write to it.
-"""
+"""A store in this process's memory, with the contract of `stores.store.Store`, for tests."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class MemoryStore:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self, key: str, data: bytes) -> bool:
-        """True: this call made the object. False: it was there."""
+        """Whether this call made the object. An existing object stays."""
         check_key(key)
         made = (bytes(data), hashlib.md5(data).hexdigest())
         with self._lock:
@@ -37,7 +34,7 @@ class MemoryStore:
         return self._objects[key][0]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """The objects are gone; one that was not there is no error."""
+        """Deletes the objects; a missing one is no error."""
         with self._lock:
             for key in keys:
                 check_key(key)
