@@ -1,102 +1,106 @@
-"""Cutting a document and joining its answers: what is kept, what is covered, what is combined."""
+"""Cutting a document and combining its answers: what is kept, covered and combined."""
 
 from __future__ import annotations
 
 import math
+import random
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
 
-from pipeline.inference.chunking import Chunks, Combine, TooLong, chunk_tokens, combine
+from pipeline.errors import DocumentError
+from pipeline.inference.chunking import (
+    CHARS_PER_TOKEN,
+    MAX_CHUNKED_CHARS,
+    MAX_CHUNKS,
+    Chunks,
+    Combine,
+    TooLong,
+    chunk_text,
+    chunk_tokens,
+    combine,
+)
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
+from pipeline.spec.schema import DocumentsSpec
 
-CUTS: list[TooLong] = ["head", "tail", "middle", "chunk"]
+PLACES: list[TooLong] = ["head", "tail", "middle", "chunk"]
 # One rounding to float32 of log-probabilities below 16 in size, and of the sum they came from.
 TOLERANCE = 4 * 16 * np.finfo(np.float32).eps
 
 
-def chunks(tokens: int, max_tokens: int, overlap: int) -> tuple[tuple[int, ...], ...]:
-    cut = chunk_tokens(
-        range(tokens), max_tokens=max_tokens, too_long="chunk", overlap_tokens=overlap
-    )
-    assert not cut.truncated
-    return cut.token_ids
-
-
-@pytest.mark.parametrize("too_long", CUTS)
-@pytest.mark.parametrize("tokens", [0, 1, 4])
-def test_a_document_that_fits_is_whole(too_long: TooLong, tokens: int) -> None:
-    ids = tuple(range(tokens))
-    cut = chunk_tokens(list(ids), max_tokens=4, too_long=too_long, overlap_tokens=1)
-    assert cut == Chunks((ids,), truncated=False)
-    assert cut.tokens == tokens
-
-
-@pytest.mark.parametrize(
-    "too_long, kept",
-    [("head", (0, 1, 2, 3)), ("tail", (5, 6, 7, 8)), ("middle", (2, 3, 4, 5))],
-)
-def test_a_long_document_keeps_what_the_spec_names(
-    too_long: TooLong, kept: tuple[int, ...]
+@pytest.mark.parametrize("too_long", PLACES)
+@given(st.integers(1, 40), st.data())
+def test_a_document_that_is_short_enough_is_whole(
+    too_long: TooLong, max_tokens: int, data: st.DataObject
 ) -> None:
-    cut = chunk_tokens(range(9), max_tokens=4, too_long=too_long, overlap_tokens=1)
-    assert cut == Chunks((kept,), truncated=True)
-    assert cut.tokens == 4
+    ids = tuple(range(data.draw(st.integers(0, max_tokens))))
+    cut = chunk_tokens(ids, max_tokens=max_tokens, too_long=too_long, overlap_tokens=0)
+    assert cut == Chunks((ids,), truncated=False)
+    assert cut.tokens == len(ids)
 
 
-@pytest.mark.parametrize("tokens", range(5, 12))
-def test_the_middle_leaves_as_much_before_as_behind(tokens: int) -> None:
-    (kept,) = chunk_tokens(
-        range(tokens), max_tokens=4, too_long="middle", overlap_tokens=0
-    ).token_ids
-    before, behind = kept[0], tokens - 1 - kept[-1]
-    assert kept == tuple(range(before, before + 4))
-    assert behind - before in (0, 1)
+@given(st.integers(1, 40), st.integers(1, 100))
+def test_a_long_document_keeps_the_place_that_the_spec_names(max_tokens: int, more: int) -> None:
+    ids = tuple(range(max_tokens + more))
+    middle = more // 2  # as many before as after, or one fewer
+    for place, start in {"head": 0, "middle": middle, "tail": more}.items():
+        cut = chunk_tokens(ids, max_tokens=max_tokens, too_long=place, overlap_tokens=0)  # type: ignore[arg-type]
+        assert cut == Chunks((ids[start : start + max_tokens],), truncated=True)
+        assert cut.tokens == max_tokens
 
 
 def test_the_example_of_the_docstring() -> None:
-    assert chunks(9, 4, 1) == ((0, 1, 2, 3), (3, 4, 5, 6), (5, 6, 7, 8))
+    cut = chunk_tokens(range(9), max_tokens=4, too_long="chunk", overlap_tokens=1)
+    assert cut.token_ids == ((0, 1, 2, 3), (3, 4, 5, 6), (5, 6, 7, 8))
 
 
-@pytest.mark.parametrize("max_tokens, overlap", [(1, 0), (4, 0), (4, 1), (4, 3), (7, 2), (30, 29)])
-@pytest.mark.parametrize("tokens", [5, 8, 9, 10, 31, 100])
-def test_chunks_cover_the_document_overlap_and_are_as_few_as_possible(
-    tokens: int, max_tokens: int, overlap: int
+@given(st.integers(1, 40), st.integers(1, 200), st.data())
+def test_chunks_lose_no_token_overlap_and_are_as_few_as_possible(
+    max_tokens: int, tokens: int, data: st.DataObject
 ) -> None:
-    pieces = chunks(tokens, max_tokens, overlap)
+    overlap = data.draw(st.integers(0, max_tokens - 1))
+    ids = range(tokens)
+    cut = chunk_tokens(ids, max_tokens=max_tokens, too_long="chunk", overlap_tokens=overlap)
+    chunks = cut.token_ids
+    assert not cut.truncated
     if tokens > max_tokens:
-        assert len(pieces) == math.ceil((tokens - overlap) / (max_tokens - overlap))
-    assert {token for piece in pieces for token in piece} == set(range(tokens))
-    for piece in pieces:
-        assert piece == tuple(range(piece[0], piece[0] + min(tokens, max_tokens)))
-    for left, right in pairwise(pieces):
+        assert len(chunks) == math.ceil((tokens - overlap) / (max_tokens - overlap))
+    assert {token for chunk in chunks for token in chunk} == set(range(tokens))
+    for chunk in chunks:
+        assert chunk == tuple(range(chunk[0], chunk[0] + min(tokens, max_tokens)))
+    for left, right in pairwise(chunks):
         assert left[0] < right[0]
         assert len(set(left) & set(right)) >= overlap
 
 
-def some_log_probs(seed: int, pieces: int, labels: int) -> NDArray[np.float32]:
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def some_log_probs(seed: int, chunks: int, labels: int) -> NDArray[np.float32]:
     """Labels that leave some of the probability to other tokens."""
     source = np.random.default_rng(seed)
-    logits = source.normal(scale=3.0, size=(pieces, labels + 5))
+    logits = source.normal(scale=3.0, size=(chunks, labels + 5))
     whole = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
     return whole[:, :labels].astype(np.float32)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("pieces", [1, 2, 9])
-def test_the_mean_is_the_mean_probability(seed: int, pieces: int) -> None:
-    log_probs = some_log_probs(seed, pieces, 3)
+@given(SEEDS, st.integers(1, 9))
+def test_the_mean_is_the_mean_probability(seed: int, chunks: int) -> None:
+    log_probs = some_log_probs(seed, chunks, 3)
     mean = combine(log_probs, "mean")
     expected = np.log(np.exp(log_probs.astype(np.float64)).mean(axis=0))
     assert mean.dtype == np.float32
     np.testing.assert_allclose(mean, expected, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("pieces", [1, 2, 9])
-def test_the_maximum_is_the_piece_surest_of_the_first_label(seed: int, pieces: int) -> None:
-    log_probs = some_log_probs(seed, pieces, 3)
+@given(SEEDS, st.integers(1, 9))
+def test_the_maximum_is_the_chunk_surest_of_the_first_label(seed: int, chunks: int) -> None:
+    log_probs = some_log_probs(seed, chunks, 3)
     probs = np.exp(log_probs.astype(np.float64))
     surest = (probs[:, 0] / probs.sum(axis=1)).argmax()
     np.testing.assert_array_equal(combine(log_probs, "max"), log_probs[surest])
@@ -108,13 +112,110 @@ def test_the_maximum_looks_at_shares_and_not_at_the_mass_of_the_labels() -> None
 
 
 @pytest.mark.parametrize("how", ["max", "mean"])
-def test_one_piece_is_its_own_answer(how: Combine) -> None:
-    log_probs = some_log_probs(0, 1, 4)
+@given(SEEDS)
+def test_one_chunk_is_its_own_answer(how: Combine, seed: int) -> None:
+    log_probs = some_log_probs(seed, 1, 4)
     np.testing.assert_allclose(combine(log_probs, how), log_probs[0], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("how", ["max", "mean"])
-def test_the_order_of_the_pieces_does_not_matter(how: Combine) -> None:
-    log_probs = some_log_probs(1, 7, 3)
+@given(SEEDS)
+def test_the_order_of_the_chunks_does_not_matter(how: Combine, seed: int) -> None:
+    log_probs = some_log_probs(seed, 7, 3)
     again = combine(log_probs[::-1], how)
     np.testing.assert_allclose(again, combine(log_probs, how), rtol=0, atol=TOLERANCE)
+
+
+MAX_TOKENS = 8
+BOUND = CHARS_PER_TOKEN * MAX_TOKENS
+
+
+@pytest.fixture
+def tokenizer(byte_tokenizer: PreTrainedTokenizerFast) -> DocumentTokenizer:
+    return DocumentTokenizer(byte_tokenizer)
+
+
+def chunked_whole(tokenizer: DocumentTokenizer, text: str, too_long: TooLong) -> Chunks:
+    """The same by tokenising everything."""
+    ids = tokenizer.encode(text)
+    return chunk_tokens(ids, max_tokens=MAX_TOKENS, too_long=too_long, overlap_tokens=2)
+
+
+def chunked(tokenizer: DocumentTokenizer, text: str, too_long: TooLong) -> Chunks:
+    rules = DocumentsSpec(max_tokens=MAX_TOKENS, too_long=too_long, overlap_tokens=2)
+    return chunk_text(tokenizer, text, rules)
+
+
+def letters(chars: int, alphabet: str = "abc d\nef") -> str:
+    return "".join(random.Random(chars).choices(alphabet, k=chars))
+
+
+@pytest.mark.parametrize("too_long", ["head", "tail", "middle", "chunk"])
+@pytest.mark.parametrize("chars", [0, 1, MAX_TOKENS, MAX_TOKENS + 1, 100, BOUND - 1, BOUND])
+@pytest.mark.parametrize("alphabet", ["abc d\nef", "aä漢🙂 "], ids=["ascii", "wide"])
+def test_up_to_the_bound_nothing_is_left_out(
+    tokenizer: DocumentTokenizer, too_long: TooLong, chars: int, alphabet: str
+) -> None:
+    text = letters(chars, alphabet)
+    assert chunked(tokenizer, text, too_long) == chunked_whole(tokenizer, text, too_long)
+
+
+@pytest.mark.parametrize("too_long", ["head", "tail", "middle", "chunk"])
+@pytest.mark.parametrize("chars", [BOUND + 1, BOUND + 2, 7 * BOUND, 100_001])
+def test_above_the_bound_what_is_kept_is_what_all_tokens_would_give(
+    tokenizer: DocumentTokenizer, too_long: TooLong, chars: int
+) -> None:
+    text = letters(chars)
+    assert chunked(tokenizer, text, too_long) == chunked_whole(tokenizer, text, too_long)
+
+
+@pytest.mark.parametrize("too_long", ["head", "tail"])
+def test_above_the_bound_the_ends_are_the_same_whatever_the_letters_take(
+    tokenizer: DocumentTokenizer, too_long: TooLong
+) -> None:
+    text = letters(5 * BOUND, "aä漢🙂 ")
+    assert chunked(tokenizer, text, too_long) == chunked_whole(tokenizer, text, too_long)
+
+
+@pytest.mark.parametrize("too_long", ["head", "tail", "middle"])
+def test_no_more_than_the_bound_is_tokenised(
+    tokenizer: DocumentTokenizer, too_long: TooLong, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = DocumentTokenizer.encode
+
+    def spy(self: DocumentTokenizer, text: str) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text)
+
+    monkeypatch.setattr(DocumentTokenizer, "encode", spy)
+    chunked(tokenizer, letters(10**6), too_long)
+    assert encoded == [BOUND]
+
+
+def test_what_is_left_out_is_reported_even_where_few_tokens_are_kept(
+    byte_tokenizer: PreTrainedTokenizerFast, tokenizer: DocumentTokenizer
+) -> None:
+    class Sparse(DocumentTokenizer):
+        def encode(self, text: str) -> list[int]:
+            return super().encode(text)[: MAX_TOKENS - 1]
+
+    kept = chunked(Sparse(byte_tokenizer), letters(BOUND + 1), "head")
+    assert kept.tokens == MAX_TOKENS - 1 and kept.truncated
+
+
+def test_a_text_too_long_for_chunks_is_set_aside_with_its_length(
+    tokenizer: DocumentTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DocumentError, match=r"^longer than 20,000,000 characters$"):
+        chunked(tokenizer, "a" * (MAX_CHUNKED_CHARS + 1), "chunk")
+
+
+def test_a_text_of_more_chunks_than_a_row_counts_is_set_aside(
+    tokenizer: DocumentTokenizer,
+) -> None:
+    step = MAX_TOKENS - 2
+    most = chunked(tokenizer, letters(MAX_TOKENS + (MAX_CHUNKS - 1) * step), "chunk")
+    assert len(most.token_ids) == MAX_CHUNKS
+    with pytest.raises(DocumentError, match=r"^more than 32,767 chunks$"):
+        chunked(tokenizer, letters(MAX_TOKENS + (MAX_CHUNKS - 1) * step + 1), "chunk")

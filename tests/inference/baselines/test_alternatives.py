@@ -5,12 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from pipeline.inference.attention.tree import Node, Tree
 from pipeline.inference.baselines import reference
-from pipeline.inference.baselines.alternatives import expand, per_label, per_question
+from pipeline.inference.baselines.alternatives import (
+    attended_pairs,
+    expand,
+    linear_weights,
+    per_label,
+    per_question,
+    tree_flops,
+)
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.model.loaded import LoadedModel
@@ -67,3 +78,37 @@ def test_a_prompt_a_verbalizer_answers_with_whole_labels(
     torch.testing.assert_close(found[1], torch.stack(expected), rtol=0, atol=1e-4)
     alone = reference.label_log_prob(*asked, (1,))
     assert float(found[0][0]) == pytest.approx(alone, abs=1e-4)
+
+
+def test_pairs_are_each_rows_ancestors_and_itself() -> None:
+    tree = Tree.of([3], [Node(2), Node(1)], prefix_tokens=4)
+    document, first, second = 5 + 6 + 7, 8 + 9, 8
+    assert attended_pairs(tree.positions) == document + first + second
+
+
+def test_products_outside_attention_are_those_torch_counts(
+    tiny_model: TinyModel,
+) -> None:
+    model = tiny_model("llama")
+    question = Question("q", (1, 2, 3), {"a": (4,), "b": (5,)})
+    prompt = PromptTokens((), (question,))
+    config = model.network.config
+    heads, dim, layers = config.num_attention_heads, config.head_dim, config.num_hidden_layers
+    attention = 4 * heads * dim * ((layers - 1) * (23 * 24 // 2) + 23)
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        for i, layer in enumerate(model.decoder.layers):  # type: ignore[arg-type]
+            for module in (m for m in layer.modules() if isinstance(m, torch.nn.Linear)):
+                module(torch.randn(1 if i == layers - 1 else 23, module.in_features))
+        model.unembed(torch.randn(1, config.hidden_size))
+    assert tree_flops(model, prompt, 20) == counted.get_total_flops() + attention
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_moe"])
+def test_each_token_is_multiplied_with_linear_layers_and_its_own_experts(
+    family: str, make_network: Callable[..., Any]
+) -> None:
+    layer = make_network(family).model.layers[0]
+    linear = sum(m.weight.numel() for m in layer.modules() if isinstance(m, nn.Linear))
+    # — of each chosen expert three matrices of 48 x 32
+    chosen = 2 * 3 * 48 * 32 if family == "qwen3_moe" else 0
+    assert linear_weights(layer, experts_per_token=2) == linear + chosen
