@@ -1,0 +1,146 @@
+"""Pages that are made from the code: the spec, the command and the Python API.
+
+mkdocs calls `on_files`. `PAGES` maps a page to the function that returns its text, so that a test
+can make the pages without mkdocs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+FOLDER = Path(__file__).parent
+VERB = re.compile(r"^[\s│]+([a-z][a-z-]+)\s{2,}\S", re.MULTILINE)
+PLAIN = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The files of the site with the generated pages."""
+    from mkdocs.structure.files import File
+
+    for name, text in PAGES.items():
+        files.append(File.generated(config, name, content=text()))
+    return files
+
+
+def spec_page() -> str:
+    """Every key of a spec: type, default, bounds and purpose, from the pydantic model."""
+    from pipeline.spec.schema import JobSpec
+
+    schema = JobSpec.model_json_schema()
+    introduction = (FOLDER / "_spec.md").read_text()
+    return "\n".join([introduction, *_model("", schema, schema["$defs"])])
+
+
+def _model(
+    place: str, model: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    """The section of one model, then those of the models that its keys hold."""
+    yield f"## {place or 'Top level'}\n\n{model.get('description', '')}\n"
+    yield "| key | type | default | purpose |\n|---|---|---|---|"
+    inner = {}
+    for key, field in model["properties"].items():
+        default = "required"
+        if key not in model.get("required", ()):
+            default = f"`{json.dumps(field.get('default'), ensure_ascii=False)}`"
+        names = _references(field)
+        if names and default not in ("required", "`null`"):
+            default = "see below"
+        for name in names:
+            part = name if len(names) > 1 else ""
+            inner[" ".join(filter(None, [f"{place}.{key}".lstrip("."), part]))] = name
+        purpose = " ".join(field.get("description", "").split())
+        yield f"| `{key}` | {_type(field)} | {default} | {_cell(purpose)} |"
+    yield ""
+    for below, name in inner.items():
+        yield from _model(below, models[name], models)
+
+
+def _references(field: Mapping[str, Any]) -> list[str]:
+    """The names of the models in a field."""
+    return list(dict.fromkeys(re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(field))))
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    """The type in words, with its bounds."""
+    if "$ref" in field:
+        return "mapping, below"
+    if kinds := field.get("anyOf") or field.get("oneOf"):
+        return " or ".join(dict.fromkeys(_type(kind) for kind in kinds))
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if "const" in field:
+        return f"`{field['const']}`"
+    match field.get("type"):
+        case "array":
+            return f"list of {_type(field['items'])}"
+        case "object":
+            values = field.get("additionalProperties")
+            return f"mapping to {_type(values)}" if isinstance(values, dict) else "mapping"
+        case kind:
+            return " ".join([str(kind or "any"), *_bounds(field)])
+
+
+def _bounds(field: Mapping[str, Any]) -> Iterator[str]:
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    for name, sign in signs.items():
+        if name in field:
+            yield f"{sign} {field[name]}"
+    if "pattern" in field:
+        yield f"`{_cell(field['pattern'])}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def command_page() -> str:
+    """What `assay --help` and `assay VERB --help` print."""
+    summary = _help()
+    parts = [(FOLDER / "_commands.md").read_text(), f"```text\n{summary}\n```\n"]
+    for verb in verbs(summary):
+        parts.append(f"## assay {verb}\n\n```text\n{_help(verb)}\n```\n")
+    return "\n".join(parts)
+
+
+def verbs(summary: str) -> list[str]:
+    """The commands that the help lists."""
+    return list(dict.fromkeys(VERB.findall(summary)))
+
+
+def _help(*verb: str) -> str:
+    command = [sys.executable, "-m", "pipeline", *verb, "--help"]
+    environment = {**os.environ, **PLAIN}
+    printed = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, cwd=FOLDER.parent
+    )
+    lines = printed.stdout.replace("python -m pipeline", "assay").splitlines()
+    return "\n".join(line.rstrip() for line in lines).strip()
+
+
+def api_page() -> str:
+    """Every public name, at the module that defines it."""
+    import pipeline
+
+    parts = [(FOLDER / "_api.md").read_text()]
+    for name in pipeline.__all__:
+        public = getattr(pipeline, name)
+        parts.append(f"## {name}\n\n::: {public.__module__}.{public.__qualname__}\n")
+    return "\n".join(parts)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "spec.md": spec_page,
+    "commands.md": command_page,
+    "api.md": api_page,
+}
