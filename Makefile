@@ -32,7 +32,7 @@ coverage: .venv/installed-dev $(MODEL)
 	$(PYTEST) $(QUICK) --cov --cov-report=term --cov-fail-under=94
 
 docs: .venv/installed-docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

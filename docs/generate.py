@@ -6,6 +6,7 @@ can make the pages without mkdocs.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -88,7 +89,7 @@ def _type(field: Mapping[str, Any]) -> str:
             values = field.get("additionalProperties")
             return f"mapping to {_type(values)}" if isinstance(values, dict) else "mapping"
         case kind:
-            return " ".join([str(kind or "any"), *_bounds(field)])
+            return " ".join([str(kind or "any"), ", ".join(_bounds(field))]).strip()
 
 
 def _bounds(field: Mapping[str, Any]) -> Iterator[str]:
@@ -129,13 +130,15 @@ def _help(*verb: str) -> str:
 
 
 def api_page() -> str:
-    """Every public name, at the module that defines it."""
+    """Every public name, at the module that defines it. Nothing heavy is imported."""
     import pipeline
 
     parts = [(FOLDER / "_api.md").read_text()]
+    tree = ast.parse(Path(pipeline.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: node.module for node in imports for alias in node.names}
     for name in pipeline.__all__:
-        public = getattr(pipeline, name)
-        parts.append(f"## {name}\n\n::: {public.__module__}.{public.__qualname__}\n")
+        parts.append(f"## {name}\n\n::: {homes[name]}.{name}\n")
     return "\n".join(parts)
 
 
