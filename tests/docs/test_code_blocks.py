@@ -2,8 +2,8 @@
 
 A comment before a block marks it: `<!-- test: slow -->` for a block that takes long, and
 `<!-- no-run: REASON -->` for one that needs what a test does not have. YAML blocks are specs or
-parts of one. Python and shell blocks run in a folder with a small output that is finished; there,
-`assay` is the command without Ray, and a random model answers.
+parts of one. Python and shell blocks run in a folder with a small output that is finished: the
+command runs in this process and without Ray, and a random model answers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -23,9 +24,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from command import TOY_ASSAY
+from stages import run_without_ray
 
 import pipeline
+from pipeline.cli import main
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 
@@ -81,46 +83,60 @@ def params(language: str) -> list[Any]:
     ]
 
 
+def commands(code: str) -> list[list[str]]:
+    """The words of each line of a shell block, without comments."""
+    lines = code.replace("\\\n", "").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def run(words: list[str]) -> None:
+    """One command, in this process where it is `assay` or a line of Python."""
+    match words:
+        case ["assay", *arguments]:
+            assert main(arguments) == 0, words
+        case ["python", "-c", code]:
+            exec(code, {})
+        case _:
+            print(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+
+
 @pytest.fixture(scope="module")
-def run(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Runs a command in the folder that the manual speaks of: `my.yaml` with two snapshots."""
-    folder = tmp_path_factory.mktemp("manual")
-    (folder / "bin").mkdir()
-    words = " ".join(f"'{word}'" for word in TOY_ASSAY)
-    (folder / "bin" / "assay").write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-    (folder / "bin" / "assay").chmod(0o755)
+def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the manual speaks of: `my.yaml`, its input, and gold labels."""
+    made = tmp_path_factory.mktemp("manual")
     for name in ("jobs", "models"):
-        (folder / name).symlink_to(REPOSITORY / name)
-
-    def run_here(*command: str, real: bool = False) -> str:
-        interpreter = str(Path(sys.executable).parent)
-        path = [interpreter] if real else [str(folder / "bin"), interpreter]
-        environment = {
-            **os.environ,
-            "ASSAY_CACHE": str(folder / "cache"),
-            "PATH": os.pathsep.join([*path, os.environ["PATH"]]),
-            "PYTHONPATH": str(REPOSITORY),
-        }
-        done = subprocess.run(
-            command, env=environment, cwd=folder, capture_output=True, text=True, timeout=500
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
+        (made / name).symlink_to(REPOSITORY / name)
     readme = next(block for block in blocks() if block.language == "yaml")
     spec = yaml.safe_load(readme.code)
     spec["model"] = {"path": str(model_folder), "dtype": "float32"}
     spec["tasks"].append(TOPIC)
     spec["filter"] = {"keep": "toxic.p.toxic < 0.5", "on_error": "drop"}
-    (folder / "my.yaml").write_text(yaml.safe_dump(spec))
+    (made / "my.yaml").write_text(yaml.safe_dump(spec))
     rows = [{"doc": f"d{n}", "text": f"This is text {n}. " * (1 + n % 3)} for n in range(8)]
     gold = [f'{{"doc": "d{n}", "toxic": "{("clean", "toxic")[n % 2]}"}}\n' for n in range(8)]
-    (folder / "gold.jsonl").write_text("".join(gold))
-    (folder / "data" / "de").mkdir(parents=True)
-    for name, part in (("a", rows[:5]), ("de/b", rows[5:])):
-        pq.write_table(pa.Table.from_pylist(part), folder / "data" / f"{name}.parquet")
-        run_here("assay", "run", "my.yaml")
-    return run_here
+    (made / "gold.jsonl").write_text("".join(gold))
+    (made / "data" / "de").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows[:5]), made / "data" / "a.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        enter(made, patch)
+        run_without_ray(patch)
+        run(["assay", "run", "my.yaml"])
+        pq.write_table(pa.Table.from_pylist(rows[5:]), made / "data" / "de" / "b.parquet")
+        run(["assay", "run", "my.yaml"])
+    return made
+
+
+def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """The folder is the current one, and `assay` and `python` are those of this environment."""
+    patch.chdir(folder)
+    patch.setenv("ASSAY_CACHE", str(folder / "cache"))
+    patch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    patch.setenv("PYTHONPATH", str(REPOSITORY))
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enter(folder, monkeypatch)
 
 
 def test_every_block_is_run_or_says_why_not() -> None:
@@ -140,18 +156,29 @@ def test_every_block_is_run_or_says_why_not() -> None:
 @pytest.mark.parametrize("block", params("yaml"))
 def test_a_yaml_block_is_a_spec_or_part_of_one(block: Block) -> None:
     written = yaml.safe_load(block.code)
-    spec = parse_spec({**BASE, **written})
-    assert set(written) <= set(type(spec).model_fields)
+    rest = {key: value for key, value in BASE.items() if key not in written}
+    assert parse_spec((yaml.safe_dump(rest) if rest else "") + block.code).tasks
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("block", params("python"))
-def test_a_python_block_runs(block: Block, run: Callable[..., str]) -> None:
-    assert run(sys.executable, "-c", block.code).strip()
+def test_a_python_block_runs(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(block.code, {})
+    assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("block", params("bash"))
-def test_a_shell_block_runs(block: Block, run: Callable[..., str]) -> None:
-    assert run("bash", "-euc", block.code, real=block.reason == "slow").strip()
+def test_a_shell_block_runs(
+    block: Block, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if block.reason == "slow":
+        run(["bash", "-euc", block.code])
+    else:
+        run_without_ray(monkeypatch)
+        for words in commands(block.code):
+            run(words)
+    assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
