@@ -1,6 +1,6 @@
-"""YAML as a spec is written: what surprises in it is refused, and no line of it is repeated.
+"""A spec from YAML or from Python. Entry points: `load_spec`, `parse_spec`, `as_spec`.
 
-Knows YAML. Knows nothing of a spec's keys.
+Errors are one line a problem, and never repeat a line of the YAML, which may hold a secret.
 """
 
 from __future__ import annotations
@@ -10,18 +10,61 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import (
-    ValidationError,
-)
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from pipeline.errors import Problem, SpecError
 from pipeline.spec.locations import masked
 from pipeline.spec.schema import JobSpec
 
+# Where neither an input nor an output is used, a spec in Python may leave these keys out.
+_UNUSED: Mapping[str, Any] = {
+    "name": "labeller",
+    "input": {"path": "unused"},
+    "output": "unused",
+}
+
+
+def load_spec(path: str | Path) -> JobSpec:
+    """The spec in a YAML file; SpecError with one line a problem."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Problem(str(path), f"cannot be read: {error}", str(path))]) from error
+    return parse_spec(text, place=str(path))
+
+
+def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
+    """The spec in a YAML text; `place` names the text in errors."""
+    try:
+        content = yaml.load(text, Loader=PlainLoader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a malformed number, such as `0x_`
+        raise SpecError([Problem(place, f"is not plain YAML: {reason(error)}", place)]) from None
+    if not isinstance(content, dict):
+        raise SpecError([Problem(place, "write a mapping of keys to values", content)])
+    return spec_of(content)
+
+
+def as_spec(spec: str | Path | Mapping[str, Any] | JobSpec) -> JobSpec:
+    """A spec from its file, from a dictionary of its keys, or as it is.
+
+    A dictionary may omit the name, the input and the output.
+    """
+    if isinstance(spec, JobSpec):
+        return spec
+    return spec_of({**_UNUSED, **spec}) if isinstance(spec, Mapping) else load_spec(spec)
+
+
+def spec_of(content: Mapping[str, Any]) -> JobSpec:
+    """The spec with these keys and values; SpecError with one line a problem."""
+    try:
+        return JobSpec.model_validate(dict(content))
+    except ValidationError as error:
+        raise SpecError(problems_of(error)) from error
+
 
 class PlainLoader(yaml.SafeLoader):
-    """YAML without its surprises: `yes` is a string, a key stands once, no anchors."""
+    """YAML without surprises: `yes` is a string, a key occurs once, anchors are refused."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -43,7 +86,7 @@ class PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1 reads yes, no, on, off as booleans and 2026-11-01 as a date: labels, here.
+# YAML 1.1 reads yes, no, on, off as booleans and 2026-11-01 as a date. In a spec they are labels.
 PlainLoader.yaml_implicit_resolvers = {
     first: [
         (tag, pattern)
@@ -55,7 +98,7 @@ PlainLoader.yaml_implicit_resolvers = {
 
 
 def reason(error: Exception) -> str:
-    """Why YAML cannot be read, and in which line; not the line itself, which may hold a secret."""
+    """Why a text is not plain YAML, and the number of the line."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
     line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -63,78 +106,32 @@ def reason(error: Exception) -> str:
 
 
 def problems_of(error: ValidationError) -> list[Problem]:
-    """One for each cause."""
+    """One problem for each cause of a validation error."""
     details = error.errors()
     places = [".".join(str(part) for part in detail["loc"]) for detail in details]
     return [
         Problem(place or "spec", _fix(detail["msg"]), _value(detail))
         for place, detail in zip(places, details, strict=True)
-        # A wrong element also makes its list "too short": say the cause, not the echo.
+        # A wrong element also makes its list "too short": report the cause, not this consequence.
         if not (detail["type"] == "too_short" and any(p.startswith(f"{place}.") for p in places))
     ]
 
 
 def _value(detail: ErrorDetails) -> object:
-    """What stands at the place; a key that is missing has no value to show."""
-    if "storage_options" in detail["loc"]:  # the names alone: a value may be a secret
-        given = detail["input"]
-        return sorted(given) if isinstance(given, dict) else type(given).__name__
-    # — with its key: a misspelt place of a secret is still one
+    """The wrong value as an error may show it; None for a missing key."""
+    value = detail["input"]
+    if "storage_options" in detail["loc"]:  # only the names: a value may be a secret
+        return sorted(value) if isinstance(value, dict) else type(value).__name__
+    # Masked together with its key: a misspelt key may still name a secret.
     key = str(detail["loc"][-1]) if detail["loc"] else ""
-    shown = masked({key: detail["input"]})
+    shown = masked({key: value})
     assert isinstance(shown, dict)
     return None if detail["type"] == "missing" else shown[key]
 
 
 def _fix(message: str) -> str:
-    known = {
+    fixes = {
         "Extra inputs are not permitted": "no such key; remove it or correct its spelling",
         "Field required": "missing; add it",
     }
-    return known.get(message, message.removeprefix("Value error, "))
-
-
-def load_spec(path: str | Path) -> JobSpec:
-    """The spec in a YAML file; SpecError with one line a problem."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(str(path), f"cannot be read: {error}", str(path))]) from error
-    return parse_spec(text, place=str(path))
-
-
-# Where there is neither input nor output, a spec in Python need not name them.
-_UNUSED: Mapping[str, Any] = {
-    "name": "labeller",
-    "input": {"path": "unused"},
-    "output": "unused",
-}
-
-
-def as_spec(spec: str | Path | Mapping[str, Any] | JobSpec) -> JobSpec:
-    """A spec from its file, from a dictionary of its keys, or as it is.
-
-    A dictionary may leave out the name, the input and the output, for those who use neither.
-    """
-    if isinstance(spec, JobSpec):
-        return spec
-    return spec_of({**_UNUSED, **spec}) if isinstance(spec, Mapping) else load_spec(spec)
-
-
-def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
-    """The spec in a YAML text; `place` names the text in errors."""
-    try:
-        content = yaml.load(text, Loader=PlainLoader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number that is none, `0x_`
-        raise SpecError([Problem(place, f"is not plain YAML: {reason(error)}", place)]) from None
-    if not isinstance(content, dict):
-        raise SpecError([Problem(place, "write a mapping of keys to values", content)])
-    return spec_of(content)
-
-
-def spec_of(content: Mapping[str, Any]) -> JobSpec:
-    """The spec that a YAML file of this content would be."""
-    try:
-        return JobSpec.model_validate(dict(content))
-    except ValidationError as error:
-        raise SpecError(problems_of(error)) from error
+    return fixes.get(message, message.removeprefix("Value error, "))
