@@ -1,6 +1,6 @@
 """Documents a second on 1, 2 and 4 nodes, with an engine of a fixed cost in place of the model.
 
-    python -m jobs.scaling --model FOLDER [--documents N] [--seconds S]
+    python -m benchmarks.scaling --model FOLDER [--documents N] [--seconds S]
 
 Each node is a Ray node of its own on this machine with one CPU for labelling; the engine sleeps, so
 that nodes do not compete for this machine's cores. What is measured is the graph and the storage:

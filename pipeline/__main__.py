@@ -1,4 +1,4 @@
-"""`python -m pipeline` is the command `assay`, where only the package's files are there."""
+"""`python -m pipeline`: the command `assay`, where only the package's files are installed."""
 
 from __future__ import annotations
 

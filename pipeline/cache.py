@@ -1,4 +1,4 @@
-"""The folder where downloaded and converted models and hashes of files are kept."""
+"""The cache folder: downloaded and converted models, and hashes of files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """Where hashes and converted models are remembered: ASSAY_CACHE, or the user's cache folder."""
+    """`ASSAY_CACHE`, or `assay` below the user's cache folder."""
     fallback = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "assay"
     return Path(os.environ.get("ASSAY_CACHE", fallback)).expanduser()

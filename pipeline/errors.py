@@ -1,16 +1,14 @@
-"""The errors assay raises, by who has to act.
+"""The exceptions of assay, by who has to act.
 
-    AssayError
-    ├── SpecError       the user edits the spec            exit 2
-    ├── RefusedError    an unsafe store or cluster         exit 4
-    ├── StorageError    a store or an input file failed    exit 1
-    │   ├── UnavailableError   it may work later: run again   exit 3
-    │   └── UnreadableError    an input file's own content is broken
-    ├── ModelError      the model cannot be used           exit 1
-    ├── FailedRowsError more rows failed than may          exit 1
-    └── DocumentError   this row is set aside with its reason, the run goes on
-
-Knows nothing of what raises them or how they are shown.
+AssayError
+├── SpecError       the user edits the spec            exit 2
+├── RefusedError    an unsafe store or cluster         exit 4
+├── StorageError    a store or an input file failed    exit 1
+│   ├── UnavailableError   may succeed later: run again   exit 3
+│   └── UnreadableError    an input file's own content is broken
+├── ModelError      the model cannot be used           exit 1
+├── FailedRowsError too many rows failed               exit 1
+└── DocumentError   this row gets the reason as its status, the run continues
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from dataclasses import dataclass
 
 
 class AssayError(Exception):
-    """What the user or the world did; the message names the place, the value and the fix."""
+    """An error that the user can act on; its message names the place, the value and the fix."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a spec: `tasks.1.labels: listed twice; list it once (got 'yes')`."""
+    """One mistake in a spec: `tasks.1.labels: listed twice; list it once (got 'yes')`."""
 
     place: str
     fix: str
@@ -39,7 +37,7 @@ class Problem:
 
 
 class SpecError(AssayError):
-    """The spec asks for something that cannot be done; one line a problem."""
+    """The spec or an argument is wrong; the message has one line a problem."""
 
     exit_code = 2
 
@@ -52,7 +50,7 @@ class SpecError(AssayError):
 
 
 class RefusedError(AssayError):
-    """Going on could lose or expose data, so nothing was started."""
+    """To continue could lose or expose data, so nothing was started."""
 
     exit_code = 4
 
@@ -62,29 +60,29 @@ class StorageError(AssayError):
 
 
 class UnavailableError(StorageError):
-    """A store did not answer, or the credentials ran out: what is committed stands, run again."""
+    """A store did not answer, or credentials expired. Committed results stay; run again."""
 
     exit_code = 3
 
 
 class UnreadableError(StorageError):
-    """An input file's bytes came, and are not what its format asks for."""
+    """An input file was read, and its content violates its format."""
 
 
 class ModelError(AssayError):
-    """The model cannot be loaded, or its attention is not one that assay models exactly."""
+    """The model cannot be loaded, or assay does not support its attention exactly."""
 
 
 class FailedRowsError(AssayError):
-    """More rows failed than `max_error_rate` allows."""
+    """The share of failed rows exceeds `max_error_rate`."""
 
 
 class DocumentError(AssayError):
-    """This document cannot be labelled; its row carries the reason."""
+    """This document cannot be labelled; the status of its row is the reason."""
 
 
 def require_positive(arguments: Mapping[str, float | None]) -> None:
-    """SpecError that names each argument that is given and is not a finite number above 0."""
+    """SpecError that names each argument that is not None and not a finite number above 0."""
     wrong = [
         Problem(name, "write a number above 0", value)
         for name, value in arguments.items()

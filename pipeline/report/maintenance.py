@@ -1,7 +1,4 @@
-"""What a verification or a tidying-up found, for people and as JSON values.
-
-Knows findings. Knows nothing of how they came about.
-"""
+"""The reports of `verify`, `gc` and `filter`, for people and as JSON values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What an answer depends on, and the hash of it.
+"""The fingerprint of a task: the hash of everything that can change its answers.
 
-Knows the parts of a spec that can change a task's answers. Knows nothing of where answers are
-kept, of how weights are found, or of other tasks: adding one changes no fingerprint.
+Entry point: `fingerprints`. Adding a task to a spec changes no fingerprint of another task.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.spec.schema import ContextualSpec, ExitSpec, JobSpec, TaskSpec
 
-# Raised when the same spec would be answered otherwise by this program, or written otherwise.
+# Increased when this program answers the same spec differently, or writes answers differently.
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """One version of one task: what it stands for, without secrets, and its hash."""
+    """One version of one task: its content, without secrets, and the hash of it."""
 
     content: Mapping[str, Any]
 
@@ -31,7 +30,7 @@ class Fingerprint:
 
     @property
     def raw(self) -> Fingerprint:
-        """The same task without calibration: its answers are the same, but for that."""
+        """The same task without calibration: its answers differ only in the calibrated part."""
         return Fingerprint({k: v for k, v in self.content.items() if k != "calibration"})
 
     def json(self) -> bytes:

@@ -1,8 +1,4 @@
-"""How a spec names a path and the options that open it: as fsspec takes them, without secrets.
-
-Knows the names of options that are secrets and where a URL may hold one. Knows nothing of file
-systems or stores.
-"""
+"""Paths and storage options of a spec: in the form of fsspec, and without secrets."""
 
 from __future__ import annotations
 
@@ -12,13 +8,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
-# What names a secret in the options of s3fs, gcsfs, adlfs, the hub and their clients.
+# Names of secrets in the options of s3fs, gcsfs, adlfs, the Hub and their clients.
 _SECRET = re.compile(
     r"secret|passw|token|credential|connection_string|(account|access|api)[_-]?key|bearer|cookie|"
     r"(^|[_-])auth|sas|^key$"
 )
 _WAYS_TO_LOG_IN = ("anon", "google_default", "cloud", "cache")  # gcsfs calls them `token`
-# A password before the host, and what signs a URL that opens without one.
+# A password before the host, and the query parameters of a signed URL.
 _USER = re.compile(r"(?<=://)[^/@:?#]*:[^/@]*(?=@)")
 _SIGNED = re.compile(
     r"[?&](x-(amz|goog)-(signature|security-token|credential)|signature|sig|awsaccesskeyid|"
@@ -59,7 +55,7 @@ def _without_credentials(path: str) -> str:
 
 
 def masked(value: object) -> object:
-    """A value as an error may show it: what may be a secret is not in it."""
+    """The value with possible secrets replaced by `***`, for errors."""
     if isinstance(value, Mapping):
         return {
             key: "***" if _may_hold_secret(str(key), inner) else masked(inner)
@@ -74,7 +70,7 @@ def masked(value: object) -> object:
 
 
 def _may_hold_secret(key: str, value: object) -> bool:
-    """Whether the key names a secret and the value may be one; tokens are counted by numbers."""
+    """Whether the key names a secret; a number is none (`max_tokens`)."""
     name = key.lower().replace("tokens", "")
     return bool(_SECRET.search(name)) and not isinstance(value, int | float | None)
 

@@ -4,8 +4,7 @@
       └─ document      the text itself, never seen here
            └─ suffix  what follows it: the question and the answer position, one per task
 
-Knows messages, templates and where a document stands in them. Knows nothing of tokens or models;
-a chat template arrives as a function.
+Entry point: `prompt_text`. A chat template is passed as a function.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from pipeline.spec.schema import PromptSpec, TaskSpec
 Message = Mapping[str, str]
 Render = Callable[[Sequence[Message]], str]
 
-# Private-use characters: no template tests for them, no writer types them.
+# Private-use characters, which neither templates nor texts contain.
 _DOCUMENT = "\ue0d0document\ue0d1"
 _QUESTION = "\ue0d0question\ue0d1"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
-    """The text before and after a document, and what stands between answer and its first label."""
+    """The text before and after a document, and between the answer position and a label."""
 
     prefix: str
     suffixes: Mapping[str, str]  # by task name; without a question, of an empty one

@@ -1,6 +1,6 @@
-"""Measure the tree against what people do without one, in one process and in turns.
+"""Measure the tree against other ways to ask the same questions. Entry point: `bench`.
 
-Knows the workloads and the methods. Knows nothing of how time is taken or figures are shown.
+All methods run in one process and take turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.stores.store import open_store
 from pipeline.verbs.samples import take_samples
 from pipeline.verbs.stopwatch import Turn, matmul_flops, take_turns
 
-BATCH = 8  # documents that the batched baseline expands at once
+BATCH = 8  # documents that the batched baseline expands in one forward
 FEW_SHOT_TOKENS = 1_500
 
 
@@ -37,7 +37,7 @@ class Workload:
     """Documents of one length, under so many questions, below a prefix at least so long."""
 
     tokens: int
-    questions: int | None = None  # the spec's own, or this many
+    questions: int | None = None  # this many; None: the spec's own
     prefix: int = 0
     documents: int = 4
     rounds: int = 3
@@ -56,7 +56,7 @@ STANDARD = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it was measured."""
+    """The machine and the number format of the measurements."""
 
     processor: str
     threads: int
@@ -74,9 +74,9 @@ class Row:
     method: str
     document_tokens: int
     seconds_per_document: float  # the median of the rounds
-    times_tree: float  # of the tree's seconds: the median of paired rounds
-    peak_bytes: int  # above what the process held before
-    matmul_share: float  # the tree's arithmetic in this time, of the machine's own rate
+    times_tree: float  # ratio to the tree's seconds: the median of paired rounds
+    peak_bytes: int  # above the memory of the process before
+    matmul_share: float  # rate of the tree's FLOP in this time, over the machine's own rate
 
     @property
     def docs_per_s(self) -> float:
@@ -84,24 +84,24 @@ class Row:
 
     @property
     def tokens_per_s(self) -> float:
-        """The documents' own tokens, whatever a method reads beside them or again."""
+        """Tokens of the documents themselves, without prompts and repeated reads."""
         return self.document_tokens / self.seconds_per_document
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """All rows of one run of the bench."""
+    """All measurements of one bench."""
 
     machine: Machine
-    matmul_flops: float  # a second, the best of all workloads
+    matmul_flops: float  # FLOP a second, the best of all workloads
     rows: tuple[Row, ...]
 
 
 def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
-    """The spec's model and questions on documents of its corpus, made equally long.
+    """Measure the spec's model and questions on documents of its corpus, cut to equal length.
 
-    With `tokens`, one workload of that length instead of the standard ones. Tasks with a readout
-    are asked as questions as well, as far as they have one; the method `readouts` is the spec.
+    With `options.tokens`, one workload of that length replaces the standard ones. Tasks with a
+    readout are also asked as questions, if they have one; the method `readouts` is the spec itself.
     """
     rounds, tokens = options.rounds, options.tokens
     placement = place(spec.model, this_machine())

@@ -1,7 +1,6 @@
-"""Prove a spec before it costs anything: storage, model, prompts, labels, exactness.
+"""Prove a spec before a run costs anything: storage, model, prompts, labels, exactness.
 
-Knows how to put the parts together on one document at a time, in this process. Knows nothing of
-Ray or of how findings are shown.
+Entry point: `check`. Everything runs in this process, without Ray.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class Prompt:
     text: str
     token_ids: tuple[int, ...]
     labels: dict[str, list[int]]  # first tokens
-    verbalizers: dict[str, list[list[int]]] | None  # all tokens, where whole labels are scored
+    verbalizers: dict[str, list[list[int]]] | None  # all tokens, if full labels are scored
 
     @property
     def scoring(self) -> str:
-        """What is read of the labels: their tokens, or nothing where a map knows them."""
+        """How labels are scored: by their first or all tokens, or by a trained readout."""
         if not any(self.labels.values()):
             return "readout"
         return "first_token" if self.verbalizers is None else "full"
@@ -47,20 +46,20 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ReadoutFacts:
-    """A trained readout that fits its task."""
+    """A trained readout, checked against its task."""
 
     path: str
     sha256: str
     kind: str
     pooling: str
-    layer: int  # where it is read unless `exit` says otherwise
+    layer: int  # where it is read, unless the spec has an `exit`
     layers: tuple[int, ...]
     labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a check found."""
+    """The result of `check`."""
 
     output: str
     documents: int
@@ -71,7 +70,7 @@ class Findings:
     context_tokens: int
     has_chat_template: bool
     label_tokens: dict[str, dict[str, list[str]]]  # task -> label -> first tokens as text
-    readouts: dict[str, ReadoutFacts]  # by task, of those that are read off fitted maps
+    readouts: dict[str, ReadoutFacts]  # by task, for tasks with a trained readout
     prompts: tuple[Prompt, ...]
     proof: Proof
 
@@ -82,17 +81,17 @@ class Findings:
 
 
 def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
-    """Every part of the spec tried once; AssayError names the first that cannot work."""
+    """Try every part of the spec once; AssayError names the first part that cannot work."""
     if documents is not None and documents < 0:
-        raise SpecError([Problem("--documents", "write how many, or 0 for none", documents)])
+        raise SpecError([Problem("--documents", "write a number, or 0 for none", documents)])
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
     placement = place(spec.model, this_machine())
     job = make_job(spec, placement, cache_dir)
     planned = plan(job, store, keep=False)
     folder, tokenizer, prompt = job_prompt(job)
-    wanted = DEFAULT_DOCUMENTS if documents is None else documents
-    samples = take_samples(planned.shards, tokenizer, spec, wanted)
+    count = DEFAULT_DOCUMENTS if documents is None else documents
+    samples = take_samples(planned.shards, tokenizer, spec, count)
     return Findings(
         output=store.url,
         documents=planned.rows,
@@ -133,22 +132,24 @@ def _label_tokens(
             for label, token_ids in question.labels.items()
         }
         for question in prompt.questions
-        if any(question.labels.values())  # a trained readout's have none
+        if any(question.labels.values())  # labels of a trained readout have no tokens
     }
 
 
 def _prompts(
     tokenizer: PreTrainedTokenizerBase, prompt: PromptTokens, samples: Sequence[Sample]
 ) -> tuple[Prompt, ...]:
-    found = []
+    prompts = []
     for sample in samples:
         for question in prompt.questions:
             token_ids = (*prompt.prefix, *sample.token_ids, *question.token_ids)
             labels = {label: list(first) for label, first in question.labels.items()}
             text = str(tokenizer.decode(list(token_ids)))
             verbalizers = _verbalizers(question)
-            found.append(Prompt(sample.doc_id, question.name, text, token_ids, labels, verbalizers))
-    return tuple(found)
+            prompts.append(
+                Prompt(sample.doc_id, question.name, text, token_ids, labels, verbalizers)
+            )
+    return tuple(prompts)
 
 
 def _verbalizers(question: Question) -> dict[str, list[list[int]]] | None:

@@ -1,9 +1,8 @@
-"""Proves the tree on a few documents: its answers against those of independent prompts.
+"""Compares the tree's answers with those of independent prompts. Entry point: `prove`.
 
-In bfloat16 two right ways to compute one prompt differ by hundredths, so that answers in half
-precision prove little of the tree, and float32 ones nothing of the kernels that half precision
-takes: both are compared. Knows a job and documents' token ids. Knows nothing of how findings
-are shown.
+Both are computed in the job's dtype and in float32. In bfloat16, two correct computations of one
+prompt differ by hundredths, so half precision alone proves little about the tree. Float32 alone
+proves nothing about the kernels of half precision.
 """
 
 from __future__ import annotations
@@ -24,19 +23,21 @@ from pipeline.inference.memory import MemoryPlan, trim_malloc
 from pipeline.runtime.assembly import job_model, job_readouts, label_engine, memory_plan
 from pipeline.runtime.job import Job
 
-# A probability's difference that float32 sums in another order can make.
+# The difference of a probability that another order of float32 sums can cause.
 FLOAT32_MAX = 1e-4
-# How many times as far from independent prompts as those lie from their own float32 answers the
-# tree may lie in half precision, on average and at most. Two roundings of one size lie 1.4 times
-# that apart; the answers of questions that read one another 25 times (SmolLM2, bfloat16).
+# In half precision the tree may differ from independent prompts by this multiple of the difference
+# between independent prompts and their float32 answers, for the mean and for the maximum. Two
+# roundings of one size differ by a factor of 1.4; a tree whose questions read one another differs
+# by a factor of 25 (SmolLM2, bfloat16).
 ROUNDINGS = 3
-ROUNDING_FLOOR = 1e-3  # where next to nothing is rounded away
-# What is allowed where float32 weights have no room: in bfloat16 thrice SmolLM2's differences, in
-# float16, whose steps are eight times finer, at most an eighth of them.
+ROUNDING_FLOOR = 1e-3  # added to both bounds, for models that round very little
+# The bounds without room for float32 weights. In bfloat16: three times SmolLM2's differences. In
+# float16, whose steps are eight times finer: at most an eighth of that.
 HALF_MEAN = {"float16": 2.5e-3, "bfloat16": 2e-2}
 HALF_MAX = {"float16": 1e-2, "bfloat16": 0.2}
 
-# Each label of several tokens is a forward of its own; of more than this, the likeliest are one.
+# Each label of several tokens takes a forward of its own. Of a task with more labels than
+# `_ALL_LABELS`, only the likeliest `_LIKELIEST` are compared.
 _ALL_LABELS = 64
 _LIKELIEST = 8
 _USABLE = 0.8  # of free memory, for float32 weights
@@ -46,7 +47,7 @@ LogProbs = Sequence[Iterable[NDArray[np.float32]]]  # by question, by document: 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How far two sets of answers to the same questions lie apart."""
+    """The difference between two sets of answers to the same questions."""
 
     max_abs_dp: float
     mean_abs_dp: float  # over all labels of all answers
@@ -59,8 +60,8 @@ class Exactness:
     """The tree against independent prompts."""
 
     dtype: str
-    change: Change  # in the job's dtype
-    in_float32: Change | None  # the same in float32; None where that is the dtype, or has no room
+    change: Change  # against independent prompts, in the job's dtype
+    in_float32: Change | None  # the same in float32; None if that is the dtype, or has no room
     rounding: Change | None  # independent prompts in the dtype against themselves in float32
 
     @property
@@ -79,7 +80,7 @@ class Exactness:
 
     @property
     def allowed_max(self) -> float:
-        """The largest difference that is allowed: a mean hides one wrong answer among many."""
+        """The largest difference that is allowed: a mean would hide one wrong answer."""
         if self.dtype == "float32":
             return FLOAT32_MAX
         if self.rounding is None:
@@ -99,61 +100,63 @@ class Exactness:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the model's answers to a few documents showed."""
+    """The result of `prove`."""
 
     memory: MemoryPlan
     exactness: Exactness
-    quantization: Change | None  # None where the weights are not quantised
+    quantization: Change | None  # against the model's own weights; None without quantisation
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A document, and the questions and labels about it that are compared."""
+class ComparedDocument:
+    """A document with the questions and labels whose answers are compared."""
 
     document: DocumentIds
-    prompt: PromptTokens  # of these questions and labels alone
-    places: tuple[tuple[int, list[int]], ...]  # of each question, and of its labels, in the whole
+    prompt: PromptTokens  # only these questions and labels
+    indices: tuple[tuple[int, list[int]], ...]  # of each question and of its labels, in the spec
 
 
 @dataclass(frozen=True, slots=True)
-class _Answers:
-    """What one model answers, below the tree and alone."""
+class _ModelAnswers:
+    """One model's answers to the tree and to independent prompts."""
 
     memory: MemoryPlan
     tree: LogProbs
-    asked: Sequence[Asked]
-    alone: list[NDArray[np.float32]]  # by document and question: [labels that are compared]
+    compared: Sequence[ComparedDocument]
+    independent: list[NDArray[np.float32]]  # by document and question: [compared labels]
 
     @property
-    def apart(self) -> Change:
-        """Of the labels that the tree's beam reached."""
-        pairs = list(zip(compared(self.asked, self.tree), self.alone, strict=True))
-        reached = [tree != -np.inf for tree, _ in pairs]  # of a beam in another dtype, fewer
-        kept = [(pair, places) for pair, places in zip(pairs, reached, strict=True) if places.any()]
-        return change(
-            [[tree[places] for (tree, _), places in kept]],
-            [[alone[places] for (_, alone), places in kept]],
-        )
+    def change(self) -> Change:
+        """Tree against independent prompts, for the labels that the tree's beam reached."""
+        tree, independent = [], []
+        answers = compared_answers(self.compared, self.tree)
+        for of_tree, of_prompt in zip(answers, self.independent, strict=True):
+            reached = of_tree != -np.inf  # a beam in another dtype may reach fewer labels
+            if reached.any():
+                tree.append(of_tree[reached])
+                independent.append(of_prompt[reached])
+        return change([tree], [independent])
 
 
 def prove(job: Job, folder: Path, prompt: PromptTokens, documents: Sequence[DocumentIds]) -> Proof:
-    """What a batch takes, the tree against independent prompts, quantised weights against none.
+    """Measures the memory of a batch, and compares the answers of the model that the job runs.
 
-    All with the model as the job runs it; one model is held at a time.
+    The tree is compared with independent prompts, and quantised weights with the model's own. One
+    model is loaded at a time.
     """
     dtype = job.placement.dtype
-    found = _answers(job, folder, prompt, documents, None)
+    answers = _answers(job, folder, prompt, documents, None)
     in_float32 = rounding = None
-    if dtype != "float32" and _have_room(2 * found.memory.weights_bytes, job.placement.device):
+    if dtype != "float32" and _have_room(2 * answers.memory.weights_bytes, job.placement.device):
         wide_job = replace(job, placement=replace(job.placement, dtype="float32"))
-        wide = _answers(wide_job, folder, prompt, documents, found.asked)
-        in_float32, rounding = wide.apart, change([found.alone], [wide.alone])
-    exactness = Exactness(dtype, found.apart, in_float32, rounding)
+        wide = _answers(wide_job, folder, prompt, documents, answers.compared)
+        in_float32, rounding = wide.change, change([answers.independent], [wide.independent])
+    exactness = Exactness(dtype, answers.change, in_float32, rounding)
     if job.spec.model.quantize == "none":
-        return Proof(found.memory, exactness, None)
+        return Proof(answers.memory, exactness, None)
     unquantised = job_model(job, folder, quantize="none")
     own = label_engine(job, unquantised, prompt, job_readouts(job)).label(documents).log_probs
-    return Proof(found.memory, exactness, change(found.tree, own))
+    return Proof(answers.memory, exactness, change(answers.tree, own))
 
 
 def _answers(
@@ -161,21 +164,21 @@ def _answers(
     folder: Path,
     prompt: PromptTokens,
     documents: Sequence[DocumentIds],
-    asked: Sequence[Asked] | None,
-) -> _Answers:
-    """The job's model's, to what is asked or to what its own answers choose."""
+    compared: Sequence[ComparedDocument] | None,
+) -> _ModelAnswers:
+    """The answers of the job's model; without `compared`, its own answers choose the labels."""
     model, readouts = job_model(job, folder), job_readouts(job)
     memory = memory_plan(model, prompt)
     tree = label_engine(job, model, prompt, readouts).label(documents).log_probs
-    asked = choose(prompt, documents, tree) if asked is None else asked
-    alone = [
+    compared = choose_compared(prompt, documents, tree) if compared is None else compared
+    independent = [
         answer
-        for each in asked
+        for each in compared
         for answer in answers_alone(
             model, each.prompt, each.document, readouts=readouts, exit_policy=job.spec.exit
         )
     ]
-    return _Answers(memory, tree, asked, alone)
+    return _ModelAnswers(memory, tree, compared, independent)
 
 
 def _have_room(weights_bytes: int, device: str) -> bool:
@@ -188,30 +191,34 @@ def _have_room(weights_bytes: int, device: str) -> bool:
     return weights_bytes <= _USABLE * free
 
 
-def choose(
+def choose_compared(
     prompt: PromptTokens, documents: Sequence[DocumentIds], answers: LogProbs
-) -> list[Asked]:
-    """What of the tree's answers is compared: all labels, or of many the likeliest."""
-    found = []
+) -> list[ComparedDocument]:
+    """The questions and labels that are compared: all labels, or the likeliest of many."""
+    chosen = []
     for document, *by_question in zip(documents, *answers, strict=True):
         pairs = enumerate(zip(prompt.questions, by_question, strict=True))
-        places = tuple((q, kept) for q, pair in pairs if (kept := _compared_labels(*pair)))
-        questions = tuple(prompt.questions[q].only(kept) for q, kept in places)
-        found.append(Asked(document, replace(prompt, questions=questions), places))
-    return found
+        indices = tuple((q, kept) for q, pair in pairs if (kept := _compared_labels(*pair)))
+        questions = tuple(prompt.questions[q].only(kept) for q, kept in indices)
+        chosen.append(ComparedDocument(document, replace(prompt, questions=questions), indices))
+    return chosen
 
 
-def compared(asked: Sequence[Asked], answers: LogProbs) -> list[NDArray[np.float32]]:
-    """Of the tree's answers those that are compared, by document and question."""
+def compared_answers(
+    compared: Sequence[ComparedDocument], answers: LogProbs
+) -> list[NDArray[np.float32]]:
+    """The tree's answers that are compared, by document and question."""
     by_question = [list(of_question) for of_question in answers]
-    return [by_question[q][row][kept] for row, each in enumerate(asked) for q, kept in each.places]
+    return [
+        by_question[q][row][kept] for row, each in enumerate(compared) for q, kept in each.indices
+    ]
 
 
 def _compared_labels(question: Question, log_probs: NDArray[np.float32]) -> list[int]:
-    """The places of all labels; of whole ones those that were reached, the likeliest of many.
+    """The indices of all labels; of full labels, of those that were reached, or the likeliest.
 
-    A beam may have left a form of a label, whose answer is then that of the others alone: such
-    labels, of several verbalizers below a beam, are not compared.
+    A beam may drop one of several verbalizers of a label, and the answer is then a partial sum. So
+    with a beam, labels of several verbalizers are not compared.
     """
     if question.trie is None or np.isnan(log_probs).any():
         return list(range(len(log_probs)))
@@ -225,16 +232,16 @@ def _compared_labels(question: Question, log_probs: NDArray[np.float32]) -> list
 
 
 def change(answers: LogProbs, others: LogProbs) -> Change:
-    """How far label probabilities lie apart: of each label the larger of two differences.
+    """The difference of label probabilities: for each label the larger of two differences.
 
-    One is among the labels, as `p` has it; one is out of all tokens, which `mass` comes from.
+    One is normalised over the labels, as `p` is; one over the vocabulary, as `mass` is.
     """
     pairs = [
         pair
         for of_task, of_task_others in zip(answers, others, strict=True)
         for pair in zip(of_task, of_task_others, strict=True)
     ]
-    with np.errstate(invalid="ignore"):  # answers that are no numbers are found below
+    with np.errstate(invalid="ignore"):  # NaN answers show in the maximum below
         differences = np.concatenate([np.zeros(0), *(_differences(a, b) for a, b in pairs)])
     return Change(
         max_abs_dp=float(differences.max(initial=0.0)),  # NaN where there is any

@@ -1,7 +1,6 @@
-"""What a run would compute, how long it would take and what it would cost, before it does.
+"""Estimate what a run computes, how long it takes and what it costs. Entry point: `estimate`.
 
-Knows how to count, and how to extrapolate from a few documents. Knows nothing of Ray or of how a
-plan is shown.
+The time of a few documents is measured here and extrapolated to all that are missing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec, TaskSpec
 from pipeline.verbs.samples import take_samples
 
-# Batches of a CPU hold a document or two, those of a GPU 65,536 tokens.
+# A batch on a CPU has one or two documents, a batch on a GPU 65,536 tokens.
 DEFAULT_DOCUMENTS = {"cpu": 8, "cuda": 256}
 
 Tasks = tuple[str, ...]
@@ -37,16 +36,16 @@ Tasks = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Documents that miss the same tasks."""
+    """Documents for which the same tasks are missing."""
 
     tasks: Tasks
-    documents: int  # at most: of an edited file the model reads what is new
-    seconds_per_document: float  # of one worker
+    documents: int  # an upper bound: of an edited file, the model reads only new documents
+    seconds_per_document: float  # on one worker
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the seconds were measured on."""
+    """How the seconds were measured."""
 
     documents: int
     tokens_per_document: float
@@ -56,17 +55,17 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A plan, and what it takes: the labelling alone, without the start of the workers."""
+    """A plan, and the time that labelling takes, without the start of the workers."""
 
     plan: Plan
     parts: tuple[Part, ...]  # the largest first
-    measured: Measured | None  # None: the rate was given, or no model is needed
+    measured: Measured | None  # None if a rate was given, or no document needs the model
     workers: int
     price: float | None
 
     @property
     def documents(self) -> int:
-        """How many documents the model reads, at most."""
+        """Upper bound of the documents that the model reads."""
         return sum(part.documents for part in self.parts)
 
     @property
@@ -75,7 +74,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """How long, if all workers have work until the end."""
+        """The duration, if all workers have work until the end."""
         return self.worker_seconds / self.workers
 
     @property
@@ -83,28 +82,27 @@ class Estimate:
         return None if self.price is None else self.worker_seconds / 3600 * self.price
 
 
-def estimate(spec: JobSpec, wishes: PlanOptions, *, cache_dir: Path) -> Estimate:
-    """The plan of a run, and its time; nothing is written.
+def estimate(spec: JobSpec, options: PlanOptions, *, cache_dir: Path) -> Estimate:
+    """The plan of a run and its time; writes nothing.
 
-    The model is loaded only where documents are missing and no rate was given. SpecError for what
-    a run would refuse, too.
+    The model is loaded only if documents are missing and no rate is given. SpecError as in a run.
     """
     planned = dry_run(spec, cache_dir=cache_dir)
     missing = _missing(planned.work_items)
     measured: Measured | None = None
-    if wishes.rate is not None:
-        seconds = dict.fromkeys(missing, 1 / wishes.rate)
+    if options.rate is not None:
+        seconds = dict.fromkeys(missing, 1 / options.rate)
     elif missing:
         shards = [work.shard for work in planned.work_items if work.asks]
-        measured, seconds = _measure(spec, missing, shards, wishes.documents, cache_dir=cache_dir)
+        measured, seconds = _measure(spec, missing, shards, options.documents, cache_dir=cache_dir)
     parts = tuple(
         Part(tasks, documents, seconds[tasks]) for tasks, documents in missing.most_common()
     )
-    return Estimate(planned, parts, measured, wishes.workers, wishes.price)
+    return Estimate(planned, parts, measured, options.workers, options.price)
 
 
 def _missing(work_items: Iterable[WorkItem]) -> Counter[Tasks]:
-    """How many documents each set of tasks is missing of, where it takes the model."""
+    """For each set of tasks that needs the model: the number of documents that miss it."""
     missing: Counter[Tasks] = Counter()
     for work in work_items:
         if work.asks:
@@ -120,7 +118,7 @@ def _measure(
     *,
     cache_dir: Path,
 ) -> tuple[Measured, dict[Tasks, float]]:
-    """Seconds a document for each set of tasks, of one worker on this machine."""
+    """Seconds per document for each set of tasks, on one worker of this machine."""
     require_torchao(spec.model.quantize)
     placement = _here(spec)
     torch.set_num_threads(placement.threads)
@@ -143,7 +141,7 @@ def _here(spec: JobSpec) -> Placement:
     try:
         return place(spec.model, this_machine())
     except SpecError as error:
-        fix = "or give a worker's documents a second, which a run's summary shows"
+        fix = "or give the documents a second of one worker; the summary of a run shows them"
         raise SpecError([*error.problems, Problem("--rate", fix, None)]) from error
 
 

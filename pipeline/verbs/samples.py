@@ -1,6 +1,6 @@
-"""A few of a corpus's documents, as the model reads them, for a check, a plan or a bench.
+"""A few documents of a corpus, as the model reads them, for `check`, `plan` and `bench`.
 
-Knows shards and tokenizers. Knows nothing of models or of what the samples are for.
+Entry point: `take_samples`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.spec.schema import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A document as the model reads it: whole, or in the pieces of one read in chunks."""
+    """A document as the model reads it: one piece, or the chunks of a long document."""
 
     doc_id: str
     pieces: tuple[tuple[int, ...], ...]
@@ -35,25 +35,25 @@ class Sample:
 
 
 def take_samples(
-    shards: Sequence[Shard], tokenizer: PreTrainedTokenizerBase, spec: JobSpec, wanted: int
+    shards: Sequence[Shard], tokenizer: PreTrainedTokenizerBase, spec: JobSpec, count: int
 ) -> list[Sample]:
-    """Up to `wanted` readable documents of shards spread evenly over the corpus, in its order.
+    """Up to `count` readable documents, from shards at even distances over the corpus.
 
-    Shards are opened until there are enough; of each, no more is read than is taken.
-    SpecError where no document can be read: there is nothing to try the model on.
+    Shards are opened until there are enough documents, and no more of a shard is read than is
+    taken. SpecError if no document can be read.
     """
     encoder = DocumentTokenizer(tokenizer)
-    step = max(1, len(shards) // max(1, wanted))
+    step = max(1, len(shards) // max(1, count))
     spread = shards[::step]
     rest = [shard for place, shard in enumerate(shards) if place % step]
     samples: list[Sample] = []
     for place, shard in enumerate([*spread, *rest]):
-        if len(samples) >= wanted:
+        if len(samples) >= count:
             break
-        share = -(-(wanted - len(samples)) // max(1, len(spread) - place))
+        share = -(-(count - len(samples)) // max(1, len(spread) - place))
         samples += islice(_readable(shard, encoder, spec), share)
-    if wanted and not samples:
-        fix = "no document there has text that can be read; name the column that holds it"
+    if count and not samples:
+        fix = "no document has readable text in this column; name the column that has it"
         raise SpecError([Problem("input.text", fix, spec.input.text)])
     return samples
 
@@ -63,12 +63,12 @@ def _readable(shard: Shard, encoder: DocumentTokenizer, spec: JobSpec) -> Iterat
     rows = (row for documents in slices for row in _rows(documents))
     for doc_id, text in rows:
         pieces, _ = chunk_document(encoder, text, OK, spec.documents)
-        if pieces:  # else a run writes its row with the reason
+        if pieces:  # otherwise a run writes a row with the reason
             yield Sample(doc_id, tuple(pieces))
 
 
 def _rows(documents: pa.Table) -> Iterator[tuple[str, str]]:
-    """The ids and texts of those with a text, one by one."""
+    """The id and text of each document that has a text."""
     columns = (documents.column(name) for name in ("doc_id", "text", "status"))
     for doc_id, text, status in zip(*columns, strict=True):
         if status.as_py() == OK:

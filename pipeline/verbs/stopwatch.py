@@ -1,7 +1,6 @@
-"""Time, peak memory, and the rate of plain matrix products, for methods that take turns.
+"""Time and peak memory of methods that take turns, and the rate of plain matrix products.
 
-Ratios hold on a noisy machine because the methods take turns. Knows functions to run. Knows
-nothing of what they compute or of how figures are shown.
+Entry point: `take_turns`. Because the methods take turns, their ratios hold on a noisy machine.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pipeline.inference.memory import trim_malloc
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One method's part of a round: what to run, for how many documents, in how many rounds."""
+    """What one method runs in a round, on how many documents, and in how many rounds."""
 
     run: Callable[[], object]
     documents: int
@@ -34,21 +33,21 @@ class Turn:
 class Timed:
     """One method's figures over all its rounds."""
 
-    seconds: tuple[float, ...]  # a document, by round
-    peak_bytes: int  # above what the process held before
+    seconds: tuple[float, ...]  # per document, one for each round
+    peak_bytes: int  # above the memory of the process before
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
 
     def times(self, other: Timed) -> float:
-        """How many times the other's seconds these are: the median of paired rounds."""
+        """The ratio of these seconds to the other's: the median of paired rounds."""
         pairs = zip(self.seconds, other.seconds, strict=False)
         return statistics.median(mine / theirs for mine, theirs in pairs)
 
 
 def take_turns(turns: Mapping[str, Turn]) -> dict[str, Timed]:
-    """Every method once a round, one behind the other, until its rounds are over."""
+    """Run every method once a round, one after the other, until its rounds are over."""
     for turn in turns.values():
         if turn.warm_up:
             turn.run()
@@ -82,14 +81,14 @@ def matmul_flops(hidden: int, device: torch.device, dtype: torch.dtype) -> float
 
 
 def synchronise() -> None:
-    """Wait for the GPU, where there is one."""
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 @contextmanager
 def _peak_memory() -> Iterator[Callable[[], int]]:
-    """Gives a function that tells how far memory rose inside the block, in bytes."""
+    """Gives a function that returns how far memory rose inside the block, in bytes."""
     gc.collect()
     trim_malloc()  # or the next method would seem to need none
     if torch.cuda.is_available():

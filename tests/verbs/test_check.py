@@ -30,7 +30,7 @@ from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.spec.parse import load_spec
 from pipeline.verbs import exactness
 from pipeline.verbs.check import check
-from pipeline.verbs.exactness import Change, Exactness, change, choose, compared
+from pipeline.verbs.exactness import Change, Exactness, change, choose_compared, compared_answers
 
 WriteSpec = Callable[..., Path]
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -283,9 +283,9 @@ def test_of_labels_with_several_forms_below_a_beam_nothing_is_claimed(
     answers = LabelEngine(model, prompt, max_batch_tokens=500).label([document]).log_probs
     reached = np.isfinite(answers[0][0])
     assert reached[1::2].any() and reached[::2].any()  # of two forms, and of one
-    (asked,) = choose(prompt, [document], answers)
+    (asked,) = choose_compared(prompt, [document], answers)
     alone = alternatives.answers_alone(model, asked.prompt, document, readouts={}, exit_policy=None)
-    found = change([compared([asked], answers)], [alone])
+    found = change([compared_answers([asked], answers)], [alone])
     assert found.answers == 1 and found.max_abs_dp < 1e-4
 
 
@@ -311,7 +311,7 @@ def test_fewer_documents_than_none_are_refused(
     write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", str(write_spec()), "--documents", "-1"]) == 2
-    assert last_line(capsys).startswith("--documents: write how many")
+    assert last_line(capsys).startswith("--documents: write a number")
 
 
 def test_an_answer_that_is_no_number_is_a_change() -> None:
