@@ -10,7 +10,6 @@ slower than the other, and one of four is taken away in the middle.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -21,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import cyclopts
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -37,12 +38,12 @@ class Shape:
     """The nodes of a run."""
 
     name: str
-    slower: Sequence[float]  # one a node: how many times longer each document takes there
+    slower: Sequence[float]  # for each node: the factor by which each document takes longer
     preempted: bool = False  # one of them goes away when a third of the shards is committed
 
     @property
     def nodes(self) -> float:
-        """How many ordinary nodes they are worth."""
+        """The number of ordinary nodes of the same speed."""
         return sum(1 / times for times in self.slower)
 
 
@@ -65,10 +66,10 @@ class Measured:
 
 @dataclass(slots=True)
 class Committed:
-    """Hears of shards as they are committed; takes a node away where that is asked for."""
+    """Records when shards are committed; removes a node after `preempt_at` shards."""
 
     cluster: Cluster
-    preempt_at: int | None  # so many shards
+    preempt_at: int | None  # number of shards; None: remove no node
     shards: list[tuple[float, int]] = field(default_factory=list)  # when, and its rows
 
     def __call__(self, rows: int) -> None:
@@ -78,28 +79,32 @@ class Committed:
             self.cluster.remove_node(node, allow_graceful=False)
 
 
-def main() -> None:
-    """Prints one row a shape."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", required=True, help="a small model: only its tokenizer works")
-    parser.add_argument("--documents", type=int, default=192, help="a node")
-    parser.add_argument("--seconds", type=float, default=0.25, help="of each document")
-    options = parser.parse_args()
+def main(*, model: str, documents: int = 192, seconds: float = 0.25) -> None:
+    """Measure documents a second on 1, 2 and 4 nodes, and print one row for each shape.
+
+    Parameters
+    ----------
+    model
+        Folder of a small model: only its tokenizer is used.
+    documents
+        Number of documents for each node.
+    seconds
+        Time that the engine takes for each document.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
     print(f"{'nodes':20}documents/s  of linear  computed again", flush=True)
     alone = None
     for shape in SHAPES:
-        documents = options.documents * len(shape.slower)
-        found = measured(shape, options.model, documents, options.seconds)
-        alone = alone or found.rate
+        run = measured(shape, model, documents * len(shape.slower), seconds)
+        alone = alone or run.rate
         nodes = shape.nodes - shape.preempted
-        share = found.rate / alone / nodes
-        print(f"{shape.name:20}{found.rate:11.2f}  {share:9.0%}  {found.again:14}", flush=True)
+        share = run.rate / alone / nodes
+        print(f"{shape.name:20}{run.rate:11.2f}  {share:9.0%}  {run.again:14}", flush=True)
 
 
 def measured(shape: Shape, model: str, documents: int, seconds: float) -> Measured:
-    """The later half's documents a second: the pool grows while the first shards are labelled."""
+    """Documents a second in the later half: the pool grows while the first shards are labelled."""
     from pipeline.runtime.run import run
     from pipeline.spec.parse import spec_of
 
@@ -184,4 +189,4 @@ sys.meta_path.insert(0, Finder())
 """
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

@@ -1,8 +1,5 @@
 """Build the demo corpus: single comments and threads of comments, each with a gold label.
 
-Knows the source table, how its comments become documents, and the files they are written to.
-Knows nothing of prompts, models or the pipeline that labels the corpus.
-
 Every choice is an order of content hashes, so the same source gives the same documents on any
 machine; the same bytes too, where pyarrow and zstandard have the same versions.
 """
