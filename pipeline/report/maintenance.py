@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.audit.gc import GcResult
-from pipeline.audit.verify import VerifyResult
-from pipeline.filters.run import FilterResult
-from pipeline.filters.shard import SplitAmounts
 from pipeline.report.console import escape_controls, two_columns
 
+if TYPE_CHECKING:
+    from pipeline.audit.gc import GcResult
+    from pipeline.audit.verify import VerifyResult
+    from pipeline.filters.run import FilterResult
+    from pipeline.filters.shard import SplitAmounts
+
 SHOWN_DAMAGES = 50
+SHOWN_GROUPS = 20
+MEASURES = ("documents", "text_bytes", "tokens")
 
 
 def show_verified(verified: VerifyResult, console: Console) -> None:
@@ -37,6 +41,12 @@ def show_verified(verified: VerifyResult, console: Console) -> None:
         console.print(f"and {len(verified.damages) - SHOWN_DAMAGES:,} more; --json has them all")
 
 
+def _input(verified: VerifyResult) -> str:
+    compared = f"{verified.documents_read_again:,} documents read again"
+    changed = verified.inputs_changed
+    return f"{compared}, {changed:,} objects changed or gone since" if changed else compared
+
+
 def verified_json(verified: VerifyResult) -> dict[str, Any]:
     """The same for other programs."""
     return {**asdict(verified), "intact": verified.intact}
@@ -55,6 +65,12 @@ def show_gc(result: GcResult, console: Console) -> None:
     console.print(two_columns(rows))
 
 
+def _verdict(result: GcResult) -> str:
+    if not result.removable.objects:
+        return "there is nothing to delete"
+    return "deleted" if result.deleted else "nothing was deleted: --delete removes these"
+
+
 def gc_json(result: GcResult) -> dict[str, Any]:
     """The same for other programs, with every key."""
     removable = result.removable
@@ -69,22 +85,6 @@ def gc_json(result: GcResult) -> dict[str, Any]:
         },
         "keys": list(removable.keys),
     }
-
-
-def _verdict(result: GcResult) -> str:
-    if not result.removable.objects:
-        return "there is nothing to delete"
-    return "deleted" if result.deleted else "nothing was deleted: --delete removes these"
-
-
-def _input(verified: VerifyResult) -> str:
-    compared = f"{verified.documents_read_again:,} documents read again"
-    changed = verified.inputs_changed
-    return f"{compared}, {changed:,} objects changed or gone since" if changed else compared
-
-
-SHOWN_GROUPS = 20
-MEASURES = ("documents", "text_bytes", "tokens")
 
 
 def show_filtered(filtered: FilterResult, console: Console) -> None:
