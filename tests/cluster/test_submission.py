@@ -308,7 +308,7 @@ def test_a_killed_driver_and_the_same_command_again_label_every_row_once(
     assert found["complete"] and found["documents"] == DOCUMENTS
     other_out, other_err = both.communicate(timeout=120)
     assert both.returncode == 0 and json.loads(other_out) == found
-    assert "is under way there already" in other_err
+    assert "is already running; following it" in other_err
     assert_every_row_once(tmp_path / "out", DOCUMENTS)
     print(f"\ndriver killed on a cluster | documents {DOCUMENTS}, kills 1, lost 0, doubled 0")
     assert_jobs_hold_no_secret(cluster, err + other_err)

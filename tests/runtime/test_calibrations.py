@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from label_tables import label_table
 
 from pipeline.audit.invariants import broken_answers
-from pipeline.errors import SpecError
+from pipeline.errors import SpecError, StorageError
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.ledger.cells import (
     ReusableShard,
@@ -25,13 +25,14 @@ from pipeline.ledger.cells import (
     remaining,
 )
 from pipeline.ledger.columns import calibrated_type
-from pipeline.ledger.keys import documents_key, label_key
+from pipeline.ledger.keys import calibration_key, documents_key, label_key
 from pipeline.ledger.label_rows import with_calibrated
 from pipeline.runtime.calibrations import (
     CalibrationFile,
     calibration_hash,
     load_calibrations,
     read_calibration,
+    stored_calibrations,
     versions_with_equal_raw_answers,
     warn_of_stale_calibrations,
     write_calibration,
@@ -116,6 +117,33 @@ def test_a_calibration_of_other_answers_is_told(caplog: pytest.LogCaptureFixture
         assert not caplog.records
         warn_of_stale_calibrations({"rude": made}, {"rude": Fingerprint({"task": "reworded"})})
     assert raw.id in caplog.text and "task rude" in caplog.text
+
+
+def test_a_contextual_calibration_is_measured_once_and_the_first_writers_values_hold(
+    store: LocalStore,
+) -> None:
+    versions = {"rude": Fingerprint({"task": "rude"})}
+
+    def measure(prior: float) -> CalibrationFile:
+        change = Prior((prior, 1 - prior))
+        return CalibrationFile("rude", Calibration("contextual", LABELS, change), "f", {}, 2)
+
+    def measured_by_both(tasks: Sequence[str]) -> dict[str, CalibrationFile]:
+        # — another driver measured at the same time, and was faster
+        stored_calibrations(store, versions, lambda _tasks: {"rude": measure(0.25)})
+        return {task: measure(0.75) for task in tasks}
+
+    first = stored_calibrations(store, versions, measured_by_both)
+    assert first == {"rude": measure(0.25)}
+    assert first == stored_calibrations(store, versions, lambda _tasks: pytest.fail("measured"))
+    assert versions_with_equal_raw_answers(store, versions) == {"rude": []}
+
+
+def test_a_damaged_stored_calibration_is_an_error_with_its_key(store: LocalStore) -> None:
+    version = Fingerprint({"task": "rude"})
+    store.create(calibration_key("rude", version.id), b"{}")
+    with pytest.raises(StorageError, match=r"calibration\.json: is not a calibration file"):
+        stored_calibrations(store, {"rude": version}, lambda _tasks: {})
 
 
 RAW = Fingerprint({"q": 1})
