@@ -53,5 +53,6 @@ def test_a_bucket_that_is_not_there_is_one_line(fake_gcs: Server) -> None:
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs.core", None)
-    with pytest.raises(SpecError, match=r"output: gs:// needs gcsfs .*pip install 'assay\[gcs\]'"):
+    message = r"output: gs:// needs gcsfs .*pip install 'corpus-assay\[gcs\]'"
+    with pytest.raises(SpecError, match=message):
         importlib.reload(gcs_store)
