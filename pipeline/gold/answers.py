@@ -1,6 +1,6 @@
 """The answers that a spec's output has for the documents of a gold set.
 
-Knows snapshots, fingerprints and keys. Knows nothing of what gold says or how answers are judged.
+Entry points: `matching_snapshot`, then `answers_for`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.stores.store import Store, open_store
 
 @dataclass(frozen=True, slots=True)
 class GoldTaskAnswers:
-    """One task's answers to the gold's documents."""
+    """The answers to one task for the documents of a gold set."""
 
     p: Mapping[str, NDArray[np.float64]]  # version -> [rows, labels]; NaN: no answer
     status: tuple[str | None, ...]  # [rows]; None: the corpus has no such document
@@ -35,65 +35,76 @@ class GoldTaskAnswers:
 
 @dataclass(frozen=True, slots=True)
 class GoldAnswers:
-    """What a snapshot answers to the gold's documents, in the gold's order."""
+    """The answers of a snapshot for the documents of a gold set, in the order of the gold."""
 
     snapshot: int
-    newest: int  # the spec's last snapshot; another if that one asks otherwise
+    newest: int  # the spec's last snapshot, which may ask the tasks in another way
     corpus_rows: int
     doc_ids: tuple[str | None, ...]  # [rows]; None: the corpus has no such document
-    repeated: int  # further rows of the corpus for documents that were found already
+    repeated: int  # rows of the corpus for a document that an earlier row has
     tasks: Mapping[str, GoldTaskAnswers]
 
 
 def matching_snapshot(
     spec: JobSpec, store: Store, tasks: Sequence[str], cache_dir: Path
 ) -> tuple[Contents, int]:
-    """The spec's newest snapshot in which the tasks are asked as the spec asks them now, and the
-    number of its newest.
+    """The newest snapshot with the tasks' current fingerprints, and the spec's newest number.
 
-    SpecError where none is: answers to another wording, or of another model, are not the spec's.
+    SpecError if there is none: answers to another wording, or of another model, do not count.
     """
-    wanted = _versions(spec, cache_dir)
+    jobs = jobs_for_each_dtype(spec, cache_dir)
+    current = {task.name: {job.fp[task.name] for job in jobs} for task in spec.tasks}
     newest: Contents | None = None
     for number in snapshot_numbers(store):
-        found = contents(store, number)
-        if found.spec != spec.name:
+        snapshot = contents(store, number)
+        if snapshot.spec != spec.name:
             continue
-        newest = newest or found
-        if all(_fp(found, task) in wanted[task] for task in tasks):
-            return found, newest.number
+        newest = newest or snapshot
+        if all(_fp(snapshot, task) in current[task] for task in tasks):
+            return snapshot, newest.number
     if newest is None:
         raise StorageError(
-            f"{store.url}: has no snapshot of {spec.name} yet; `assay run` publishes one when all "
-            f"is there"
+            f"{store.url}: has no snapshot of {spec.name} yet; `assay run` publishes one when "
+            f"all documents are labelled"
         )
     raise SpecError(
         [
             Problem(
                 f"tasks.{task}",
-                f"no snapshot of {store.url} has it as the spec asks it now (the newest, "
-                f"{newest.number}, has {_fp(newest, task) or 'no such task'}); `assay run` first",
-                " or ".join(sorted(wanted[task])),
+                f"no snapshot of {store.url} has it with its current fingerprint (the newest, "
+                f"{newest.number}, has {_fp(newest, task) or 'no such task'}); run `assay run`",
+                " or ".join(sorted(current[task])),
             )
             for task in tasks
-            if _fp(newest, task) not in wanted[task]
+            if _fp(newest, task) not in current[task]
         ]
-        or [Problem("tasks", "no snapshot has all of them as asked; `assay run` first", tasks)]
+        or [
+            Problem(
+                "tasks",
+                "no snapshot has the current fingerprints of all of them; run `assay run`",
+                tasks,
+            )
+        ]
     )
 
 
 def answers_for(
-    spec: JobSpec, found: Contents, newest: int, by: str, keys: Sequence[str], tasks: Iterable[str]
+    spec: JobSpec,
+    snapshot: Contents,
+    newest: int,
+    by: str,
+    keys: Sequence[str],
+    tasks: Iterable[str],
 ) -> GoldAnswers:
-    """The snapshot's answers to the documents whose column `by` is one of `keys`.
+    """The snapshot's answers for the documents whose column `by` is one of `keys`.
 
-    The corpus is read through, and only the rows that are wanted are held.
+    All rows of the corpus are read, and only those of the gold's documents are held.
     """
     store = open_store(spec.output, spec.storage_options)
-    dataset = LabelDataset(store, found, tuple(tasks))
-    wanted = pa.array(keys, pa.string())
-    gathered = {
-        task.name: _Gathered(
+    dataset = LabelDataset(store, snapshot, tuple(tasks))
+    gold_keys = pa.array(keys, pa.string())
+    collected = {
+        task.name: _Collected(
             len(keys), tuple(task.labels), versions(dataset.schema.field(task.name).type)
         )
         for task in spec.tasks
@@ -101,8 +112,8 @@ def answers_for(
     }
     doc_ids: list[str | None] = [None] * len(keys)
     repeated = 0
-    for batch in dataset.to_batches(columns=list(dict.fromkeys(["doc_id", by, *gathered]))):
-        places = pc.index_in(batch.column(by), value_set=wanted)
+    for batch in dataset.to_batches(columns=list(dict.fromkeys(["doc_id", by, *collected]))):
+        places = pc.index_in(batch.column(by), value_set=gold_keys)
         rows = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
         gold_rows = places.drop_null().to_numpy()
         new = _first_times(gold_rows, doc_ids)
@@ -110,20 +121,20 @@ def answers_for(
         chosen = batch.take(pa.array(rows[new]))
         for row, doc_id in zip(gold_rows[new], chosen.column("doc_id").to_pylist(), strict=True):
             doc_ids[row] = doc_id
-        for name, task in gathered.items():
+        for name, task in collected.items():
             task.put(gold_rows[new], chosen.column(name))
     return GoldAnswers(
-        found.number,
+        snapshot.number,
         newest,
-        found.rows,
+        snapshot.rows,
         tuple(doc_ids),
         repeated,
-        {name: GoldTaskAnswers(task.p, tuple(task.status)) for name, task in gathered.items()},
+        {name: GoldTaskAnswers(task.p, tuple(task.status)) for name, task in collected.items()},
     )
 
 
-class _Gathered:
-    """One task's answers, as they are found."""
+class _Collected:
+    """One task's answers, filled row by row."""
 
     def __init__(self, rows: int, labels: Sequence[str], versions: Sequence[str]) -> None:
         self._labels = labels
@@ -138,17 +149,11 @@ class _Gathered:
 
 
 def _first_times(places: NDArray[Any], doc_ids: Sequence[str | None]) -> NDArray[np.int64]:
-    """Which of the places are met for the first time, here and before."""
+    """Indices of the places that occur for the first time, in this batch and before."""
     _, first = np.unique(places, return_index=True)
     new = [index for index in np.sort(first) if doc_ids[places[index]] is None]
     return np.array(new, np.int64)
 
 
-def _versions(spec: JobSpec, cache_dir: Path) -> dict[str, set[str]]:
-    """Each task's fingerprint; two where the spec leaves the machine the choice of numbers."""
-    jobs = jobs_for_each_dtype(spec, cache_dir)
-    return {task.name: {job.fp[task.name] for job in jobs} for task in spec.tasks}
-
-
-def _fp(found: Contents, task: str) -> str | None:
-    return found.tasks[task].fp if task in found.tasks else None
+def _fp(snapshot: Contents, task: str) -> str | None:
+    return snapshot.tasks[task].fp if task in snapshot.tasks else None

@@ -1,6 +1,6 @@
-"""The rows of a file of gold labels: CSV, JSON lines or Parquet, as columns of plain values.
+"""The rows of a file of gold labels (CSV, JSON lines or Parquet), as columns of plain values.
 
-Knows the formats and how a broken file is named. Knows nothing of tasks, labels or documents.
+Entry points: `gold_format`, `read_gold_rows`.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class GoldRows:
         return len(next(iter(self.columns.values()), ()))
 
     def place(self, row: int) -> str:
-        """Where a row is, as errors name it."""
+        """A row's place, for errors."""
         return f"{self.path}, row {row + 1}"
 
 
 def gold_format(path: str) -> str | None:
-    """The format that a file's name ends in, or None."""
+    """The supported format that a file's name ends in, or None."""
     name = path.lower()
     return next((format for format in FORMATS if name.endswith(f".{format}")), None)
 
 
 def read_gold_rows(path: str, format: str, options: Options) -> GoldRows:
-    """All rows of the file, in order; gold is small, so it is held."""
+    """All rows of the file, in order. A gold file is small, so it is held in memory."""
     try:
         with option_errors("input.storage_options", options), _reading_gold(path):
             return GoldRows(path, _columns(path, format, options))
@@ -62,7 +62,9 @@ def _reading_gold(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, csv.Error, pa.ArrowException, UnicodeDecodeError) as error:
-        raise UnreadableError(f"{path}: is no gold that can be read: {one_line(error)}") from error
+        raise UnreadableError(
+            f"{path}: cannot be read as gold labels: {one_line(error)}"
+        ) from error
 
 
 def _columns(path: str, format: str, options: Options) -> dict[str, list[object]]:
@@ -76,14 +78,14 @@ def _columns(path: str, format: str, options: Options) -> dict[str, list[object]
 
 
 def _csv_columns(data: bytes) -> dict[str, list[object]]:
-    """Every value a string: a label `01` or `yes` stays what it is."""
+    """Every value is a string, so that a label `01` or `yes` is not converted."""
     lines = csv.reader(io.StringIO(data.decode("utf-8"), newline=""))
     names = next((line for line in lines if line), None)
     if names is None:
         return {}
     table = pa.csv.read_csv(
         pa.BufferReader(data),
-        # — a block as long as the file: a text may be longer than any other block
+        # — one block for the whole file, because a row may not be longer than a block
         read_options=pa.csv.ReadOptions(
             use_threads=False, block_size=min(len(data) + 1, MAX_BLOCK_BYTES)
         ),
@@ -115,5 +117,5 @@ def _as_columns(table: pa.Table) -> dict[str, list[object]]:
     names = table.column_names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise pa.ArrowInvalid(f"columns {twice} stand there twice")
+        raise pa.ArrowInvalid(f"columns {twice} occur twice; rename or remove one")
     return {name: table.column(name).to_pylist() for name in names}

@@ -1,7 +1,7 @@
-"""Gold labels: what people, or a better model, said of some documents.
+"""Gold labels: the labels that people, or a better model, gave to some documents.
 
-Read from a file with a column a task (`gold_rows`), or from the output of another assay run
-(`teacher`). Knows tasks' labels and how a gold row names its document. Knows nothing of answers.
+Entry point: `read_gold`, from a file with a column for each task (`files`) or from the output of
+another run of assay (`teacher`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pipeline.spec.schema import JobSpec, TaskSpec
 
 By = Literal["doc_id", "content_hash"]
 UNLABELLED = -1
-# Of values that are no label, so many are named: the rest follows from the same mistake.
+# The number of unknown values that an error lists; the others usually have the same cause.
 SHOWN_PROBLEMS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class GoldTask:
-    """What the gold says for one task."""
+    """The gold labels of one task."""
 
     labels: tuple[str, ...]  # the task's, in the spec's order
     truth: NDArray[np.int64]  # [rows]: index of the label, or UNLABELLED
@@ -38,10 +38,10 @@ class GoldTask:
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """Gold rows, each of another document, named by `keys`.
+    """Gold labels, one row for each document, identified by `keys`.
 
-    A document's rows complete each other, and count once (`repeated` counts the others); one that
-    is given two labels for one task is left out (`contradictory` counts its rows).
+    Several rows of one document are merged (`repeated` counts the further rows). A document with
+    two labels for one task is left out (`contradictory` counts its rows).
     """
 
     source: str
@@ -83,7 +83,7 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions | None = None) ->
 
 
 def check_names(spec: JobSpec, options: GoldOptions) -> None:
-    """SpecError if `options` names tasks or labels that the spec has not."""
+    """SpecError if `options` names tasks or labels that the spec does not have."""
     names = [task.name for task in spec.tasks]
     labels = {label for task in spec.tasks for label in task.labels}
     fix = f"the spec has no such task; it has {', '.join(names)}"
@@ -96,63 +96,63 @@ def check_names(spec: JobSpec, options: GoldOptions) -> None:
     ]
     if options.id and options.text:
         problems.append(
-            Problem("--text", "rows are joined by id or by text; name one", options.text)
+            Problem("--text", "rows are matched by id or by text; name one of them", options.text)
         )
     if problems:
         raise SpecError(problems)
 
 
 def task_columns(
-    spec: JobSpec, options: GoldOptions, there: Sequence[str], source: str
+    spec: JobSpec, options: GoldOptions, names: Sequence[str], source: str
 ) -> list[tuple[TaskSpec, str]]:
-    """The tasks that the gold has labels for, with the column of each; SpecError if it has none."""
+    """The tasks that have gold labels, with the column of each; SpecError if there are none."""
     named = dict(options.columns)
-    wanted = [task for task in spec.tasks if not options.tasks or task.name in options.tasks]
-    columns = [(task, named.get(task.name, task.name)) for task in wanted]
+    chosen = [task for task in spec.tasks if not options.tasks or task.name in options.tasks]
+    columns = [(task, named.get(task.name, task.name)) for task in chosen]
     required = set(named) | set(options.tasks)
-    fix = f"{source} has no such column; it has {', '.join(there)}; write --column TASK=COLUMN"
+    fix = f"{source} has no such column; it has {', '.join(names)}; write --column TASK=COLUMN"
     problems = [
         Problem(f"gold of task {task.name}", fix, column)
         for task, column in columns
-        if task.name in required and column not in there
+        if task.name in required and column not in names
     ]
-    found = [(task, column) for task, column in columns if column in there]
-    if not found and not problems:
-        fix = f"has no column named as a task is ({', '.join(task.name for task in wanted)}); "
-        fix += f"it has {', '.join(there)}; write --column TASK=COLUMN"
+    present = [(task, column) for task, column in columns if column in names]
+    if not present and not problems:
+        fix = f"has no column named as a task is ({', '.join(task.name for task in chosen)}); "
+        fix += f"it has {', '.join(names)}; write --column TASK=COLUMN"
         problems = [Problem("--gold", fix, source)]
     if problems:
         raise SpecError(problems)
-    return found
+    return present
 
 
 def label_names(task: TaskSpec, options: GoldOptions) -> dict[str, int]:
-    """What the gold may say for a task -> the label's index; SpecError if one value says two."""
+    """Gold value -> index of its label; SpecError if one value is mapped to two labels."""
     names = {label: index for index, label in enumerate(task.labels)}
-    given: dict[str, int] = {}
+    mapped: dict[str, int] = {}
     for value, label in options.values:
-        if label in names and given.setdefault(value, names[label]) != names[label]:
+        if label in names and mapped.setdefault(value, names[label]) != names[label]:
             fix = f"{value!r} is mapped to two labels of task {task.name}; map it to one"
             raise SpecError([Problem("--value", fix, f"{value}={label}")])
-    return {**names, **given}
+    return {**names, **mapped}
 
 
 def without_repeats(gold: Gold) -> Gold:
-    """Each document once; none of which the rows contradict each other."""
+    """One row for each document; documents whose rows contradict each other are left out."""
     kept: dict[str, int] = {}
     contradicted: set[str] = set()
-    speaks = {name: np.arange(len(gold.keys)) for name in gold.tasks}  # the row with a task's label
+    labelled = {name: np.arange(len(gold.keys)) for name in gold.tasks}  # row with a task's label
     for row, key in enumerate(gold.keys):
         first = kept.setdefault(key, row)
         for name, task in gold.tasks.items():
-            said, new = task.truth[speaks[name][first]], task.truth[row]
-            if said == UNLABELLED:
-                speaks[name][first] = row
-            elif new not in (UNLABELLED, said):
+            old, new = task.truth[labelled[name][first]], task.truth[row]
+            if old == UNLABELLED:
+                labelled[name][first] = row
+            elif new not in (UNLABELLED, old):
                 contradicted.add(key)
     times = Counter(gold.keys)
     chosen = [row for key, row in kept.items() if key not in contradicted]
-    tasks = {name: _of_rows(task, speaks[name][chosen]) for name, task in gold.tasks.items()}
+    tasks = {name: _of_rows(task, labelled[name][chosen]) for name, task in gold.tasks.items()}
     return Gold(
         gold.source,
         gold.by,
@@ -169,15 +169,15 @@ def _of_rows(task: GoldTask, rows: NDArray[np.int64]) -> GoldTask:
 
 
 def gold_hash(gold: Gold, task: str) -> str:
-    """What the gold says for a task, in whatever format it is written."""
-    said = {"by": gold.by, "keys": list(gold.keys), "truth": gold.tasks[task].truth.tolist()}
-    return short_hash(canonical_json(said))
+    """The hash of a task's gold labels, which does not depend on the format of the file."""
+    content = {"by": gold.by, "keys": list(gold.keys), "truth": gold.tasks[task].truth.tolist()}
+    return short_hash(canonical_json(content))
 
 
 def _documents(
     rows: GoldRows, spec: JobSpec, options: GoldOptions
 ) -> tuple[By, tuple[str, ...], tuple[str | None, ...] | None]:
-    """How rows name their documents, the names, and the texts where there are any."""
+    """By which column rows are matched with documents, the keys, and the texts if there are any."""
     by, column = _key_column(rows, spec, options)
     text_column = options.text or spec.input.text
     texts = None
@@ -185,7 +185,7 @@ def _documents(
         texts = tuple(text if isinstance(text, str) else None for text in rows.columns[text_column])
     missing = [row for row, value in enumerate(rows.columns[column]) if value in (None, "")]
     if missing:
-        fix = f"has no {column}, so it names no document ({len(missing)} such rows); remove it"
+        fix = f"has no {column}, so it matches no document ({len(missing)} such rows); remove it"
         raise SpecError([Problem(rows.place(missing[0]), fix)])
     values = rows.columns[column]
     if by == "doc_id":
@@ -194,7 +194,9 @@ def _documents(
         documents = documents_from(map(RawRow, values))
         bad = [row for row, s in enumerate(documents["status"].to_pylist()) if "error" in s]
         if bad:
-            fix = f"its {column} is no text, by which rows are joined; name the id column: --id"
+            fix = (
+                f"its {column}, by which rows are matched, is not a text; name the id column: --id"
+            )
             raise SpecError([Problem(rows.place(bad[0]), fix, values[bad[0]])])
     return by, tuple(documents[by].to_pylist()), texts
 
@@ -202,18 +204,18 @@ def _documents(
 def _key_column(rows: GoldRows, spec: JobSpec, options: GoldOptions) -> tuple[By, str]:
     choices: list[tuple[By, str | None]] = [("doc_id", options.id), ("content_hash", options.text)]
     if not (options.id or options.text):
-        # — where documents have no id of their own, they are called by their text's hash
+        # — without an id column, the id of a document is the hash of its text
         choices = [
             ("doc_id", spec.input.id),
             ("content_hash", spec.input.text),
             ("doc_id", "id"),
         ]
-    there = rows.columns
     for by, column in choices:
-        if column in there and column is not None:
+        if column in rows.columns and column is not None:
             return by, column
-    wanted = " or ".join(dict.fromkeys(column for _, column in choices if column))
-    fix = f"has no column {wanted} to join its rows by; it has {', '.join(there)}; name one: --id"
+    names = " or ".join(dict.fromkeys(column for _, column in choices if column))
+    columns = ", ".join(rows.columns)
+    fix = f"has no column {names} to match its rows by; it has {columns}; name one: --id"
     raise SpecError([Problem("--gold", fix, rows.path)])
 
 
@@ -234,19 +236,19 @@ def _unknown(
     written: Sequence[str | None],
     names: Mapping[str, int],
 ) -> Iterator[Problem]:
-    """One problem a value that is no label, at the first row that has it."""
+    """One problem for each value that is not a label, at its first row."""
     times = Counter(value for value in written if value is not None and value not in names)
     for value, count in times.items():
         fix = (
-            f"is no label of task {task.name}, whose labels are {', '.join(task.labels)} "
-            f"({count} rows say so); write --value '{value}={next(iter(task.labels))}', or leave "
+            f"is not a label of task {task.name}; its labels are {', '.join(task.labels)} "
+            f"({count} rows have it); write --value '{value}={next(iter(task.labels))}', or leave "
             f"the task out with --task"
         )
         yield Problem(f"{rows.place(written.index(value))}, column {column}", fix, value)
 
 
 def _written(value: object) -> str | None:
-    """A gold value as its label would be written; None where the row has no label."""
+    """A gold value as its label is written in the spec; None for a row without a label."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -257,4 +259,5 @@ def _written(value: object) -> str | None:
 
 
 def _supported() -> str:
-    return f"gold is {' '.join(f'.{format}' for format in FORMATS)}, or another run's output"
+    formats = " ".join(f".{format}" for format in FORMATS)
+    return f"gold labels are a file ({formats}) or another run's output"

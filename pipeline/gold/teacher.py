@@ -1,6 +1,6 @@
-"""Another run's answers as gold labels: of a teacher, a larger model or another wording.
+"""Another run's answers as gold labels: those of a larger model, or of another wording.
 
-Knows outputs of assay. Knows nothing of whom they teach.
+Entry point: `read_teacher`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
     columns = task_columns(spec, options, tuple(teacher.labels), source)
     table = teacher.to_table(columns=[by, *dict.fromkeys(column for _, column in columns)])
     tasks = {
-        task.name: _taught(table.column(column), teacher.labels[column], task, options)
+        task.name: _gold_task(table.column(column), teacher.labels[column], task, options)
         for task, column in columns
     }
     answered = np.any([task.truth != UNLABELLED for task in tasks.values()], axis=0)
@@ -67,23 +67,25 @@ def _opened(source: str, spec: JobSpec) -> LabelDataset:
         if "has no snapshot yet" not in str(error):
             raise
         formats = " ".join(f".{format}" for format in FORMATS)
-        fix = f"is neither a file of gold ({formats}) nor an output of assay with a snapshot"
+        fix = f"is neither a file of gold labels ({formats}) nor an output of assay with a snapshot"
         raise SpecError([Problem("--gold", fix, source)]) from error
 
 
-def _taught(
-    column: pa.ChunkedArray, said: tuple[str, ...], task: TaskSpec, options: GoldOptions
+def _gold_task(
+    column: pa.ChunkedArray, teacher_labels: tuple[str, ...], task: TaskSpec, options: GoldOptions
 ) -> GoldTask:
     names = label_names(task, options)
-    unknown = [label for label in said if label not in names]
+    unknown = [label for label in teacher_labels if label not in names]
     if unknown:
-        fix = f"no label of task {task.name}, whose labels are {', '.join(task.labels)}; "
+        fix = f"is not a label of task {task.name}; its labels are {', '.join(task.labels)}; "
         fix += "write --value TEACHERS_LABEL=LABEL"
         raise SpecError([Problem(f"--gold, task {task.name}", fix, label) for label in unknown])
     answers = column.combine_chunks()
-    p = probabilities(answers, versions(answers.type)[-1], said)  # [rows, teacher's labels]
+    p = probabilities(
+        answers, versions(answers.type)[-1], teacher_labels
+    )  # [rows, teacher's labels]
     soft = np.zeros((len(p), len(task.labels)))
-    for index, label in enumerate(said):
+    for index, label in enumerate(teacher_labels):
         soft[:, names[label]] += p[:, index]
     return GoldTask(tuple(task.labels), _hard(soft), soft)
 

@@ -1,6 +1,6 @@
-"""The text and id columns of tables: whether they are there and of a usable type, and their rows.
+"""The text and id columns of a table: their types are checked, and their rows are read.
 
-Knows Arrow schemas and batches. Knows nothing of files: whoever reads one brings its batches.
+Entry points: `check_columns`, `batches_between`, `rows_of`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyarrow import types
 from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong
 
-# Above this, a batch's values become Python objects one by one; below, all at once is quicker.
+# Above this size, the values of a batch become Python objects one by one; below, all at once.
 BATCH_BYTES = 64 * 1024 * 1024
 
 
@@ -28,12 +28,14 @@ class Batches:
 
 
 def check_named(path: str, names: list[str], *, text_column: str, id_column: str | None) -> None:
-    """SpecError unless the object at `path` has the wanted columns, each once."""
-    wanted = {"input.text": text_column} | ({"input.id": id_column} if id_column else {})
-    there = ", ".join(sorted(names)) or "none"
+    """SpecError unless the object at `path` has both columns, each exactly once."""
+    columns = {"input.text": text_column} | ({"input.id": id_column} if id_column else {})
+    existing = ", ".join(sorted(names)) or "none"
     problems = [
-        Problem(place, f"{path} has {names.count(name) or 'no'} such column; it has: {there}", name)
-        for place, name in wanted.items()
+        Problem(
+            place, f"{path} has {names.count(name) or 'no'} such column; it has: {existing}", name
+        )
+        for place, name in columns.items()
         if names.count(name) != 1
     ]
     if problems:
@@ -41,7 +43,7 @@ def check_named(path: str, names: list[str], *, text_column: str, id_column: str
 
 
 def check_columns(path: str, schema: pa.Schema, *, text_column: str, id_column: str | None) -> None:
-    """SpecError unless the text column holds strings and the id column something writable."""
+    """SpecError unless the text column has strings, and the id column strings or numbers."""
     check_named(path, schema.names, text_column=text_column, id_column=id_column)
     text_type = schema.field(text_column).type
     if not _is_string(text_type):
@@ -82,7 +84,7 @@ def rows_of(
 
 
 def _values(strings: pa.Array) -> Iterator[bytes | TooLong | None]:
-    """The values one by one: those of a dictionary may be far more than they look."""
+    """The values. Those of a dictionary come one by one: expanded, they may be very large."""
     # — as bytes: Arrow does not check that a string column holds UTF-8, and its to_pylist() would
     #   raise for the whole batch where one row does not
     if not types.is_dictionary(strings.type):

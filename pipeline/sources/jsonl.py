@@ -1,7 +1,6 @@
 """JSON lines: the pieces of a stream in one pass, and the rows of one piece.
 
-Knows newlines and JSON. Knows nothing of compression, of shards' identity or of documents.
-A line of white space alone is not a row.
+Entry points: `jsonl_pieces`, `jsonl_rows`. A line of white space alone is not a row.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pipeline.sources.documents import RawRow, RowBuffer, TooLong, too_long
 from pipeline.sources.shards import Piece, Shard, Unit, cut_units
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
 
-# A key that none of so many rows has is taken for a misspelling.
+# A key that none of the first rows has is reported as a misspelling.
 SAMPLE_ROWS = 100
 
 
@@ -30,7 +29,7 @@ def jsonl_pieces(
     id_column: str | None,
     target_bytes: int,
 ) -> list[Piece]:
-    """Runs of lines. No line is held: one of any length passes through a block's memory."""
+    """Runs of lines. No line is held, so a line of any length takes the memory of one block."""
     with decompressed(path, format, options) as stream:
         _check_keys(path, stream, text_column=text_column, id_column=id_column)
     with decompressed(path, format, options) as stream:
@@ -52,22 +51,22 @@ def shard_lines(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
 
 
 def _check_keys(path: str, stream: Stream, *, text_column: str, id_column: str | None) -> None:
-    """SpecError if no row of the first hundred has a wanted key; an empty object has no rows."""
+    """SpecError if none of the first rows has the text key, or the id key; not without rows."""
     keys: set[str] = set()
-    wanted = {text_column, id_column} - {None}
+    required = {text_column, id_column} - {None}
     rows = 0
     for line in islice(lines_of(stream), SAMPLE_ROWS):
         rows += 1
         value, _ = _parsed(line)
         keys.update(value or ())
-        if wanted <= keys:
+        if required <= keys:
             return
     if rows:
         check_named(path, sorted(keys), text_column=text_column, id_column=id_column)
 
 
 def _line_units(stream: Stream) -> Iterator[Unit]:
-    """One unit for each row, with its place in the stream."""
+    """One unit for each row, with its byte range in the stream."""
     start = position = 0
     blank = True
     for segment, ends in _segments(stream):
@@ -115,7 +114,7 @@ def _row(line: bytes | TooLong, text_column: str, id_column: str | None) -> RawR
 
 
 def _parsed(line: bytes | TooLong) -> tuple[dict[str, object] | None, str | None]:
-    """The line's object, or why there is none."""
+    """The line's object, or the reason that there is none."""
     if isinstance(line, TooLong):
         return None, too_long()
     try:

@@ -1,6 +1,6 @@
-"""Shards: which rows of which input object are labelled, and committed, together.
+"""Shards: the rows of an input object that are labelled and committed together.
 
-Knows identities, row ranges and weights. Knows nothing of files, formats' insides or stores.
+Entry point: `cut_units`, which joins and splits units of rows.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from pipeline.hashes import canonical_json, short_hash
 
 MAX_SHARD_BYTES = 64 * 1024 * 1024
-# A row costs its questions too, about a hundred tokens of prompt however short its text is; without
-# this a shard of a million one-word rows would weigh next to nothing.
+# Each row also costs its questions, about a hundred tokens of prompt, even if its text is short.
+# Without this, a shard of a million rows of one word would weigh almost nothing.
 ROW_WEIGHT_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Neighbouring rows measured together: a row group, a record batch, or one line."""
+    """Consecutive rows that are measured together: a row group, a record batch, or one line."""
 
     rows: int
     text_bytes: int
@@ -34,7 +34,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `start_row` to before `end_row` of one object, and where its stream has them."""
+    """Rows `start_row` to before `end_row` of one object, and their byte range in its stream."""
 
     start_row: int
     end_row: int
@@ -45,7 +45,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
-    """One version of one input object, and the columns that are wanted of it."""
+    """One version of one input object, and the columns that are read."""
 
     path: str  # absolute, or a URL
     size_bytes: int
@@ -57,11 +57,11 @@ class ObjectVersion:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A bounded piece of one version of one input object, known by what it holds."""
+    """A bounded piece of one version of one input object, identified by its content."""
 
     version: ObjectVersion
     piece: Piece
-    # The `sid`: changes exactly when the rows could be others.
+    # The `sid`; changes exactly when the rows may be different.
     id: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -76,16 +76,16 @@ class Shard:
 
     @property
     def rows(self) -> int:
-        """How many rows go in, and so how many come out."""
+        """The number of rows, of the input and of each label file."""
         return self.piece.end_row - self.piece.start_row
 
     def to_json(self) -> dict[str, object]:
-        """The shard as JSON values, all at one level; `from_json` takes it back."""
+        """The shard as a flat JSON object; `from_json` is the inverse."""
         return _flat(self.version) | _flat(self.piece)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Shard:
-        """The shard that `to_json` gave."""
+        """The shard that `to_json` returned."""
         version, piece = (
             {f.name: content[f.name] for f in fields(t)} for t in (ObjectVersion, Piece)
         )
@@ -93,15 +93,15 @@ class Shard:
 
 
 def _flat(value: ObjectVersion | Piece) -> dict[str, object]:
-    """Its fields by name; `dataclasses.asdict` copies deeply, which for 200,000 shards is felt."""
+    """Its fields by name. `dataclasses.asdict` is too slow for 200,000 shards: it copies deeply."""
     return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def cut_units(units: Iterable[Unit], target_bytes: int) -> Iterator[Piece]:
-    """Pieces that weigh at most `target_bytes`, or are one row.
+    """Pieces that weigh at most `target_bytes`, or have one row.
 
-    Law: the pieces hold every row once, in order, whatever the target. Light neighbours are
-    joined; a unit above the target is split into equal runs of rows.
+    Law: the pieces hold every row once, in order, for any target. Light neighbours are joined; a
+    unit above the target is split into equal runs of rows.
     """
     limit = min(target_bytes, MAX_SHARD_BYTES)
     assert limit > 0, target_bytes

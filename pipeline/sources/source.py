@@ -1,7 +1,6 @@
 """The input: which objects a path names, how each is cut into shards, and a shard's documents.
 
-Knows fsspec paths, the supported formats and how a changed object is noticed. Knows nothing of what
-is inside a format (`parquet`, `arrow`, `jsonl`, `wet`), of tasks or of the output.
+Entry points: `find_objects`, `cut`, `read_documents`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from pipeline.stores.errors import option_errors
 FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz")
 # The formats whose rows all have the same columns.
 TABLES = ("parquet", "arrow")
-# What remote file systems call the name of an object's content, then the time it was written.
+# Keys of remote file systems for a hash of the content, and for the modification time.
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
 _CLOCKS_APART_S = 60.0
 _TIME_KEYS = (
@@ -49,7 +48,7 @@ _TIME_KEYS = (
     "created",
 )
 NO_OPTIONS: Options = {}
-# Of why a file cannot be read, so much is kept in each of its rows.
+# The length of the reason in each row of a file that cannot be read.
 REASON_CHARS = 200
 
 
@@ -61,10 +60,10 @@ class InputObject:
     size_bytes: int
     etag: str
     format: str
-    options: Options = field(default_factory=dict)  # to open it with; no part of what it is
+    options: Options = field(default_factory=dict)  # to open it; not part of its identity
 
     def version(self, text_column: str, id_column: str | None) -> ObjectVersion:
-        """What a cut of it is known by."""
+        """The version under which its shards are recorded."""
         return ObjectVersion(
             self.path, self.size_bytes, self.etag, self.format, text_column, id_column
         )
@@ -75,8 +74,8 @@ def find_objects(
 ) -> list[InputObject]:
     """The objects that a file, a glob or a folder names, sorted by path.
 
-    A folder stands for the supported files below it; every file that is named, or matched by a
-    glob, must be supported. Local files are hashed, once (`hashes.content_hash`).
+    A folder means the supported files below it. Each file that is named, or matched by a glob, must
+    be supported. A local file is hashed once (`hashes.content_hash`).
     """
     with fetching(path_glob), option_errors("input.storage_options", options):
         file_system, place = _located(path_glob, options)
@@ -90,24 +89,24 @@ def find_objects(
         raise SpecError([Problem("input.path", fix, unsupported[0])])
     _refuse_unwritable([info["name"] for info in infos])
     objects = [_input_object(file_system, info, cache_dir, options) for info in infos]
-    return sorted(objects, key=lambda found: found.path)
+    return sorted(objects, key=lambda each: each.path)
 
 
 def cut(
-    found: InputObject, text_column: str, id_column: str | None, target_bytes: int
+    source: InputObject, text_column: str, id_column: str | None, target_bytes: int
 ) -> list[Shard]:
     """The object's rows in shards of about `target_bytes`: every row once, in order."""
-    with reading(found.path):
-        pieces = _pieces(found, text_column, id_column, target_bytes)
-    version = found.version(text_column, id_column)
+    with reading(source.path):
+        pieces = _pieces(source, text_column, id_column, target_bytes)
+    version = source.version(text_column, id_column)
     return [Shard(version, piece) for piece in pieces]
 
 
 def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> Iterator[pa.Table]:
     """The shard's documents (`documents.SCHEMA`), one row for each of its rows, slice by slice.
 
-    Rows that a broken file no longer gives say why. StorageError, at the latest in place of the
-    last slice, if the object is not the one that was cut: its labels would be another's.
+    A row that cannot be read from a broken file has the reason in its status. StorageError if the
+    object is not the version that was cut; it is raised instead of the last slice at the latest.
     """
     return slices_from(every_row(shard, options))
 
@@ -119,52 +118,52 @@ def format_of(path: str) -> str | None:
 
 
 def _pieces(
-    found: InputObject, text_column: str, id_column: str | None, target_bytes: int
+    source: InputObject, text_column: str, id_column: str | None, target_bytes: int
 ) -> list[Piece]:
-    path, format, options = found.path, found.format, found.options
-    wanted: dict[str, Any] = {
+    path, format, options = source.path, source.format, source.options
+    columns: dict[str, Any] = {
         "text_column": text_column,
         "id_column": id_column,
         "target_bytes": target_bytes,
     }
     if format == "parquet":
-        return parquet_pieces(path, options, **wanted)
+        return parquet_pieces(path, options, **columns)
     if format == "arrow":
-        return arrow_pieces(path, options, **wanted)
+        return arrow_pieces(path, options, **columns)
     if format == "warc.wet.gz":
-        return wet_pieces(path, format, options, **wanted)
-    return jsonl_pieces(path, format, options, **wanted)
+        return wet_pieces(path, format, options, **columns)
+    return jsonl_pieces(path, format, options, **columns)
 
 
 def every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
-    """The shard's rows as their file has them, one at a time; refuses as `read_documents` does."""
+    """The shard's rows as their file has them, one at a time; raises as `read_documents` does."""
     _check_unchanged(shard, options)
     broken: UnreadableError | None = None
-    found = 0
+    count = 0
     try:
         with reading(shard.path):
             for row in _rows(shard, options):
-                found += 1
+                count += 1
                 yield row
-                del row  # a text may be long: none is held beside the next one
+                del row  # a text may be long: it is not held while the next one is read
     except UnreadableError as error:
         broken = error
-    # — also behind: it may have been another by the time that it was opened
+    # — checked again, because the object may have changed before it was opened
     _check_unchanged(shard, options)
     if broken is not None:
-        yield from _unread_rows(shard, found, broken)
-    elif found != shard.rows:
+        yield from _unread_rows(shard, count, broken)
+    elif count != shard.rows:
         raise StorageError(
-            f"{shard.path}: changed while the job ran: {found} rows where {shard.rows} were "
-            f"(from row {shard.piece.start_row}); run again to label the new one"
+            f"{shard.path}: changed while the job ran: it has {count} rows instead of "
+            f"{shard.rows} from row {shard.piece.start_row}; run again to label the new version"
         )
 
 
-def _unread_rows(shard: Shard, found: int, error: UnreadableError) -> Iterator[RawRow]:
-    """The rows behind those that were found, named by their place, each with the reason."""
+def _unread_rows(shard: Shard, count: int, error: UnreadableError) -> Iterator[RawRow]:
+    """The rows after the first `count`, with their place as id and the reason as problem."""
     name = shard.path.rpartition("/")[2]
     reason = one_line(error.__cause__ or error)[:REASON_CHARS]
-    for row in range(shard.piece.start_row + found, shard.piece.end_row):
+    for row in range(shard.piece.start_row + count, shard.piece.end_row):
         yield RawRow(id=f"{name}:{row}", problem=f"cannot be read: {reason}")
 
 
@@ -202,8 +201,8 @@ def _located(path_glob: str, options: Options) -> tuple[AbstractFileSystem, str]
 
 
 def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str, Any]]:
-    """What the file system says of each file that `place` names."""
-    # — asked first, so that a file with a bracket in its name is that file and not a glob
+    """The file system's description of each file that `place` names."""
+    # — first, so that a file with a bracket in its name is not taken for a glob
     itself = _info(file_system, place)
     if itself is None:
         if any(sign in place for sign in "*?["):
@@ -217,7 +216,7 @@ def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str,
 
 
 def _refuse_unwritable(names: Sequence[str]) -> None:
-    """SpecError for local names that are no text: no answer could be read back beside them."""
+    """SpecError for local names that are not UTF-8, because label files record the name."""
     written = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names]
     odd = sorted(shown for shown, name in zip(written, names, strict=True) if shown != name)
     if odd:
@@ -226,7 +225,7 @@ def _refuse_unwritable(names: Sequence[str]) -> None:
 
 
 def _info(file_system: AbstractFileSystem, place: str) -> Mapping[str, Any] | None:
-    """What the file system says of the one file or folder at the place; None where it has none."""
+    """The file system's description of the file or folder at the place, or None."""
     try:
         info: Mapping[str, Any] = retry_transient(partial(file_system.info, place))
     except FileNotFoundError:
@@ -247,10 +246,10 @@ def _input_object(
 
 
 def _check_unchanged(shard: Shard, options: Options) -> None:
-    """StorageError if the size, or a remote object's etag, is another than at the cut."""
+    """StorageError if the size, or a remote object's etag, differs from the one at the cut."""
     with fetching(shard.path):
         file_system, place = url_to_fs(shard.path, **options)
-        file_system.invalidate_cache()  # or a listing of before the change would answer
+        file_system.invalidate_cache()  # a cached listing may be older than the change
         info = retry_transient(partial(file_system.info, place))
     now: tuple[int, str] = info["size"], shard.version.etag
     if not isinstance(file_system, LocalFileSystem):
@@ -263,10 +262,10 @@ def _check_unchanged(shard: Shard, options: Options) -> None:
 
 
 def check_content(shard: Shard, cache_dir: Path, since: float) -> None:
-    """StorageError if the shard's file is local, was written since, and holds something else.
+    """StorageError if the shard's file is local, was written since, and has other content.
 
-    Reading a local file looks at its size alone. `since` is in seconds since the epoch; only what
-    was written later, or a minute before by another machine's clock, is hashed again.
+    Reading a local file checks only its size. `since` is in seconds since the epoch. A file is
+    hashed again if it was written later, or up to a minute before, because clocks differ.
     """
     if "://" in shard.path:
         return
@@ -276,14 +275,16 @@ def check_content(shard: Shard, cache_dir: Path, since: float) -> None:
         return
     if content_hash(Path(shard.path), cache_dir) != shard.version.etag:
         raise StorageError(
-            f"{shard.path}: changed while the job ran, and is as long as before; run again to "
+            f"{shard.path}: changed while the job ran, with the same size; run again to "
             f"label the new version"
         )
 
 
 def _remote_etag(path: str, info: Mapping[str, Any]) -> str:
     if info["size"] is None:
-        raise StorageError(f"{path}: its server does not tell its size; copy it to a disk or store")
+        raise StorageError(
+            f"{path}: its server does not send its size; copy it to a disk or an object store"
+        )
     for key in _CONTENT_KEYS:
         if info.get(key):
             return str(info[key]).strip('"')
@@ -291,13 +292,13 @@ def _remote_etag(path: str, info: Mapping[str, Any]) -> str:
         if info.get(key):
             return f"{_seconds(info[key])}-{info['size']}"
     raise StorageError(
-        f"{path}: its file system tells neither a hash nor a time of writing, so a changed file "
-        f"would pass for the old one; copy the files to a disk or an object store"
+        f"{path}: its file system has neither a hash nor a modification time, so a changed file "
+        f"would not be noticed; copy the files to a disk or an object store"
     )
 
 
 def _seconds(time: object) -> object:
-    # — one file system tells a time in two forms: a number in a listing, a datetime for one file
+    # — the same file system gives a number in a listing and a datetime for one file
     return time.timestamp() if isinstance(time, datetime) else time
 
 

@@ -1,6 +1,6 @@
-"""Opens an input object as a stream of bytes, decompressed where its format says so.
+"""Opens an input object as a stream of bytes, decompressed as its format says.
 
-Knows fsspec paths, gzip and zstd. Knows nothing of rows, columns or shards.
+Entry points: `opened`, `decompressed`; `reading` and `fetching` translate errors.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class Stream(Protocol):
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Content that is not what its format asks for, as one UnreadableError line.
+    """Turns errors of content that violates its format into an UnreadableError of one line.
 
-    Whether the bytes come at all is told apart by `opened`, which raises its own errors.
+    Errors of the store are StorageErrors already: `opened` raises them.
     """
     try:
         yield
-    except pa.ArrowMemoryError as error:  # a larger machine may read it
-        raise StorageError(_told(path, error)) from error
+    except pa.ArrowMemoryError as error:  # a machine with more memory may read it
+        raise StorageError(_message(path, error)) from error
     except (OSError, EOFError, pa.ArrowException) as error:
-        raise UnreadableError(_told(path, error)) from error
+        raise UnreadableError(_message(path, error)) from error
 
 
 @contextmanager
 def fetching(path: str) -> Iterator[None]:
-    """Whatever keeps the bytes of the object at `path` from coming, as one StorageError line."""
+    """Turns errors of fetching the object at `path` into a StorageError of one line."""
     try:
         yield
     except REMOTE_ERRORS as error:
@@ -73,7 +73,7 @@ def fetching(path: str) -> Iterator[None]:
             ) from error
         if cause is not Cause.OTHER:
             raise as_storage_error(error, path, "read") from error
-        raise StorageError(_told(path, error)) from error
+        raise StorageError(_message(path, error)) from error
 
 
 def retry_transient(call: Callable[[], Result]) -> Result:
@@ -82,11 +82,11 @@ def retry_transient(call: Callable[[], Result]) -> Result:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, or what it is where it says nothing."""
+    """The message of an error on one line, or its type if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _told(path: str, error: BaseException) -> str:
+def _message(path: str, error: BaseException) -> str:
     reason = one_line(error)
     return f"{path}: cannot be read: {reason}; replace the file or take it out of input.path"
 
@@ -97,7 +97,7 @@ def _is_remote(path: str) -> bool:
 
 @contextmanager
 def opened(path: str, options: Options) -> Iterator[Fetched]:
-    """The object's bytes as they are stored."""
+    """The object's bytes as they are stored, to be read with retries."""
     with fetching(path):
         file_system, place = url_to_fs(path, **options)
         file = retry_transient(partial(file_system.open, place, "rb"))
@@ -109,8 +109,8 @@ def opened(path: str, options: Options) -> Iterator[Fetched]:
 def decompressed(path: str, format: str, options: Options) -> Iterator[Stream]:
     """The object's bytes after gzip or zstd, of any number of members or frames.
 
-    Arrow's reader is used because it fails where the data stops short: zstandard's own stream
-    reader ends quietly there, and a truncated file would pass for a shorter one.
+    Arrow's reader is used because it fails where the data is truncated. The stream reader of
+    zstandard ends there without an error, so a truncated file would look like a shorter one.
     """
     codec = CODECS.get(format.rpartition(".")[2])
     with opened(path, options) as file:
@@ -118,7 +118,7 @@ def decompressed(path: str, format: str, options: Options) -> Iterator[Stream]:
 
 
 class Fetched:
-    """An open file whose own errors are StorageErrors, whoever reads it: Arrow passes them on."""
+    """An open file that raises StorageErrors; readers in Arrow pass them on."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self._file = file
@@ -158,7 +158,7 @@ class _Inflated:
         return data
 
     def seek(self, offset: int, /) -> int:
-        """Reads and drops what lies before: a compressed stream has no shorter way."""
+        """Reads up to the offset, because a compressed stream cannot skip."""
         assert offset >= self._offset, (offset, self._offset)
         while self._offset < offset and self.read(min(BLOCK_BYTES, offset - self._offset)):
             pass

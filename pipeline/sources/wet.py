@@ -1,7 +1,7 @@
 """WET files of web archives: the pieces of a stream in one pass, and the rows of one piece.
 
-Knows WARC records; a row is a conversion record, with the columns text, id, url and date. Knows
-nothing of shards' identity or of documents.
+Entry points: `wet_pieces`, `wet_rows`. A row is a conversion record, with the columns text, id, url
+and date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.sources.documents import RawRow, RowBuffer, TooLong
 from pipeline.sources.shards import Piece, Shard, Unit, cut_units
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
 
-# What a record's headers take at most; without a limit, one endless line would be held.
+# The largest headers of a record; without a limit, one endless line would be held in memory.
 MAX_HEADER_BYTES = 1024 * 1024
 _HEADERS = {"id": "WARC-Record-ID", "url": "WARC-Target-URI", "date": "WARC-Date"}
 COLUMNS = ["text", *_HEADERS]
@@ -70,7 +70,7 @@ def _record_units(stream: Stream) -> Iterator[Unit]:
 
 
 def _records(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
-    """The records, each left whole behind; OSError where the data is no WARC."""
+    """The records, each read to its end; OSError where the data is not WARC."""
     forward = _Forward(stream)
     archive = ArchiveIterator(forward, no_record_parse=True)
     try:
@@ -79,7 +79,7 @@ def _records(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
             yield archive, record
             archive.read_to_end()
             if archive.err_count:
-                raise OSError("a WARC record's Content-Length is not its length")
+                raise OSError("a WARC record has a wrong Content-Length")
             forward.left = MAX_HEADER_BYTES
     except ArchiveLoadFailed as error:
         raise OSError(f"not a WARC record: {error}") from error
@@ -93,18 +93,18 @@ def _text(record: ArcWarcRecord) -> bytes | TooLong:
 
 
 def _blocks(record: ArcWarcRecord) -> Iterator[bytes]:
-    """The record's content; OSError if it is shorter than its header says."""
+    """The record's content in blocks; OSError if it is shorter than its header says."""
     declared = record.rec_headers.get_header("Content-Length")
     position = 0
     while block := record.raw_stream.read(BLOCK_BYTES):
         position += len(block)
         yield block
     if declared != str(position):
-        raise OSError(f"a WARC record of {position} bytes says {declared}")
+        raise OSError(f"a WARC record has {position} bytes, and its Content-Length is {declared}")
 
 
 class _Forward:
-    """A stream without tell(): warcio then counts its offsets from where it began to read."""
+    """A stream without tell(), so that warcio counts offsets from where it starts to read."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

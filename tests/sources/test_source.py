@@ -131,7 +131,7 @@ def test_other_rows_in_as_many_bytes_are_noticed_by_their_count(write: Write) ->
     found = write("corpus.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
     (shard,) = cut(found, "text", None, 3000)
     Path(found.path).write_bytes(b'{"text": "one"}\n                \n'[:32])
-    with pytest.raises(StorageError, match="1 rows where 2 were"):
+    with pytest.raises(StorageError, match="it has 1 rows instead of 2"):
         all_documents(shard)
 
 

@@ -201,8 +201,8 @@ def test_each_problem_with_gold_is_one_line(
 
     odd = [{**row, "toxic": "Toxic" if n in (2, 5) else row["toxic"]} for n, row in enumerate(rows)]
     (line,) = lines(odd)
-    assert "bad.csv, row 3, column toxic: is no label of task toxic, whose labels are" in line
-    assert "clean, toxic (2 rows say so)" in line and line.endswith("(got 'Toxic')")
+    assert "bad.csv, row 3, column toxic: is not a label of task toxic; its labels are" in line
+    assert "clean, toxic (2 rows have it)" in line and line.endswith("(got 'Toxic')")
     assert "has no doc, so" not in lines(rows, "--id", "doc")[0]
     assert lines([{**rows[0], "id": ""}])[0].startswith(f"{bench.folder}/bad.csv, row 1: has no id")
     assert "write --column TASK=COLUMN" in lines([{"id": "1", "rude": "toxic"}])[0]
@@ -231,7 +231,7 @@ def test_answers_to_another_question_are_not_evaluated(
     bench.spec.write_text(bench.spec.read_text().replace("elsewhere", "out"))
     assert bench.evaluate(gold) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tasks.toxic: no snapshot of") and "`assay run` first" in line
+    assert line.startswith("tasks.toxic: no snapshot of") and "run `assay run`" in line
     # the other task is asked as before, so it can be scored alone
     assert bench.evaluate(gold, "--task", "topic") == 0
     assert bench.finish_as(tasks=asked) == 2
@@ -263,7 +263,9 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
                 name: LABELS["topic"].index(a["label"]) for name, a in answers.items() if a["label"]
             }
     renamed = {"toxic": GoldOptions(columns=(("toxic", "topic"),), tasks=["toxic"])}["toxic"]
-    with pytest.raises(SpecError, match=r"--gold, task toxic: no label .*--value TEACHERS_LABEL"):
+    with pytest.raises(
+        SpecError, match=r"--gold, task toxic: is not a label .*--value TEACHERS_LABEL"
+    ):
         read_gold(f"{bench.output}/snapshots/00000001.json", spec, renamed)
     mapping = (("art", "toxic"), ("law", "clean"), ("sport", "clean"))
     mapped = read_gold(
