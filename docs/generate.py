@@ -58,13 +58,15 @@ def _model(
         if names and default not in ("required", "`null`"):
             default = "see below"
         for name in names:
-            part = name if len(names) > 1 else ""
-            inner[" ".join(filter(None, [f"{place}.{key}".lstrip("."), part]))] = name
+            below = f"{place}.{key}".lstrip(".")
+            if len(names) > 1:
+                below += f", method {_type(models[name]['properties']['method'])}"
+            inner[below] = name
         purpose = " ".join(field.get("description", "").split())
         yield f"| `{key}` | {_type(field)} | {default} | {_cell(purpose)} |"
     yield ""
-    for below, name in inner.items():
-        yield from _model(below, models[name], models)
+    for section, name in inner.items():
+        yield from _model(section, models[name], models)
 
 
 def _references(field: Mapping[str, Any]) -> list[str]:

@@ -226,11 +226,12 @@ def evaluate(
     from pipeline.spec.parse import load_spec
     from pipeline.verbs.evaluate import evaluate
 
+    if html:  # before the work, because the error may name an extra to install
+        from pipeline.report.evaluation_page import write_page
+
     evaluation = evaluate(load_spec(spec), gold, gold_options, options, cache_dir=cache_dir())
     code = VERBS["eval"].print(evaluation, as_json=as_json)
     if html:
-        from pipeline.report.evaluation_page import write_page
-
         write_page(evaluation, Path(html))
     return code
 
