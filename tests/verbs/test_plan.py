@@ -31,13 +31,13 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        ask = planning.ShardAnswers.ask
+        label_rows = planning.ShardAnswers.label_rows
 
-        def asked(answers: planning.ShardAnswers, engine: Any, start: int, end: int) -> None:
+        def counted(answers: planning.ShardAnswers, engine: Any, start: int, end: int) -> None:
             self.now += (end - start) * len(answers.tasks)
-            ask(answers, engine, start, end)
+            label_rows(answers, engine, start, end)
 
-        monkeypatch.setattr(planning.ShardAnswers, "ask", asked)
+        monkeypatch.setattr(planning.ShardAnswers, "label_rows", counted)
         monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
 
@@ -133,7 +133,7 @@ def test_a_machine_without_the_gpu_says_what_to_give_instead(
     laptop = type(this_machine())(gpus=(), cpus=2)
     monkeypatch.setattr(planning, "this_machine", lambda: laptop)
     gpu = spec.model_copy(update={"model": spec.model.model_copy(update={"device": "cuda"})})
-    with pytest.raises(SpecError, match=r"--rate: .*a run's summary"):
+    with pytest.raises(SpecError, match=r"--rate: .*the summary of a run"):
         estimate(gpu, PlanOptions(), cache_dir=tmp_path)
 
 
