@@ -62,8 +62,10 @@ def _model(
             if len(names) > 1:
                 below += f", method {_type(models[name]['properties']['method'])}"
             inner[below] = name
-        purpose = " ".join(field.get("description", "").split())
-        yield f"| `{key}` | {_type(field)} | {default} | {_cell(purpose)} |"
+        described = [field, *(models[name] for name in names)]
+        purpose = next((part["description"] for part in described if "description" in part), "")
+        text = _cell(" ".join(purpose.split()))
+        yield f"| `{key}` | {_type(field)} | {default} | {text} |"
     yield ""
     for section, name in inner.items():
         yield from _model(section, models[name], models)
