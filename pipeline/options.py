@@ -17,6 +17,9 @@ from pipeline.errors import require_positive
 OnError = Literal["fail", "keep", "drop"]
 GroupBy = Literal["path"]
 
+RESAMPLES = 1_000  # of a bootstrap
+FOLDS = 5  # of a cross-validation
+
 
 def _whole_number(_: Any, tokens: Sequence[Any]) -> int:
     """`4` as a number; neither 4.0 nor 1e3 is one."""
@@ -103,7 +106,7 @@ class EvalOptions:
     """Find for each label the threshold that reaches this recall, from 0 to 1."""
     gates: Annotated[tuple[str, ...], Parameter("--gate", metavar="GATE")] = ()
     """Requirement such as 'toxic.f1 >= 0.8'; the exit code is 1 if it fails. Repeatable."""
-    resamples: Annotated[int, WHOLE] = 1_000
+    resamples: Annotated[int, WHOLE] = RESAMPLES
     """Number of bootstrap resamples for the confidence intervals."""
 
 
@@ -117,7 +120,7 @@ class FitOptions:
     """Read the state after the document itself, and ask no question."""
     to: Annotated[str | None, Parameter(metavar="PATH")] = None
     """FILE.safetensors, or a folder of them (default: the readouts that the spec names)."""
-    folds: Annotated[int, WHOLE] = 5
+    folds: Annotated[int, WHOLE] = FOLDS
     """Number of cross-validation folds."""
     rows: Annotated[tuple[int, ...], Parameter(metavar="N,N", converter=_numbers, n_tokens=1)] = ()
     """Also print a learning curve: the figures after these numbers of gold rows."""
@@ -168,7 +171,7 @@ class BenchOptions:
 class Limits:
     """How far a task may drift from the last snapshot before a scheduled run is rejected."""
 
-    # A PSI below 0.1 conventionally means no shift (`evaluation.drift`).
+    # A PSI below 0.1 conventionally means no shift (`audit.diff.psi`).
     max_psi: Annotated[float, Parameter(metavar="X")] = 0.1
     """Largest population stability index of any task's label shares."""
     max_flip_rate: Annotated[float, Parameter(metavar="X")] = 0.05

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import Problem, SpecError
-from pipeline.evaluation.scores import HEADLINES, Scores
+from pipeline.evaluation.metrics import HEADLINES, LABEL_METRICS, Scores
 
 PLACE = "--gate"
 RAW, CALIBRATED = "raw", "calibrated"
-OF_A_LABEL = ("precision", "recall", "f1", "auroc", "ap")
 _COMPARED: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -57,12 +56,12 @@ def parse_gate(written: str, labels: Mapping[str, Sequence[str]]) -> Gate:
     task, metric, label = match["task"], match["metric"], match["label"]
     if task not in labels:
         raise _wrong(f"no such task; the spec has {', '.join(labels)}", written)
-    if metric not in HEADLINES and metric not in OF_A_LABEL:
-        known = ", ".join((*HEADLINES, *(f"{name}.LABEL" for name in OF_A_LABEL)))
+    if metric not in HEADLINES and metric not in LABEL_METRICS:
+        known = ", ".join((*HEADLINES, *(f"{name}.LABEL" for name in LABEL_METRICS)))
         raise _wrong(f"no such metric; known are {known}", written)
     if label is None and metric not in HEADLINES:
         raise _wrong(f"is a metric of one label; write {task}.{metric}.{labels[task][0]}", written)
-    if label is not None and metric not in OF_A_LABEL:
+    if label is not None and metric not in LABEL_METRICS:
         raise _wrong(f"{metric} is a metric of the whole task; write {task}.{metric}", written)
     if label is not None and label not in labels[task]:
         raise _wrong(f"no such label; {task} has {', '.join(labels[task])}", written)

@@ -1,4 +1,4 @@
-"""Metrics of probabilities against gold labels.
+"""Metrics of probabilities against gold labels, with intervals. Entry point: `score`.
 
 `task_metrics` computes each metric once, by scikit-learn. `resampled_metrics` computes the same
 metrics for many bootstrap resamples at once. A resample is a row of `counts`: how often each row
@@ -7,6 +7,7 @@ was drawn. scikit-learn takes one resample at a time: 1,000 resamples of 1,000 r
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,27 +15,28 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from sklearn.metrics import (
     average_precision_score,
+    confusion_matrix,
     precision_recall_fscore_support,
     roc_auc_score,
 )
+
+from pipeline.options import RESAMPLES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+HEADLINES = ("accuracy", "f1", "auroc", "ap", "brier", "ece")
+LABEL_METRICS = ("precision", "recall", "f1", "auroc", "ap")
 BINS = 15  # of the calibration error, as in Guo et al. 2017
-
-
-@dataclass(frozen=True, slots=True)
-class LabelMetrics:
-    """One label against all others, [labels] each; NaN where a metric is undefined."""
-
-    precision: Floats
-    recall: Floats
-    f1: Floats
-    support: Ints  # rows with this gold label
-    auroc: Floats
-    ap: Floats  # average precision
+# Ranking every label in every resample takes most of the time: above this number of labels, AUROC
+# and average precision have no interval.
+RANKED_LABELS = 100
+_SEED = 20_26
+_PERCENTILES = (2.5, 97.5)
+# Counts in one batch of resamples: 8 MB, a few times over. Batches of four times this size took
+# twice the time.
+_BATCH_COUNTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,124 @@ class Bin:
     accuracy: float
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A metric and its 95 % interval; None where it is undefined."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScore:
+    """One label against all others; None where a metric is undefined."""
+
+    label: str
+    support: int  # gold rows
+    predicted: int
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    auroc: float | None
+    ap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How good a task's answers are."""
+
+    rows: int
+    headlines: Mapping[str, Figure]  # HEADLINES; f1 is macro, auroc and ap one against the rest
+    labels: tuple[LabelScore, ...]
+    confusion: tuple[tuple[int, ...], ...]  # by gold label, by predicted label
+    reliability: tuple[Bin, ...]
+    resamples: int
+
+
+def score(
+    truth: Ints,  # [rows]
+    p: Floats,  # [rows, labels]
+    labels: Sequence[str],
+    *,
+    resamples: int = RESAMPLES,
+) -> Scores:
+    """The scores of at least one row. The same rows give the same intervals.
+
+    Above RANKED_LABELS labels `auroc` and `ap` have no interval: both ends are None.
+    """
+    rows, label_count = p.shape
+    assert rows and label_count == len(labels) >= 2, (rows, label_count, labels)
+    by_label = label_metrics(truth, p)
+    values = task_metrics(truth, p, by_label)
+    resampled = _resampled(truth, p, resamples)
+    confusion = confusion_matrix(truth, p.argmax(axis=1), labels=range(label_count))
+    by_side = zip(confusion.sum(axis=1), confusion.sum(axis=0), strict=True)  # gold, predicted
+    of_labels = zip(*(by_label[name] for name in LABEL_METRICS), strict=True)
+    return Scores(
+        rows=rows,
+        headlines={
+            name: interval(values[name], resampled[name], bias_corrected=name == "ece")
+            for name in HEADLINES
+        },
+        labels=tuple(
+            LabelScore(label, *map(int, counts), *map(number_or_none, figures))
+            for label, counts, figures in zip(labels, by_side, of_labels, strict=True)
+        ),
+        confusion=tuple(map(tuple, confusion.tolist())),
+        reliability=reliability_curve(*confidence_and_hits(truth, p)),
+        resamples=resamples,
+    )
+
+
+def _resampled(truth: Ints, p: Floats, resamples: int) -> dict[str, Floats]:
+    """[resamples] of each headline: samples of the same size, drawn with replacement."""
+    rows, labels = p.shape
+    source = np.random.default_rng(_SEED)
+    at_once = max(1, _BATCH_COUNTS // max(rows, labels))
+    batches: dict[str, list[Floats]] = {name: [np.zeros(0)] for name in HEADLINES}
+    for start in range(0, resamples, at_once):
+        number = min(at_once, resamples - start)
+        drawn = source.integers(0, rows, (number, rows)) + rows * np.arange(number)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=number * rows).reshape(number, rows)
+        batch = resampled_metrics(truth, p, counts.astype(np.float64), rank=labels <= RANKED_LABELS)
+        for name in HEADLINES:
+            batches[name].append(batch[name])
+    return {name: np.concatenate(of_batches) for name, of_batches in batches.items()}
+
+
+def interval(
+    value: float,
+    resampled: Floats,  # [resamples]
+    *,
+    bias_corrected: bool = False,
+) -> Figure:
+    """A percentile interval over the resamples in which the metric is defined.
+
+    Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13. Rows that are drawn
+    twice raise a calibration error in nearly every resample. So its interval is shifted by the
+    bootstrap estimate of bias (chapter 10).
+    """
+    defined = resampled[~np.isnan(resampled)]
+    if not len(defined):
+        return Figure(number_or_none(value), None, None)
+    low, high = np.percentile(defined, _PERCENTILES)
+    if bias_corrected:
+        bias = float(np.mean(defined)) - value
+        low, high = max(0.0, low - bias), max(0.0, high - bias)
+    return Figure(number_or_none(value), float(low), float(high))
+
+
+def number_or_none(value: float) -> float | None:
+    """The value, or None for NaN, which JSON cannot represent."""
+    return None if np.isnan(value) else float(value)
+
+
 def label_metrics(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
-) -> LabelMetrics:
-    """The metrics of every label.
+) -> dict[str, Floats]:  # LABEL_METRICS, [labels] each
+    """The metrics of every label against all others; NaN where a metric is undefined.
 
     Precision is undefined for a label that is never predicted, recall for a label without a gold
     row, F1 for a label with neither. A ranking needs a row with the label and one without.
@@ -65,13 +180,13 @@ def label_metrics(
         ap[label] = average_precision_score(positive, p[:, label])
         if support[label] < rows:
             auroc[label] = roc_auc_score(positive, p[:, label])
-    return LabelMetrics(precision, recall, f1, support, auroc, ap)
+    return {"precision": precision, "recall": recall, "f1": f1, "auroc": auroc, "ap": ap}
 
 
 def task_metrics(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
-    by_label: LabelMetrics | None = None,  # if already computed
+    by_label: Mapping[str, Floats] | None = None,  # if already computed
 ) -> dict[str, float]:
     """The metrics of a whole task; NaN where a metric is undefined.
 
@@ -84,9 +199,9 @@ def task_metrics(
     bins = _bins(confidence)
     return {
         "accuracy": float(hits.mean()),
-        "f1": float(_mean_defined(each.f1)),
-        "auroc": float(_mean_defined(each.auroc[ranked])),
-        "ap": float(_mean_defined(each.ap[ranked])),
+        "f1": float(mean_defined(each["f1"])),
+        "auroc": float(mean_defined(each["auroc"][ranked])),
+        "ap": float(mean_defined(each["ap"][ranked])),
         "brier": float(_squared_errors(truth, p).mean()),
         "ece": float(np.abs(np.bincount(bins, hits - confidence)).sum() / len(p)),
     }
@@ -113,9 +228,9 @@ def resampled_metrics(
         auroc, ap = (np.stack(each, axis=1) for each in zip(*pairs, strict=True))
     return {
         "accuracy": counts @ hits / rows,
-        "f1": _mean_defined(f1),
-        "auroc": _mean_defined(auroc),
-        "ap": _mean_defined(ap),
+        "f1": mean_defined(f1),
+        "auroc": mean_defined(auroc),
+        "ap": mean_defined(ap),
         "brier": counts @ _squared_errors(truth, p) / rows,
         "ece": _calibration_errors(confidence, hits, counts),
     }
@@ -220,7 +335,7 @@ def _ratio(a: Floats, b: Floats) -> Floats:
     return quotient
 
 
-def _mean_defined(values: Floats) -> Floats:  # [..., labels] -> [...]
+def mean_defined(values: Floats) -> Floats:  # [..., labels] -> [...]
     """The mean over the labels with a value; NaN if no label has one."""
     defined = ~np.isnan(values)
     return _ratio(np.where(defined, values, 0).sum(axis=-1), defined.sum(axis=-1))

@@ -9,8 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.audit.diff import Comparison, TaskChange
-from pipeline.evaluation.drift import shares
+from pipeline.audit.diff import Comparison, TaskChange, shares
 from pipeline.report.console import escape_controls, two_columns
 from pipeline.report.run import summary_json, summary_table
 from pipeline.verbs.relabel import ScheduledRun

@@ -10,8 +10,7 @@ from html import escape
 from pathlib import Path
 
 from pipeline.errors import StorageError
-from pipeline.evaluation.metrics import BINS
-from pipeline.evaluation.scores import HEADLINES, RANKED_LABELS
+from pipeline.evaluation.metrics import BINS, HEADLINES, RANKED_LABELS
 from pipeline.report.console import escape_controls, truncate
 from pipeline.report.evaluation_plots import plots
 from pipeline.report.evaluation_table import (

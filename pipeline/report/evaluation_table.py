@@ -9,8 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.evaluation.metrics import BINS
-from pipeline.evaluation.scores import HEADLINES, Figure
+from pipeline.evaluation.metrics import BINS, HEADLINES, Figure
 from pipeline.report.console import escape_controls, truncate, two_columns
 from pipeline.verbs.evaluate import (
     Cut,

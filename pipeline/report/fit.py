@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.evaluation.fitting import FIGURES
-from pipeline.evaluation.scores import Figure
+from pipeline.evaluation.metrics import Figure
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.report.console import escape_controls, two_columns
 from pipeline.verbs.calibrate import Calibrated

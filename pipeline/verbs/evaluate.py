@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.gates import PLACE, Decision, Gate, decide, parse_gate
-from pipeline.evaluation.scores import Scores, score
+from pipeline.evaluation.metrics import Scores, score
 from pipeline.evaluation.thresholds import (
     Threshold,
     find_label_issues,

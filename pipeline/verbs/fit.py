@@ -28,12 +28,11 @@ from pipeline.evaluation.fitting import (
     CurvePoint,
     Fitted,
     GoldStates,
+    Linear,
     fit,
     learning_curve,
 )
-from pipeline.evaluation.linear import Linear
-from pipeline.evaluation.metrics import task_metrics
-from pipeline.evaluation.scores import Scores, number_or_none, score
+from pipeline.evaluation.metrics import Scores, number_or_none, score, task_metrics
 from pipeline.gold.labels import UNLABELLED, Gold, GoldTask, read_gold
 from pipeline.options import FitOptions, GoldOptions
 from pipeline.runtime.fitted_files import options_for, write_fitted

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import SpecError
 from pipeline.evaluation.gates import decide, parse_gate
-from pipeline.evaluation.scores import score
+from pipeline.evaluation.metrics import score
 
 LABELS = {"toxic": ("toxic", "not so.bad >= 1")}
 TRUTH = np.array([0, 0, 0, 1])

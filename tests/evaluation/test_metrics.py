@@ -9,12 +9,14 @@ from sklearn import metrics as oracle
 
 from pipeline.evaluation.metrics import (
     BINS,
+    HEADLINES,
+    _resampled,
     confidence_and_hits,
     reliability_curve,
     resampled_metrics,
+    score,
     task_metrics,
 )
-from pipeline.evaluation.scores import HEADLINES, _resampled, score
 
 Sample = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -142,7 +144,7 @@ def test_batches_do_not_change_the_number_and_spread_of_resamples(
 ) -> None:
     truth, p = sample(2)
     at_once = _resampled(truth, p, 600)
-    monkeypatch.setattr("pipeline.evaluation.scores._BATCH_COUNTS", 7 * len(truth))
+    monkeypatch.setattr("pipeline.evaluation.metrics._BATCH_COUNTS", 7 * len(truth))
     in_batches = _resampled(truth, p, 600)
     for name in HEADLINES:
         assert in_batches[name].shape == at_once[name].shape == (600,)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from pipeline.errors import StorageError
 from pipeline.evaluation.gates import Decision
-from pipeline.evaluation.scores import score
+from pipeline.evaluation.metrics import score
 from pipeline.evaluation.thresholds import Threshold
 from pipeline.gold.labels import Gold, GoldTask
 from pipeline.report.console import escape_controls, truncate
