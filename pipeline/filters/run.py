@@ -11,18 +11,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from pipeline.errors import FailedRowsError, Problem, SpecError, StorageError
-from pipeline.filters.facts import check_columns_of
 from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
 from pipeline.filters.rule import Rule
 from pipeline.filters.shard import (
+    COUNTS,
     Counts,
     FilterSplit,
+    check_columns_of,
     failed_status,
     filter_shard,
     total,
@@ -79,10 +80,10 @@ class _Filter:
 
     def existing_keys(self) -> frozenset[str]:
         """The keys of this filter that exist, from one LIST for each kind."""
-        of_id = f"/{self.layout.id}/"
-        kept = {stored.key for stored in self.kept.list(f"kept{of_id}")}
-        counts = {stored.key for stored in self.kept.list(f"filters{of_id}")}
-        return frozenset(kept | counts | {s.key for s in self.dropped.list(f"dropped{of_id}")})
+        id = self.layout.id
+        kept = self.kept.list(f"kept/{id}/"), self.kept.list(f"filters/{id}/")
+        lists = chain(*kept, self.dropped.list(f"dropped/{id}/"))
+        return frozenset(stored.key for stored in lists)
 
     def keys(self, shard: NamedShard) -> tuple[str, str, str]:
         """The keys of a shard's objects, in the order in which they are created."""
@@ -117,7 +118,7 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         on_error=job.split.on_error,
         shards=len(contents.shards),
         created=created,
-        counts=Counts.from_json(manifest["counts"]),
+        counts=COUNTS.validate_python(manifest["counts"]),
         missing_rows=contents.missing_rows,
         missing_files=contents.missing_files,
         new_files=new_files,
@@ -219,7 +220,7 @@ def _write(
 
     def write_one(named: NamedShard) -> int:
         made = filter_shard(job.store, named, shards[named.sid], options, job.split)
-        data = made.dropped, made.kept, canonical_json(made.counts.to_json())
+        data = made.dropped, made.kept, canonical_json(COUNTS.dump_python(made.counts))
         objects = zip(stores, job.keys(named), data, strict=True)
         return sum(store.create(key, each) for store, key, each in objects if key not in existing)
 
@@ -230,24 +231,16 @@ def _write(
 
 def _publish(job: _Filter) -> int:
     """Writes the manifest; StorageError unless each document was kept or dropped exactly once."""
-    layout = job.layout
-    parts = [
-        Counts.from_json(json.loads(job.kept.read(layout.counts_key(shard))))
-        for shard in job.contents.shards
-    ]
+    contents, layout = job.contents, job.layout
+    shards = contents.shards
+    parts = [COUNTS.validate_json(job.kept.read(layout.counts_key(shard))) for shard in shards]
     counts = total(parts)
     rows = counts.all.kept.documents + counts.all.dropped.documents
-    if rows != job.contents.rows:
+    if rows != contents.rows:
         raise StorageError(
             f"{job.kept.url}/{layout.counts_folder}: counts {rows} documents, and the snapshot has "
-            f"{job.contents.rows}; delete this folder and filter again"
+            f"{contents.rows}; delete this folder and filter again"
         )
-    manifest = _manifest(job, parts, counts)
-    return int(job.kept.create(layout.manifest_key, canonical_json(manifest)))
-
-
-def _manifest(job: _Filter, parts: Sequence[Counts], counts: Counts) -> dict[str, Any]:
-    contents, layout = job.contents, job.layout
     files = [
         {
             "input": shard.path,
@@ -257,9 +250,9 @@ def _manifest(job: _Filter, parts: Sequence[Counts], counts: Counts) -> dict[str
             "dropped": layout.dropped_key(shard),
             "dropped_rows": part.all.dropped.documents,
         }
-        for shard, part in zip(contents.shards, parts, strict=True)
+        for shard, part in zip(shards, parts, strict=True)
     ]
-    return {
+    manifest = {
         "format": FORMAT,
         "id": layout.id,
         "spec": job.spec.name,
@@ -269,6 +262,7 @@ def _manifest(job: _Filter, parts: Sequence[Counts], counts: Counts) -> dict[str
         "keep": job.split.rule.keep,
         "on_error": job.split.on_error,
         "by": list(job.split.by),
-        "counts": counts.to_json(),
+        "counts": COUNTS.dump_python(counts),
         "files": files,
     }
+    return int(job.kept.create(layout.manifest_key, canonical_json(manifest)))

@@ -1,36 +1,41 @@
 """One shard, split by a rule: a file of kept rows, a file of dropped rows, and the counts.
 
-Entry point: `filter_shard`.
+Entry points: `filter_shard`, and `check_columns_of` before the first shard.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
-from pipeline.errors import StorageError
-from pipeline.filters.facts import Facts, read_facts
+from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.filters.rule import Rule
 from pipeline.filters.writers import kept_rows
-from pipeline.hashes import canonical_json
+from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.contents import NamedShard
 from pipeline.ledger.label_files import to_parquet, verify
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, read_shard
 from pipeline.options import OnError
-from pipeline.sources.documents import OK, TRUNCATED
+from pipeline.sources.documents import OK, TRUNCATED, RawRow, TooLong, id_text, read_text
 from pipeline.sources.shards import Shard
-from pipeline.sources.streams import Options
+from pipeline.sources.source import TABLES, every_row, opened_table
+from pipeline.sources.streams import Options, reading
 from pipeline.stores.store import Store
 
 # No task has a name that begins with an underscore.
 TEXT_COLUMN, WHY_COLUMN = "_text", "_dropped_by"
+SAMPLE_ROWS = 100
+NO_VALUE = "null"
+FILES_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +83,8 @@ class Counts:
     groups: Mapping[str, Mapping[str, SplitAmounts]] = field(default_factory=dict)  # column, value
     reasons: Mapping[str, int] = field(default_factory=dict)  # dropped documents
 
-    def to_json(self) -> dict[str, Any]:
-        """The counts as JSON values; `from_json` is the inverse."""
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Counts:
-        groups = {
-            column: {value: _amounts(each) for value, each in values.items()}
-            for column, values in content["groups"].items()
-        }
-        return cls(_amounts(content["all"]), groups, dict(content["reasons"]))
+COUNTS = TypeAdapter(Counts)  # to and from JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +104,10 @@ def filter_shard(
     answers = read_shard(store, named, schema=split.schema, tasks=tasks)
     reasons = _drop_reasons(answers, split)
     keep = np.array([not reason for reason in reasons], dtype=np.bool_)
-    facts = read_facts(shard, options, split.by, hashes=answers.column("content_hash"), keep=keep)
-    if len(facts.text_bytes) != named.rows:
+    text_bytes, dropped_texts = _texts(shard, options, answers.column("content_hash"), keep)
+    if len(text_bytes) != named.rows:
         raise StorageError(
-            f"{shard.path}: has {len(facts.text_bytes)} rows, and {named.rows} were labelled; run "
+            f"{shard.path}: has {len(text_bytes)} rows, and {named.rows} were labelled; run "
             f"`assay run` to label the file as it is now"
         )
     # — the tokens of a task that the rule reads: other tasks may have no answer
@@ -119,16 +115,16 @@ def filter_shard(
     tokens = answers.column(counted_task).field("n_tokens")
     amounts = [
         SplitAmounts(kept=Amount(1, *size)) if is_kept else SplitAmounts(dropped=Amount(1, *size))
-        for is_kept, *size in zip(keep, facts.text_bytes, tokens.to_pylist(), strict=True)
+        for is_kept, *size in zip(keep, text_bytes, tokens.to_pylist(), strict=True)
     ]
     return FilteredShard(
         kept=kept_rows(shard, options, keep),
-        dropped=_dropped_file(shard, answers, facts, reasons, split),
+        dropped=_dropped_file(shard, answers, dropped_texts, reasons, split),
         counts=Counts(
             sum(amounts, SplitAmounts()),
             {
-                column: _sums(zip(values, amounts, strict=True))
-                for column, values in facts.groups.items()
+                column: _sums(zip(_group_values(shard, options, column), amounts, strict=True))
+                for column in split.by
             },
             dict(Counter(filter(None, reasons))),
         ),
@@ -180,13 +176,17 @@ def _drop_reasons(answers: pa.RecordBatch, split: FilterSplit) -> list[str]:
 
 
 def _dropped_file(
-    shard: Shard, answers: pa.RecordBatch, facts: Facts, reasons: Sequence[str], split: FilterSplit
+    shard: Shard,
+    answers: pa.RecordBatch,
+    texts: pa.Array,  # [dropped docs]
+    reasons: Sequence[str],
+    split: FilterSplit,
 ) -> bytes:
     """The dropped documents as `open_labels` has them, with their texts and the reasons."""
     mask = pa.array([bool(reason) for reason in reasons])
     table = pa.Table.from_batches([answers]).filter(mask)
     why = pa.array(list(filter(None, reasons)), pa.string()).dictionary_encode()
-    table = table.append_column(TEXT_COLUMN, facts.dropped_texts).append_column(WHY_COLUMN, why)
+    table = table.append_column(TEXT_COLUMN, texts).append_column(WHY_COLUMN, why)
     metadata = {"keep": split.rule.keep, "on_error": split.on_error}
     data = to_parquet(table, {**metadata, "shard": canonical_json(shard.to_json()).decode()})
     verify(data, table.num_rows, table.column("doc_id"))
@@ -200,5 +200,75 @@ def _sums(pairs: Iterable[tuple[str, SplitAmounts]]) -> dict[str, SplitAmounts]:
     return sums
 
 
-def _amounts(content: Mapping[str, Any]) -> SplitAmounts:
-    return SplitAmounts(Amount(**content["kept"]), Amount(**content["dropped"]))
+def _texts(
+    shard: Shard,
+    options: Options,
+    hashes: pa.Array,  # [docs]: of the texts that were labelled
+    keep: NDArray[np.bool_],  # [docs]
+) -> tuple[list[int], pa.Array]:  # [docs], [dropped docs]
+    """The sizes of all texts, and the dropped texts; null where a row has no text.
+
+    StorageError if a document is not the one that was labelled.
+    """
+    sizes: list[int] = []
+    texts: list[str | None] = []
+    # — read with the id column, as for labelling: a damaged id page made these rows unreadable too
+    for index, row in enumerate(every_row(shard, options)):
+        _, encoded, problem = read_text(row)
+        if short_hash(encoded) != hashes[index].as_py():
+            raise StorageError(
+                f"{shard.path}: row {shard.piece.start_row + index} is not the text that was "
+                f"labelled; run `assay run` to label the file as it is now"
+            )
+        sizes.append(len(encoded))
+        if not keep[index]:
+            texts.append(None if problem is not None else encoded.decode())
+    return sizes, pa.array(texts, pa.large_string())
+
+
+def _group_values(shard: Shard, options: Options, column: str) -> list[str]:  # [docs]
+    return [_value(row) for row in every_row(_with_group(shard, column), options)]
+
+
+def check_columns_of(shards: Sequence[Shard], options: Options, columns: Sequence[str]) -> None:
+    """SpecError unless every table has the columns, and the first rows have a value in each.
+
+    Rows of other formats need not have the same columns: a row without the column counts as null.
+    """
+    if not columns or not shards:
+        return
+    tables = {shard.path: shard for shard in shards if shard.version.format in TABLES}
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        list(pool.map(lambda shard: _check_table(shard, options, columns), tables.values()))
+    for column in columns:
+        rows = islice(every_row(_with_group(shards[0], column), options), SAMPLE_ROWS)
+        if all(row.problem is not None or row.id is None for row in rows):
+            fix = f"the first {SAMPLE_ROWS} rows of {shards[0].path} have no value in this column"
+            raise SpecError([Problem("--by", fix, column)])
+
+
+def _check_table(shard: Shard, options: Options, columns: Sequence[str]) -> None:
+    with reading(shard.path), opened_table(shard, options) as table:
+        schema = table.schema
+    for column in columns:
+        count = schema.names.count(column)
+        if count != 1:
+            names = ", ".join(sorted(schema.names))
+            fix = f"{shard.path} has {count or 'no'} such column; it has: {names}"
+            raise SpecError([Problem("--by", fix, column)])
+        kind = schema.field(column).type
+        if pa.types.is_nested(kind):
+            fix = f"{shard.path} has {kind} there; name a column of strings or numbers"
+            raise SpecError([Problem("--by", fix, column)])
+
+
+def _with_group(shard: Shard, column: str) -> Shard:
+    """The shard with this column in place of its id column, which is what readers return."""
+    return replace(shard, version=replace(shard.version, id_column=column))
+
+
+def _value(row: RawRow) -> str:
+    # — a row that cannot be read has its place in the file as its id, not a value of the column
+    if row.problem is not None or row.id is None:
+        return NO_VALUE
+    return "too long" if isinstance(row.id, TooLong) else id_text(row.id)
