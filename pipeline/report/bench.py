@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
+
+from pipeline.report.console import Grid
 
 if TYPE_CHECKING:
     from pipeline.verbs.bench import Bench, Row
+
+
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "method": lambda row: row.method,
+    "s / document": lambda row: f"{row.seconds_per_document:.2f}",
+    "docs / s": lambda row: f"{row.docs_per_s:.3f}",
+    "tokens / s": lambda row: f"{row.tokens_per_s:,.0f}",
+    "x tree": lambda row: f"{row.times_tree:.2f}",
+    "peak MB": lambda row: f"{row.peak_bytes / 1e6:,.0f}",
+    "share": lambda row: f"{row.matmul_share:.0%}",
+}
 
 
 def show_bench(bench: Bench, console: Console) -> None:
@@ -23,29 +35,13 @@ def show_bench(bench: Bench, console: Console) -> None:
         f"{machine.device}, torch {machine.torch}"
     )
     for name, rows in groupby(bench.rows, key=lambda row: row.workload):
-        console.print(_table(name, rows))
+        grid = Grid(name, tuple(_COLUMNS), [[f(row) for f in _COLUMNS.values()] for row in rows])
+        console.print(grid.table())
     console.print(
         "tokens: the documents' own tokens; x tree: median ratio of paired rounds; share: the "
         "tree's FLOP in this time, as a share of the rate of plain matrix products here, "
         f"{bench.matmul_flops / 1e9:,.0f} GFLOP/s at best"
     )
-
-
-def _table(workload: str, rows: Iterable[Row]) -> Table:
-    table = Table(title=workload, title_justify="left")
-    for name in ("method", "s / document", "docs / s", "tokens / s", "x tree", "peak MB", "share"):
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.method,
-            f"{row.seconds_per_document:.2f}",
-            f"{row.docs_per_s:.3f}",
-            f"{row.tokens_per_s:,.0f}",
-            f"{row.times_tree:.2f}",
-            f"{row.peak_bytes / 1e6:,.0f}",
-            f"{row.matmul_share:.0%}",
-        )
-    return table
 
 
 def bench_json(bench: Bench) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
     ]
     if quantization := findings.proof.quantization:
         rows.append(("quantized", f"{_change(quantization)}, against the model's own weights"))
-    console.print(two_columns((name, escape_controls(value)) for name, value in rows))
+    console.print(two_columns(rows))
     for prompt in findings.prompts if prompts else ():
         console.print(f"\n--- {escape_controls(f'{prompt.task} · {prompt.doc_id}')} ---")
         console.print(prompt.text)

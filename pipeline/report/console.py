@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from dataclasses import dataclass
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +53,44 @@ def truncate(text: str, chars: int) -> str:
 
 
 def two_columns(rows: Mapping[str, str] | Iterable[tuple[str, str]]) -> Table:
-    """A table of names and values; a name may occur more than once."""
+    """A table of names and values, with controls escaped; a name may occur more than once."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in rows.items() if isinstance(rows, Mapping) else rows:
-        table.add_row(name, value)
+    for row in rows.items() if isinstance(rows, Mapping) else rows:
+        table.add_row(*map(_cell, row))
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of text, for a terminal or a page: columns of text, then columns of numbers."""
+
+    title: str
+    names: Sequence[str]  # of the columns
+    rows: Iterable[Sequence[str]]
+    texts: int = 1  # number of columns of text
+    wrap: bool = False  # whether the names of the columns of numbers may be long
+
+    def table(self, **style: Any) -> Table:
+        """The table for a terminal, with controls escaped."""
+        table = Table(title=self.title or None, title_justify="left", **style)
+        for index, name in enumerate(self.names):
+            number = index >= self.texts
+            table.add_column(
+                _cell(name),
+                justify="right" if number else "left",
+                overflow="fold",
+                no_wrap=number and not self.wrap,
+            )
+        for row in self.rows:
+            table.add_row(*map(_cell, row))
+        return table
+
+
+def _cell(text: str) -> Text:
+    """Text in which nothing is markup."""
+    return Text(escape_controls(text))
 
 
 @contextmanager

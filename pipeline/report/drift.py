@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from pipeline.audit.diff import Comparison, TaskChange, shares
-from pipeline.report.console import escape_controls, two_columns
+from pipeline.report.console import Grid, escape_controls, two_columns
 from pipeline.report.run import summary_json, summary_table
 from pipeline.verbs.relabel import ScheduledRun
 
@@ -30,14 +29,14 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
         facts["tasks removed"] = ", ".join(comparison.only_before)
     if comparison.only_after:
         facts["tasks new"] = ", ".join(comparison.only_after)
-    console.print(two_columns(facts), markup=False)
+    console.print(two_columns(facts))
     for task in comparison.tasks:
         console.print()
-        console.print(_task_table(task), markup=False)
-        console.print(_drift_line(task), markup=False)
+        console.print(_task_grid(task).table(box=None, pad_edge=False))
+        console.print(_drift_line(task))
         for group, counts in list(task.groups.items())[:SHOWN_GROUPS]:
             flipped = f"{counts.flip_rate:.2%} of {counts.documents:,} flipped"
-            console.print(f"  {escape_controls(group)}: {flipped}", markup=False)
+            console.print(f"  {escape_controls(group)}: {flipped}")
         if len(task.groups) > SHOWN_GROUPS:
             console.print(f"  and {len(task.groups) - SHOWN_GROUPS:,} more; --json has them all")
 
@@ -56,28 +55,27 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _task_table(task: TaskChange) -> Table:
+def _task_grid(task: TaskChange) -> Grid:
     title = task.task if task.fps[0] == task.fps[1] else f"{task.task} {' → '.join(task.fps)}"
-    many = len(task.labels) > SHOWN_LABELS
-    if many:
-        title += f": the {SHOWN_LABELS} most frequent of {len(task.labels):,} labels"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("label", "before", "after"):
-        table.add_column(name, justify="left" if name == "label" else "right", no_wrap=True)
-    for label in () if many else task.labels:
-        table.add_column(f"→ {escape_controls(label)}", justify="right", no_wrap=True)
+    columns, rows = list(task.labels), list(range(len(task.labels)))
+    if len(rows) > SHOWN_LABELS:
+        title += f": the {SHOWN_LABELS} most frequent of {len(rows):,} labels"
+        order = np.argsort(-(task.before + task.after), kind="stable")
+        columns, rows = [], order[:SHOWN_LABELS].tolist()
     before, after = shares(task.before), shares(task.after)
-    for index in _most_frequent(task) if many else range(len(task.labels)):
-        flipped = (f"{count:,}" for count in task.flips[index][: 0 if many else None])
-        label = escape_controls(task.labels[index])
-        table.add_row(label, f"{before[index]:.2%}", f"{after[index]:.2%}", *flipped)
-    return table
-
-
-def _most_frequent(task: TaskChange) -> list[int]:
-    """The labels with the most documents on both sides, the most frequent first."""
-    order = np.argsort(-(task.before + task.after), kind="stable")
-    return [int(index) for index in order[:SHOWN_LABELS]]
+    return Grid(
+        title,
+        ("label", "before", "after", *(f"→ {label}" for label in columns)),
+        [
+            (
+                task.labels[row],
+                f"{before[row]:.2%}",
+                f"{after[row]:.2%}",
+                *(f"{count:,}" for count in task.flips[row][: len(columns)]),
+            )
+            for row in rows
+        ],
+    )
 
 
 def _drift_line(task: TaskChange) -> str:
@@ -104,10 +102,7 @@ def _task_json(task: TaskChange) -> dict[str, Any]:
         "flip_rate": task.flip_rate,
         "newly_failing": task.newly_failing,
         "failing_ids": list(task.failing_ids),
-        "groups": {
-            group: {"documents": each.documents, "flipped": each.flipped}
-            for group, each in task.groups.items()
-        },
+        "groups": {group: asdict(each) for group, each in task.groups.items()},
     }
 
 
@@ -125,15 +120,18 @@ def _flips_json(task: TaskChange) -> dict[str, Any]:
 
 def show_scheduled_run(run: ScheduledRun, console: Console) -> None:
     """Prints the run, the changes, the gates and whether the snapshot was published."""
-    console.print(summary_table(run.outcome), markup=False)
+    console.print(summary_table(run.outcome))
     if run.comparison:
         console.print()
         show_comparison(run.comparison, console)
     console.print()
-    rows = {f"gate {each.gate}": _gate_line(each.value, each.passed) for each in run.decisions}
-    console.print(two_columns({**rows, "verdict": _verdict(run)}), markup=False)
+    rows = {}
+    for each in run.decisions:
+        value = "undefined" if each.value is None else f"{each.value:.4f}"
+        rows[f"gate {each.gate}"] = f"{value}, {'passes' if each.passed else 'FAILS'}"
+    console.print(two_columns({**rows, "verdict": _verdict(run)}))
     for reason in run.rejected:
-        console.print(f"  {reason}", markup=False)
+        console.print(f"  {reason}")
 
 
 def scheduled_run_json(run: ScheduledRun) -> dict[str, Any]:
@@ -147,10 +145,6 @@ def scheduled_run_json(run: ScheduledRun) -> dict[str, Any]:
         "diff": comparison_json(run.comparison) if run.comparison else None,
         "run": summary_json(run.outcome),
     }
-
-
-def _gate_line(value: float | None, passed: bool) -> str:
-    return f"{'undefined' if value is None else f'{value:.4f}'}, {'passes' if passed else 'FAILS'}"
 
 
 def _verdict(run: ScheduledRun) -> str:

@@ -5,27 +5,24 @@ Every text may be hostile, so `_table` and `_safe` escape it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
 from pipeline.errors import StorageError
-from pipeline.evaluation.metrics import BINS, HEADLINES, RANKED_LABELS
-from pipeline.report.console import escape_controls, truncate
+from pipeline.evaluation.metrics import RANKED_LABELS
+from pipeline.report.console import Grid, escape_controls
 from pipeline.report.evaluation_plots import plots
-from pipeline.report.evaluation_table import (
-    NAMES,
-    interval,
-    number,
-    row_counts,
-    sources,
-    threshold,
-    warning,
-)
-from pipeline.verbs.evaluate import Evaluation, TaskEvaluation, VersionScores
+from pipeline.report.evaluation_table import issue_grid, number, row_counts, score_grids, sources
+from pipeline.verbs.evaluate import Evaluation, TaskEvaluation
 
 SHOWN_ISSUES = 100
-_TEXT_CHARS = 400
+_NOTE = (
+    "The intervals are from bootstrap resamples. Macro F1 is the mean over the labels that occur. "
+    "With two labels, AUROC and average precision are those of the first label; with more, they "
+    f"are the mean of each label against the rest. Above {RANKED_LABELS} labels they have no "
+    "interval. The calibration error is that of the answer's p."
+)
 # The browser fetches nothing and runs no script, whatever a label or a text contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _CSS = """
@@ -60,7 +57,7 @@ def page(evaluation: Evaluation) -> str:
             "<meta name='viewport' content='width=device-width, initial-scale=1'>",
             f"<title>{_safe(title)}</title><style>{_CSS}</style></head><body>",
             f"<h1>{_safe(title)}</h1>",
-            _table((), sources(evaluation)),
+            _table(Grid("", (), list(sources(evaluation)), texts=2)),
             _gates(evaluation),
             *(part for task in evaluation.tasks for part in _task(task)),
             "</body></html>\n",
@@ -70,107 +67,39 @@ def page(evaluation: Evaluation) -> str:
 
 def _gates(evaluation: Evaluation) -> str:
     rows = [
-        (decision.gate, number(decision.value), "passed" if decision.passed else "FAILED")
+        (decision.gate, "passed" if decision.passed else "FAILED", number(decision.value))
         for decision in evaluation.decisions
     ]
-    return _table(("gate", "value", ""), rows) if rows else ""
+    return _table(Grid("", ("gate", "", "value"), rows, texts=2)) if rows else ""
 
 
 def _task(task: TaskEvaluation) -> Iterator[str]:
-    yield f"<h2>{_safe(task.task)}</h2><p>{_safe(row_counts(task.rows) + warning(task))}</p>"
+    yield f"<h2>{_safe(task.task)}</h2><p>{_safe(row_counts(task))}</p>"
     if not task.versions:
         return
-    yield _headlines(task)
+    headlines, *others = score_grids(task)
+    yield _table(headlines) + f"<p>{_safe(_NOTE)}</p>"
     for title, svg in plots(task):
         yield f"<figure><figcaption>{_safe(title)}</figcaption>{svg}</figure>"
-    for name, version in task.versions.items():
-        which = f" ({name})" if len(task.versions) > 1 else ""
-        yield f"<h3>By label{which}</h3>{_labels(version)}"
-        if version.cuts:
-            yield f"<h3>Thresholds{which}</h3>{_cuts(version)}"
+    yield from map(_table, others)
     if task.label_issues:
-        yield _label_issues(task)
+        yield _table(issue_grid(task, SHOWN_ISSUES, texts=True))
 
 
-def _headlines(task: TaskEvaluation) -> str:
-    scores = [version.scores for version in task.versions.values()]
-    rows = [(NAMES[n], *(interval(each.headlines[n]) for each in scores)) for n in HEADLINES]
-    note = (
-        f"In brackets: 95 % intervals of {scores[0].resamples:,} bootstrap resamples. Macro F1 is "
-        f"the mean over the labels that occur. With two labels, AUROC and average precision are "
-        f"those of the first label; with more, they are the mean of each label against the rest. "
-        f"Above {RANKED_LABELS} labels they have no interval. The calibration error is that of the "
-        f"answer's p, in {BINS} bins of equal mass."
-    )
-    return _table(("", *task.versions), rows, numbers_from=1) + f"<p>{_safe(note)}</p>"
-
-
-def _labels(version: VersionScores) -> str:
-    rows = [
-        (
-            each.label,
-            *map(number, (each.precision, each.recall, each.f1, each.auroc, each.ap)),
-            f"{each.support:,}",
-            f"{each.predicted:,}",
-        )
-        for each in version.scores.labels
-    ]
-    names = ("label", "precision", "recall", "F1", "AUROC", "AP", "gold", "predicted")
-    return _table(names, rows, numbers_from=1)
-
-
-def _cuts(version: VersionScores) -> str:
-    rows = []
-    for cut in version.cuts:
-        at, minimum = cut.threshold, f"{cut.metric} {cut.least:g}"
-        if at is None:
-            rows.append((minimum, cut.label, "no threshold has it", "", "", ""))
-            continue
-        figures = (
-            threshold(at.threshold),
-            number(at.precision),
-            number(at.recall),
-            f"{at.flagged:,}",
-        )
-        rows.append((minimum, cut.label, *figures))
-    names = ("minimum", "label", "p at least", "precision", "recall", "documents")
-    return _table(names, rows, numbers_from=2)
-
-
-def _label_issues(task: TaskEvaluation) -> str:
-    shown = task.label_issues[:SHOWN_ISSUES]
-    texts = any(each.text is not None for each in shown)
-    rows = []
-    for each in shown:
-        row = (each.doc_id, each.gold, each.likely, number(each.p_gold), number(each.p_likely))
-        rows.append((*row, truncate(each.text or "", _TEXT_CHARS)) if texts else row)
-    names = ("document", "gold", "answer", "p of gold", "p of answer")
-    more = len(task.label_issues) - len(shown)
-    left = f"<p>{more:,} more are in the JSON form.</p>" if more else ""
-    return (
-        "<h3>Gold labels that are probably wrong, the most probable first</h3>"
-        + _table((*names, "text") if texts else names, rows)
-        + left
-    )
-
-
-def _table(
-    names: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int | None = None
-) -> str:
+def _table(grid: Grid) -> str:
     """A table. It alone escapes the cells."""
 
     def line(cells: Sequence[str], tag: str) -> str:
-        kinds = (
-            " class='n'" if numbers_from is not None and index >= numbers_from else ""
-            for index in range(len(cells))
-        )
+        kinds = ("" if index < grid.texts else " class='n'" for index in range(len(cells)))
         shown = (
             f"<{tag}{kind}>{_safe(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
         )
         return f"<tr>{''.join(shown)}</tr>"
 
-    head = f"<thead>{line(names, 'th')}</thead>" if names else ""
-    return f"<table>{head}<tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>"
+    title = f"<h3>{_safe(grid.title)}</h3>" if grid.title else ""
+    head = f"<thead>{line(grid.names, 'th')}</thead>" if grid.names else ""
+    body = "".join(line(row, "td") for row in grid.rows)
+    return f"{title}<table>{head}<tbody>{body}</tbody></table>"
 
 
 def _safe(text: str) -> str:

@@ -63,7 +63,7 @@ def show_summary(
 
 def summary_table(outcome: Outcome) -> Table:
     """What was labelled, how fast, what reuse saved, and where the output is."""
-    return two_columns([(name, escape_controls(value)) for name, value in _summary(outcome)])
+    return two_columns(_summary(outcome))
 
 
 def _reading_command(output: str, storage_options: Mapping[str, Any]) -> str:
