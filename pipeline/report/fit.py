@@ -3,119 +3,103 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from pipeline.evaluation.fitting import FIGURES
 from pipeline.evaluation.metrics import Figure
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
-from pipeline.report.console import escape_controls, two_columns
+from pipeline.report.console import Grid, two_columns
+from pipeline.report.evaluation_table import number
 from pipeline.verbs.calibrate import Calibrated
 from pipeline.verbs.fit import Fit, TaskFit, scores_json
 
 _NAMES = {"auroc": "AUROC", "f1": "macro F1", "accuracy": "accuracy", "ece": "ECE"}
+# Tables that fit a terminal of 80 columns.
+_NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
 
 
 def show_fit(fit: Fit, console: Console) -> None:
     """Prints the gold, then each task's layers, learning curve and file."""
-    console.print(two_columns(dict(_gold(fit))), markup=False)
+    console.print(two_columns(_gold(fit)))
     for task in fit.tasks:
         console.print()
-        console.print(_layers(task), markup=False)
+        console.print(_layers(task).table(**_NARROW))
         if task.curve:
-            console.print(_curve(task, fit.splits), markup=False)
-        console.print(two_columns(dict(_readout(fit, task))), markup=False)
+            console.print(_curve(task, fit.splits).table(**_NARROW))
+        console.print(two_columns(_readout(fit, task)))
 
 
 def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
     gold = fit.gold
-    yield "gold", escape_controls(f"{gold.source}, {gold.rows:,} documents")
+    yield "gold", f"{gold.source}, {gold.rows:,} documents"
     if gold.repeated:
         yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
     if gold.contradictory:
         yield "contradictory", f"{gold.contradictory:,} gold rows of documents with two labels"
     for reason, documents in fit.left_out.items():
-        yield "left out", escape_controls(f"{documents:,} documents: {reason}")
+        yield "left out", f"{documents:,} documents: {reason}"
     yield "scores", f"of held-out rows in {fit.folds} folds, with 95 % intervals"
 
 
-def _layers(task: TaskFit) -> Table:
+def _layers(task: TaskFit) -> Grid:
     several = len(task.layers[0].by_pooling) > 1
     both = [", ".join(task.layers[0].by_pooling)] if several else []
-    names = ("layer", "depth", "s/doc", "AUROC", "macro F1", "ECE", *both)
     states = f"; at the right the AUROC of both states: {both[0]}" if several else ""
-    table = _table(f"{task.task}: {task.kind} readout{states}", names)
+    rows = []
     for each in task.layers:
         headlines = each.scores.headlines
-        table.add_row(
-            f"{'→ ' if each.layer == task.layer else ''}{each.layer}",
-            f"{each.share:.0%}",
-            f"{each.seconds:.3f}",
-            _figure(headlines["auroc"]),
-            _figure(headlines["f1"]),
-            _number(headlines["ece"].value),
-            *([", ".join(map(_short, each.by_pooling.values()))] if several else []),
+        aurocs = (number(value).removeprefix("0") for value in each.by_pooling.values())
+        rows.append(
+            (
+                f"{'→ ' if each.layer == task.layer else ''}{each.layer}",
+                f"{each.share:.0%}",
+                f"{each.seconds:.3f}",
+                _figure(headlines["auroc"]),
+                _figure(headlines["f1"]),
+                number(headlines["ece"].value),
+                *([", ".join(aurocs)] if several else []),
+            )
         )
-    return table
+    names = ("layer", "depth", "s/doc", "AUROC", "macro F1", "ECE", *both)
+    return Grid(f"{task.task}: {task.kind} readout{states}", names, rows, texts=0)
 
 
-def _curve(task: TaskFit, splits: int) -> Table:
-    title = (
+def _curve(task: TaskFit, splits: int) -> Grid:
+    return Grid(
         f"{task.task}: layer {task.layer} by number of gold rows, {splits} random splits, "
-        f"{task.curve_held_out} held out"
+        f"{task.curve_held_out} held out",
+        ("rows", *(_NAMES[name] for name in FIGURES)),
+        [
+            (f"{point.rows:,}", *(_figure(point.figures[name]) for name in FIGURES))
+            for point in task.curve
+        ],
+        texts=0,
     )
-    table = _table(title, ("rows", *(_NAMES[name] for name in FIGURES)))
-    for point in task.curve:
-        shown = (_figure(point.figures[name]) for name in FIGURES)
-        table.add_row(f"{point.rows:,}", *shown)
-    return table
-
-
-def _table(title: str, names: Sequence[str]) -> Table:
-    """A table that fits a terminal of 80 columns."""
-    narrow = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
-    table = Table(title=title, title_justify="left", **narrow)  # type: ignore[arg-type]
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
     state = "last token" if task.pooling == "last" else "mean of the document's tokens"
-    yield "readout", escape_controls(f"{task.path}: layer {task.layer}, {state}")
+    yield "readout", f"{task.path}: layer {task.layer}, {state}"
     headlines = task.scores.headlines
     shown = ", ".join(f"{name} {_figure(headlines[key])}" for key, name in _NAMES.items())
     yield "scores", f"{shown}: layer and state, too, are chosen without the row"
-    yield "rows", _rows(task)
+    counts = ", ".join(f"{each.label} {each.support:,}" for each in task.scores.labels)
+    without = f"; {task.unlabelled:,} without a label for this task" if task.unlabelled else ""
+    yield "rows", f"{task.rows:,}: {counts}{without}"
     if task.balanced:
         yield "balanced", "labels are uneven: the fit weights them, and calibration corrects that"
 
 
-def _rows(task: TaskFit) -> str:
-    counts = ", ".join(f"{each.label} {each.support:,}" for each in task.scores.labels)
-    without = f"; {task.unlabelled:,} without a label for this task" if task.unlabelled else ""
-    return escape_controls(f"{task.rows:,}: {counts}{without}")
-
-
 def _figure(figure: Figure) -> str:
-    if figure.value is None:
-        return "-"
-    if figure.low is None or figure.high is None:
-        return _number(figure.value)
+    if figure.value is None or figure.low is None or figure.high is None:
+        return number(figure.value)
     low, high = (f"{bound:.2f}".removeprefix("0") for bound in (figure.low, figure.high))
-    return f"{_number(figure.value)} {low}-{high}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _short(value: float | None) -> str:
-    return _number(value).removeprefix("0")
+    return f"{number(figure.value)} {low}-{high}"
 
 
 def fit_json(fit: Fit) -> dict[str, Any]:
@@ -135,16 +119,11 @@ def fit_json(fit: Fit) -> dict[str, Any]:
 
 
 def _task_json(task: TaskFit, splits: int) -> dict[str, Any]:
+    same = ("task", "kind", "rows", "unlabelled", "layer", "pooling", "balanced")
     return {
-        "task": task.task,
+        **{name: getattr(task, name) for name in same},
         "readout": task.path,
-        "kind": task.kind,
         "labels": {each.label: each.support for each in task.scores.labels},
-        "rows": task.rows,
-        "unlabelled": task.unlabelled,
-        "layer": task.layer,
-        "pooling": task.pooling,
-        "balanced": task.balanced,
         "scores": scores_json(task.scores),
         "layers": [
             {
@@ -160,16 +139,7 @@ def _task_json(task: TaskFit, splits: int) -> dict[str, Any]:
         "curve": {
             "splits": splits,
             "held_out": task.curve_held_out,
-            "rows": [
-                {
-                    "rows": point.rows,
-                    **{
-                        name: {"value": each.value, "low": each.low, "high": each.high}
-                        for name, each in point.figures.items()
-                    },
-                }
-                for point in task.curve
-            ],
+            "rows": [{"rows": point.rows, **asdict(point)["figures"]} for point in task.curve],
         },
     }
 
@@ -190,7 +160,7 @@ def show_calibrated(calibrated: Calibrated, console: Console) -> None:
         "made from": f"{file.rows:,} documents of snapshot {file.source['snapshot']}{of_gold}",
         file.calibration.method: _parameters(file.calibration),
     }
-    console.print(two_columns(rows), markup=False)
+    console.print(two_columns(rows))
 
 
 def _parameters(calibration: Calibration) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
-from pipeline.report.console import escape_controls, two_columns
+from pipeline.report.console import Grid, two_columns
 
 if TYPE_CHECKING:
     from pipeline.audit.gc import GcResult
@@ -24,27 +23,20 @@ MEASURES = ("documents", "text_bytes", "tokens")
 
 def show_verified(verified: VerifyResult, console: Console) -> None:
     """A table of what was read again, then a line for each thing that is wrong."""
-    console.print(
-        two_columns(
-            {
-                "output": f"{verified.output}, snapshot {verified.snapshot:08d} of {verified.spec}",
-                "read again": f"{verified.files:,} files of {verified.shards:,} shards",
-                "rows": f"{verified.rows:,}, {verified.cells:,} answers",
-                "input": _input(verified),
-                "verdict": "intact" if verified.intact else f"{len(verified.damages):,} DAMAGES",
-            }
-        )
-    )
+    changed = f", {verified.inputs_changed:,} objects changed or gone since"
+    facts = {
+        "output": f"{verified.output}, snapshot {verified.snapshot:08d} of {verified.spec}",
+        "read again": f"{verified.files:,} files of {verified.shards:,} shards",
+        "rows": f"{verified.rows:,}, {verified.cells:,} answers",
+        "input": f"{verified.documents_read_again:,} documents read again"
+        + (changed if verified.inputs_changed else ""),
+        "verdict": "intact" if verified.intact else f"{len(verified.damages):,} DAMAGES",
+    }
+    console.print(two_columns(facts))
     for damage in verified.damages[:SHOWN_DAMAGES]:
         console.print(str(damage))
     if len(verified.damages) > SHOWN_DAMAGES:
         console.print(f"and {len(verified.damages) - SHOWN_DAMAGES:,} more; --json has them all")
-
-
-def _input(verified: VerifyResult) -> str:
-    compared = f"{verified.documents_read_again:,} documents read again"
-    changed = verified.inputs_changed
-    return f"{compared}, {changed:,} objects changed or gone since" if changed else compared
 
 
 def verified_json(verified: VerifyResult) -> dict[str, Any]:
@@ -61,14 +53,12 @@ def show_gc(result: GcResult, console: Console) -> None:
         rows[prefix] = f"{count:,} objects, {size_bytes / 1e6:,.1f} MB"
     if removable.unknown:
         rows["left alone"] = f"{removable.unknown:,} keys that are not assay's"
-    rows["verdict"] = _verdict(result)
+    rows["verdict"] = "nothing was deleted: --delete removes these"
+    if result.deleted:
+        rows["verdict"] = "deleted"
+    if not removable.objects:
+        rows["verdict"] = "there is nothing to delete"
     console.print(two_columns(rows))
-
-
-def _verdict(result: GcResult) -> str:
-    if not result.removable.objects:
-        return "there is nothing to delete"
-    return "deleted" if result.deleted else "nothing was deleted: --delete removes these"
 
 
 def gc_json(result: GcResult) -> dict[str, Any]:
@@ -89,18 +79,15 @@ def gc_json(result: GcResult) -> dict[str, Any]:
 
 def show_filtered(filtered: FilterResult, console: Console) -> None:
     """A table of what was kept and dropped, in all and by group, and where it is."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("", *MEASURES):
-        table.add_column(name.replace("_", " "), justify="right" if name else "left", no_wrap=True)
-    for row in _rows("all", filtered.counts.all):
-        table.add_row(*row)
+    rows = [*_rows("all", filtered.counts.all)]
     for column, values in filtered.counts.groups.items():
-        for value, amounts in _largest(values):
-            for row in _rows(escape_controls(f"{column} = {value}"), amounts):
-                table.add_row(*row)
+        largest = sorted(values.items(), key=_documents, reverse=True)
+        for value, amounts in largest[:SHOWN_GROUPS]:
+            rows += _rows(f"{column} = {value}", amounts)
         if len(values) > SHOWN_GROUPS:
-            table.add_row(f"{column}: {len(values) - SHOWN_GROUPS:,} more; --json has them all")
-    console.print(table)
+            rows.append((f"{column}: {len(values) - SHOWN_GROUPS:,} more; --json has them all",))
+    names = ("", *(name.replace("_", " ") for name in MEASURES))
+    console.print(Grid("", names, rows).table(box=None, pad_edge=False))
     console.print(two_columns(_facts(filtered)))
 
 
@@ -120,17 +107,13 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
-def _largest(values: Mapping[str, SplitAmounts]) -> list[tuple[str, SplitAmounts]]:
-    def documents(each: tuple[str, SplitAmounts]) -> int:
-        return each[1].kept.documents + each[1].dropped.documents
-
-    return sorted(values.items(), key=documents, reverse=True)[:SHOWN_GROUPS]
+def _documents(group: tuple[str, SplitAmounts]) -> int:
+    return group[1].kept.documents + group[1].dropped.documents
 
 
 def _facts(filtered: FilterResult) -> dict[str, str]:
     rows = {
-        f"  {escape_controls(reason)}": f"{count:,}"
-        for reason, count in sorted(filtered.counts.reasons.items())
+        f"  {reason}": f"{count:,}" for reason, count in sorted(filtered.counts.reasons.items())
     }
     rows["kept at"] = filtered.kept_at
     rows["dropped at"] = filtered.dropped_at

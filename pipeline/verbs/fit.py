@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -300,7 +300,4 @@ def _card(job: Job, fitted: TaskFit, question: str | None, folds: int) -> dict[s
 
 def scores_json(scores: Scores) -> dict[str, dict[str, float | None]]:
     """Every headline metric with its 95 % interval."""
-    return {
-        name: {"value": figure.value, "low": figure.low, "high": figure.high}
-        for name, figure in scores.headlines.items()
-    }
+    return {name: asdict(figure) for name, figure in scores.headlines.items()}
