@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from pipeline.report.console import escape_controls, two_columns
+from pipeline.report.console import escape_controls, renamed, two_columns
 
 if TYPE_CHECKING:
     from pipeline.inference.memory import MemoryPlan
@@ -20,10 +20,12 @@ SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 
 def show_findings(findings: Findings, console: Console, *, prompts: bool) -> None:
     """A table of what was proved; with `prompts`, the first document's prompt for every task."""
+    weights = "" if findings.quantize == "none" else f", {findings.quantize} weights"
+    model = f"{findings.model_folder}, {findings.dtype}{weights} on {findings.device}"
     rows = [
         ("storage", f"{findings.output} honours create-only writes"),
         ("documents", f"{findings.documents:,}"),
-        ("model", f"{findings.model_folder}, {_numbers(findings)} on {findings.device}"),
+        ("model", model),
         ("context", f"{findings.context_tokens:,} tokens"),
         (
             "template",
@@ -43,14 +45,6 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
         console.print(list(prompt.token_ids))
 
 
-def _numbers(findings: Findings) -> str:
-    return (
-        findings.dtype
-        if findings.quantize == "none"
-        else f"{findings.dtype}, {findings.quantize} weights"
-    )
-
-
 def _memory(memory: MemoryPlan) -> str:
     return (
         f"weights {memory.weights_bytes / 1e6:,.0f} MB, kept instruction "
@@ -65,22 +59,22 @@ def _exactness(exactness: Exactness) -> str:
     verdict = "exact" if exactness.exact else "NOT exact"
     if float32 and not float32.max_abs_dp <= exactness.allowed_in_float32:
         verdict = f"{verdict}: {exactness.allowed_in_float32:g} is allowed"
+    against = "tree against independent prompts"
     if float32 is exactness.change:
-        return f"{verdict}; {_change(float32)}, tree against independent prompts"
+        return f"{verdict}; {_change(float32)}, {against}"
     half = (
         f"in {exactness.dtype} {_change(exactness.change)}, {exactness.allowed_max:.1e} and a "
         f"mean of {exactness.allowed_mean:.1e} allowed"
     )
     if float32 is None:
         return (
-            f"{verdict}; {half}, tree against independent prompts; there is no room for float32 "
-            "weights, which would prove the tree more precisely"
+            f"{verdict}; {half}, {against}; there is no room for float32 weights, which would "
+            "prove the tree more precisely"
         )
     assert exactness.rounding
     return (
-        f"{verdict}; in float32 {_change(float32)}, tree against independent prompts; {half}: "
-        f"independent prompts differ by a mean of {exactness.rounding.mean_abs_dp:.1e} from their "
-        "float32 answers"
+        f"{verdict}; in float32 {_change(float32)}, {against}; {half}: independent prompts differ "
+        f"by a mean of {exactness.rounding.mean_abs_dp:.1e} from their float32 answers"
     )
 
 
@@ -124,15 +118,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
         "label_tokens": findings.label_tokens,
         "readouts": {task: asdict(facts) for task, facts in findings.readouts.items()},
         "prompts": [
-            {
-                "doc_id": prompt.doc_id,
-                "task": prompt.task,
-                "text": prompt.text,
-                "token_ids": list(prompt.token_ids),
-                "labels": prompt.labels,
-                "scoring": prompt.scoring,
-                "surfaces": prompt.verbalizers,
-            }
+            {**renamed(prompt, {"verbalizers": "surfaces"}), "scoring": prompt.scoring}
             for prompt in findings.prompts
         ],
         "memory": {**asdict(findings.proof.memory), "peak_bytes": findings.proof.memory.peak_bytes},

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -91,6 +91,11 @@ class Grid:
 def _cell(text: str) -> Text:
     """Text in which nothing is markup."""
     return Text(escape_controls(text))
+
+
+def renamed(value: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    """A dataclass as JSON values, with some of its fields renamed."""
+    return {names.get(name, name): field for name, field in asdict(value).items()}
 
 
 @contextmanager

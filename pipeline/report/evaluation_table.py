@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from pipeline.evaluation.metrics import BINS, HEADLINES, Figure
-from pipeline.report.console import Grid, escape_controls, truncate, two_columns
+from pipeline.report.console import Grid, escape_controls, renamed, truncate, two_columns
 from pipeline.verbs.evaluate import Evaluation, TaskEvaluation, VersionScores
 
 SHOWN_ISSUES = 10
@@ -229,15 +229,10 @@ def _task_json(task: TaskEvaluation) -> dict[str, Any]:
             name: {
                 **asdict(version.scores),
                 "ece_bins": f"{BINS}, equal mass",
-                "thresholds": [_renamed(cut, cuts) for cut in version.cuts],
+                "thresholds": [renamed(cut, cuts) for cut in version.cuts],
             }
             for name, version in task.versions.items()
         },
         "calibrated_on_gold": task.calibrated_on_gold,
-        "mislabelled": [_renamed(issue, issues) for issue in task.label_issues],
+        "mislabelled": [renamed(issue, issues) for issue in task.label_issues],
     }
-
-
-def _renamed(value: Any, names: dict[str, str]) -> dict[str, Any]:
-    """A dataclass as JSON values, with some of its fields renamed."""
-    return {names.get(name, name): field for name, field in asdict(value).items()}

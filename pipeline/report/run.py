@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.report.console import console_on, escape_controls, shown_progress, two_columns
+from pipeline.report.console import console_on, shown_progress, two_columns
 
 if TYPE_CHECKING:
     from pipeline.runtime.job import Plan
@@ -31,8 +31,7 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[Plan], Progress]]:
     Standard output goes to the stream too: Ray reports workers that died there, but it is the place
     of the result.
     """
-    with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(stream))
+    with redirect_stdout(stream), ExitStack() as stack:
 
         def announce(planned: Plan) -> Progress:
             console = console_on(stream)
@@ -94,19 +93,12 @@ def _summary(outcome: Outcome) -> list[tuple[str, str]]:
             ("question tokens", f"{tally.question_tokens_computed:,} computed"),
             ("tokens saved", f"{tally.tokens_saved:,} by reuse ({tally.reuse_ratio:.0%})"),
         ]
-    return [*lines, *_whereabouts(outcome)]
-
-
-def _whereabouts(outcome: Outcome) -> list[tuple[str, str]]:
-    place = outcome.output
-    if outcome.snapshot is not None:
-        place += f", snapshot {outcome.snapshot:08d}"
-    lines = [("output", place)]
+    lines += [("left out", reason) for reason in outcome.unreadable]
     if outcome.missing_shards:
         missing = f"{outcome.missing_shards:,} shards are missing; run the command again"
-        lines.insert(0, ("incomplete", missing))
-    lines[:0] = [("left out", reason) for reason in outcome.unreadable]
-    return lines
+        lines.append(("incomplete", missing))
+    snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
+    return [*lines, ("output", outcome.output + snapshot)]
 
 
 def _shares(counted: Counter[str]) -> str:
@@ -118,6 +110,8 @@ def _shares(counted: Counter[str]) -> str:
 def summary_json(outcome: Outcome) -> dict[str, Any]:
     """The same figures for other programs."""
     tally = outcome.tally
+    tokens = ("prefix_tokens_computed", "question_tokens_computed", "tokens_saved", "reuse_ratio")
+    measured = ("label_seconds", *tokens)
     return {
         "complete": outcome.complete,
         "documents": outcome.rows,
@@ -130,11 +124,7 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "status": dict(tally.status),
         "labels": {task: dict(labels) for task, labels in tally.labels.items()},
         "seconds": outcome.seconds,
-        "label_seconds": tally.label_seconds,
-        "prefix_tokens_computed": tally.prefix_tokens_computed,
-        "question_tokens_computed": tally.question_tokens_computed,
-        "tokens_saved": tally.tokens_saved,
-        "reuse_ratio": tally.reuse_ratio,
+        **{name: getattr(tally, name) for name in measured},
         "output": outcome.output,
         "snapshot": outcome.snapshot,
     }
@@ -162,15 +152,13 @@ def _plan(planned: Plan) -> dict[str, str]:
 
 def estimate_json(estimate: Estimate) -> dict[str, Any]:
     """The counts, and the time and the cost of the labelling."""
-    return plan_json(estimate.plan) | {
+    same = ("worker_seconds", "workers", "seconds", "price", "cost")
+    return {
+        **plan_json(estimate.plan),
         "documents_for_model": estimate.documents,
         "parts": [asdict(part) for part in estimate.parts],
         "measured": asdict(estimate.measured) if estimate.measured else None,
-        "worker_seconds": estimate.worker_seconds,
-        "workers": estimate.workers,
-        "seconds": estimate.seconds,
-        "price": estimate.price,
-        "cost": estimate.cost,
+        **{name: getattr(estimate, name) for name in same},
     }
 
 
@@ -183,12 +171,12 @@ def show_estimate(estimate: Estimate, console: Console) -> None:
     for number, part in enumerate(estimate.parts, start=1):
         name = "model" if len(estimate.parts) == 1 else f"model, part {number}"
         cost = f"at most {part.documents:,} documents, {part.seconds_per_document:.3g} s each"
-        rows[name] = escape_controls(f"{cost}: {', '.join(part.tasks)}")
+        rows[name] = f"{cost}: {', '.join(part.tasks)}"
     if measured := estimate.measured:
-        documents = (
-            f"on {measured.documents:,} documents of {measured.tokens_per_document:,.0f} tokens"
+        rows["measured"] = (
+            f"on {measured.documents:,} documents of {measured.tokens_per_document:,.0f} tokens, "
+            f"{measured.dtype} on {measured.device} here"
         )
-        rows["measured"] = f"{documents}, {measured.dtype} on {measured.device} here"
     workers = "1 worker" if estimate.workers == 1 else f"{estimate.workers:,} workers"
     rows["time"] = f"about {_duration(estimate.seconds)} of {workers}, beside their start"
     if estimate.cost is not None:
