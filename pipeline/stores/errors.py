@@ -14,23 +14,8 @@ from enum import Enum, auto
 from http.client import HTTPException
 from typing import Any, TypeVar
 
+import botocore.exceptions as boto
 from aiohttp import ClientError as HttpClientError
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    CredentialRetrievalError,
-    FlexibleChecksumError,
-    HTTPClientError,
-    IncompleteReadError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    SSLError,
-    SSOError,
-    TokenRetrievalError,
-)
-from botocore.exceptions import (
-    ConnectionError as BotoConnectionError,
-)
 from botocore.parsers import ResponseParserError
 from tenacity import (
     Retrying,
@@ -74,71 +59,44 @@ class RetryPolicy:
 
 # All errors that the clients raise for a failed request. s3fs raises OSError for the S3 codes that
 # it knows, and passes botocore's or aiohttp's own error on for others.
-REMOTE_ERRORS = (OSError, BotoCoreError, ClientError, HttpClientError, HTTPException)
+REMOTE_ERRORS = (OSError, boto.BotoCoreError, boto.ClientError, HttpClientError, HTTPException)
 
-_CODES: dict[str, Cause] = {
+# 409 and its codes: another create of the key is in progress, and which one succeeds is not known.
+# The last four: the body was truncated or corrupted on its way.
+_BUSY_CODES = """
+    ConditionalRequestConflict OperationAborted InternalError ServiceUnavailable SlowDown
+    RequestTimeout RequestLimitExceeded BandwidthLimitExceeded Throttling ThrottlingException
+    IncompleteBody BadDigest XAmzContentSHA256Mismatch XAmzContentChecksumMismatch
+"""
+# A reply to HEAD has no body for an error code; S3 answers 400 mostly for an expired token.
+_EXPIRED_CODES = """
+    400 ExpiredToken ExpiredTokenException InvalidToken InvalidTokenId RequestExpired
+    TokenRefreshRequired RequestTimeTooSkewed
+"""
+_CODES = {
     "PreconditionFailed": Cause.EXISTS,
-    # 409: another create of the key is in progress, and it is not known yet which one succeeds
-    "ConditionalRequestConflict": Cause.BUSY,
-    "OperationAborted": Cause.BUSY,
-    "InternalError": Cause.BUSY,
-    "ServiceUnavailable": Cause.BUSY,
-    "SlowDown": Cause.BUSY,
-    "RequestTimeout": Cause.BUSY,
-    "RequestLimitExceeded": Cause.BUSY,
-    "BandwidthLimitExceeded": Cause.BUSY,
-    "Throttling": Cause.BUSY,
-    "ThrottlingException": Cause.BUSY,
-    # the body was truncated or corrupted on its way
-    "IncompleteBody": Cause.BUSY,
-    "BadDigest": Cause.BUSY,
-    "XAmzContentSHA256Mismatch": Cause.BUSY,
-    "XAmzContentChecksumMismatch": Cause.BUSY,
-    # a reply to HEAD has no body for an error code; S3 answers 400 mostly for an expired token
-    "400": Cause.EXPIRED,
-    "ExpiredToken": Cause.EXPIRED,
-    "ExpiredTokenException": Cause.EXPIRED,
-    "InvalidToken": Cause.EXPIRED,
-    "InvalidTokenId": Cause.EXPIRED,
-    "RequestExpired": Cause.EXPIRED,
-    "TokenRefreshRequired": Cause.EXPIRED,
-    "RequestTimeTooSkewed": Cause.EXPIRED,
     "NotImplemented": Cause.UNSUPPORTED,
+    **dict.fromkeys(_BUSY_CODES.split(), Cause.BUSY),
+    **dict.fromkeys(_EXPIRED_CODES.split(), Cause.EXPIRED),
 }
-_STATUSES: dict[int, Cause] = {
+_STATUSES = {
     401: Cause.EXPIRED,
     403: Cause.DENIED,
     404: Cause.MISSING,
-    408: Cause.BUSY,
-    409: Cause.BUSY,
     412: Cause.EXISTS,
-    429: Cause.BUSY,
-    500: Cause.BUSY,
     501: Cause.UNSUPPORTED,
-    502: Cause.BUSY,
-    503: Cause.BUSY,
-    504: Cause.BUSY,
+    **dict.fromkeys((408, 409, 429, 500, 502, 503, 504), Cause.BUSY),
 }
 # In this order: some are subclasses of later ones.
-_TYPES: tuple[tuple[type[BaseException], Cause], ...] = (
-    (FileExistsError, Cause.EXISTS),
-    (FileNotFoundError, Cause.MISSING),
-    (SSLError, Cause.OTHER),
-    (NoCredentialsError, Cause.DENIED),
-    (PartialCredentialsError, Cause.DENIED),
-    (CredentialRetrievalError, Cause.EXPIRED),
-    (SSOError, Cause.EXPIRED),
-    (TokenRetrievalError, Cause.EXPIRED),
-    (PermissionError, Cause.DENIED),
-    (TimeoutError, Cause.BUSY),
-    (ConnectionError, Cause.BUSY),
-    (BotoConnectionError, Cause.BUSY),
-    (HTTPClientError, Cause.BUSY),
-    (IncompleteReadError, Cause.BUSY),
-    (FlexibleChecksumError, Cause.BUSY),
-    (ResponseParserError, Cause.BUSY),
-    (HttpClientError, Cause.BUSY),
-    (HTTPException, Cause.BUSY),
+_TYPES: tuple[tuple[Cause, tuple[type[BaseException], ...]], ...] = (
+    (Cause.EXISTS, (FileExistsError,)),
+    (Cause.MISSING, (FileNotFoundError,)),
+    (Cause.OTHER, (boto.SSLError,)),
+    (Cause.EXPIRED, (boto.CredentialRetrievalError, boto.SSOError, boto.TokenRetrievalError)),
+    (Cause.DENIED, (boto.NoCredentialsError, boto.PartialCredentialsError, PermissionError)),
+    (Cause.BUSY, (TimeoutError, ConnectionError, boto.ConnectionError, boto.HTTPClientError)),
+    (Cause.BUSY, (boto.IncompleteReadError, boto.FlexibleChecksumError, ResponseParserError)),
+    (Cause.BUSY, (HttpClientError, HTTPException)),
 )
 _ADVICE = {
     Cause.EXPIRED: "renew the credentials, or set the clock, and run again to go on",
@@ -155,7 +113,7 @@ def cause_of(error: BaseException) -> Cause:
         cause = _CODES.get(_code(each)) or _STATUSES.get(_status(each))
         if cause is not None:
             return cause
-    return next((cause for kind, cause in _TYPES if isinstance(error, kind)), Cause.OTHER)
+    return next((cause for cause, types in _TYPES if isinstance(error, types)), Cause.OTHER)
 
 
 def retry(call: Callable[[], Result], policy: RetryPolicy) -> Result:

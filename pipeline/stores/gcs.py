@@ -37,7 +37,7 @@ def open_gcs(url: str, options: Mapping[str, Any]) -> GcsStore:
     bucket, prefix, _ = file_system.split_path(url)
     if not bucket:
         raise RefusedError(f"output: write gs://bucket/prefix (got {url!r})")
-    return GcsStore(bucket, prefix.strip("/"), file_system)
+    return GcsStore(bucket, (prefix.strip("/") + "/").lstrip("/"), file_system)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,16 @@ class GcsStore:
     """The objects below a prefix of a bucket."""
 
     bucket: str
-    prefix: str
+    prefix: str  # with its slash; "" for the whole bucket
     file_system: GCSFileSystem
 
     @property
     def url(self) -> str:
-        """The bucket and the prefix."""
         return f"gs://{self.bucket}/{self.prefix}".rstrip("/")
 
     def create(self, key: str, data: bytes) -> bool:
-        """Whether this call made the object, also if its reply was lost. An existing one stays."""
-        nonce = uuid.uuid4().hex
-        place = f"{self.bucket}/{self._place(key)}"
+        nonce, name = uuid.uuid4().hex, self._place(key)
+        place = f"{self.bucket}/{name}"
         with _storage_errors(f"{self.url}/{key}", "written"):
             try:
                 # — mode="create" is ifGenerationMatch=0
@@ -64,60 +62,45 @@ class GcsStore:
             except _ERRORS as error:
                 if cause_of(error) is not Cause.EXISTS:
                     raise
-                return self._nonce(key) == nonce
+                metadata = self._get("b/{}/o/{}", self.bucket, name).get("metadata", {})
+                return bool(metadata.get(ATTEMPT) == nonce)
         return True
 
     def read(self, key: str) -> bytes:
-        """The object's content."""
         place = f"{self.bucket}/{self._place(key)}"
         with _storage_errors(f"{self.url}/{key}", "read"):
             data: bytes = self.file_system.cat_file(place)
             return data
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Deletes the objects; a missing one is no error."""
         for key in keys:
             with _storage_errors(f"{self.url}/{key}", "deleted"), suppress(FileNotFoundError):
                 self.file_system.call("DELETE", "b/{}/o/{}", self.bucket, self._place(key))
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """The objects whose key starts with `prefix`, in the order of their keys."""
         check_prefix(prefix)
         with _storage_errors(f"{self.url}/{prefix}", "listed"):
-            listed = [stored for page in self._pages(prefix) for stored in self._stored(page)]
+            listed = list(self._listed(prefix))
         yield from (stored for stored in listed if is_listed(stored.key, prefix))
 
-    def _pages(self, prefix: str) -> Iterator[dict[str, Any]]:
-        query = {"prefix": self._start + prefix}
+    def _listed(self, prefix: str) -> Iterator[StoredObject]:
+        query = {"prefix": self.prefix + prefix}
         while True:
             page = self._get("b/{}/o", self.bucket, **query)
-            yield page
+            for entry in page.get("items", ()):
+                key = entry["name"].removeprefix(self.prefix)
+                yield StoredObject(key, int(entry["size"]), entry.get("md5Hash") or entry["etag"])
             if not page.get("nextPageToken"):
                 return
             query = {**query, "pageToken": page["nextPageToken"]}
-
-    def _stored(self, page: dict[str, Any]) -> Iterator[StoredObject]:
-        for entry in page.get("items", ()):
-            key = entry["name"].removeprefix(self._start)
-            yield StoredObject(key, int(entry["size"]), entry.get("md5Hash") or entry["etag"])
-
-    def _nonce(self, key: str) -> str | None:
-        """The nonce of the create that made the object."""
-        reply = self._get("b/{}/o/{}", self.bucket, self._place(key))
-        nonce: str | None = reply.get("metadata", {}).get(ATTEMPT)
-        return nonce
 
     def _get(self, path: str, *names: str, **query: str) -> dict[str, Any]:
         reply: dict[str, Any] = self.file_system.call("GET", path, *names, json_out=True, **query)
         return reply
 
-    @property
-    def _start(self) -> str:
-        return f"{self.prefix}/" if self.prefix else ""
-
     def _place(self, key: str) -> str:
         check_key(key)
-        return self._start + key
+        return self.prefix + key
 
 
 @contextmanager

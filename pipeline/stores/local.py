@@ -30,11 +30,9 @@ class LocalStore:
 
     @property
     def url(self) -> str:
-        """The folder's path."""
         return str(self.root)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Whether this call made the object. An existing object stays."""
         final = self._path(key)
         try:
             for _ in range(CREATE_TRIES - 1):
@@ -46,7 +44,6 @@ class LocalStore:
             raise StorageError(f"{final}: cannot be written: {error.strerror}") from error
 
     def read(self, key: str) -> bytes:
-        """The object's content."""
         path = self._path(key)
         try:
             return path.read_bytes()
@@ -54,7 +51,6 @@ class LocalStore:
             raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Deletes the objects; a missing one is no error."""
         for key in keys:
             path = self._path(key)
             try:
@@ -64,7 +60,6 @@ class LocalStore:
             self._drop_empty(path.parent)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """The objects whose key starts with `prefix`, in the order of their keys."""
         check_prefix(prefix)
         folder = self.root / prefix.rpartition("/")[0]
         try:

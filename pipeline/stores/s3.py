@@ -6,10 +6,11 @@ Requests go through s3fs, so the user's s3fs, fsspec and AWS settings apply.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any
 
 from s3fs import S3FileSystem
 
@@ -31,8 +32,6 @@ ATTEMPT = "assay-attempt"
 
 DELETE_BATCH = 1_000  # the most keys that one request of S3 takes
 
-Result = TypeVar("Result")
-
 
 class _SingleTry(S3FileSystem):  # type: ignore[misc]
     """s3fs without its own retries, which treat too few errors as transient."""
@@ -48,7 +47,7 @@ def open_s3(url: str, options: Mapping[str, Any]) -> S3Store:
     bucket, prefix, _ = file_system.split_path(url)
     if not bucket:
         raise RefusedError(f"output: write s3://bucket/prefix (got {url!r})")
-    return S3Store(bucket, prefix.strip("/"), file_system)
+    return S3Store(bucket, (prefix.strip("/") + "/").lstrip("/"), file_system)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,45 +55,41 @@ class S3Store:
     """The objects below a prefix of a bucket."""
 
     bucket: str
-    prefix: str
+    prefix: str  # with its slash; "" for the whole bucket
     file_system: S3FileSystem
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
 
     @property
     def url(self) -> str:
-        """The bucket and the prefix."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def create(self, key: str, data: bytes) -> bool:
-        """Whether this call made the object, also if its reply was lost. An existing one stays."""
         nonce = uuid.uuid4().hex
         place = self._place(key)
         put = {"Key": place, "Body": data, "IfNoneMatch": "*", "Metadata": {ATTEMPT: nonce}}
         try:
-            self._retry(partial(self._request, "put_object", **put))
+            self._request("put_object", **put)
         except REMOTE_ERRORS as error:
             with storage_errors(f"{self.url}/{key}", "written"):
                 if cause_of(error) is not Cause.EXISTS:
                     raise
-                return self._nonce(place) == nonce
+                metadata = self._request("head_object", Key=place).get("Metadata", {})
+                return bool(metadata.get(ATTEMPT) == nonce)
         return True
 
     def read(self, key: str) -> bytes:
-        """The object's content."""
         place = f"{self.bucket}/{self._place(key)}"
         with storage_errors(f"{self.url}/{key}", "read"):
             # — one request: with more, s3fs asks for the size first, which may be out of date
             read = partial(self.file_system.cat_file, place, max_concurrency=1)
-            data: bytes = self._retry(read)
+            data: bytes = retry(read, self.retry_policy)
             return data
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Deletes the objects; a missing one is no error."""
         for batch in (keys[i : i + DELETE_BATCH] for i in range(0, len(keys), DELETE_BATCH)):
             objects = [{"Key": self._place(key)} for key in batch]
             with storage_errors(f"{self.url}/{batch[0]}", "deleted"):
-                batch_delete = {"Objects": objects, "Quiet": True}
-                reply = self._retry(partial(self._request, "delete_objects", Delete=batch_delete))
+                reply = self._request("delete_objects", Delete={"Objects": objects, "Quiet": True})
             for refused in reply.get("Errors", ()):
                 raise StorageError(
                     f"s3://{self.bucket}/{refused.get('Key')}: cannot be deleted: "
@@ -102,19 +97,19 @@ class S3Store:
                 )
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """The objects whose key starts with `prefix`, in the order of their keys."""
         check_prefix(prefix)
         with storage_errors(f"{self.url}/{prefix}", "listed"):
-            listed = [stored for page in self._pages(prefix) for stored in self._stored(page)]
-        # — S3 lists by key, SeaweedFS by folder, and directory buckets of S3 in no order
-        listed.sort(key=lambda stored: stored.key)
+            # — S3 lists by key, SeaweedFS by folder, and directory buckets of S3 in no order
+            listed = sorted(self._listed(prefix), key=attrgetter("key"))
         yield from (stored for stored in listed if is_listed(stored.key, prefix))
 
-    def _pages(self, prefix: str) -> Iterator[dict[str, Any]]:
-        query: dict[str, Any] = {"Prefix": self._start + prefix}
+    def _listed(self, prefix: str) -> Iterator[StoredObject]:
+        query: dict[str, Any] = {"Prefix": self.prefix + prefix}
         while True:
-            page = self._retry(partial(self._request, "list_objects_v2", **query))
-            yield page
+            page = self._request("list_objects_v2", **query)
+            for entry in page.get("Contents", ()):
+                key = entry["Key"].removeprefix(self.prefix)
+                yield StoredObject(key, int(entry["Size"]), entry["ETag"].strip('"'))
             if not page.get("IsTruncated"):
                 return
             if not page.get("NextContinuationToken"):
@@ -124,28 +119,11 @@ class S3Store:
                 )
             query = {**query, "ContinuationToken": page["NextContinuationToken"]}
 
-    def _stored(self, page: dict[str, Any]) -> Iterator[StoredObject]:
-        for entry in page.get("Contents", ()):
-            key = entry["Key"].removeprefix(self._start)
-            yield StoredObject(key, int(entry["Size"]), entry["ETag"].strip('"'))
-
-    def _nonce(self, place: str) -> str | None:
-        """The nonce of the create that made the object."""
-        head = self._retry(partial(self._request, "head_object", Key=place))
-        nonce: str | None = head.get("Metadata", {}).get(ATTEMPT)
-        return nonce
-
     def _request(self, method: str, **arguments: Any) -> dict[str, Any]:
-        reply: dict[str, Any] = self.file_system.call_s3(method, Bucket=self.bucket, **arguments)
+        call = partial(self.file_system.call_s3, method, Bucket=self.bucket, **arguments)
+        reply: dict[str, Any] = retry(call, self.retry_policy)
         return reply
-
-    def _retry(self, call: Callable[[], Result]) -> Result:
-        return retry(call, self.retry_policy)
-
-    @property
-    def _start(self) -> str:
-        return f"{self.prefix}/" if self.prefix else ""
 
     def _place(self, key: str) -> str:
         check_key(key)
-        return self._start + key
+        return self.prefix + key

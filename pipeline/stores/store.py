@@ -35,29 +35,24 @@ class Store(Protocol):
     @property
     def url(self) -> str:
         """The store's place, for error messages."""
-        ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Whether this call made the object. If the object exists, it stays and this is False."""
-        ...
+        """Whether this call made the object, also if its reply was lost; an existing one stays."""
 
     def read(self, key: str) -> bytes:
         """The object's content; StorageError if there is no such object."""
-        ...
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """The objects whose key starts with `prefix`, at any depth, in the order of their keys.
 
         Keys below `attempts/` are listed only if the prefix starts with that.
         """
-        ...
 
     def delete(self, keys: Sequence[str]) -> None:
         """Deletes the objects; a missing one is no error.
 
         Only `assay gc` may delete anything outside `attempts/`.
         """
-        ...
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> Store:
