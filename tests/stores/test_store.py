@@ -88,7 +88,7 @@ def test_an_object_may_be_empty_or_of_megabytes(store: Store) -> None:
 def test_only_what_is_below_the_stores_own_prefix_is_listed(store: Store) -> None:
     if isinstance(store, MemoryStore | LocalStore):
         pytest.skip("has no neighbours")
-    neighbour = replace(store, prefix=f"{store.prefix}-other")
+    neighbour = replace(store, prefix=store.prefix.removesuffix("/") + "-other/")
     neighbour.create("key", b"")
     assert keys(store) == []
 
