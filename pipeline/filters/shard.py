@@ -27,8 +27,9 @@ from pipeline.ledger.rows import DOCUMENT_SCHEMA, read_shard
 from pipeline.options import OnError
 from pipeline.sources.documents import OK, TRUNCATED, RawRow, TooLong, id_text, read_text
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import TABLES, every_row, opened_table
+from pipeline.sources.source import every_row
 from pipeline.sources.streams import Options, reading
+from pipeline.sources.tables import TABLES, opened_table
 from pipeline.stores.store import Store
 
 # No task has a name that begins with an underscore.

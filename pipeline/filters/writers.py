@@ -20,8 +20,8 @@ from pipeline.errors import StorageError, UnreadableError
 from pipeline.sources.documents import RawRow, TooLong, read_text, too_long
 from pipeline.sources.jsonl import lines_of, shard_lines
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import TABLES, opened_table
 from pipeline.sources.streams import CODECS, Options, one_line, reading
+from pipeline.sources.tables import TABLES, opened_table
 from pipeline.sources.wet import COLUMNS, wet_values
 
 Keep = NDArray[np.bool_]  # [rows of the shard]

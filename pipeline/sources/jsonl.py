@@ -1,6 +1,6 @@
-"""JSON lines: the pieces of a stream in one pass, and the rows of one piece.
+"""JSON lines: the units of a stream in one pass, and the rows of one piece.
 
-Entry points: `jsonl_pieces`, `jsonl_rows`. A line of white space alone is not a row.
+Entry points: `jsonl_units`, `jsonl_rows`. A line of white space alone is not a row.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 
-from pipeline.sources.columns import check_named
 from pipeline.sources.documents import RawRow, RowBuffer, TooLong, too_long
-from pipeline.sources.shards import Piece, Shard, Unit, cut_units
+from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
 
 # A key that none of the first rows has is reported as a misspelling.
 SAMPLE_ROWS = 100
 
 
-def jsonl_pieces(
-    path: str,
-    format: str,
-    options: Options,
-    *,
-    text_column: str,
-    id_column: str | None,
-    target_bytes: int,
-) -> list[Piece]:
-    """Runs of lines. No line is held, so a line of any length takes the memory of one block."""
-    with decompressed(path, format, options) as stream:
-        _check_keys(path, stream, text_column=text_column, id_column=id_column)
-    with decompressed(path, format, options) as stream:
-        return list(cut_units(_line_units(stream), target_bytes))
+def jsonl_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
+    """One unit for each row. No line is held, so any line takes the memory of one block."""
+    with decompressed(version.path, version.format, options) as stream:
+        _check_keys(version, stream)
+    with decompressed(version.path, version.format, options) as stream:
+        start = position = 0
+        blank = True
+        for segment, ends in _segments(stream):
+            position += len(segment)
+            blank = blank and segment.isspace()
+            if ends:
+                if not blank:
+                    yield Unit(1, position - start, start, position)
+                start, blank = position, True
+        if not blank:  # the last line has no newline
+            yield Unit(1, position - start, start, position)
 
 
 def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
@@ -50,10 +51,10 @@ def shard_lines(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
         yield from lines_of(stream, shard.piece.end_byte - shard.piece.start_byte)
 
 
-def _check_keys(path: str, stream: Stream, *, text_column: str, id_column: str | None) -> None:
+def _check_keys(version: ObjectVersion, stream: Stream) -> None:
     """SpecError if none of the first rows has the text key, or the id key; not without rows."""
     keys: set[str] = set()
-    required = {text_column, id_column} - {None}
+    required = {version.text_column, version.id_column} - {None}
     rows = 0
     for line in islice(lines_of(stream), SAMPLE_ROWS):
         rows += 1
@@ -62,22 +63,7 @@ def _check_keys(path: str, stream: Stream, *, text_column: str, id_column: str |
         if required <= keys:
             return
     if rows:
-        check_named(path, sorted(keys), text_column=text_column, id_column=id_column)
-
-
-def _line_units(stream: Stream) -> Iterator[Unit]:
-    """One unit for each row, with its byte range in the stream."""
-    start = position = 0
-    blank = True
-    for segment, ends in _segments(stream):
-        position += len(segment)
-        blank = blank and segment.isspace()
-        if ends:
-            if not blank:
-                yield Unit(1, position - start, start, position)
-            start, blank = position, True
-    if not blank:  # the last line has no newline
-        yield Unit(1, position - start, start, position)
+        check_columns(version, sorted(keys))
 
 
 def lines_of(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes | TooLong]:

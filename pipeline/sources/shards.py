@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from pipeline.errors import Problem, SpecError
 from pipeline.hashes import canonical_json, short_hash
 
 MAX_SHARD_BYTES = 64 * 1024 * 1024
@@ -95,6 +96,22 @@ class Shard:
 def _flat(value: ObjectVersion | Piece) -> dict[str, object]:
     """Its fields by name. `dataclasses.asdict` is too slow for 200,000 shards: it copies deeply."""
     return {each.name: getattr(value, each.name) for each in fields(value)}
+
+
+def check_columns(version: ObjectVersion, names: list[str]) -> None:
+    """SpecError unless the object, which has these columns, has the text and the id once each."""
+    columns = {"input.text": version.text_column}
+    if version.id_column:
+        columns["input.id"] = version.id_column
+    existing = ", ".join(sorted(names)) or "none"
+    problems = []
+    for place, name in columns.items():
+        if names.count(name) != 1:
+            count = names.count(name) or "no"
+            fix = f"{version.path} has {count} such column; it has: {existing}"
+            problems.append(Problem(place, fix, name))
+    if problems:
+        raise SpecError(problems)
 
 
 def cut_units(units: Iterable[Unit], target_bytes: int) -> Iterator[Piece]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -22,19 +22,16 @@ from fsspec.utils import stringify_path
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import content_hash
-from pipeline.sources.arrow import arrow_pieces, opened_arrow
-from pipeline.sources.columns import Batches, rows_of
 from pipeline.sources.documents import RawRow, slices_from
-from pipeline.sources.jsonl import jsonl_pieces, jsonl_rows
-from pipeline.sources.parquet import opened_parquet, parquet_pieces
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.sources.jsonl import jsonl_rows, jsonl_units
+from pipeline.sources.shards import ObjectVersion, Shard, Unit, cut_units
 from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
-from pipeline.sources.wet import wet_pieces, wet_rows
+from pipeline.sources.tables import TABLES, table_rows, table_units
+from pipeline.sources.wet import wet_rows, wet_units
 from pipeline.stores.errors import option_errors
 
 FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz")
-# The formats whose rows all have the same columns.
-TABLES = ("parquet", "arrow")
+SUPPORTED = " ".join(f".{format}" for format in FORMATS)
 # Keys of remote file systems for a hash of the content, and for the modification time.
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
 _CLOCKS_APART_S = 60.0
@@ -81,11 +78,11 @@ def find_objects(
         file_system, place = _located(path_glob, options)
         infos = list(_infos(file_system, place))
     if not infos:
-        fix = f"names no file; supported are {_supported()}, globs and folders"
+        fix = f"names no file; supported are {SUPPORTED}, globs and folders"
         raise SpecError([Problem("input.path", fix, path_glob)])
     unsupported = sorted(info["name"] for info in infos if format_of(info["name"]) is None)
     if unsupported:
-        fix = f"{len(unsupported)} of {len(infos)} files are not {_supported()}; narrow the glob"
+        fix = f"{len(unsupported)} of {len(infos)} files are not {SUPPORTED}; narrow the glob"
         raise SpecError([Problem("input.path", fix, unsupported[0])])
     _refuse_unwritable([info["name"] for info in infos])
     objects = [_input_object(file_system, info, cache_dir, options) for info in infos]
@@ -96,10 +93,9 @@ def cut(
     source: InputObject, text_column: str, id_column: str | None, target_bytes: int
 ) -> list[Shard]:
     """The object's rows in shards of about `target_bytes`: every row once, in order."""
-    with reading(source.path):
-        pieces = _pieces(source, text_column, id_column, target_bytes)
     version = source.version(text_column, id_column)
-    return [Shard(version, piece) for piece in pieces]
+    with reading(source.path):
+        return [Shard(version, p) for p in cut_units(_units(version, source.options), target_bytes)]
 
 
 def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> Iterator[pa.Table]:
@@ -117,22 +113,12 @@ def format_of(path: str) -> str | None:
     return next((format for format in FORMATS if name.endswith(f".{format}")), None)
 
 
-def _pieces(
-    source: InputObject, text_column: str, id_column: str | None, target_bytes: int
-) -> list[Piece]:
-    path, format, options = source.path, source.format, source.options
-    columns: dict[str, Any] = {
-        "text_column": text_column,
-        "id_column": id_column,
-        "target_bytes": target_bytes,
-    }
-    if format == "parquet":
-        return parquet_pieces(path, options, **columns)
-    if format == "arrow":
-        return arrow_pieces(path, options, **columns)
-    if format == "warc.wet.gz":
-        return wet_pieces(path, format, options, **columns)
-    return jsonl_pieces(path, format, options, **columns)
+def _units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
+    if version.format in TABLES:
+        return table_units(version, options)
+    if version.format == "warc.wet.gz":
+        return wet_units(version, options)
+    return jsonl_units(version, options)
 
 
 def every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
@@ -168,26 +154,11 @@ def _unread_rows(shard: Shard, count: int, error: UnreadableError) -> Iterator[R
 
 
 def _rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    version = shard.version
-    if version.format in TABLES:
-        return _table_rows(shard, options)
-    if version.format == "warc.wet.gz":
+    if shard.version.format in TABLES:
+        return table_rows(shard, options)
+    if shard.version.format == "warc.wet.gz":
         return wet_rows(shard, options)
     return jsonl_rows(shard, options)
-
-
-def _table_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    text_column, id_column = shard.version.text_column, shard.version.id_column
-    with opened_table(shard, options, [text_column, *filter(None, [id_column])]) as table:
-        yield from rows_of(table.batches, text_column=text_column, id_column=id_column)
-
-
-def opened_table(
-    shard: Shard, options: Options, columns: Sequence[str] | None = None
-) -> AbstractContextManager[Batches]:
-    """The rows of a shard whose format is one of TABLES, with these columns (None: all)."""
-    open_batches = opened_parquet if shard.version.format == "parquet" else opened_arrow
-    return open_batches(shard.path, options, shard.piece, columns)
 
 
 def _located(path_glob: str, options: Options) -> tuple[AbstractFileSystem, str]:
@@ -202,8 +173,10 @@ def _located(path_glob: str, options: Options) -> tuple[AbstractFileSystem, str]
 
 def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str, Any]]:
     """The file system's description of each file that `place` names."""
-    # — first, so that a file with a bracket in its name is not taken for a glob
-    itself = _info(file_system, place)
+    itself: Mapping[str, Any] | None = None
+    with suppress(FileNotFoundError):
+        # — first, so that a file with a bracket in its name is not taken for a glob
+        itself = retry_transient(partial(file_system.info, place))
     if itself is None:
         if any(sign in place for sign in "*?["):
             matched = retry_transient(partial(file_system.glob, place, detail=True)).values()
@@ -222,15 +195,6 @@ def _refuse_unwritable(names: Sequence[str]) -> None:
     if odd:
         fix = f"{len(odd)} of {len(names)} files have a name that is not UTF-8; rename them"
         raise SpecError([Problem("input.path", fix, odd[0])])
-
-
-def _info(file_system: AbstractFileSystem, place: str) -> Mapping[str, Any] | None:
-    """The file system's description of the file or folder at the place, or None."""
-    try:
-        info: Mapping[str, Any] = retry_transient(partial(file_system.info, place))
-    except FileNotFoundError:
-        return None
-    return info
 
 
 def _input_object(
@@ -289,18 +253,11 @@ def _remote_etag(path: str, info: Mapping[str, Any]) -> str:
         if info.get(key):
             return str(info[key]).strip('"')
     for key in _TIME_KEYS:
-        if info.get(key):
-            return f"{_seconds(info[key])}-{info['size']}"
+        if time := info.get(key):
+            # — the same file system gives a number in a listing and a datetime for one file
+            seconds = time.timestamp() if isinstance(time, datetime) else time
+            return f"{seconds}-{info['size']}"
     raise StorageError(
         f"{path}: its file system has neither a hash nor a modification time, so a changed file "
         f"would not be noticed; copy the files to a disk or an object store"
     )
-
-
-def _seconds(time: object) -> object:
-    # — the same file system gives a number in a listing and a datetime for one file
-    return time.timestamp() if isinstance(time, datetime) else time
-
-
-def _supported() -> str:
-    return " ".join(f".{format}" for format in FORMATS)

@@ -39,11 +39,9 @@ class Stream(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes; none at the end."""
-        ...
 
     def seek(self, offset: int, /) -> int:
         """Go to an offset from the start."""
-        ...
 
 
 @contextmanager
@@ -126,9 +124,8 @@ class Fetched:
 
     def read(self, size: int = -1, /) -> bytes:
         with fetching(self._path):
-            return retry_transient(
-                partial(self._file.read, size)
-            )  # one that fails stays where it was
+            # — a read that fails stays where it was
+            return retry_transient(partial(self._file.read, size))
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         with fetching(self._path):

@@ -1,6 +1,6 @@
-"""WET files of web archives: the pieces of a stream in one pass, and the rows of one piece.
+"""WET files of web archives: the units of a stream in one pass, and the rows of one piece.
 
-Entry points: `wet_pieces`, `wet_rows`. A row is a conversion record, with the columns text, id, url
+Entry points: `wet_units`, `wet_rows`. A row is a conversion record, with the columns text, id, url
 and date.
 """
 
@@ -13,9 +13,8 @@ from warcio.archiveiterator import ArchiveIterator
 from warcio.exceptions import ArchiveLoadFailed
 from warcio.recordloader import ArcWarcRecord
 
-from pipeline.sources.columns import check_named
 from pipeline.sources.documents import RawRow, RowBuffer, TooLong
-from pipeline.sources.shards import Piece, Shard, Unit, cut_units
+from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
 
 # The largest headers of a record; without a limit, one endless line would be held in memory.
@@ -24,19 +23,15 @@ _HEADERS = {"id": "WARC-Record-ID", "url": "WARC-Target-URI", "date": "WARC-Date
 COLUMNS = ["text", *_HEADERS]
 
 
-def wet_pieces(
-    path: str,
-    format: str,
-    options: Options,
-    *,
-    text_column: str,
-    id_column: str | None,
-    target_bytes: int,
-) -> list[Piece]:
-    """Runs of conversion records; no record is held."""
-    check_named(path, COLUMNS, text_column=text_column, id_column=id_column)
-    with decompressed(path, format, options) as stream:
-        return list(cut_units(_record_units(stream), target_bytes))
+def wet_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
+    """One unit for each conversion record; no record is held."""
+    check_columns(version, COLUMNS)
+    with decompressed(version.path, version.format, options) as stream:
+        for archive, record in _records(stream):
+            text_bytes = sum(len(block) for block in _blocks(record))
+            start = archive.get_record_offset()
+            if record.rec_type == "conversion":
+                yield Unit(1, text_bytes, start, start + archive.get_record_length())
 
 
 def wet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
@@ -59,14 +54,6 @@ def wet_values(
         for record in islice(conversions, shard.rows):
             values = {name: record.rec_headers.get_header(key) for name, key in headers.items()}
             yield values | ({"text": _text(record)} if "text" in columns else {})
-
-
-def _record_units(stream: Stream) -> Iterator[Unit]:
-    for archive, record in _records(stream):
-        text_bytes = sum(len(block) for block in _blocks(record))
-        start = archive.get_record_offset()
-        if record.rec_type == "conversion":
-            yield Unit(1, text_bytes, start, start + archive.get_record_length())
 
 
 def _records(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:

@@ -21,11 +21,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from whole_shards import all_documents
 
-from pipeline.sources import columns, parquet
 from pipeline.sources import documents as row_limits
-from pipeline.sources.parquet import opened_parquet
+from pipeline.sources import tables
 from pipeline.sources.shards import Piece
 from pipeline.sources.source import cut, find_objects
+from pipeline.sources.tables import opened_parquet
 
 MEGABYTE = 1024 * 1024
 # Reads every shard of argv[1], as a run does, and prints counts and the growth of memory.
@@ -132,7 +132,7 @@ def test_a_batch_of_values_that_are_stored_once_is_bounded(
     tmp_path: Path, make: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The values of a batch, written out, are at most BATCH_BYTES."""
-    monkeypatch.setattr(parquet, "BATCH_BYTES", 8 * MEGABYTE)
+    monkeypatch.setattr(tables, "BATCH_BYTES", 8 * MEGABYTE)
     path = tmp_path / "bomb.parquet"
     make(path)
     with opened_parquet(str(path), {}, Piece(0, 100, 0, None, None), ["text"]) as table:
@@ -220,8 +220,8 @@ def test_a_value_above_the_limit_is_a_row_that_says_so_in_every_format(
     corpus: Path, rows: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", MEGABYTE)
-    monkeypatch.setattr(columns, "MAX_ROW_BYTES", MEGABYTE)
-    monkeypatch.setattr(columns, "BATCH_BYTES", MEGABYTE)
+    monkeypatch.setattr(tables, "MAX_ROW_BYTES", MEGABYTE)
+    monkeypatch.setattr(tables, "BATCH_BYTES", MEGABYTE)
     (found,) = find_objects(str(corpus), tmp_path / "cache")
     shards = cut(found, "text", "id", 100_000)
     documents = pa.concat_tables(map(all_documents, shards)).to_pylist()
