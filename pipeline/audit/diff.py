@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.special import rel_entr
 
 from pipeline.errors import Problem, SpecError, StorageError
-from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.dataset import LabelDataset
+from pipeline.ledger.snapshots import Contents, contents
 from pipeline.stores.store import Store
 
 SHOWN_FAILURES = 20

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
-from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.cuts import cut_before
 from pipeline.ledger.keys import (
     DOCUMENTS,
@@ -28,7 +27,7 @@ from pipeline.ledger.keys import (
     snapshot_key,
     spec_key,
 )
-from pipeline.ledger.snapshots import snapshot_numbers
+from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.runtime.calibrations import versions_with_equal_raw_answers
 from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.sources.source import find_objects

@@ -19,10 +19,17 @@ from pipeline.audit.invariants import broken_answers, broken_documents, differin
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
-from pipeline.ledger.contents import Contents, NamedFile, NamedShard, change_of, contents, etags_now
 from pipeline.ledger.keys import documents_key, label_key, parse_key, spec_key
 from pipeline.ledger.label_files import METADATA_PREFIX
-from pipeline.ledger.snapshots import SnapshotTask
+from pipeline.ledger.snapshots import (
+    Contents,
+    NamedFile,
+    NamedShard,
+    SnapshotTask,
+    change_of,
+    contents,
+    etags_now,
+)
 from pipeline.sources.shards import ObjectVersion, Shard
 from pipeline.sources.source import find_objects, read_documents
 from pipeline.sources.streams import Options

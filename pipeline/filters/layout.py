@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import Problem, SpecError
 from pipeline.filters.writers import CONVERTED
-from pipeline.ledger.contents import NamedShard
+from pipeline.ledger.snapshots import NamedShard
 from pipeline.sources.source import format_of
 from pipeline.sources.streams import Options
 from pipeline.stores.store import check_key

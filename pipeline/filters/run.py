@@ -30,9 +30,9 @@ from pipeline.filters.shard import (
 )
 from pipeline.filters.writers import CONVERTED
 from pipeline.hashes import canonical_json, sha256_hex
-from pipeline.ledger.contents import Contents, NamedShard, last_contents
 from pipeline.ledger.cuts import cut_before
 from pipeline.ledger.rows import aligned_batches, refuse_changed, wide_schema
+from pipeline.ledger.snapshots import Contents, NamedShard, last_contents
 from pipeline.options import FilterOptions, OnError
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects, format_of

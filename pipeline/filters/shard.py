@@ -21,9 +21,9 @@ from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.filters.rule import Rule
 from pipeline.filters.writers import kept_rows
 from pipeline.hashes import canonical_json, short_hash
-from pipeline.ledger.contents import NamedShard
 from pipeline.ledger.label_files import to_parquet, verify
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, read_shard
+from pipeline.ledger.snapshots import NamedShard
 from pipeline.options import OnError
 from pipeline.sources.documents import OK, TRUNCATED, RawRow, TooLong, id_text, read_text
 from pipeline.sources.shards import Shard

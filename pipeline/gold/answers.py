@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.ledger.columns import probabilities, statuses, versions
-from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.dataset import LabelDataset
-from pipeline.ledger.snapshots import snapshot_numbers
+from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from pipeline.errors import Problem, SpecError
-from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.rows import aligned_batches, wide_schema
+from pipeline.ledger.snapshots import Contents, contents
 from pipeline.stores.store import Store, open_store
 
 

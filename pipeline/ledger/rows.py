@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, answers_type
-from pipeline.ledger.contents import Contents, NamedFile, NamedShard, change_of, etags_now
+from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard, change_of, etags_now
 from pipeline.stores.store import Store
 
 DOCUMENT_SCHEMA = pa.schema(

@@ -1,6 +1,6 @@
 """Snapshots: numbered, consistent views of finished work. The highest number is current.
 
-Entry points: `publish`, `current_snapshot` and `read_snapshot`; `ledger.contents` parses them.
+Entry points: `publish` writes a snapshot, and `contents` reads one.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,12 +16,13 @@ from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json
 from pipeline.ledger.cells import Committed, File, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
-from pipeline.ledger.keys import SNAPSHOTS, parse_key, snapshot_key
+from pipeline.ledger.keys import SNAPSHOTS, listing_prefix, parse_key, snapshot_key
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
 # A lost race means that another run published; this many in a row have another cause.
 MAX_LOST_RACES = 100
+UNPUBLISHED = 0  # no snapshot has this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,53 @@ class SnapshotTask:
         return {k: v for k, v in entry.items() if k != "columns" or v != ANSWER_COLUMNS}
 
 
-def complete(shards: Sequence[Shard], tasks: Collection[str], done: Committed) -> bool:
-    """Whether every shard has its documents file and the labels of all tasks."""
-    return all(is_whole(shard.id, tasks, done) for shard in shards)
+@dataclass(frozen=True, slots=True)
+class NamedFile:
+    """A file as a snapshot names it."""
+
+    key: str
+    etag: str
+    rows: int
+    sid: str
+    task: str | None  # None: the documents file
+
+
+@dataclass(frozen=True, slots=True)
+class NamedShard:
+    """A shard as a snapshot names it, with its files."""
+
+    sid: str
+    path: str
+    start_row: int
+    rows: int
+    documents: NamedFile
+    labels: Mapping[str, NamedFile]  # by task
+
+    @property
+    def files(self) -> tuple[NamedFile, ...]:
+        """Its documents file, then a label file for each task."""
+        return (self.documents, *self.labels.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A snapshot: its tasks, and its shards in the input's order."""
+
+    number: int
+    spec: str
+    tasks: Mapping[str, SnapshotTask]
+    shards: tuple[NamedShard, ...]
+    missing_rows: int = 0  # of a partial snapshot: rows of the input that it leaves out
+    missing_files: int = 0  # of a partial snapshot: input files whose rows are not counted
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def files(self) -> Iterator[NamedFile]:
+        """All files, shard by shard."""
+        return (file for shard in self.shards for file in shard.files)
 
 
 def publish(
@@ -60,9 +105,12 @@ def publish(
     number of input files whose rows cannot be counted. StorageError if work is missing and the
     snapshot is not partial.
     """
-    if not partial and (missing_files or not complete(shards, tasks, done)):
+    whole = [shard for shard in shards if is_whole(shard.id, tasks, done)]
+    missing_rows = sum(shard.rows for shard in shards) - sum(shard.rows for shard in whole)
+    complete = len(whole) == len(shards) and not missing_files
+    if not partial and not complete:
         raise StorageError(f"{store.url}: the work is not complete, so it has no snapshot")
-    view = _view(spec_name, tasks, shards, done, missing_files)
+    view = _View(spec_name, tasks, whole, missing_rows, missing_files, complete, done)
     stamp = canonical_json(created_at)
     for _ in range(MAX_LOST_RACES):
         numbers = snapshot_numbers(store)
@@ -70,9 +118,62 @@ def publish(
         if last is not None and _shows(*last, view):
             return last[1]
         following = numbers[0] + 1 if numbers else 1
-        if store.create(snapshot_key(following), _whole(_written(view, following, stamp))):
+        # — a join would hold the chunks and the result; a buffer holds the bytes once
+        buffer = io.BytesIO()
+        buffer.writelines(_written(view, following, stamp))
+        if store.create(snapshot_key(following), buffer.getvalue()):
             return following
     raise StorageError(f"{store.url}/{SNAPSHOTS}: {MAX_LOST_RACES} numbers in a row were taken")
+
+
+def contents(store: Store, number: int | None = None) -> Contents:
+    """Snapshot `number`, or the current one; StorageError if there is none or it is invalid."""
+    content = current_snapshot(store) if number is None else read_snapshot(store, number)
+    if content is None:
+        raise StorageError(
+            f"{store.url}: has no snapshot yet; `assay run` publishes one when its work is complete"
+        )
+    try:
+        return _parsed(content)
+    except (KeyError, TypeError, ValueError) as error:
+        place = snapshot_key(number) if number is not None else "snapshots/, the highest number"
+        raise StorageError(
+            f"{store.url}/{place}: is not a snapshot: {error!r}; restore it, or delete it and "
+            f"publish it again with `assay run`"
+        ) from error
+
+
+def last_contents(store: Store, spec_name: str) -> Contents:
+    """The spec's last snapshot; the current one may be of another spec."""
+    number = last_snapshot(store, spec_name)
+    if number is None:
+        raise StorageError(
+            f"{store.url}: has no snapshot of {spec_name} yet; `assay run` publishes one"
+        )
+    return contents(store, number)
+
+
+def contents_of(
+    spec_name: str, tasks: Mapping[str, SnapshotTask], shards: Sequence[Shard], done: Committed
+) -> Contents:
+    """The snapshot that this work would have; its number is 0."""
+    return Contents(UNPUBLISHED, spec_name, tasks, tuple(_named(s, tasks, done) for s in shards))
+
+
+def etags_now(store: Store, files: Iterable[NamedFile]) -> dict[str, str]:
+    """The etags by key of all objects in the folders of these files: one LIST for each folder."""
+    folders = {listing_prefix(file.key) for file in files}
+    return {s.key: s.etag for folder in sorted(folders) for s in store.list(folder)}
+
+
+def change_of(file: NamedFile, etags: Mapping[str, str]) -> str | None:
+    """How the file differs from the published one, or None; `etags` is of `etags_now`."""
+    etag = etags.get(file.key)
+    if etag is None:
+        return "does not exist"
+    if etag != file.etag:
+        return f"has the etag {etag} and was published with {file.etag}: it is another file"
+    return None
 
 
 def current_snapshot(store: Store) -> dict[str, Any] | None:
@@ -126,24 +227,11 @@ class _View:
     done: Committed
 
 
-def _view(
-    spec_name: str,
-    tasks: Mapping[str, SnapshotTask],
-    shards: Sequence[Shard],
-    done: Committed,
-    missing_files: int,
-) -> _View:
-    whole = [shard for shard in shards if is_whole(shard.id, tasks, done)]
-    missing_rows = sum(shard.rows for shard in shards) - sum(shard.rows for shard in whole)
-    is_complete = len(whole) == len(shards) and not missing_files
-    return _View(spec_name, tasks, whole, missing_rows, missing_files, is_complete, done)
-
-
 def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
     """The snapshot's canonical JSON, one shard at a time: as one value it would fill the memory."""
-    tasks, done = view.tasks, view.done
     yield b'{"complete":%b,"created_at":%b,"files":[' % (canonical_json(view.complete), created_at)
-    yield from _joined(canonical_json(_file_entries(s, tasks, done))[1:-1] for s in view.shards)
+    named = (_named(shard, view.tasks, view.done) for shard in view.shards)
+    yield from _joined(canonical_json(list(map(_fields, s.files)))[1:-1] for s in named)
     rows = sum(shard.rows for shard in view.shards)
     counts = {
         "missing_files": view.missing_files,
@@ -153,8 +241,8 @@ def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
     }
     yield b'],%b,"shards":[' % canonical_json(counts)[1:-1]
     yield from _joined(canonical_json(_shard_entry(shard)) for shard in view.shards)
-    named = {name: task.to_json() for name, task in tasks.items()}
-    yield b"],%b" % canonical_json({"spec": view.spec_name, "tasks": named})[1:]
+    tasks = {name: task.to_json() for name, task in view.tasks.items()}
+    yield b"],%b" % canonical_json({"spec": view.spec_name, "tasks": tasks})[1:]
 
 
 def _joined(written: Iterable[bytes]) -> Iterator[bytes]:
@@ -163,13 +251,6 @@ def _joined(written: Iterable[bytes]) -> Iterator[bytes]:
     for each in written:
         yield comma + each
         comma = b","
-
-
-def _whole(chunks: Iterable[bytes]) -> bytes:
-    # — a join would hold the chunks and the result; a buffer holds the bytes once
-    buffer = io.BytesIO()
-    buffer.writelines(chunks)
-    return buffer.getvalue()
 
 
 def _shows(snapshot: bytes, number: int, view: _View) -> bool:
@@ -195,18 +276,48 @@ def _shard_entry(shard: Shard) -> dict[str, object]:
     }
 
 
-def _file_entries(shard: Shard, tasks: Collection[str], done: Committed) -> list[dict[str, object]]:
-    """The shard's documents file (its task is null), then its label files."""
-    sid = shard.id
-    entries = [_file_entry(done.documents_file(sid), shard, None)]
-    return entries + [_file_entry(done.label_file(task, sid), shard, task) for task in tasks]
+def _fields(file: NamedFile) -> dict[str, object]:
+    # — `dataclasses.asdict` is too slow for millions of files: it copies deeply
+    return {name: getattr(file, name) for name in NamedFile.__slots__}
 
 
-def _file_entry(file: File, shard: Shard, task: str | None) -> dict[str, object]:
-    return {
-        "key": file.key,
-        "rows": shard.rows,
-        "etag": file.etag,
-        "task": task,
-        "sid": shard.id,
+def _named(shard: Shard, tasks: Iterable[str], done: Committed) -> NamedShard:
+    def named(file: File, task: str | None) -> NamedFile:
+        return NamedFile(file.key, file.etag, shard.rows, shard.id, task)
+
+    return NamedShard(
+        sid=shard.id,
+        path=shard.path,
+        start_row=shard.piece.start_row,
+        rows=shard.rows,
+        documents=named(done.documents_file(shard.id), None),
+        labels={task: named(done.label_file(task, shard.id), task) for task in tasks},
+    )
+
+
+def _parsed(content: Mapping[str, Any]) -> Contents:
+    files: dict[str, list[NamedFile]] = {}
+    for entry in content["files"]:
+        file = NamedFile(**{name: entry[name] for name in NamedFile.__slots__})
+        files.setdefault(file.sid, []).append(file)
+    tasks = {
+        name: SnapshotTask(
+            task["fp"], tuple(task["labels"]), tuple(task.get("columns", ANSWER_COLUMNS))
+        )
+        for name, task in content["tasks"].items()
     }
+    shards = tuple(_shard(entry, files[entry["sid"]], tasks) for entry in content["shards"])
+    missing = (int(content.get(name, 0)) for name in ("missing_rows", "missing_files"))
+    return Contents(int(content["number"]), str(content["spec"]), tasks, shards, *missing)
+
+
+def _shard(entry: Mapping[str, Any], files: list[NamedFile], tasks: Iterable[str]) -> NamedShard:
+    by_task = {file.task: file for file in files}
+    return NamedShard(
+        sid=entry["sid"],
+        path=entry["path"],
+        start_row=entry["start_row"],
+        rows=entry["rows"],
+        documents=by_task[None],
+        labels={task: by_task[task] for task in tasks},
+    )

@@ -17,9 +17,8 @@ import ray
 
 from pipeline.errors import FailedRowsError, RefusedError
 from pipeline.ledger.cells import is_whole, record_specs, unfinished
-from pipeline.ledger.contents import Contents, contents_of
 from pipeline.ledger.failpoints import failpoint
-from pipeline.ledger.snapshots import publish
+from pipeline.ledger.snapshots import Contents, contents_of, publish
 from pipeline.runtime.graph import calibrate, check_model, label_cpus, label_items
 from pipeline.runtime.job import Job, Plan, jobs_for_each_dtype, list_missing, make_job, plan
 from pipeline.runtime.outcome import Outcome, RunCounts, retry_items

@@ -14,9 +14,8 @@ from pipeline.fitted.calibration import Calibration, Probabilities, mean_prior
 from pipeline.gold.answers import answers_for
 from pipeline.gold.labels import UNLABELLED, gold_hash, read_gold
 from pipeline.ledger.columns import RAW, probabilities
-from pipeline.ledger.contents import Contents, contents
 from pipeline.ledger.dataset import open_labels
-from pipeline.ledger.snapshots import snapshot_numbers
+from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import CalibrateOptions, GoldOptions
 from pipeline.runtime.calibrations import CalibrationFile, raw_fingerprint, write_calibration
 from pipeline.runtime.fitted_files import options_for

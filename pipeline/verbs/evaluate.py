@@ -22,7 +22,7 @@ from pipeline.evaluation.thresholds import (
 )
 from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot
 from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
-from pipeline.ledger.contents import Contents
+from pipeline.ledger.snapshots import Contents
 from pipeline.options import EvalOptions, GoldOptions
 from pipeline.runtime.calibrations import load_calibrations
 from pipeline.spec.schema import JobSpec

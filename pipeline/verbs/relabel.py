@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pipeline.audit.diff import Comparison, compare
 from pipeline.evaluation.gates import Decision
-from pipeline.ledger.contents import Contents, contents
-from pipeline.ledger.snapshots import last_snapshot
+from pipeline.ledger.snapshots import Contents, contents, last_snapshot
 from pipeline.options import Limits
 from pipeline.runtime.job import Plan
 from pipeline.runtime.outcome import Outcome

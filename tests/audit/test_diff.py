@@ -12,8 +12,8 @@ from finished import LABELS, Corpus, finish
 
 from pipeline.audit.diff import compare, side
 from pipeline.errors import SpecError, StorageError
-from pipeline.ledger.contents import contents
 from pipeline.ledger.dataset import open_labels
+from pipeline.ledger.snapshots import contents
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.stores.local import LocalStore
 

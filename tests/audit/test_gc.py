@@ -26,9 +26,9 @@ from pipeline.audit.gc import GcResult, collect_garbage
 from pipeline.audit.verify import verify
 from pipeline.cli import main
 from pipeline.errors import StorageError
-from pipeline.ledger.contents import contents
 from pipeline.ledger.keys import documents_key, label_key, spec_key
 from pipeline.ledger.label_files import commit_shard
+from pipeline.ledger.snapshots import contents
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import Placement
 from pipeline.spec.fingerprint import Fingerprint

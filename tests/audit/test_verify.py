@@ -28,8 +28,8 @@ from finished import (
 from pipeline.audit.invariants import broken_answers
 from pipeline.audit.verify import VerifyResult, verify
 from pipeline.cli import main
-from pipeline.ledger.contents import contents
 from pipeline.ledger.keys import label_key, spec_key
+from pipeline.ledger.snapshots import contents
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 

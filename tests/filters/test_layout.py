@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
-from pipeline.ledger.contents import NamedFile, NamedShard
+from pipeline.ledger.snapshots import NamedFile, NamedShard
 
 
 @pytest.mark.parametrize(

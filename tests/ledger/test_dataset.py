@@ -30,9 +30,9 @@ from servers import Server
 
 import pipeline
 from pipeline.errors import SpecError, StorageError
-from pipeline.ledger.contents import contents
 from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, READ_AHEAD
+from pipeline.ledger.snapshots import contents
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import DOCUMENT_COLUMNS
 from pipeline.stores.local import LocalStore

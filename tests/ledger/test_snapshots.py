@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from pipeline.errors import StorageError
-from pipeline.ledger.cells import committed
+from pipeline.ledger.cells import committed, is_whole
 from pipeline.ledger.keys import documents_key, label_key, snapshot_key
 from pipeline.ledger.snapshots import (
     SnapshotTask,
-    complete,
     current_snapshot,
     publish,
     read_snapshot,
@@ -89,7 +88,7 @@ def test_a_file_made_again_is_other_content(full: LocalStore) -> None:
 
 def test_unfinished_work_has_no_snapshot(full: LocalStore) -> None:
     (full.root / label_key("topic", F2, FIRST.id)).unlink()
-    assert not complete(SHARDS, FPS, committed(full, FPS, SIDS))
+    assert not is_whole(FIRST.id, FPS, committed(full, FPS, SIDS))
     with pytest.raises(StorageError, match="not complete"):
         publish_now(full)
     assert current_snapshot(full) is None

@@ -10,9 +10,9 @@ import pytest
 from finished import LABELS, Corpus, commit_all, toy_fingerprints
 
 from pipeline.evaluation.gates import Decision
-from pipeline.ledger.contents import Contents
 from pipeline.ledger.cuts import Cuts
 from pipeline.ledger.dataset import LabelDataset, open_labels
+from pipeline.ledger.snapshots import Contents
 from pipeline.options import EvalOptions, GoldOptions, Limits
 from pipeline.report.drift import scheduled_run_json
 from pipeline.runtime.job import Job, list_missing
