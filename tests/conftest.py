@@ -20,6 +20,10 @@ from pipeline.inference.model.loaded import LoadedModel
 
 pytest_plugins = ["data_fixtures"]
 
+# The command asks Ray for token authentication. Ray reads the variable once a process, so every Ray
+# that a test process starts has to agree with the first.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+
 # Laws: the same few examples in every run of `make test`, many random ones in `make test-slow`.
 settings.register_profile("few", max_examples=20, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=1_000, deadline=None)
@@ -135,10 +139,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """What a verb that is called in this process sets, the next test does not see.
-
-    The command asks Ray for tokens by a variable; an `ray.init` of a later test would, too.
-    """
+    """The next test does not see the variables that a verb sets in this process."""
     before = dict(os.environ)
     yield
     if os.environ != before:
