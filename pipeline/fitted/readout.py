@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 from safetensors import SafetensorError
 
 from pipeline.errors import Problem
-from pipeline.hashes import sha256_hex
 from pipeline.spec.schema import ContextualSpec, JobSpec, TaskSpec
 
 _HEADER_LENGTH_BYTES = 8
@@ -111,11 +110,6 @@ def parse_readout(data: bytes) -> Readout:
             f"its card names layer {card.layer}, but it has the layers {sorted(maps)}"
         )
     return Readout(card, maps)
-
-
-def content_id(data: bytes) -> str:
-    """The identity of a readout's file in a fingerprint: the SHA-256 of its bytes."""
-    return sha256_hex(data)
 
 
 def _card(data: bytes) -> Card:

@@ -98,7 +98,7 @@ def committed(store: Store, fp: Mapping[str, str], sids: Collection[str]) -> Com
     known = {sid: sid for sid in sids}
     with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
         documents = pool.submit(_list_files, store, DOCUMENTS, known)
-        labels = pool.map(lambda task: _list_labels(store, task, fp[task], known), fp)
+        labels = pool.map(lambda t: _list_files(store, label_folders(t, fp[t])[0], known), fp)
         retries = pool.map(lambda task: _list_retries(store, task, fp[task], known), fp)
         return Committed(
             fp=dict(fp),
@@ -117,7 +117,7 @@ def committed_others(
         Committed(
             fp={task: fp},
             documents=done.documents,
-            labels={task: _list_labels(store, task, fp, known)},
+            labels={task: _list_files(store, label_folders(task, fp)[0], known)},
             retries={task: _list_retries(store, task, fp, known)},
         )
         for task, fps in versions.items()
@@ -265,10 +265,6 @@ def _list_files(store: Store, prefix: str, sids: Mapping[str, str]) -> dict[str,
     """The etags of one file for each shard. A file with another name is not a shard's."""
     listed = ((parse_key(stored.key), stored.etag) for stored in store.list(prefix))
     return {sids[key.sid]: etag for key, etag in listed if key and key.sid in sids}
-
-
-def _list_labels(store: Store, task: str, fp: str, sids: Mapping[str, str]) -> dict[str, str]:
-    return _list_files(store, label_folders(task, fp)[0], sids)
 
 
 def _list_retries(

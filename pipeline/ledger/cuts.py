@@ -10,14 +10,14 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import canonical_json
 from pipeline.ledger.keys import INPUTS, cuts_key, parse_key
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.sources.shards import ObjectVersion, Piece, Shard, fields_of
 from pipeline.sources.source import InputObject, cut
 from pipeline.stores.store import Store
 
@@ -173,14 +173,13 @@ def _batches(
 
 def _content(cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> bytes:
     entries = [
-        {"object": list(_values(version)), "pieces": [list(_values(s.piece)) for s in shards]}
+        {
+            "object": list(fields_of(version).values()),
+            "pieces": [list(fields_of(shard.piece).values()) for shard in shards],
+        }
         for version, shards in cuts.items()
     ]
     return canonical_json({"cuts": entries})
-
-
-def _values(of: ObjectVersion | Piece) -> Iterator[object]:
-    return (getattr(of, each.name) for each in fields(of))
 
 
 def _parsed(store: Store, number: int) -> dict[ObjectVersion, tuple[Shard, ...]]:

@@ -1,4 +1,4 @@
-"""Writing a shard's files. Entry point: `commit_shard`.
+"""The files of a shard. Entry points: `commit_shard` writes them, `read_file` reads one.
 
 The files are built in memory and read back before the first is created, so an object that exists
 is whole. Its existence is the record that the shard is done.
@@ -17,7 +17,6 @@ from pipeline.hashes import canonical_json
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, label_key
-from pipeline.ledger.label_rows import as_strings
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
@@ -59,18 +58,27 @@ def to_parquet(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
     return data
 
 
-def verify(data: bytes, rows: int, doc_ids: pa.Array | pa.ChunkedArray) -> None:
+def verify(data: bytes, rows: int, doc_ids: pa.ChunkedArray) -> None:
     """StorageError unless the file reads back with these rows in this order."""
     try:
         table = pq.read_table(pa.BufferReader(data), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise StorageError(f"a file just built cannot be read back: {error}") from error
-    written_ids = table.column("doc_id").combine_chunks()
-    if table.num_rows != rows or not written_ids.equals(as_strings(doc_ids)):
+    if table.num_rows != rows or not table.column("doc_id").equals(doc_ids):
         raise StorageError(
             f"a file just built has {table.num_rows} rows, which are not the {rows} documents "
             f"of the shard in order; nothing was committed, run again"
         )
+
+
+def read_file(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table:
+    """These columns of a file in this order, or all; StorageError if it cannot be read."""
+    data = store.read(key)
+    try:
+        table = pq.read_table(pa.BufferReader(data), columns=columns, use_threads=False)
+        return table if columns is None else table.select(columns)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise StorageError(f"{store.url}/{key}: cannot be read: {error}") from error
 
 
 def commit_shard(

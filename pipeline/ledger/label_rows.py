@@ -66,13 +66,6 @@ def with_calibrated(table: pa.Table, calibration: Calibration) -> pa.Table:
     return table.append_column(CALIBRATED, calibrated)
 
 
-def as_strings(values: Sequence[str] | pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The strings as one array."""
-    if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks()
-    return values if isinstance(values, pa.Array) else pa.array(values, pa.string())
-
-
 def probability_columns(p: NDArray[np.float32], labels: Sequence[str]) -> dict[str, pa.Array]:
     """The columns label, p and margin of [docs, labels]; null where p is NaN."""
     _docs, label_count = p.shape

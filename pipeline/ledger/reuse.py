@@ -11,13 +11,13 @@ from functools import lru_cache, reduce
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import ReusableShard, WorkItem
 from pipeline.ledger.columns import CALIBRATED
 from pipeline.ledger.keys import documents_key
+from pipeline.ledger.label_files import read_file
 from pipeline.sources.documents import OK, QUARANTINED, TRUNCATED
 from pipeline.stores.store import Store
 
@@ -82,7 +82,8 @@ class AnswerCache:
         """
         stored = self._hashes(reusable.sid)
         if reusable.sid != work.shard.id:
-            return _places(hashes, stored)
+            places = pc.fill_null(pc.index_in(hashes, value_set=stored), -1)
+            return np.asarray(places.to_numpy(zero_copy_only=False), dtype=np.int64)
         if len(stored) != work.shard.rows:
             raise StorageError(
                 f"{self._store.url}/{documents_key(reusable.sid)}: has {len(stored)} rows of a "
@@ -92,60 +93,39 @@ class AnswerCache:
         return np.where(same, np.arange(start, start + len(hashes)), -1)
 
     def _read_hashes(self, sid: str) -> pa.Array:
-        table = self._read(documents_key(sid), ["content_hash"])
+        table = read_file(self._store, documents_key(sid), ["content_hash"])
         return table.column("content_hash").combine_chunks()
 
     def _read_answers(self, sid: str, keys: tuple[str, ...]) -> list[pa.Table]:
-        return [self._read_answer(sid, key) for key in keys]
-
-    def _read_answer(self, sid: str, key: str) -> pa.Table:
-        whole = self._read(key, None)
-        # — calibrated again later: the stored file may have another calibration, or none
-        dropped = {"doc_id", CALIBRATED}.intersection(whole.column_names)
-        answers = whole.drop_columns(sorted(dropped))
-        if answers.num_rows != len(self._hashes(sid)):
-            raise StorageError(
-                f"{self._store.url}/{key}: has {answers.num_rows} rows and its "
-                f"documents file {len(self._hashes(sid))}; `assay verify` reports more"
-            )
+        answers = []
+        for key in keys:
+            whole = read_file(self._store, key, None)
+            if whole.num_rows != len(self._hashes(sid)):
+                raise StorageError(
+                    f"{self._store.url}/{key}: has {whole.num_rows} rows and its "
+                    f"documents file {len(self._hashes(sid))}; `assay verify` reports more"
+                )
+            # — calibrated again later: the stored file may have another calibration, or none
+            dropped = {"doc_id", CALIBRATED}.intersection(whole.column_names)
+            answers.append(whole.drop_columns(sorted(dropped)))
         return answers
-
-    def _read(self, key: str, columns: list[str] | None) -> pa.Table:
-        """These columns of the file, or all: the columns of answers differ between tasks."""
-        try:
-            return pq.read_table(
-                pa.BufferReader(self._store.read(key)), columns=columns, use_threads=False
-            )
-        except pa.ArrowException as error:
-            raise StorageError(f"{self._store.url}/{key}: cannot be read: {error}") from error
 
 
 def overlaid(computed: pa.Table, known: pa.StructArray) -> pa.Table:
     """The computed label rows, with known rows in place of theirs."""
     rows = np.arange(computed.num_rows)
     indices = np.where(known.is_valid().to_numpy(zero_copy_only=False), rows + len(rows), rows)
-    answers = (
-        pa.table(
-            {
-                name: known.field(name).cast(_plain(computed.schema.field(name).type))
-                for name in computed.column_names
-                if name != "doc_id"
-            }
-        )
-        .append_column("doc_id", computed.column("doc_id"))
-        .select(computed.column_names)
-    )
+    columns = {"doc_id": computed.column("doc_id")}
+    for field in computed.schema:
+        if field.name != "doc_id":
+            columns[field.name] = known.field(field.name).cast(_plain(field.type))
+    answers = pa.table(columns).select(computed.column_names)
     plain = computed.cast(answers.schema)
     return pa.concat_tables([plain, answers]).take(pa.array(indices)).cast(computed.schema)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _places(values: pa.Array, stored: pa.Array) -> NDArray[np.int64]:
-    places = pc.fill_null(pc.index_in(values, value_set=stored), -1)
-    return np.asarray(places.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def _usable(answers: Sequence[pa.Table], *, is_retry: bool) -> NDArray[np.bool_]:
@@ -155,8 +135,7 @@ def _usable(answers: Sequence[pa.Table], *, is_retry: bool) -> NDArray[np.bool_]
 
 
 def _mask(values: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
-    whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    return np.array(whole.to_numpy(zero_copy_only=False), dtype=np.bool_)
+    return np.array(values.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def _structs(answers: pa.Table, indices: pa.Array) -> pa.StructArray:

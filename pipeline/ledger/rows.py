@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, answers_type
+from pipeline.ledger.label_files import read_file
 from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard, change_of, etags_now
 from pipeline.stores.store import Store
 
@@ -77,7 +77,7 @@ def read_shard(
     store: Store, shard: NamedShard, *, schema: pa.Schema, tasks: Sequence[str]
 ) -> pa.RecordBatch:
     """One shard's rows with the columns of the schema, of which `tasks` are tasks."""
-    documents = _read_file(store, shard.documents, DOCUMENTS_FILE_COLUMNS)
+    documents = _read_whole(store, shard.documents, DOCUMENTS_FILE_COLUMNS)
     columns: dict[str, pa.Array] = dict(zip(documents.column_names, _plain(documents), strict=True))
     if "path" in schema.names:
         columns["path"] = pa.repeat(pa.scalar(shard.path), shard.rows)
@@ -93,7 +93,7 @@ def _answers(
     store: Store, file: NamedFile, doc_ids: pa.Array, struct: pa.StructType
 ) -> pa.StructArray:
     """A label file's rows as structs; StorageError unless they are of these documents in order."""
-    table = _read_file(store, file, ("doc_id", *(field.name for field in struct)))
+    table = _read_whole(store, file, ("doc_id", *(field.name for field in struct)))
     ids, *answers = _plain(table)
     if not ids.equals(doc_ids):
         raise StorageError(
@@ -106,13 +106,8 @@ def _answers(
     return pa.StructArray.from_arrays(answers, fields=list(struct))
 
 
-def _read_file(store: Store, file: NamedFile, columns: Sequence[str]) -> pa.Table:
-    data = store.read(file.key)
-    try:
-        whole = pq.read_table(pa.BufferReader(data), columns=list(columns), use_threads=False)
-        table = whole.select(list(columns))
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise StorageError(f"{store.url}/{file.key}: cannot be read: {error}") from error
+def _read_whole(store: Store, file: NamedFile, columns: Sequence[str]) -> pa.Table:
+    table = read_file(store, file.key, list(columns))
     if table.num_rows != file.rows:
         raise StorageError(
             f"{store.url}/{file.key}: has {table.num_rows} rows where {file.rows} were published; "
@@ -123,8 +118,5 @@ def _read_file(store: Store, file: NamedFile, columns: Sequence[str]) -> pa.Tabl
 
 def _plain(table: pa.Table) -> list[pa.Array]:
     """The columns, each as one array, dictionaries as strings."""
-    return [_decoded(column.combine_chunks()) for column in table.columns]
-
-
-def _decoded(values: pa.Array) -> pa.Array:
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+    whole = (column.combine_chunks() for column in table.columns)
+    return [v.dictionary_decode() if pa.types.is_dictionary(v.type) else v for v in whole]

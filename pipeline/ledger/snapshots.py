@@ -17,7 +17,7 @@ from pipeline.hashes import canonical_json
 from pipeline.ledger.cells import Committed, File, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
 from pipeline.ledger.keys import SNAPSHOTS, listing_prefix, parse_key, snapshot_key
-from pipeline.sources.shards import Shard
+from pipeline.sources.shards import Shard, fields_of
 from pipeline.stores.store import Store
 
 # A lost race means that another run published; this many in a row have another cause.
@@ -231,7 +231,7 @@ def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
     """The snapshot's canonical JSON, one shard at a time: as one value it would fill the memory."""
     yield b'{"complete":%b,"created_at":%b,"files":[' % (canonical_json(view.complete), created_at)
     named = (_named(shard, view.tasks, view.done) for shard in view.shards)
-    yield from _joined(canonical_json(list(map(_fields, s.files)))[1:-1] for s in named)
+    yield from _joined(canonical_json(list(map(fields_of, s.files)))[1:-1] for s in named)
     rows = sum(shard.rows for shard in view.shards)
     counts = {
         "missing_files": view.missing_files,
@@ -274,11 +274,6 @@ def _shard_entry(shard: Shard) -> dict[str, object]:
         "end_row": shard.piece.end_row,
         "rows": shard.rows,
     }
-
-
-def _fields(file: NamedFile) -> dict[str, object]:
-    # — `dataclasses.asdict` is too slow for millions of files: it copies deeply
-    return {name: getattr(file, name) for name in NamedFile.__slots__}
 
 
 def _named(shard: Shard, tasks: Iterable[str], done: Committed) -> NamedShard:

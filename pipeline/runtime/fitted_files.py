@@ -19,13 +19,13 @@ from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.fitted.readout import (
     Readout,
     ReadoutError,
-    content_id,
     differences,
     missing_layers,
     parse_readout,
     pointless_layers,
     unmeasurable,
 )
+from pipeline.hashes import sha256_hex
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.errors import (
@@ -116,7 +116,7 @@ def find_readouts(
         problems += differences(spec, task, where, readout.card, weights=weights, dtype=dtype)
         problems += missing_layers(spec, task, readout)
         problems += unmeasurable(task, where, readout.card)
-        refs[task.name] = ReadoutRef(task.readout, content_id(data))
+        refs[task.name] = ReadoutRef(task.readout, sha256_hex(data))
     problems += pointless_layers(spec, readouts)
     if problems:
         raise SpecError(problems)
@@ -128,7 +128,7 @@ def load_readouts(refs: Mapping[str, ReadoutRef], spec: JobSpec) -> dict[str, Re
     loaded = {}
     for name, ref in refs.items():
         data = _read(ref.path, spec, f"readout of {name}")
-        if content_id(data) != ref.sha256:
+        if sha256_hex(data) != ref.sha256:
             raise StorageError(
                 f"{ref.path}: the readout of {name!r} changed while the job ran; run again, with a "
                 f"file that all machines can read and that does not change"

@@ -16,12 +16,12 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.errors import FailedRowsError, StorageError
+from pipeline.errors import FailedRowsError
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import Committed, ReusableShard, WorkItem
+from pipeline.ledger.label_files import read_file
 from pipeline.sources.documents import OK, QUARANTINED
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
@@ -199,9 +199,4 @@ def _failed_mask(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]
 
 
 def _status(store: Store, key: str) -> pa.ChunkedArray:
-    data = pa.BufferReader(store.read(key))
-    try:
-        table = pq.read_table(data, columns=["status"], use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise StorageError(f"{store.url}/{key}: cannot be read: {error}") from error
-    return table.column("status").cast(pa.string())
+    return read_file(store, key, ["status"]).column("status").cast(pa.string())

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.ledger.columns import ANSWER_COLUMNS
-from pipeline.ledger.label_rows import as_strings, probability_columns, reading_columns
+from pipeline.ledger.label_rows import probability_columns, reading_columns
 
 
 def label_table(
@@ -25,4 +25,5 @@ def label_table(
     assert len(doc_ids) == len(status) == len(p), (len(doc_ids), len(status), len(p))
     columns = probability_columns(p, labels) | reading_columns(mass, n_tokens, n_chunks, status)
     ordered = {name: columns[name] for name in ANSWER_COLUMNS}
-    return pa.table({"doc_id": as_strings(doc_ids), **ordered})
+    ids = doc_ids.combine_chunks() if isinstance(doc_ids, pa.ChunkedArray) else doc_ids
+    return pa.table({"doc_id": pa.array(ids, pa.string()), **ordered})
