@@ -155,14 +155,8 @@ def _named_keys(snapshot: Contents) -> Iterator[str]:
 
 def _unneeded(stored: Iterable[StoredObject], named: frozenset[str], cells: Cells) -> Removable:
     """The objects with keys of assay that are neither named nor used by the next run."""
-    known: list[tuple[StoredObject, Key]] = []
-    unknown = 0
-    for each in stored:
-        key = parse_key(each.key)
-        if key is None:
-            unknown += 1
-        else:
-            known.append((each, key))
+    parsed = [(each, parse_key(each.key)) for each in stored]
+    known = [(each, key) for each, key in parsed if key is not None]
     used = _used_cells(known, cells)
     sids = cells.sids.union(used.values())
     versions = cells.versions | cells.others
@@ -177,7 +171,8 @@ def _unneeded(stored: Iterable[StoredObject], named: frozenset[str], cells: Cell
         # — without its spec, the answers of a version cannot be matched any more
         return key.folder == SPECS and (key.task, key.fp) in versions
 
-    return Removable(tuple(e for e, key in known if not is_needed(e.key, key)), unknown)
+    unneeded = tuple(each for each, key in known if not is_needed(each.key, key))
+    return Removable(unneeded, len(parsed) - len(known))
 
 
 def _used_cells(known: Iterable[tuple[StoredObject, Key]], cells: Cells) -> dict[str, str]:

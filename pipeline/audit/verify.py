@@ -73,6 +73,17 @@ class VerifyResult:
 
 
 @dataclass(frozen=True, slots=True)
+class _Audit:
+    """What shards are compared with."""
+
+    store: Store
+    tasks: Mapping[str, SnapshotTask]
+    etags: Mapping[str, str]  # as they are now
+    cache_dir: Path
+    options: Options  # of the input
+
+
+@dataclass(frozen=True, slots=True)
 class _CheckedShard:
     """The result for one shard."""
 
@@ -90,10 +101,9 @@ def verify_output(spec: JobSpec, *, cache_dir: Path) -> VerifyResult:
 def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) -> VerifyResult:
     """One snapshot read again; `options` are the input's storage options."""
     etags = etags_now(store, snapshot.files)
-    inputs = _Inputs(cache_dir, options)
-    check = partial(_check_shard, store, snapshot.tasks, etags, inputs)
+    audit = _Audit(store, snapshot.tasks, etags, cache_dir, options)
     with ThreadPoolExecutor(THREADS) as pool:
-        checked = list(pool.map(check, snapshot.shards))
+        checked = list(pool.map(partial(_check_shard, audit), snapshot.shards))
     return VerifyResult(
         output=store.url,
         snapshot=snapshot.number,
@@ -111,27 +121,16 @@ def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) 
     )
 
 
-class _Inputs:
-    """The input as it is now."""
-
-    def __init__(self, cache_dir: Path, options: Options) -> None:
-        self._cache_dir, self._options = cache_dir, options
-
-    def has(self, version: ObjectVersion) -> bool:
-        """Whether the object still has the version that was cut."""
-        try:
-            objects = find_objects(version.path, self._cache_dir, self._options)
-        except SpecError as error:
-            if all(problem.place == "input.path" for problem in error.problems):
-                return False  # the file is gone
-            raise
-        columns = version.text_column, version.id_column
-        return any(each.version(*columns) == version for each in objects)
-
-    def read(self, shard: Shard) -> pa.Table:
-        """The ids and hashes of the shard's documents, read from the input."""
-        slices = read_documents(shard, self._options)
-        return pa.concat_tables(each.select(["doc_id", "content_hash"]) for each in slices)
+def _is_unchanged(audit: _Audit, version: ObjectVersion) -> bool:
+    """Whether the input object still has the version that was cut."""
+    try:
+        objects = find_objects(version.path, audit.cache_dir, audit.options)
+    except SpecError as error:
+        if all(problem.place == "input.path" for problem in error.problems):
+            return False  # the file is gone
+        raise
+    columns = version.text_column, version.id_column
+    return any(each.version(*columns) == version for each in objects)
 
 
 def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[Damage]:
@@ -145,18 +144,12 @@ def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[
             yield Damage(key, f"its content hashes to {hashed}: its content was changed", fix)
 
 
-def _check_shard(
-    store: Store,
-    tasks: Mapping[str, SnapshotTask],
-    etags: Mapping[str, str],
-    inputs: _Inputs,
-    shard: NamedShard,
-) -> _CheckedShard:
+def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
     """The files of one shard, compared with each other and with the input."""
     damages: list[Damage] = []
-    documents = _checked(store, shard, shard.documents, None, etags, damages)
-    for name, file in shard.labels.items():
-        answers = _checked(store, shard, file, tasks[name], etags, damages)
+    documents = _checked(audit, shard, shard.documents, damages)
+    for file in shard.labels.values():
+        answers = _checked(audit, shard, file, damages)
         if answers is None or documents is None:
             continue
         if where := differing(answers.column("doc_id"), documents.column("doc_id")):
@@ -165,34 +158,29 @@ def _check_shard(
     origin = None if documents is None else _origin(documents)
     if documents is None or origin is None or origin.id != shard.sid:
         return _CheckedShard(tuple(damages))
-    if not inputs.has(origin.version):
+    if not _is_unchanged(audit, origin.version):
         return _CheckedShard(tuple(damages), changed=shard.path)
-    damages += _against_input(shard, documents, inputs.read(origin))
+    columns = ["doc_id", "content_hash"]
+    slices = read_documents(origin, audit.options)
+    again = pa.concat_tables(each.select(columns) for each in slices)
+    for column in columns:
+        if where := differing(documents.column(column), again.column(column)):
+            what = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"
+            damages.append(Damage(shard.documents.key, what))
     return _CheckedShard(tuple(damages), read_again=shard.rows)
 
 
-def _against_input(shard: NamedShard, documents: pa.Table, again: pa.Table) -> Iterator[Damage]:
-    for column in ("doc_id", "content_hash"):
-        if where := differing(documents.column(column), again.column(column)):
-            what = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"
-            yield Damage(shard.documents.key, what)
-
-
 def _checked(
-    store: Store,
-    shard: NamedShard,
-    file: NamedFile,
-    task: SnapshotTask | None,
-    etags: Mapping[str, str],
-    damages: list[Damage],
+    audit: _Audit, shard: NamedShard, file: NamedFile, damages: list[Damage]
 ) -> pa.Table | None:
     """The file's rows, or None if it cannot be read. Its damages are appended to `damages`."""
-    if change := change_of(file, etags):
+    if change := change_of(file, audit.etags):
         damages.append(Damage(file.key, change))
-        if file.key not in etags:
+        if file.key not in audit.etags:
             return None
+    task = None if file.task is None else audit.tasks[file.task]
     columns = DOCUMENTS_FILE_COLUMNS if task is None else ("doc_id", *task.columns)
-    table = _table(store, file.key, columns)
+    table = _table(audit.store, file.key, columns)
     if isinstance(table, Damage):
         damages.append(table)
         return None
@@ -248,9 +236,8 @@ def _table(store: Store, key: str, columns: Sequence[str]) -> pa.Table | Damage:
         table = pq.read_table(pa.BufferReader(data), use_threads=False)
         return table.select(list(columns))
     except (pa.ArrowException, OSError, KeyError) as error:
-        return Damage(
-            key, f"is not a label or documents file of assay: {' '.join(str(error).split())}"
-        )
+        what = f"is not a label or documents file of assay: {' '.join(str(error).split())}"
+        return Damage(key, what)
 
 
 def _read(store: Store, key: str) -> bytes | Damage:

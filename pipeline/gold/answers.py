@@ -36,9 +36,6 @@ class GoldTaskAnswers:
 class GoldAnswers:
     """The answers of a snapshot for the documents of a gold set, in the order of the gold."""
 
-    snapshot: int
-    newest: int  # the spec's last snapshot, which may ask the tasks in another way
-    corpus_rows: int
     doc_ids: tuple[str | None, ...]  # [rows]; None: the corpus has no such document
     repeated: int  # rows of the corpus for a document that an earlier row has
     tasks: Mapping[str, GoldTaskAnswers]
@@ -90,7 +87,6 @@ def matching_snapshot(
 def answers_for(
     spec: JobSpec,
     snapshot: Contents,
-    newest: int,
     by: str,
     keys: Sequence[str],
     tasks: Iterable[str],
@@ -123,9 +119,6 @@ def answers_for(
         for name, task in collected.items():
             task.put(gold_rows[new], chosen.column(name))
     return GoldAnswers(
-        snapshot.number,
-        newest,
-        snapshot.rows,
         tuple(doc_ids),
         repeated,
         {name: GoldTaskAnswers(task.p, tuple(task.status)) for name, task in collected.items()},

@@ -1,22 +1,26 @@
 """Gold labels: the labels that people, or a better model, gave to some documents.
 
-Entry point: `read_gold`, from a file with a column for each task (`files`) or from the output of
-another run of assay (`teacher`).
+Entry point: `read_gold`, from a file with a column for each task (`files`) or from the answers of
+another run of assay, a teacher.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
 from pipeline.hashes import canonical_json, short_hash
+from pipeline.ledger.columns import probabilities, versions
+from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.options import GoldOptions
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.schema import JobSpec, TaskSpec
@@ -25,6 +29,8 @@ By = Literal["doc_id", "content_hash"]
 UNLABELLED = -1
 # The number of unknown values that an error lists; the others usually have the same cause.
 SHOWN_PROBLEMS = 10
+_FORMATS = " ".join(f".{format}" for format in FORMATS)
+_SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +73,21 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions | None = None) ->
     column `options.columns[task]`, or in the column with the task's name.
     """
     asked = options or GoldOptions()
-    check_names(spec, asked)
+    _check_names(spec, asked)
     format = gold_format(source)
     if format is None:
-        from pipeline.gold.teacher import read_teacher
-
-        return read_teacher(source, spec, asked)
+        return _read_teacher(source, spec, asked)
     rows = read_gold_rows(source, format, spec.input.storage_options)
     if not rows.rows:
-        raise SpecError([Problem("--gold", f"has no rows; {_supported()}", source)])
+        fix = f"has no rows; gold labels are a file ({_FORMATS}) or another run's output"
+        raise SpecError([Problem("--gold", fix, source)])
     by, keys, texts = _documents(rows, spec, asked)
-    columns = task_columns(spec, asked, tuple(rows.columns), source)
+    columns = _task_columns(spec, asked, tuple(rows.columns), source)
     tasks = {task.name: _gold_task(rows, task, column, asked) for task, column in columns}
-    return without_repeats(Gold(source, by, keys, tasks, texts))
+    return _without_repeats(Gold(source, by, keys, tasks, texts))
 
 
-def check_names(spec: JobSpec, options: GoldOptions) -> None:
+def _check_names(spec: JobSpec, options: GoldOptions) -> None:
     """SpecError if `options` names tasks or labels that the spec does not have."""
     names = [task.name for task in spec.tasks]
     labels = {label for task in spec.tasks for label in task.labels}
@@ -102,7 +107,7 @@ def check_names(spec: JobSpec, options: GoldOptions) -> None:
         raise SpecError(problems)
 
 
-def task_columns(
+def _task_columns(
     spec: JobSpec, options: GoldOptions, names: Sequence[str], source: str
 ) -> list[tuple[TaskSpec, str]]:
     """The tasks that have gold labels, with the column of each; SpecError if there are none."""
@@ -126,7 +131,7 @@ def task_columns(
     return present
 
 
-def label_names(task: TaskSpec, options: GoldOptions) -> dict[str, int]:
+def _label_names(task: TaskSpec, options: GoldOptions) -> dict[str, int]:
     """Gold value -> index of its label; SpecError if one value is mapped to two labels."""
     names = {label: index for index, label in enumerate(task.labels)}
     mapped: dict[str, int] = {}
@@ -137,7 +142,7 @@ def label_names(task: TaskSpec, options: GoldOptions) -> dict[str, int]:
     return {**names, **mapped}
 
 
-def without_repeats(gold: Gold) -> Gold:
+def _without_repeats(gold: Gold) -> Gold:
     """One row for each document; documents whose rows contradict each other are left out."""
     kept: dict[str, int] = {}
     contradicted: set[str] = set()
@@ -220,31 +225,23 @@ def _key_column(rows: GoldRows, spec: JobSpec, options: GoldOptions) -> tuple[By
 
 
 def _gold_task(rows: GoldRows, task: TaskSpec, column: str, options: GoldOptions) -> GoldTask:
-    names = label_names(task, options)
+    names = _label_names(task, options)
     written = [_written(value) for value in rows.columns[column]]
-    problems = list(_unknown(rows, task, column, written, names))
+    times = Counter(value for value in written if value is not None and value not in names)
+    problems = [
+        Problem(
+            f"{rows.place(written.index(value))}, column {column}",
+            f"is not a label of task {task.name}; its labels are {', '.join(task.labels)} "
+            f"({count} rows have it); write --value '{value}={next(iter(task.labels))}', or leave "
+            f"the task out with --task",
+            value,
+        )
+        for value, count in times.items()
+    ]
     if problems:
         raise SpecError(problems[:SHOWN_PROBLEMS])
     truth = [UNLABELLED if value is None else names[value] for value in written]
     return GoldTask(tuple(task.labels), np.array(truth, np.int64))
-
-
-def _unknown(
-    rows: GoldRows,
-    task: TaskSpec,
-    column: str,
-    written: Sequence[str | None],
-    names: Mapping[str, int],
-) -> Iterator[Problem]:
-    """One problem for each value that is not a label, at its first row."""
-    times = Counter(value for value in written if value is not None and value not in names)
-    for value, count in times.items():
-        fix = (
-            f"is not a label of task {task.name}; its labels are {', '.join(task.labels)} "
-            f"({count} rows have it); write --value '{value}={next(iter(task.labels))}', or leave "
-            f"the task out with --task"
-        )
-        yield Problem(f"{rows.place(written.index(value))}, column {column}", fix, value)
 
 
 def _written(value: object) -> str | None:
@@ -258,6 +255,56 @@ def _written(value: object) -> str | None:
     return None if value in (None, "") else str(value)
 
 
-def _supported() -> str:
-    formats = " ".join(f".{format}" for format in FORMATS)
-    return f"gold labels are a file ({formats}) or another run's output"
+def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
+    """The answers of the output at `source`, joined by content hash, or by id with `options.id`.
+
+    A label is the most probable one. Soft targets are the teacher's probabilities, calibrated where
+    the output has calibrated ones. A document without an answer to any task is left out.
+    """
+    teacher = _opened(source, spec)
+    by: By = "doc_id" if options.id else "content_hash"
+    columns = _task_columns(spec, options, tuple(teacher.labels), source)
+    table = teacher.to_table(columns=[by, *dict.fromkeys(column for _, column in columns)])
+    tasks = {
+        task.name: _teacher_task(table.column(column), teacher.labels[column], task, options)
+        for task, column in columns
+    }
+    answered = np.any([task.truth != UNLABELLED for task in tasks.values()], axis=0)
+    kept = np.flatnonzero(answered)
+    keys = table.column(by).take(pa.array(kept)).to_pylist()
+    answered_tasks = {name: _of_rows(task, kept) for name, task in tasks.items()}
+    return _without_repeats(Gold(source, by, tuple(keys), answered_tasks, None))
+
+
+def _opened(source: str, spec: JobSpec) -> LabelDataset:
+    found = _SNAPSHOT.fullmatch(source)
+    output, snapshot = (found["output"], int(found["number"])) if found else (source, None)
+    try:
+        return open_labels(output, snapshot=snapshot, storage_options=spec.storage_options)
+    except StorageError as error:
+        if "has no snapshot yet" not in str(error):
+            raise
+        fix = (
+            f"is neither a file of gold labels ({_FORMATS}) nor an output of assay with a snapshot"
+        )
+        raise SpecError([Problem("--gold", fix, source)]) from error
+
+
+def _teacher_task(
+    column: pa.ChunkedArray, teacher_labels: tuple[str, ...], task: TaskSpec, options: GoldOptions
+) -> GoldTask:
+    names = _label_names(task, options)
+    unknown = [label for label in teacher_labels if label not in names]
+    if unknown:
+        fix = f"is not a label of task {task.name}; its labels are {', '.join(task.labels)}; "
+        fix += "write --value TEACHERS_LABEL=LABEL"
+        raise SpecError([Problem(f"--gold, task {task.name}", fix, label) for label in unknown])
+    answers = column.combine_chunks()
+    p = probabilities(answers, versions(answers.type)[-1], teacher_labels)  # [rows, theirs]
+    soft = np.zeros((len(p), len(task.labels)))
+    for index, label in enumerate(teacher_labels):
+        soft[:, names[label]] += p[:, index]
+    unanswered = np.isnan(soft).any(axis=1)
+    soft[unanswered] = np.nan
+    truth: NDArray[np.int64] = np.where(unanswered, UNLABELLED, soft.argmax(axis=1))
+    return GoldTask(tuple(task.labels), truth, soft)

@@ -116,7 +116,7 @@ def _gold_rows(
     """Raw answers [rows, labels] and gold labels [rows] of the gold's documents, and its hash."""
     gold = read_gold(source, spec, GoldOptions(tasks=(task.name,)))
     truth = gold.tasks[task.name].truth  # [rows]
-    answers = answers_for(spec, snapshot, snapshot.number, gold.by, gold.keys, [task.name])
+    answers = answers_for(spec, snapshot, gold.by, gold.keys, [task.name])
     p = answers.tasks[task.name].p[RAW]  # [rows, labels]
     usable = (truth != UNLABELLED) & ~np.isnan(p).any(axis=1)
     if not usable.any():

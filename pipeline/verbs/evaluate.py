@@ -130,7 +130,7 @@ def evaluate(
         snapshot, newest = candidate, candidate.number
     else:
         snapshot, newest = matching_snapshot(spec, store, list(gold.tasks), cache_dir)
-    answers = answers_for(spec, snapshot, newest, gold.by, gold.keys, gold.tasks)
+    answers = answers_for(spec, snapshot, gold.by, gold.keys, gold.tasks)
     fitted_to = {name: file.source.get("gold") for name, file in load_calibrations(spec).items()}
     tasks = tuple(
         _evaluate_task(
@@ -141,9 +141,9 @@ def evaluate(
     return Evaluation(
         spec=spec.name,
         output=store.url,
-        snapshot=answers.snapshot,
-        newest_snapshot=answers.newest,
-        corpus_rows=answers.corpus_rows,
+        snapshot=snapshot.number,
+        newest_snapshot=newest,
+        corpus_rows=snapshot.rows,
         gold=gold,
         in_corpus=sum(doc_id is not None for doc_id in answers.doc_ids),
         repeated_in_corpus=answers.repeated,

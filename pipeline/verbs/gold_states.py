@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
 from pipeline.gold.labels import Gold
-from pipeline.gold.texts import gold_texts
 from pipeline.hashes import short_hash
 from pipeline.inference.hidden_states import document_states
 from pipeline.inference.labels.prompt_tokens import PromptTokens
@@ -23,10 +22,12 @@ from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.runtime.assembly import chunk_document, job_model, job_prompt, memory_plan
 from pipeline.runtime.job import Job, plan
-from pipeline.sources.shards import Shard
+from pipeline.sources.documents import RawRow, documents_from
+from pipeline.sources.source import read_documents
 from pipeline.spec.schema import DocumentsSpec, TaskSpec
 from pipeline.stores.store import open_store
 
+NO_TEXT = "not in the corpus, and the gold has no text"
 CHUNKED = "read in several chunks, for which the gold has no labels"
 OVERFLOWN = "error:its hidden states are infinite or NaN"
 POOLINGS = ("last", "mean")
@@ -129,13 +130,38 @@ def _prompt(
     return folder, prompt, DocumentTokenizer(tokenizer)
 
 
-def _texts(job: Job, gold: Gold) -> list[tuple[str, str]]:
+def _texts(job: Job, gold: Gold) -> list[tuple[str, str]]:  # [rows]
+    """A text for every row, and the status that a run would give it.
+
+    The corpus is read where the gold has no text, and as far as needed.
+    """
+    given = gold.texts or [None] * gold.rows
+    own = documents_from(RawRow(text) for text in given)
+    columns = gold.keys, own["text"].to_pylist(), own["status"].to_pylist(), given
+    texts = {
+        key: (text, status)
+        for key, text, status, of_gold in zip(*columns, strict=True)
+        if of_gold is not None
+    }
+    if missing := set(gold.keys) - set(texts):
+        texts |= _corpus_texts(job, missing, gold.by)
+    rows = [texts.get(key, (None, NO_TEXT)) for key in gold.keys]
+    return [(text or "", status) for text, status in rows]
+
+
+def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, tuple[str | None, str]]:
+    """The first text of each key in the corpus, and its status."""
     spec = job.spec
-
-    def shards() -> Sequence[Shard]:
-        return plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
-
-    return gold_texts(gold, shards, spec.input.storage_options)
+    texts: dict[str, tuple[str | None, str]] = {}
+    for shard in plan(job, open_store(spec.output, spec.storage_options), keep=False).shards:
+        if len(texts) == len(keys):
+            break
+        for documents in read_documents(shard, spec.input.storage_options):
+            for row, key in enumerate(documents.column(by).to_pylist()):
+                if key in keys and key not in texts:
+                    status = documents.column("status")[row].as_py()
+                    texts[key] = documents.column("text")[row].as_py(), status
+    return texts
 
 
 def _tokens(
