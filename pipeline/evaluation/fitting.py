@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
-from pipeline.evaluation.calibration_fitting import fit_logits, log_loss
 from pipeline.evaluation.metrics import Figure, Floats, Ints, interval, mean_defined, task_metrics
 from pipeline.options import FOLDS
 
@@ -35,6 +35,9 @@ _INNER_FOLDS = 3
 SEED = 20_26
 # Label weights are used if the rarest label has less than half of an even share.
 _RARE = 0.5
+# Logits that separate all rows would be scaled without limit, and a label without rows would get an
+# unlimited offset. A scale of 20, or odds of 20 to 1, is the limit.
+_LARGEST = 3.0
 # Of the learning curve.
 HELD_OUT = 200
 SPLITS = 20
@@ -67,6 +70,36 @@ class Linear:
     def scaled(self, scale: float, offset: Floats) -> Linear:
         """The map whose logits are `scale * logits + offset`."""
         return Linear(scale * self.weight, scale * self.bias + offset)
+
+
+def fit_logits(
+    logits: Floats,  # [rows, labels], of rows that the map was not fitted to
+    targets: Floats,  # [rows, labels]
+    *,
+    offsets: bool,
+) -> tuple[float, Floats]:
+    """The scale, and with `offsets` each label's offset, that minimise the cross-entropy.
+
+    A map that was fitted with label weights is off by about the logarithm of these weights. The
+    offsets correct that.
+    """
+    rows, labels = logits.shape
+
+    def loss(flat: Floats) -> tuple[float, Floats]:
+        scale, offset = np.exp(flat[0]), flat[1:]
+        log_probabilities = log_softmax(scale * logits + offset, axis=1)
+        error = (np.exp(log_probabilities) - targets) / rows
+        gradient = np.concatenate([[scale * (error * logits).sum()], error.sum(axis=0)])
+        return -(targets * log_probabilities).sum() / rows, gradient
+
+    bounds = [(-_LARGEST, _LARGEST), *[(-_LARGEST, _LARGEST) if offsets else (0, 0)] * labels]
+    best = minimize(loss, np.zeros(1 + labels), jac=True, method="L-BFGS-B", bounds=bounds).x
+    return float(np.exp(best[0])), best[1:]
+
+
+def log_loss(logits: Floats, targets: Floats) -> float:  # [rows, labels] each
+    """The mean cross-entropy of the rows."""
+    return float(-(targets * log_softmax(logits, axis=1)).sum(axis=1).mean())
 
 
 def balanced_weights(targets: Floats) -> Floats:  # [rows, labels] -> [rows]

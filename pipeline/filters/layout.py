@@ -1,6 +1,6 @@
-"""Where the files of a filtered corpus lie: named after the input's own, so its layout is kept.
+"""The keys of a filtered corpus: named after the input's files, so the layout is kept.
 
-Knows paths, globs and keys. Knows nothing of what the files hold.
+Entry points: `Layout`, `relative_paths`, `refuse_own_input`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Layout:
 def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> dict[str, str]:
     """Each path below the folder that a spec's `input.path` names; SpecError if it is no key."""
     places = {path: url_to_fs(path, **options)[1] for path in paths}
-    folder = fixed_folder(url_to_fs(path_glob, **options)[1], list(places.values()))
+    folder = _fixed_folder(url_to_fs(path_glob, **options)[1], list(places.values()))
     if alone := [path for path, place in places.items() if not place.startswith(f"{folder}/")]:
         raise SpecError([Problem("input.path", f"{alone[0]} does not lie below it", path_glob)])
     relative = {path: _as_key(place.removeprefix(f"{folder}/")) for path, place in places.items()}
@@ -84,7 +84,7 @@ def _as_key(path: str) -> str:
     return path.replace("%", "%25").replace("\\", "%5C")
 
 
-def fixed_folder(place: str, places: Sequence[str]) -> str:
+def _fixed_folder(place: str, places: Sequence[str]) -> str:
     """The folder that a file, a folder or a glob stands for."""
     place = place.rstrip("/")
     if place in places:

@@ -1,7 +1,6 @@
 """Calibrations: maps from a task's raw probabilities to calibrated ones, and their JSON form.
 
-Entry points: `Calibration.apply` and `calibration_from_json`. `evaluation.calibration_fitting` fits
-them.
+Entry points: `Calibration.apply` and `calibration_from_json`. `verbs.calibrate` fits them.
 """
 
 from __future__ import annotations

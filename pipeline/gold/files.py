@@ -9,8 +9,7 @@ import codecs
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -50,31 +49,24 @@ def gold_format(path: str) -> str | None:
 def read_gold_rows(path: str, format: str, options: Options) -> GoldRows:
     """All rows of the file, in order. A gold file is small, so it is held in memory."""
     try:
-        with option_errors("input.storage_options", options), _reading_gold(path):
+        with option_errors("input.storage_options", options):
             return GoldRows(path, _columns(path, format, options))
     except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
         raise SpecError([Problem("--gold", f"cannot be opened: {error}", path)]) from error
 
 
-@contextmanager
-def _reading_gold(path: str) -> Iterator[None]:
-    """Content that is not what its format asks for, as one UnreadableError line."""
-    try:
-        yield
-    except (OSError, EOFError, csv.Error, pa.ArrowException, UnicodeDecodeError) as error:
-        raise UnreadableError(
-            f"{path}: cannot be read as gold labels: {one_line(error)}"
-        ) from error
-
-
 def _columns(path: str, format: str, options: Options) -> dict[str, list[object]]:
-    if format == "parquet":
-        with opened(path, options) as file, pq.ParquetFile(file) as parquet:
-            return _as_columns(parquet.read(use_threads=False))
-    with decompressed(path, format, options) as stream:
-        blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
-        data = b"".join(blocks).removeprefix(codecs.BOM_UTF8)
-    return _csv_columns(data) if format.startswith("csv") else _jsonl_columns(path, data)
+    try:
+        if format == "parquet":
+            with opened(path, options) as file, pq.ParquetFile(file) as parquet:
+                return _as_columns(parquet.read(use_threads=False))
+        with decompressed(path, format, options) as stream:
+            blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
+            data = b"".join(blocks).removeprefix(codecs.BOM_UTF8)
+        return _csv_columns(data) if format.startswith("csv") else _jsonl_columns(path, data)
+    except (OSError, EOFError, csv.Error, pa.ArrowException, UnicodeDecodeError) as error:
+        what = f"cannot be read as gold labels: {one_line(error)}"
+        raise UnreadableError(f"{path}: {what}") from error
 
 
 def _csv_columns(data: bytes) -> dict[str, list[object]]:

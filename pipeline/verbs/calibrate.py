@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from sklearn.isotonic import IsotonicRegression
 
 from pipeline.errors import Problem, SpecError
-from pipeline.evaluation.calibration_fitting import fit_isotonic, fit_temperature
-from pipeline.fitted.calibration import Calibration, Probabilities, mean_prior
+from pipeline.evaluation.fitting import log_loss
+from pipeline.evaluation.metrics import Bools, Floats, Ints
+from pipeline.fitted.calibration import (
+    Calibration,
+    Curve,
+    Isotonic,
+    Probabilities,
+    Temperature,
+    curves_for,
+    log_p,
+    mean_prior,
+)
 from pipeline.gold.answers import answers_for
 from pipeline.gold.labels import UNLABELLED, gold_hash, read_gold
 from pipeline.ledger.columns import RAW, probabilities
@@ -22,6 +35,9 @@ from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.spec.schema import JobSpec, TaskSpec
 from pipeline.stores.store import Store, open_store
+
+# Beyond these limits, answers are nearly one-hot or nearly uniform.
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +150,33 @@ def _fitted(task: TaskSpec, method: str, p: Probabilities, truth: NDArray[np.int
         fix = "no gold row has these labels, so isotonic curves would never predict them; add some"
         raise SpecError([Problem("--gold", fix, absent)])
     return Calibration(method, labels, fit_isotonic(p, truth))
+
+
+def fit_temperature(p: Floats, truth: Ints) -> Temperature:  # [docs, labels], [docs]
+    """The temperature with the smallest negative log-likelihood (Guo et al. 2017).
+
+    The likelihood has one maximum, because its logarithm is concave in 1 / temperature.
+    """
+    logits, targets = log_p(p), np.eye(p.shape[1])[truth]
+    limits = math.log(LOWEST_TEMPERATURE), math.log(HIGHEST_TEMPERATURE)
+    best = minimize_scalar(
+        lambda log_temperature: log_loss(logits / math.exp(log_temperature), targets),
+        bounds=limits,
+        method="bounded",
+        options={"xatol": 1e-8},
+    )
+    return Temperature(math.exp(best.x))
+
+
+def fit_isotonic(p: Floats, truth: Ints) -> Isotonic:  # [docs, labels], [docs]
+    """A rising curve for each label against all others (Zadrozny & Elkan 2002)."""
+    _docs, labels = p.shape
+    curved = range(labels - curves_for(labels), labels)
+    return Isotonic(tuple(_curve(p[:, label], truth == label) for label in curved))
+
+
+def _curve(p: NDArray[np.floating], positive: Bools) -> Curve:  # [docs] each
+    regression = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
+    regression.fit(p.astype(np.float64), positive.astype(np.float64))
+    knots = regression.X_thresholds_, regression.y_thresholds_
+    return Curve(tuple(map(float, knots[0])), tuple(map(float, knots[1])))

@@ -14,9 +14,11 @@ from pipeline.evaluation.fitting import (
     GoldStates,
     balanced_weights,
     fit,
+    fit_logits,
     fit_path,
     folds,
     learning_curve,
+    log_loss,
     random_split,
 )
 from pipeline.evaluation.metrics import score
@@ -225,3 +227,30 @@ def test_the_weights_of_a_rare_label_add_up_to_those_of_a_common_one() -> None:
     targets = np.eye(3)[[0] * 9 + [1]]  # the third label is in no row
     weights = balanced_weights(targets)
     assert weights[:9].sum() == pytest.approx(weights[9:].sum()) == pytest.approx(5)
+
+
+def test_a_fit_restores_the_scale_and_the_offset_that_were_taken_away() -> None:
+    source = np.random.default_rng(1)
+    logits = source.normal(size=(20_000, 3)) * 2
+    p = softmax(logits, axis=1)
+    truth = (p.cumsum(axis=1) > source.random((20_000, 1))).argmax(axis=1)
+    targets = np.eye(3)[truth]
+    shift = np.array([0.5, 0.0, -0.5])
+    scale, offset = fit_logits((logits - shift) / 4, targets, offsets=True)
+    assert scale == pytest.approx(4, rel=0.05)
+    np.testing.assert_allclose(offset - offset[1], shift, atol=0.08)
+    scale, offset = fit_logits(logits * 4, targets, offsets=False)
+    assert scale == pytest.approx(0.25, rel=0.05) and not offset.any()
+
+
+def test_the_scale_of_separated_rows_is_bounded() -> None:
+    targets = np.eye(2)[[0, 1] * 10]
+    scale, _ = fit_logits(targets * 9, targets, offsets=True)
+    assert scale <= np.exp(3.001)
+
+
+def test_a_fit_lowers_the_loss_of_its_rows() -> None:
+    source = np.random.default_rng(0)
+    logits, targets = source.normal(size=(300, 2)), np.eye(2)[source.integers(0, 2, 300)]
+    scale, offset = fit_logits(logits, targets, offsets=True)
+    assert log_loss(scale * logits + offset, targets) < log_loss(logits, targets)

@@ -15,7 +15,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 
-from pipeline.evaluation.calibration_fitting import fit_isotonic, fit_temperature
 from pipeline.fitted.calibration import (
     Calibration,
     Curve,
@@ -25,6 +24,7 @@ from pipeline.fitted.calibration import (
     calibration_from_json,
     mean_prior,
 )
+from pipeline.verbs.calibrate import fit_isotonic, fit_temperature
 
 Array = NDArray[Any]
 
