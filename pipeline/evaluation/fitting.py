@@ -221,10 +221,7 @@ class Fitted:
 
 @one_thread()
 def fit(
-    gold: GoldStates,
-    *,
-    strengths: Sequence[float] = STRENGTHS,
-    folds_number: int = FOLDS,
+    gold: GoldStates, *, strengths: Sequence[float] = STRENGTHS, folds_number: int = FOLDS
 ) -> Fitted:
     """A readout of every layer."""
     rows, layers, poolings, _ = gold.states.shape
@@ -279,11 +276,7 @@ def refit(gold: GoldStates, layer: int, pooling: int, choice: Choice) -> Linear:
 
 
 def _choice(
-    gold: GoldStates,
-    layer: int,
-    pooling: int,
-    strengths: Sequence[float],
-    splits: Sequence[Split],
+    gold: GoldStates, layer: int, pooling: int, strengths: Sequence[float], splits: Sequence[Split]
 ) -> Choice:
     rows, labels = gold.targets.shape
     states = gold.states[:, layer, pooling]

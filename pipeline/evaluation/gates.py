@@ -71,18 +71,13 @@ def parse_gate(written: str, labels: Mapping[str, Sequence[str]]) -> Gate:
 
 def decide(gate: Gate, scores: Scores) -> Decision:
     """Whether the metric passes the gate."""
-    value = _value(gate, scores)
-    return Decision(
-        gate.written, value, value is not None and _COMPARED[gate.sign](value, gate.bound)
-    )
-
-
-def _value(gate: Gate, scores: Scores) -> float | None:
     if gate.label is None:
-        return scores.headlines[gate.metric].value
-    of_label = next(each for each in scores.labels if each.label == gate.label)
-    value: float | None = getattr(of_label, gate.metric)
-    return value
+        value = scores.headlines[gate.metric].value
+    else:
+        of_label = next(each for each in scores.labels if each.label == gate.label)
+        value = getattr(of_label, gate.metric)
+    passed = value is not None and _COMPARED[gate.sign](value, gate.bound)
+    return Decision(gate.written, value, passed)
 
 
 def _wrong(fix: str, written: str) -> SpecError:

@@ -29,7 +29,7 @@ class GoldTaskAnswers:
     """The answers to one task for the documents of a gold set."""
 
     p: Mapping[str, NDArray[np.float64]]  # version -> [rows, labels]; NaN: no answer
-    status: tuple[str | None, ...]  # [rows]; None: the corpus has no such document
+    status: list[str | None]  # [rows]; None: the corpus has no such document
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,7 @@ def matching_snapshot(
 
 
 def answers_for(
-    spec: JobSpec,
-    snapshot: Contents,
-    by: str,
-    keys: Sequence[str],
-    tasks: Iterable[str],
+    spec: JobSpec, snapshot: Contents, by: str, keys: Sequence[str], tasks: Iterable[str]
 ) -> GoldAnswers:
     """The snapshot's answers for the documents whose column `by` is one of `keys`.
 
@@ -98,16 +94,15 @@ def answers_for(
     store = open_store(spec.output, spec.storage_options)
     dataset = LabelDataset(store, snapshot, tuple(tasks))
     gold_keys = pa.array(keys, pa.string())
-    collected = {
-        task.name: _Collected(
-            len(keys), tuple(task.labels), versions(dataset.schema.field(task.name).type)
-        )
-        for task in spec.tasks
-        if task.name in dataset.labels
-    }
+    labels = {task.name: tuple(task.labels) for task in spec.tasks if task.name in dataset.labels}
+    answers: dict[str, GoldTaskAnswers] = {}
+    for name, of_task in labels.items():
+        empty = np.full((len(keys), len(of_task)), np.nan)
+        names = versions(dataset.schema.field(name).type)
+        answers[name] = GoldTaskAnswers({n: empty.copy() for n in names}, [None] * len(keys))
     doc_ids: list[str | None] = [None] * len(keys)
     repeated = 0
-    for batch in dataset.to_batches(columns=list(dict.fromkeys(["doc_id", by, *collected]))):
+    for batch in dataset.to_batches(columns=list(dict.fromkeys(["doc_id", by, *labels]))):
         places = pc.index_in(batch.column(by), value_set=gold_keys)
         rows = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
         gold_rows = places.drop_null().to_numpy()
@@ -116,28 +111,13 @@ def answers_for(
         chosen = batch.take(pa.array(rows[new]))
         for row, doc_id in zip(gold_rows[new], chosen.column("doc_id").to_pylist(), strict=True):
             doc_ids[row] = doc_id
-        for name, task in collected.items():
-            task.put(gold_rows[new], chosen.column(name))
-    return GoldAnswers(
-        tuple(doc_ids),
-        repeated,
-        {name: GoldTaskAnswers(task.p, tuple(task.status)) for name, task in collected.items()},
-    )
-
-
-class _Collected:
-    """One task's answers, filled row by row."""
-
-    def __init__(self, rows: int, labels: Sequence[str], versions: Sequence[str]) -> None:
-        self._labels = labels
-        self.p = {version: np.full((rows, len(labels)), np.nan) for version in versions}
-        self.status: list[str | None] = [None] * rows
-
-    def put(self, places: NDArray[np.int64], answers: pa.StructArray) -> None:
-        for version, p in self.p.items():
-            p[places] = probabilities(answers, version, self._labels)
-        for place, status in zip(places, statuses(answers), strict=True):
-            self.status[place] = status
+        for name, task in answers.items():
+            column = chosen.column(name)
+            for version, p in task.p.items():
+                p[gold_rows[new]] = probabilities(column, version, labels[name])
+            for row, status in zip(gold_rows[new], statuses(column), strict=True):
+                task.status[row] = status
+    return GoldAnswers(tuple(doc_ids), repeated, answers)
 
 
 def _first_times(places: NDArray[Any], doc_ids: Sequence[str | None]) -> NDArray[np.int64]:
