@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from pipeline.errors import Problem, SpecError
-from pipeline.inference.baselines.alternatives import expand, per_label, per_question, tree_flops
+from pipeline.inference.alternatives import expand, per_label, per_question, tree_flops
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.memory import disable_malloc_trim

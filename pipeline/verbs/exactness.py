@@ -16,7 +16,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from pipeline.inference.baselines.alternatives import answers_alone
+from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.engine import DocumentIds
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.memory import MemoryPlan, trim_malloc

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 import pytest
+import reference
 
-from pipeline.inference.baselines import reference
 from pipeline.inference.content_free import content_free_prior
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 import torch
+from dense_oracle import attend_run_by_run
 
 from pipeline.errors import ModelError
-from pipeline.inference.attention.varlen import attend_run_by_run
-from pipeline.inference.baselines import reference
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels import answers as plain_answers
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 
-from pipeline.inference.baselines import reference
-from pipeline.inference.baselines.alternatives import expand, per_label, per_question
+from pipeline.inference.alternatives import expand, per_label, per_question
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer

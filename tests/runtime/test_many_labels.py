@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import reference
 from stages import label_and_commit
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.audit.invariants import broken_answers
 from pipeline.cli import main
-from pipeline.inference.baselines import reference
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray.data
+import reference
 import yaml
 from stages import run_without_ray
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.inference.baselines import reference
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer

@@ -1,13 +1,16 @@
-"""The oracle of attention: a softmax in float64 under a mask, and seeded tensors to try it on."""
+"""Oracles of attention: a softmax in float64 under a mask, a merge, the kernel's slow twin."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from random_trees import DefinedTree
 from torch import Tensor
 
-from pipeline.inference.attention.kernels import Attended, LayerKV
+from pipeline.inference.attention.kernels import Attended, LayerKV, attend, attend_causally
 from pipeline.inference.attention.tree import Tree
+from pipeline.inference.attention.varlen import Runs
 
 DIM = 8
 SCALE = DIM**-0.5
@@ -74,3 +77,39 @@ def assert_same(actual: Attended, expected: Attended, atol: float = TOLERANCE) -
 
 def pointer(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def merge(a: Attended, b: Attended) -> Attended:
+    """Attention over both spans at once. Associative, so any number of spans folds."""
+    lse = torch.logaddexp(a.lse, b.lse)
+    finite = lse.masked_fill(lse == -torch.inf, 0)  # -inf minus -inf is NaN
+    weight_a = (a.lse - finite).exp().unsqueeze(-1)  # [copies, tokens, heads, 1]
+    weight_b = (b.lse - finite).exp().unsqueeze(-1)
+    out = (a.out * weight_a + b.out * weight_b).to(a.out.dtype)
+    return Attended(out=out, lse=lse)
+
+
+def attend_run_by_run(
+    q: Tensor,  # [tokens, heads, dim]
+    k: Tensor,  # [keys, kv_heads, dim]
+    v: Tensor,  # [keys, kv_heads, dim]
+    runs: Runs,
+    *,
+    scale: float,
+) -> Attended:
+    """The kernel's slow twin, for any device and dtype: one call of `attend` for each run."""
+    tokens, heads, _ = q.shape
+    out = torch.zeros_like(q).unsqueeze(0)
+    lse = q.new_full((1, tokens, heads), -torch.inf, dtype=torch.float32)
+    edges = zip(pairwise(runs.q_starts.tolist()), pairwise(runs.k_starts.tolist()), strict=True)
+    for (q_start, q_stop), (k_start, k_stop) in edges:
+        if q_start == q_stop:
+            continue
+        queries = q[q_start:q_stop].unsqueeze(0)
+        keys, values = (x[k_start:k_stop].unsqueeze(0) for x in (k, v))
+        if runs.causal:
+            part = attend_causally(queries, keys, values, scale=scale, window=runs.window)
+        else:
+            part = attend(queries, keys, values, scale=scale)
+        out[:, q_start:q_stop], lse[:, q_start:q_stop] = part.out, part.lse
+    return Attended(out, lse)

@@ -16,12 +16,11 @@ import torch
 
 from pipeline.cli import main
 from pipeline.errors import ModelError
-from pipeline.inference import loading
+from pipeline.inference import alternatives, loading
 from pipeline.inference.attention import hook as layers
 from pipeline.inference.attention import plan
 from pipeline.inference.attention.kernels import Attended
 from pipeline.inference.attention.plan import Segment
-from pipeline.inference.baselines import alternatives
 from pipeline.inference.engine import LabelEngine, Labelled
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer

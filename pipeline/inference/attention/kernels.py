@@ -1,6 +1,6 @@
 """Attention of queries over spans of keys, merged by log-sum-exp.
 
-Entry points: `attend` for one span, `merge` for two results, `attend_tree` for a plan.
+Entry points: `attend` for one span, `merge_into` for two results, `attend_tree` for a plan.
 The merge is that of online softmax (Milakov and Gimelshein, 2018) and FlashAttention (Dao et al.,
 2022). Attending once to a prefix that many queries share is the decomposition of Hydragen
 (Juravsky et al., 2024).
@@ -36,18 +36,11 @@ class Attended:
     lse: Tensor  # [copies, tokens, heads] fp32: log of the softmax denominator
 
 
-def merge(a: Attended, b: Attended) -> Attended:
-    """Attention over both spans at once. Associative, so any number of spans folds."""
-    lse = torch.logaddexp(a.lse, b.lse)
-    finite = lse.masked_fill(lse == -torch.inf, 0)  # -inf minus -inf is NaN
-    weight_a = (a.lse - finite).exp().unsqueeze(-1)  # [copies, tokens, heads, 1]
-    weight_b = (b.lse - finite).exp().unsqueeze(-1)
-    out = (a.out * weight_a + b.out * weight_b).to(a.out.dtype)
-    return Attended(out=out, lse=lse)
-
-
 def merge_into(a: Attended, b: Attended) -> None:
-    """`merge`, written over `a`. Every query of `a` must have seen a key."""
+    """Write attention over both spans at once over `a`, whose every query must have seen a key.
+
+    Associative, so any number of spans folds.
+    """
     lse = torch.logaddexp(a.lse, b.lse)
     a.out.mul_((a.lse - lse).exp_().unsqueeze(-1))
     a.out.addcmul_(b.out, (b.lse - lse).exp_().unsqueeze(-1).to(a.out.dtype))

@@ -1,7 +1,6 @@
 """Many runs of queries, each over its own run of keys, in one kernel call.
 
-Entry points: `flash_kernel`, which is torch's varlen FlashAttention (Dao et al., 2022), and its
-slow twin `attend_run_by_run`.
+Entry point: `flash_kernel`, which is torch's varlen FlashAttention (Dao et al., 2022).
 """
 
 from __future__ import annotations
@@ -9,14 +8,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-from pipeline.inference.attention.kernels import Attended, attend, attend_causally
+from pipeline.inference.attention.kernels import Attended
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +81,3 @@ def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
         return Attended(out.unsqueeze(0), (lse.T if by_heads else lse).unsqueeze(0))
 
     return flash
-
-
-def attend_run_by_run(
-    q: Tensor,  # [tokens, heads, dim]
-    k: Tensor,  # [keys, kv_heads, dim]
-    v: Tensor,  # [keys, kv_heads, dim]
-    runs: Runs,
-    *,
-    scale: float,
-) -> Attended:
-    """The kernel's slow twin, for any device and dtype: one call of `attend` for each run."""
-    tokens, heads, _ = q.shape
-    out = torch.zeros_like(q).unsqueeze(0)
-    lse = q.new_full((1, tokens, heads), -torch.inf, dtype=torch.float32)
-    edges = zip(pairwise(runs.q_starts.tolist()), pairwise(runs.k_starts.tolist()), strict=True)
-    for (q_start, q_stop), (k_start, k_stop) in edges:
-        if q_start == q_stop:
-            continue
-        queries = q[q_start:q_stop].unsqueeze(0)
-        keys, values = (x[k_start:k_stop].unsqueeze(0) for x in (k, v))
-        if runs.causal:
-            part = attend_causally(queries, keys, values, scale=scale, window=runs.window)
-        else:
-            part = attend(queries, keys, values, scale=scale)
-        out[:, q_start:q_stop], lse[:, q_start:q_stop] = part.out, part.lse
-    return Attended(out, lse)

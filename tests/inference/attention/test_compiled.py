@@ -11,6 +11,7 @@ import torch
 from dense_oracle import (
     SCALE,
     assert_same,
+    attend_run_by_run,
     dense,
     joined,
     pointer,
@@ -28,7 +29,7 @@ from pipeline.inference.attention.compiled import CompiledPlan, KernelCall, comp
 from pipeline.inference.attention.kernels import Attended, LayerKV, attend_tree
 from pipeline.inference.attention.plan import AttentionPlan, Segment, plan_attention, plan_ends
 from pipeline.inference.attention.tree import Node, Tree
-from pipeline.inference.attention.varlen import Kernel, Runs, attend_run_by_run, flash_kernel
+from pipeline.inference.attention.varlen import Kernel, Runs, flash_kernel
 
 CPU = torch.device("cpu")
 

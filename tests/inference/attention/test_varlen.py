@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from dense_oracle import HEADS, SCALE, assert_same, dense, some, some_kv
+from dense_oracle import HEADS, SCALE, assert_same, attend_run_by_run, dense, some, some_kv
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from pipeline.inference.attention.kernels import Attended, LayerKV
-from pipeline.inference.attention.varlen import Kernel, Runs, attend_run_by_run, flash_kernel
+from pipeline.inference.attention.varlen import Kernel, Runs, flash_kernel
 
 Q_TOKENS, K_TOKENS = [3, 0, 1, 9], [5, 7, 2, 1]
 

@@ -11,7 +11,7 @@ import pytest
 from fitted import bare_card
 
 from pipeline.fitted.readout import LinearMap, Readout
-from pipeline.inference.baselines.alternatives import answers_alone
+from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.trie import LabelTrie, Path

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import reference
 import torch
+from dense_oracle import attend_run_by_run
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import SpecError
-from pipeline.inference.attention.varlen import attend_run_by_run
-from pipeline.inference.baselines import reference
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.full_label import FullLabels
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from dense_oracle import attend_run_by_run
 from fitted import bare_card
 from torch import nn
 
 from pipeline.errors import ModelError
 from pipeline.fitted.readout import LinearMap, Readout
-from pipeline.inference.attention.varlen import attend_run_by_run
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from dense_oracle import attend_run_by_run
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -19,7 +20,7 @@ from pipeline.errors import ModelError
 from pipeline.inference import loading
 from pipeline.inference.attention.hook import IMPLEMENTATION
 from pipeline.inference.attention.kernels import Attended
-from pipeline.inference.attention.varlen import Kernel, attend_run_by_run
+from pipeline.inference.attention.varlen import Kernel
 from pipeline.inference.loading import context_tokens, load_model, load_tokenizer, prepare
 from pipeline.inference.model.families import refuse_unsupported
 from pipeline.inference.model.loaded import LoadedModel, plain_attention

@@ -9,13 +9,12 @@ from functools import partial
 from typing import Any
 
 import pytest
+import reference
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.inference.attention.tree import Node, Tree
-from pipeline.inference.baselines import reference
-from pipeline.inference.baselines.alternatives import (
+from pipeline.inference.alternatives import (
     attended_pairs,
     expand,
     linear_weights,
@@ -23,6 +22,7 @@ from pipeline.inference.baselines.alternatives import (
     per_question,
     tree_flops,
 )
+from pipeline.inference.attention.tree import Node, Tree
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.model.loaded import LoadedModel

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from reference import label_log_prob
 
 from pipeline.inference.attention import hook as layers
 from pipeline.inference.attention.hook import IMPLEMENTATION
-from pipeline.inference.baselines.reference import label_log_prob
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 
 TinyModel = Callable[[str], LoadedModel]

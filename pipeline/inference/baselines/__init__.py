@@ -1,1 +1,0 @@
-"""Slow oracles and the alternatives that the tree is measured against."""
