@@ -1,13 +1,13 @@
 """Label documents: pack them, read each once, answer all questions in that reading.
 
-Entry point: `LabelEngine.label`, from token ids to label log-probabilities. Must not import Ray or
-read files.
+Entry points: `LabelEngine.label`, from token ids to label log-probabilities, and
+`content_free_prior`, a task's answers about nothing. Must not import Ray or read files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.fitted.calibration import Prior
 from pipeline.inference.labels.answers import (
     QuestionBatch,
     Readouts,
@@ -25,32 +26,14 @@ from pipeline.inference.labels.answers import (
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.loading import proved_at
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokenCounter, count_tokens, pack
-from pipeline.inference.schedules.select import read_prefix
+from pipeline.inference.schedules import read_prefix
+from pipeline.inference.schedules.batching import Usage, count_tokens, pack
 from pipeline.spec.schema import ExitSpec
 
 DocumentIds = Sequence[int]
 
 # Memory is not short because of a batch smaller than this.
 _MIN_BATCH_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens that went through the model, and those that reuse saved."""
-
-    prefix_tokens_computed: int = 0  # of documents; the prompt's prefix is read once a process
-    question_tokens_computed: int = 0
-    # what independent prompts would have read in addition: one for each question, or one for each
-    # verbalizer of a question whose labels are scored in full
-    tokens_saved: int = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.prefix_tokens_computed + other.prefix_tokens_computed,
-            self.question_tokens_computed + other.question_tokens_computed,
-            self.tokens_saved + other.tokens_saved,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +44,6 @@ class Labelled:
     usage: Usage
     # documents too large even in a batch of their own: NaN in log_probs
     out_of_memory: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    """The answers of all documents to compiled questions."""
-
-    log_probs: list[NDArray[np.float32]]  # one [docs, labels] a question
-    out_of_memory: frozenset[int]
-    read_once: bool  # no document was read again because memory was short
 
 
 class LabelEngine:
@@ -117,15 +91,18 @@ class LabelEngine:
             to_read, self._schedule, self.model, self._readouts, self._exit_policy
         )
         with count_tokens(self.model.network.get_input_embeddings()) as counter:
-            answered = self._answer(documents, questions, [len(q.labels) for q in to_read])
+            labels = [len(q.labels) for q in to_read]
+            log_probs, too_large, rounds = self._answer(documents, questions, labels)
         usage = self._usage(documents, questions)
-        if answered.read_once:
-            _check_reuse(usage, counter)
-        by_name = {
-            q.name: log_probs for q, log_probs in zip(to_read, answered.log_probs, strict=True)
-        }
-        log_probs = tuple(by_name[question.name] for question in asked)
-        return Labelled(log_probs, usage, answered.out_of_memory)
+        needed = usage.prefix_tokens_computed + usage.question_tokens_computed
+        # — where memory was short, documents were read again
+        if rounds <= 1 and not too_large and counter.tokens != needed:
+            raise ModelError(
+                f"reuse was lost: the model read {counter.tokens:,} tokens, {needed:,} are needed; "
+                "this is a defect of assay, please report the model and the versions"
+            )
+        by_name = {q.name: of_task for q, of_task in zip(to_read, log_probs, strict=True)}
+        return Labelled(tuple(by_name[q.name] for q in asked), usage, frozenset(too_large))
 
     def with_prompt(self, prompt: PromptTokens) -> LabelEngine:
         """The same model and readouts with other questions or another prefix."""
@@ -139,8 +116,11 @@ class LabelEngine:
 
     def _answer(
         self, documents: Sequence[DocumentIds], questions: QuestionBatch, labels: Sequence[int]
-    ) -> _Answered:
-        """Packs the documents and answers them, in smaller batches each time memory is short."""
+    ) -> tuple[list[NDArray[np.float32]], set[int], int]:  # one [docs, labels] a question
+        """Packs the documents and answers them, in smaller batches each time memory is short.
+
+        Also returns the documents too large even alone, and the number of rounds.
+        """
         log_probs = [np.full((len(documents), n), np.nan, dtype=np.float32) for n in labels]
         too_large: set[int] = set()
         waiting, rounds = list(range(len(documents))), 0
@@ -153,13 +133,15 @@ class LabelEngine:
                 for of_all, of_batch in zip(log_probs, by_question, strict=True):
                     of_all[batch] = of_batch
             left = batches[len(answers) :]  # memory was short for the first of these
-            if left and self._can_shrink(left[0], questions):
+            # — a smaller budget makes the batch, or what a search reads at once, smaller
+            search_shrinks = questions.has_searches and self.max_batch_tokens > _MIN_BATCH_TOKENS
+            if left and (len(left[0]) > 1 or search_shrinks):
                 self.max_batch_tokens //= 2
             elif left and not answers:  # it was alone in memory, and no smaller batch is possible
                 too_large.update(left.pop(0))
             waiting = [i for batch in left for i in batch]
             rounds += 1
-        return _Answered(log_probs, frozenset(too_large), rounds <= 1 and not too_large)
+        return log_probs, too_large, rounds
 
     def _answer_batches(
         self,
@@ -183,32 +165,13 @@ class LabelEngine:
                 break
         return [[tensor.numpy(force=True) for tensor in by_question] for by_question in answers]
 
-    def _can_shrink(self, batch: Sequence[int], questions: QuestionBatch) -> bool:
-        """Whether a smaller budget makes the batch, or what a search reads at once, smaller."""
-        return len(batch) > 1 or (
-            questions.has_searches and self.max_batch_tokens > _MIN_BATCH_TOKENS
-        )
-
     def _usage(self, documents: Sequence[DocumentIds], questions: QuestionBatch) -> Usage:
         suffixes = questions.suffix_lengths
         above = sum(len(document) + len(self.prompt.prefix) for document in documents)
         independent = len(suffixes) * above + len(documents) * sum(suffixes)
         read = questions.tokens_read(documents)
-        return Usage(
-            read.document_tokens,
-            read.question_tokens,
-            tokens_saved=independent - read.document_tokens - read.question_tokens,
-        )
-
-
-def _check_reuse(usage: Usage, counter: TokenCounter) -> None:
-    """ModelError if the model read more than each document and question once."""
-    needed = usage.prefix_tokens_computed + usage.question_tokens_computed
-    if counter.tokens != needed:
-        raise ModelError(
-            f"reuse was lost: the model read {counter.tokens:,} tokens, {needed:,} are needed; "
-            "this is a defect of assay, please report the model and the versions"
-        )
+        computed = read.prefix_tokens_computed + read.question_tokens_computed
+        return replace(read, tokens_saved=independent - computed)
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -216,3 +179,23 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         "can't allocate memory" in str(error)
     )
+
+
+def content_free_prior(engine: LabelEngine, documents: Sequence[DocumentIds], task: str) -> Prior:
+    """The mean probability of each label over these documents (Zhao et al. 2021).
+
+    A document may be empty, which the engine does not accept: the question without its last token
+    is read as the end of the document. The model reads the same tokens, and no span is empty. So
+    this prior is wrong for a readout of the document's own tokens, and for exits by confidence.
+    ModelError if an answer is not a number.
+    """
+    (question,) = [each for each in engine.prompt.questions if each.name == task]
+    *before, last = question.token_ids
+    prompt = PromptTokens(engine.prompt.prefix, (replace(question, token_ids=(last,)),))
+    read = [[*document, *before] for document in documents]
+    (log_probs,) = engine.with_prompt(prompt).label(read).log_probs
+    wide = log_probs.astype(np.float64)  # [docs, labels]
+    p = np.exp(wide - np.logaddexp.reduce(wide, axis=1, keepdims=True))
+    if not np.isfinite(p).all():
+        raise ModelError(f"task {task!r}: the model's answer about nothing is not a number")
+    return Prior(tuple(float(share) for share in p.mean(axis=0)))

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ModelError
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import pack
 from pipeline.inference.schedules.interface import LayerStates, ReadPoint
-from pipeline.inference.schedules.select import read_prefix
 
 
 def document_states(

@@ -37,8 +37,8 @@ from pipeline.inference.model.families import (
 )
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer, plain_attention
 from pipeline.inference.model.quantisation import quantise
+from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.interface import LayerStates, ReadPoint
-from pipeline.inference.schedules.select import read_prefix
 from pipeline.spec.schema import Quantize
 
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}

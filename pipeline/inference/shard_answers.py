@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.inference.chunking import combine
-from pipeline.inference.engine import LabelEngine, Labelled, Usage
+from pipeline.inference.engine import LabelEngine, Labelled
+from pipeline.inference.schedules.batching import Usage
 from pipeline.spec.schema import TaskSpec
 
 # Log-probabilities of the documents that are labelled in one call: 32 MB.

@@ -19,8 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from pipeline.errors import DocumentError, Problem, SpecError
 from pipeline.fitted.calibration import Calibration
 from pipeline.inference.chunking import chunk_text
-from pipeline.inference.content_free import content_free_prior
-from pipeline.inference.engine import LabelEngine
+from pipeline.inference.engine import LabelEngine, content_free_prior
 from pipeline.inference.labels.answers import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer

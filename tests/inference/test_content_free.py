@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 import reference
 
-from pipeline.inference.content_free import content_free_prior
-from pipeline.inference.engine import LabelEngine
+from pipeline.inference.engine import LabelEngine, content_free_prior
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.inference.engine import Labelled, Usage
+from pipeline.inference.engine import Labelled
+from pipeline.inference.schedules.batching import Usage
 from pipeline.spec.schema import TaskSpec
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,35 +26,11 @@ from pipeline.inference.labels.full_label import LabelScorer, label_log_probs, l
 from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokensRead
+from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.schedules.interface import LayerStates, ReadPoint, Schedule, tokens_read
 from pipeline.spec.schema import ExitSpec
 
 Readouts = Mapping[str, Readout]  # by task
-
-
-class QuestionBatch(Protocol):
-    """Questions that are compiled once and answered for any number of documents."""
-
-    @property
-    def question_tokens(self) -> int:
-        """Tokens that go through the model together with every document."""
-
-    @property
-    def has_searches(self) -> bool:
-        """Whether `max_tokens` limits what is read at once for a document."""
-
-    @property
-    def suffix_lengths(self) -> Sequence[int]:
-        """Tokens below the document of each independent prompt that would ask the same."""
-
-    def answers(
-        self, documents: Sequence[Sequence[int]], *, max_tokens: int
-    ) -> list[Tensor]:  # one [docs, labels] fp32 a question
-        """Label log-probabilities. `max_tokens` limits what a search reads at once."""
-
-    def tokens_read(self, documents: Sequence[Sequence[int]]) -> TokensRead:
-        """The tokens read of these documents and below them, once they are answered."""
 
 
 def compile_questions(
@@ -96,7 +71,7 @@ class _TwoPassQuestions:
         search = iter(self._search.answers(documents, max_tokens=max_tokens))
         return [next(search) if searched else next(one_pass) for searched in self._searched]
 
-    def tokens_read(self, documents: Sequence[Sequence[int]]) -> TokensRead:
+    def tokens_read(self, documents: Sequence[Sequence[int]]) -> Usage:
         return self._one_pass.tokens_read(documents) + self._search.tokens_read(documents)
 
 
@@ -184,7 +159,7 @@ class _LayerAnswers:
 class OnePassQuestions:
     """Questions that are answered in one forward: by label tokens, or by trained readouts."""
 
-    has_searches = False
+    has_searches = False  # whether `max_tokens` limits what is read at once for a document
 
     def __init__(
         self,
@@ -202,7 +177,9 @@ class OnePassQuestions:
         layers = layers_read(questions, readouts, exit_policy, model.layers)
         self._by_layer = {layer: self._layer_answers(layer) for layer in layers}
         self._reader = schedule.reader([at.point for at in self._by_layer.values()])
+        # Tokens that go through the model together with every document.
         self.question_tokens = self._reader.question_tokens
+        # Tokens below the document of each independent prompt that would ask the same.
         self.suffix_lengths = [n for question in questions for n in self._suffix_lengths(question)]
 
     def _layer_answers(self, layer: int) -> _LayerAnswers:
@@ -238,11 +215,15 @@ class OnePassQuestions:
             return question.suffix_lengths
         return [0 if readout.card.pooling == "mean" else len(question.token_ids)]
 
-    def tokens_read(self, documents: Sequence[Sequence[int]]) -> TokensRead:
+    def tokens_read(self, documents: Sequence[Sequence[int]]) -> Usage:
+        """The tokens read of these documents and below them, once they are answered."""
         return tokens_read(self._reader, documents)
 
     @torch.inference_mode()
-    def answers(self, documents: Sequence[Sequence[int]], *, max_tokens: int) -> list[Tensor]:
+    def answers(
+        self, documents: Sequence[Sequence[int]], *, max_tokens: int
+    ) -> list[Tensor]:  # one [docs, labels] fp32 a question
+        """Label log-probabilities. `max_tokens` limits what a search reads at once."""
         answers = [self._unanswered(len(documents), question) for question in self._questions]
         remaining = list(range(len(documents)))
 
@@ -276,3 +257,7 @@ class OnePassQuestions:
         confident = best.amin(dim=0) >= self._log_confidence  # [docs]
         documents: list[int] = confident.nonzero().flatten().tolist()
         return documents
+
+
+# Questions that are compiled once and answered for any number of documents.
+QuestionBatch = OnePassQuestions | SearchedQuestions | _TwoPassQuestions

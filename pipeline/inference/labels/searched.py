@@ -27,7 +27,7 @@ from pipeline.inference.labels.full_label import (
 from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.trie import LabelTrie, Path
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokenCounter, TokensRead
+from pipeline.inference.schedules.batching import TokenCounter, Usage
 from pipeline.inference.schedules.interface import CachedText, ReadPoint, Schedule, tokens_read
 
 States = Callable[[Sequence[Path]], Tensor]  # paths below a question -> [paths, hidden]
@@ -50,10 +50,10 @@ class SearchedQuestions:
         self.suffix_lengths = [n for question in questions for n in question.suffix_lengths]
         self.question_tokens = self._reader.question_tokens  # searches come after these
 
-    def tokens_read(self, documents: Sequence[Sequence[int]]) -> TokensRead:
+    def tokens_read(self, documents: Sequence[Sequence[int]]) -> Usage:
         """The tokens read so far: how much of a trie is followed depends on the document."""
-        of_documents = tokens_read(self._reader, documents).document_tokens
-        return TokensRead(of_documents, self._counter.tokens - of_documents)
+        of_documents = tokens_read(self._reader, documents).prefix_tokens_computed
+        return Usage(of_documents, self._counter.tokens - of_documents)
 
     @torch.inference_mode()
     def answers(self, documents: Sequence[Sequence[int]], *, max_tokens: int) -> list[Tensor]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 from torch import Tensor, nn
 
@@ -30,17 +31,17 @@ def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class TokensRead:
-    """The tokens that went through a model for some documents."""
+class Usage:
+    """Tokens that went through the model, and those that reuse saved."""
 
-    document_tokens: int  # with those of the prefix that documents repeat
-    question_tokens: int  # below documents
+    prefix_tokens_computed: int = 0  # of documents, and of the prefix where documents repeat it
+    question_tokens_computed: int = 0
+    # what independent prompts would have read in addition: one for each question, or one for each
+    # verbalizer of a question whose labels are scored in full
+    tokens_saved: int = 0
 
-    def __add__(self, other: TokensRead) -> TokensRead:
-        return TokensRead(
-            self.document_tokens + other.document_tokens,
-            self.question_tokens + other.question_tokens,
-        )
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(slots=True)

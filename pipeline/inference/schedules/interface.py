@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pipeline.inference.schedules.batching import TokenCounter, TokensRead
+from pipeline.inference.schedules.batching import TokenCounter, Usage
 
 Suffix = tuple[int, ...]  # token ids that follow a document: a question, and perhaps label tokens
 
@@ -63,11 +63,10 @@ class HiddenStateReader(Protocol):
         """Gives the states of every read point to `on_layer`, from the first layer down."""
 
 
-def tokens_read(reader: HiddenStateReader, documents: Sequence[Sequence[int]]) -> TokensRead:
+def tokens_read(reader: HiddenStateReader, documents: Sequence[Sequence[int]]) -> Usage:
     """The tokens that a reader puts through the model for these documents."""
-    own = sum(len(document) for document in documents)
-    count = len(documents)
-    return TokensRead(own + count * reader.repeated_prefix_tokens, count * reader.question_tokens)
+    count, own = len(documents), sum(map(len, documents))
+    return Usage(own + count * reader.repeated_prefix_tokens, count * reader.question_tokens)
 
 
 class CachedText(Protocol):
