@@ -28,19 +28,15 @@ from transformers import (
 from pipeline.errors import ModelError
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.varlen import Kernel, flash_kernel
-from pipeline.inference.model.families import (
-    SUPPORTED,
-    family_name,
-    is_recurrent,
-    longest_prompt,
-    refuse_unsupported,
-)
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer, plain_attention
 from pipeline.inference.model.quantisation import quantise
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.interface import LayerStates, ReadPoint
 from pipeline.spec.schema import Quantize
 
+_STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
+_RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+_SUPPORTED = "use a decoder with full or sliding-window attention, or recurrent layers"
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 # Relative errors of rounding; a wrong mask makes an error near 1.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
@@ -58,13 +54,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def context_tokens(folder: Path) -> int:
     """The longest prompt that the model in a folder reads."""
-    return longest_prompt(_config(folder).get_text_config())
+    return _longest_prompt(_config(folder).get_text_config())
 
 
 def context_reason(folder: Path) -> str:
     """Why the context is shorter than the configuration states, for a message; else empty."""
     text = _config(folder).get_text_config()
-    if longest_prompt(text) == text.max_position_embeddings:
+    if _longest_prompt(text) == text.max_position_embeddings:
         return ""
     return " (one longer prompt would change the longrope frequencies of its whole batch)"
 
@@ -78,8 +74,55 @@ def _config(folder: Path) -> Any:
     text = config.get_text_config()
     refuse_unsupported(config)
     refuse_unsupported(text)
-    longest_prompt(text)
+    _longest_prompt(text)
     return config
+
+
+def _family(config: Any) -> str:
+    return f"model family {config.model_type!r}"
+
+
+def refuse_unsupported(config: Any) -> None:
+    """ModelError for a family whose attention has something that the tree does not model."""
+    unknown = sorted(_layer_types(config) - _STATELESS - _RECURRENT)
+    features = {
+        f"layers of type {unknown}": bool(unknown),
+        "bidirectional attention": bool(getattr(config, "use_bidirectional_attention", False)),
+        "ALiBi positions": bool(getattr(config, "alibi", False)),
+        "an encoder": bool(getattr(config, "is_encoder_decoder", False)),
+    }
+    if present := [feature for feature, is_present in features.items() if is_present]:
+        raise ModelError(
+            f"{_family(config)} has {', '.join(present)}, which the tree does not model; "
+            f"{_SUPPORTED}"
+        )
+
+
+def _layer_types(config: Any) -> set[str]:
+    return set(getattr(config, "layer_types", None) or ())
+
+
+def _longest_prompt(config: Any) -> int:
+    """The most tokens whose rotary embedding depends on their own position only.
+
+    LongRoPE (Ding et al., 2024) switches to other frequencies for all tokens of a forward once one
+    of them is beyond the original length: a document's answer would depend on its batch. `dynamic`
+    NTK scaling does the same, but only beyond `max_position_embeddings`; YaRN never does.
+    """
+    stated = getattr(config, "max_position_embeddings", None)
+    if not isinstance(stated, int) or stated < 1:
+        raise ModelError(
+            f"{_family(config)} does not state its longest prompt (max_position_embeddings); "
+            f"{_SUPPORTED}"
+        )
+    # The parameters of all layers, or of each layer type.
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    original = [
+        int(parameters["original_max_position_embeddings"])
+        for parameters in (rope, *rope.values())
+        if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope"
+    ]
+    return min([stated, *original])
 
 
 def load_model(
@@ -182,22 +225,23 @@ def prepare(network: PreTrainedModel, *, dispatched: bool = False) -> LoadedMode
     whole = LoadedModel(
         network=network,
         windows=frozenset({*windows, getattr(config, "sliding_window", None), None}),
-        context_tokens=longest_prompt(config),
+        context_tokens=_longest_prompt(config),
         stages=None,
-        schedule="staged" if is_recurrent(config) else "fused",
+        # Layers that carry a state from token to token need the staged schedule.
+        schedule="fused" if _RECURRENT.isdisjoint(_layer_types(config)) else "staged",
     )
     for model in [whole] if dispatched else _variants(whole):
         try:
             error = tree_error(model)
         except _BROKEN as reason:
-            refusal = ModelError(f"{family_name(config)} does not run under the tree: {reason!r}")
+            refusal = ModelError(f"{_family(config)} does not run under the tree: {reason!r}")
             refusal.__cause__ = reason
             continue
         if error <= TOLERANCE[network.dtype]:
             return model
         refusal = ModelError(
-            f"{family_name(config)} gives other answers under the tree: its states or logits "
-            f"differ by {error:.1g} of their norm; {SUPPORTED}"
+            f"{_family(config)} gives other answers under the tree: its states or logits "
+            f"differ by {error:.1g} of their norm; {_SUPPORTED}"
         )
     raise refusal
 
@@ -228,26 +272,29 @@ def tree_error(model: LoadedModel) -> float:
     the states, or of the logits, whichever is larger.
     """
     short = [window for window in model.windows if window and window <= _LONGEST_PROVED_WINDOW]
-    ids = _proof_ids(model, 36 + max(short, default=0))
-    prefix, document, questions = ids[:5], ids[12:], (ids[5:8], ids[8:11], ids[11:12])
-    point = ReadPoint(model.layers, tuple(tuple(question) for question in questions))
-    by_layer: list[LayerStates] = []
-    read_prefix(model, prefix).reader([point]).read_layers([document], by_layer.append)
-    states = by_layer[0].at_suffixes[:, 0]
+    token_ids = _proof_ids(model, 36 + max(short, default=0))
+    prefix, document = token_ids[:5], token_ids[12:]
+    questions = (token_ids[5:8], token_ids[8:11], token_ids[11:12])
+    [read] = _read(model, prefix, document, [ReadPoint(model.layers, tuple(map(tuple, questions)))])
+    states, expected, logits = read.at_suffixes[:, 0], [], []
     with plain_attention(model.network, "eager"):
-        alone = [_alone(model, [*prefix, *document, *question]) for question in questions]
-    expected, logits = (torch.stack(tensors) for tensors in zip(*alone, strict=True))
-    return max(_relative_error(states, expected), _relative_error(model.unembed(states), logits))
+        for question in questions:
+            ids = torch.tensor([[*prefix, *document, *question]], device=model.device)
+            expected.append(model.decoder(input_ids=ids, use_cache=False).last_hidden_state[0, -1])
+            output = model.network(input_ids=ids, use_cache=False, logits_to_keep=1)
+            logits.append(output.logits[0, -1])
+    of_states = _relative_error(states, torch.stack(expected))
+    return max(of_states, _relative_error(model.unembed(states), torch.stack(logits)))
 
 
-def _alone(
-    model: LoadedModel, token_ids: list[int]
-) -> tuple[Tensor, Tensor]:  # [hidden] and [vocab]
-    """The last state and its logits as transformers computes them."""
-    input_ids = torch.tensor([token_ids], device=model.device)
-    state: Tensor = model.decoder(input_ids=input_ids, use_cache=False).last_hidden_state[0, -1]
-    output = model.network(input_ids=input_ids, use_cache=False, logits_to_keep=1)
-    return state, output.logits[0, -1]
+def _read(
+    model: LoadedModel, prefix: Sequence[int], document: Sequence[int], points: list[ReadPoint]
+) -> list[LayerStates]:
+    """The states of one document at each of these points."""
+    by_layer: list[LayerStates] = []
+    schedule = read_prefix(model, prefix, layers=points[-1].layer)
+    schedule.reader(points).read_layers([document], by_layer.append)
+    return by_layer
 
 
 def _proof_ids(model: LoadedModel, tokens: int) -> list[int]:
@@ -277,7 +324,7 @@ def proved_at(model: LoadedModel, layers: Sequence[int]) -> LoadedModel:
         if errors[-1] <= TOLERANCE[model.network.dtype]:
             return variant
     raise ModelError(
-        f"{family_name(model.network.config)} has other states between its layers than "
+        f"{_family(model.network.config)} has other states between its layers than "
         f"transformers computes: they differ by {min(errors):.1g} of their norm after the layers "
         f"{depths}; use readouts of its last layer"
     )
@@ -289,9 +336,7 @@ def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
     ids = _proof_ids(model, 24)
     prefix, below, document = ids[:3], tuple(ids[3:6]), ids[6:]
     points = [ReadPoint(layer, (below,), mean=True) for layer in layers]
-    schedule = read_prefix(model, prefix, layers=max(layers))
-    by_layer: list[LayerStates] = []
-    schedule.reader(points).read_layers([document], by_layer.append)
+    by_layer = _read(model, prefix, document, points)
     with plain_attention(model.network, "eager"):
         output = model.decoder(
             input_ids=torch.tensor([[*prefix, *document, *below]], device=model.device),

@@ -153,13 +153,10 @@ def attend_causally(
     parts = []
     for start, stop in pairwise([*range(0, tokens, window), tokens]):
         first = max(0, start - window + 1)
-        hidden = out_of_window(
-            stop - start, stop - first, offset=start - first, window=window, device=q.device
-        )
-        keys, values = k[:, first:stop], v[:, first:stop]
-        parts.append(
-            attend(q[:, start:stop], keys, values, scale=scale, hidden=hidden, softcap=softcap)
-        )
+        shape, offset = (stop - start, stop - first), start - first
+        hidden = out_of_window(*shape, offset=offset, window=window, device=q.device)
+        queries, keys, values = q[:, start:stop], k[:, first:stop], v[:, first:stop]
+        parts.append(attend(queries, keys, values, scale=scale, hidden=hidden, softcap=softcap))
     return Attended(torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1))
 
 
@@ -223,13 +220,8 @@ def attend_segment(
         )
     hidden = None
     if segment.window is not None:
-        hidden = out_of_window(
-            segment.queries.tokens,
-            segment.keys.tokens,
-            offset=segment.offset,
-            window=segment.window,
-            device=q.device,
-        )
+        shape, offset = (segment.queries.tokens, segment.keys.tokens), segment.offset
+        hidden = out_of_window(*shape, offset=offset, window=segment.window, device=q.device)
     return attend(queries, keys, values, scale=scale, hidden=hidden, softcap=softcap)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
+
 Path = tuple[int, ...]
 
 
@@ -53,7 +55,8 @@ class LabelTrie:
             tuple(token_ids),
             tuple(parents),
             tuple(depths),
-            _first_children(parents),
+            # — breadth first, the children of a node are neighbours, in the order of the parents
+            (1, *(1 + np.bincount(parents[1:], minlength=len(parents)).cumsum()).tolist()),
             tuple(sorted(set(parents[1:]))),
             tuple(ends),
             len(labels),
@@ -108,14 +111,3 @@ def _shortest(paths: Collection[Path]) -> list[Path]:
         if not shortest or path[: len(shortest[-1])] != shortest[-1]:
             shortest.append(path)
     return shortest
-
-
-def _first_children(parents: Sequence[int]) -> tuple[int, ...]:
-    """In breadth-first order the children of a node are neighbours, in the order of the parents."""
-    counts = [0] * len(parents)
-    for parent in parents[1:]:
-        counts[parent] += 1
-    firsts = [1]
-    for count in counts:
-        firsts.append(firsts[-1] + count)
-    return tuple(firsts)

@@ -21,8 +21,13 @@ from pipeline.inference import loading
 from pipeline.inference.attention.hook import IMPLEMENTATION
 from pipeline.inference.attention.kernels import Attended
 from pipeline.inference.attention.varlen import Kernel
-from pipeline.inference.loading import context_tokens, load_model, load_tokenizer, prepare
-from pipeline.inference.model.families import refuse_unsupported
+from pipeline.inference.loading import (
+    context_tokens,
+    load_model,
+    load_tokenizer,
+    prepare,
+    refuse_unsupported,
+)
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.schedules import staged
 from pipeline.inference.schedules.fused import FusedSchedule
