@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -54,23 +54,21 @@ def _expand_batch(
     model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
 ) -> LabelLogProbs:
     prefixes = [[*prompt.prefix, *document] for document in documents]
-    longest = max(len(prefix) for prefix in prefixes)
-    padding = [longest - len(prefix) for prefix in prefixes]
-    seen = [[0] * pad + [1] * len(prefix) for pad, prefix in zip(padding, prefixes, strict=True)]
+    lengths = [len(prefix) for prefix in prefixes]
+    padding = [max(lengths) - length for length in lengths]
+    seen = [[0] * pad + [1] * length for pad, length in zip(padding, lengths, strict=True)]
+    padded = [[0] * pad + prefix for pad, prefix in zip(padding, prefixes, strict=True)]
+    positions = [[max(0, i - pad) for i in range(max(lengths))] for pad in padding]
     kv_cache = DynamicCache(config=model.network.config)
     model.decoder(
-        input_ids=_tensor(
-            model, [[0] * pad + prefix for pad, prefix in zip(padding, prefixes, strict=True)]
-        ),
+        input_ids=_tensor(model, padded),
         # A mask that hides nothing would keep sdpa from its faster causal kernel.
         attention_mask=_tensor(model, seen) if any(padding) else None,
-        position_ids=_tensor(model, [[max(0, i - pad) for i in range(longest)] for pad in padding]),
+        position_ids=_tensor(model, positions),
         past_key_values=kv_cache,
         use_cache=True,
     )
-    states = _question_states(
-        model, prompt.questions, kv_cache, seen, [len(prefix) for prefix in prefixes]
-    )
+    states = _question_states(model, prompt.questions, kv_cache, seen, lengths)
     first = [FirstTokens.of(list(q.labels.values()), model.device) for q in prompt.questions]
     by_question = first_token_log_probs(states.transpose(0, 1), first, model.unembed)
     return [[log_probs[row] for log_probs in by_question] for row in range(len(documents))]
@@ -107,36 +105,32 @@ def _question_states(
 
 @torch.inference_mode()
 def per_question(
-    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
+    model: LoadedModel,
+    prompt: PromptTokens,
+    documents: Sequence[DocumentIds],
+    *,
+    each_label: bool = False,
 ) -> LabelLogProbs:
     """One full forward for each document and question; with whole labels, for each verbalizer."""
 
     def answer(document: DocumentIds, question: Question) -> Tensor:  # [labels]
         token_ids = [*prompt.prefix, *document, *question.token_ids]
+        labels = list(question.labels.values())
+        if each_label:
+            return torch.cat([_first_token_answer(model, token_ids, [own]) for own in labels])
         if question.trie:
             return _whole_label_answer(model, token_ids, question.trie)
-        return _first_token_answer(model, token_ids, list(question.labels.values()))
+        return _first_token_answer(model, token_ids, labels)
 
     with plain_attention(model.network, "sdpa"):
         return [[answer(document, q) for q in prompt.questions] for document in documents]
+
+
+# One full forward for each document, question and label. Reads first tokens only.
+per_label = partial(per_question, each_label=True)
 
 
 @torch.inference_mode()
-def per_label(
-    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
-) -> LabelLogProbs:
-    """One full forward for each document, question and label. Reads first tokens only."""
-
-    def answer(document: DocumentIds, question: Question) -> Tensor:  # [labels]
-        token_ids = [*prompt.prefix, *document, *question.token_ids]
-        return torch.cat(
-            [_first_token_answer(model, token_ids, [label]) for label in question.labels.values()]
-        )
-
-    with plain_attention(model.network, "sdpa"):
-        return [[answer(document, q) for q in prompt.questions] for document in documents]
-
-
 def answers_alone(
     model: LoadedModel,
     prompt: PromptTokens,
@@ -152,7 +146,10 @@ def answers_alone(
 
     @cache  # tasks of one prompt read the same states
     def states_below(below: tuple[int, ...]) -> list[Tensor]:  # by layer: [tokens, hidden]
-        return _hidden_states(model, [*prompt.prefix, *document, *below])
+        token_ids = [*prompt.prefix, *document, *below]
+        with plain_attention(model.network, "sdpa"):
+            output = _forward(model, token_ids, output_hidden_states=True)
+        return [states[0] for states in output.hidden_states]
 
     states: dict[str, list[Floats]] = {}
     for question in prompt.questions:
@@ -194,15 +191,6 @@ def _readout_log_probs(
     return np.asarray(logits - np.logaddexp.reduce(logits), dtype=np.float32)
 
 
-@torch.inference_mode()
-def _hidden_states(
-    model: LoadedModel, token_ids: Sequence[int]
-) -> list[Tensor]:  # by layer: [tokens, hidden]
-    with plain_attention(model.network, "sdpa"):
-        output = _forward(model, token_ids, output_hidden_states=True)
-    return [states[0] for states in output.hidden_states]
-
-
 def _first_token_answer(
     model: LoadedModel, token_ids: Sequence[int], labels: Sequence[Sequence[int]]
 ) -> Tensor:  # [labels]
@@ -226,12 +214,8 @@ def _whole_label_answer(
         total = log_probs[range(len(path)), list(path)].sum()
         return total / float(len(path) ** trie.length_penalty)
 
-    return torch.stack(
-        [
-            torch.stack([verbalizer_log_prob(p) for p in paths]).logsumexp(0)
-            for paths in trie.verbalizers
-        ]
-    )
+    of_labels = ([verbalizer_log_prob(path) for path in paths] for paths in trie.verbalizers)
+    return torch.stack([torch.stack(own).logsumexp(0) for own in of_labels])
 
 
 def _forward(model: LoadedModel, token_ids: Sequence[int], **options: bool) -> Any:

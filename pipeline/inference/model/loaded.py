@@ -1,7 +1,7 @@
 """A loaded causal language model whose attention is the tree's, whole or cut into stages.
 
 Entry points: `LoadedModel`; `plain_attention`, which switches the tree off for a while. Must not
-import files or families: `loading` builds a LoadedModel.
+read files: `loading` builds a LoadedModel.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.inference.attention.compiled import to_device
-from pipeline.inference.attention.hook import PrefixKV
+from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter
@@ -45,7 +45,6 @@ class FusedSchedule:
         return FusedReader(self._model, self._prefix, points)
 
     def cache_text(self, document: Sequence[int], counter: TokenCounter) -> FusedText:
-        """A document whose keys and values are kept."""
         return FusedText(self._model, self._prefix, (), counter).extended(document)
 
 
@@ -101,7 +100,6 @@ class FusedReader:
 
     @torch.inference_mode()
     def read_layers(self, documents: Sequence[Sequence[int]], on_layer: OnLayer) -> None:
-        """Gives the states of every read point to `on_layer`, from the first layer down."""
         tree = Tree.of(
             [len(document) for document in documents],
             self._branches.nodes,
@@ -111,17 +109,13 @@ class FusedReader:
         token_ids = np.array([*of_documents, *self._branches.token_ids * len(documents)])
         assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
         ids, positions = to_device([token_ids, tree.positions], self._model.device)
-        read = self._read_whole if self._model.stages is None else self._read_in_parts
-        read(tree, positions, ids, on_layer)
-
-    def _read_whole(
-        self,
-        tree: Tree,
-        positions: Tensor,  # [rows] int64
-        ids: Tensor,  # [rows] int64
-        on_layer: OnLayer,
-    ) -> None:
-        """For a decoder that cannot be cut: all documents go to the deepest layer."""
+        attention = attend_everywhere(self._model, tree, self._prefix)
+        if self._model.stages is not None:
+            body = self._steps[0].body
+            assert body is not None, self._steps[0]
+            states = run(body, attention, positions, input_ids=ids)
+            self._read_in_parts(PackedStates(tree, positions, states), attention, on_layer)
+            return
         steps = {step.point.layer: step for step in self._steps}
         by_layer: list[LayerStates] = []
 
@@ -129,23 +123,16 @@ class FusedReader:
             batch = PackedStates(tree, positions, states[0])
             by_layer.append(self._layer_states(steps[layer], batch))
 
-        attention = attend_everywhere(self._model, tree, self._prefix)
+        # — the decoder cannot be cut: all documents go to the deepest layer
         inputs = packed(attention, positions, input_ids=ids)
         run_to_layers(self._model.decoder, steps, keep, **inputs)
         deliver(by_layer, on_layer)
 
     def _read_in_parts(
-        self,
-        tree: Tree,
-        positions: Tensor,  # [rows] int64
-        ids: Tensor,  # [rows] int64
-        on_layer: OnLayer,
+        self, batch: PackedStates, attention: TreeAttention, on_layer: OnLayer
     ) -> None:
-        """Read point by read point: deeper layers are run for documents that continue alone."""
-        attention = attend_everywhere(self._model, tree, self._prefix)
+        """From the first read point on: deeper layers are run for documents that continue alone."""
         first, *others = self._steps
-        assert first.body is not None, first
-        batch = PackedStates(tree, positions, run(first.body, attention, positions, input_ids=ids))
         continuing = on_layer(self._layer_states(first, batch))
         for step in others:
             if continuing is not None and len(continuing) < len(batch.tree.documents):
@@ -180,7 +167,6 @@ class FusedText:
     counter: TokenCounter
 
     def extended(self, token_ids: Sequence[int]) -> FusedText:
-        """The text followed by these tokens."""
         *read, last = (*self.unread, *token_ids)
         self.counter.tokens += len(read)
         prefix = prefill(self.model, read, prefix=self.prefix)

@@ -180,7 +180,6 @@ class StagedSchedule:
         return StagedReader(self._model, self._above, self._unread, points)
 
     def cache_text(self, document: Sequence[int], counter: TokenCounter) -> StagedText:
-        """A document whose keys, values and recurrent states are kept."""
         return StagedText(self._model, self._above, self._unread, counter).extended(document)
 
 
@@ -258,7 +257,6 @@ class StagedText:
     counter: TokenCounter
 
     def extended(self, token_ids: Sequence[int]) -> StagedText:
-        """The text followed by these tokens."""
         together = (*self.unread, *token_ids)
         if self.above and len(together) < _MIN_TOKENS:
             return replace(self, unread=together)
