@@ -10,7 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.inference.labels.first_token import ROWS
+from pipeline.inference.labels.scoring import ROWS
 from pipeline.inference.model.loaded import LoadedModel
 
 # The share of free memory that a batch may use; the rest is for the kernels' own workspaces.

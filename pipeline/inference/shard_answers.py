@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.inference.chunking import combine
-from pipeline.inference.engine import LabelEngine, Labelled
+from pipeline.inference.engine import LabelEngine
 from pipeline.inference.schedules.batching import Usage
 from pipeline.spec.schema import TaskSpec
 
@@ -47,8 +47,19 @@ class ShardAnswers:
         """Adds the model's answers about the rows from `start` to before `end`."""
         names = [task.name for task in self.tasks]
         for first, last in self.row_groups(start, end):
-            flat = [chunk for document in self.chunks[first:last] for chunk in document]
-            self._add(first, last, engine.label(flat, tasks=names))
+            chunks = self.chunks[first:last]
+            labelled = engine.label([chunk for row in chunks for chunk in row], tasks=names)
+            self.usage += labelled.usage
+            edges = np.cumsum([0, *map(len, chunks)])
+            for row, (begin, stop) in enumerate(pairwise(edges), first):
+                if begin == stop:
+                    continue
+                pairs = zip(self.by_task, labelled.log_probs, strict=True)
+                numbers = [own.add_row(row, log_probs[begin:stop]) for own, log_probs in pairs]
+                if any(begin <= chunk < stop for chunk in labelled.out_of_memory):
+                    self.fail_rows([row], OUT_OF_MEMORY)
+                elif not all(numbers):
+                    self.fail_rows([row], NOT_A_NUMBER)
 
     def row_groups(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The rows in groups that are labelled in one call, in order: first row, row after last."""
@@ -62,20 +73,6 @@ class ShardAnswers:
             chunks += len(self.chunks[row])
         if first < end:
             yield first, end
-
-    def _add(self, first: int, last: int, labelled: Labelled) -> None:
-        """Adds the answers about all chunks of the rows from `first` to before `last`."""
-        self.usage += labelled.usage
-        edges = np.cumsum([0, *(len(document) for document in self.chunks[first:last])])
-        for row, (start, stop) in enumerate(pairwise(edges), first):
-            if start == stop:
-                continue
-            pairs = zip(self.by_task, labelled.log_probs, strict=True)
-            numbers = [of_task.add_row(row, log_probs[start:stop]) for of_task, log_probs in pairs]
-            if any(start <= chunk < stop for chunk in labelled.out_of_memory):
-                self.fail_rows([row], OUT_OF_MEMORY)
-            elif not all(numbers):
-                self.fail_rows([row], NOT_A_NUMBER)
 
     def fail_rows(self, rows: Iterable[int], status: str) -> None:
         """These rows have no answer to any task; `status` says why."""

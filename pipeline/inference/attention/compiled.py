@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -116,13 +117,8 @@ def compile_plans(
         window: [step for level in plan.levels for step in _drafts(level)]
         for window, plan in plans.items()
     }
-    arrays = [
-        array
-        for steps in drafts.values()
-        for step in steps
-        if isinstance(step, _Draft)
-        for array in step.arrays
-    ]
+    every_step = chain.from_iterable(drafts.values())
+    arrays = [array for step in every_step if isinstance(step, _Draft) for array in step.arrays]
     tensors = iter(to_device(arrays, device))
     compiled: dict[int | None, CompiledPlan] = {}
     for window, steps in drafts.items():

@@ -29,10 +29,6 @@ class PrefixKV:
     layers: Mapping[int, LayerKV]
     tokens: int
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(kv.k.nbytes + kv.v.nbytes for kv in self.layers.values())
-
     def followed_by(self, other: PrefixKV) -> PrefixKV:
         """Both spans as one, copied."""
         pairs = ((layer, kv, other.layers[layer]) for layer, kv in self.layers.items())

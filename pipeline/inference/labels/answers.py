@@ -22,8 +22,8 @@ from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.fitted.readout import LinearMap, Readout
-from pipeline.inference.labels.full_label import LabelScorer, label_log_probs, label_scorer
 from pipeline.inference.labels.prompt_tokens import Question
+from pipeline.inference.labels.scoring import LabelScorer, label_log_probs, label_scorer
 from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import Usage
@@ -224,7 +224,9 @@ class OnePassQuestions:
         self, documents: Sequence[Sequence[int]], *, max_tokens: int
     ) -> list[Tensor]:  # one [docs, labels] fp32 a question
         """Label log-probabilities. `max_tokens` limits what a search reads at once."""
-        answers = [self._unanswered(len(documents), question) for question in self._questions]
+        shapes = [(len(documents), len(question.labels)) for question in self._questions]
+        device = self._model.device
+        answers = [torch.full(s, torch.nan, dtype=torch.float32, device=device) for s in shapes]
         remaining = list(range(len(documents)))
 
         def on_layer(states: LayerStates) -> list[int] | None:
@@ -246,10 +248,6 @@ class OnePassQuestions:
 
         self._reader.read_layers(documents, on_layer)
         return answers
-
-    def _unanswered(self, documents: int, question: Question) -> Tensor:  # [docs, labels] fp32
-        shape = (documents, len(question.labels))
-        return torch.full(shape, torch.nan, dtype=torch.float32, device=self._model.device)
 
     def _confident(self, log_probs: Mapping[int, Tensor]) -> list[int]:
         """The documents whose every answer has a label at or above the policy's confidence."""

@@ -67,10 +67,6 @@ class Question:
             return [len(self.token_ids)]
         return [len(self.token_ids) + self.trie.depths[end] - 1 for end, _ in self.trie.ends]
 
-    @property
-    def longest_suffix(self) -> int:
-        return len(self.token_ids) + (self.trie.deepest_inner if self.trie else 0)
-
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
@@ -81,7 +77,7 @@ class PromptTokens:
 
     def room(self, context_tokens: int) -> int:
         """How many tokens of a context are left for the document, with the longest question."""
-        longest = max(question.longest_suffix for question in self.questions)
+        longest = max(n for question in self.questions for n in question.suffix_lengths)
         return context_tokens - len(self.prefix) - longest
 
 

@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.inference.labels.first_token import Unembed
-from pipeline.inference.labels.full_label import (
+from pipeline.inference.labels.prompt_tokens import Question
+from pipeline.inference.labels.scoring import (
     Edges,
+    Unembed,
     edge_log_probs,
     label_log_probs,
     label_scorer,
     length_divisors,
 )
-from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.trie import LabelTrie, Path
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter, Usage

@@ -40,7 +40,12 @@ class DocumentTokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.control_ids = control_ids(tokenizer)
-        self._backend = _without(_backend(tokenizer), self.control_ids)
+        backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ModelError(
+                f"{type(tokenizer).__name__} has no tokenizer.json; save the model's fast tokenizer"
+            )
+        self._backend = _without(backend, self.control_ids)
 
     def encode(self, text: str) -> list[int]:
         """The text's token ids; DocumentError if one of them is a control token."""
@@ -92,15 +97,6 @@ def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
     return "\0".join(texts)
 
 
-def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise ModelError(
-            f"{type(tokenizer).__name__} has no tokenizer.json; save the model's fast tokenizer"
-        )
-    return backend
-
-
 def _without(backend: Tokenizer, forbidden: frozenset[int]) -> Tokenizer:
     """A copy that cannot produce the forbidden ids from text.
 
@@ -148,10 +144,19 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = Fal
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
-    """The tokenizer's chat template as a function that ignores the date; None if it has none."""
-    template = _template(tokenizer)
-    if template is None:
+    """The tokenizer's chat template as a function that ignores the date; None if it has none.
+
+    ModelError if it has several and none is the default.
+    """
+    if not tokenizer.chat_template:
         return None
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:
+        names = sorted(tokenizer.chat_template)
+        raise ModelError(
+            f"the model's tokenizer has chat templates {names} and no default; name one 'default'"
+        ) from error
 
     def render(messages: Sequence[Message]) -> str:
         try:
@@ -169,16 +174,3 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
         return text
 
     return render
-
-
-def _template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The chat template's source, or the default of several; ModelError if none is the default."""
-    if not tokenizer.chat_template:
-        return None
-    try:
-        return tokenizer.get_chat_template()
-    except ValueError as error:
-        names = sorted(tokenizer.chat_template)
-        raise ModelError(
-            f"the model's tokenizer has chat templates {names} and no default; name one 'default'"
-        ) from error

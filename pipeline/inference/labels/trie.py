@@ -64,11 +64,6 @@ class LabelTrie:
         )
 
     @property
-    def deepest_inner(self) -> int:
-        """Tokens from the root to the deepest node where a hidden state is needed."""
-        return max(self.depths) - 1
-
-    @property
     def ends_by_label(self) -> list[list[int]]:
         """The indices into `ends` of each label's verbalizers."""
         by_label: list[list[int]] = [[] for _ in range(self.labels)]

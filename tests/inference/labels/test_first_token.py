@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.inference.labels.first_token import FirstTokens, first_token_log_probs
+from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
 
 VOCAB, HIDDEN = 97, 16
 CPU = torch.device("cpu")

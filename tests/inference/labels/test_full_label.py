@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import SpecError
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.labels.full_label import FullLabels
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
+from pipeline.inference.labels.scoring import FullLabels
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.spec.schema import PromptSpec, TaskSpec

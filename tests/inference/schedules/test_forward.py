@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.inference.attention.kernels import Attended
 from pipeline.inference.attention.varlen import Runs
-from pipeline.inference.labels.first_token import FirstTokens, first_token_log_probs
+from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer
 from pipeline.inference.schedules.fused import FusedReader, FusedSchedule

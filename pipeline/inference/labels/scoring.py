@@ -1,15 +1,15 @@
-"""Score labels by all of their tokens, from the hidden states along their token trie.
+"""Score labels by their first tokens, or by all of their tokens, from hidden states.
 
     question  ──  创 ──┬── 新 ── 设 ── 计        a state at each node with children; a label's
               ──  军    └── 意                   score is the sum over the edges to its end
 
-Entry points: `label_scorer` and `label_log_probs`, which score questions of both kinds, by first
-tokens and by full labels. Must not import tokenizers or files.
+Entry points: `label_scorer` and `label_log_probs`, which score questions of both kinds. Reads
+hidden states and the unembedding; must not import tokenizers or files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,57 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.inference.labels.first_token import ROWS, FirstTokens, Unembed, first_token_log_probs
 from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.trie import LabelTrie
+
+Unembed = Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, vocab]
+
+# Rows whose logits are in memory at once: 128 x 150,000 x 4 bytes = 77 MB.
+ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """The first tokens of the verbalizers of one question's labels, padded to a rectangle."""
+
+    token_ids: Tensor  # [labels, verbalizers] int64
+    padding: Tensor  # [labels, verbalizers] bool
+
+    @classmethod
+    def of(cls, labels: Sequence[Sequence[int]], device: torch.device) -> FirstTokens:
+        padded = torch.tensor(_rectangle(labels, -1))
+        return cls(padded.clamp(min=0).to(device), (padded < 0).to(device))
+
+    def log_probs(
+        self,
+        logits: Tensor,  # [docs, vocab] fp32
+    ) -> Tensor:  # [docs, labels] fp32
+        docs, _vocab = logits.shape
+        normaliser = logits.logsumexp(dim=-1).view(-1, 1)  # [docs, 1]
+        own = logits[:, self.token_ids.flatten()].view(docs, *self.token_ids.shape)
+        return own.masked_fill(self.padding, -torch.inf).logsumexp(dim=-1) - normaliser
+
+
+def first_token_log_probs(
+    hidden: Tensor,  # [questions, docs, hidden]
+    questions: Sequence[FirstTokens],
+    unembed: Unembed,
+) -> list[Tensor]:  # one [docs, labels] fp32 a question
+    """Each label's log-probability out of the whole vocabulary: the sum over its first tokens.
+
+    The rest, 1 - sum of exp, is the probability of every other token.
+    """
+    states, _docs, _hidden = hidden.shape
+    assert states == len(questions), f"{states} states for {len(questions)} questions"
+    # — all questions together, so that the unembedding is read once a part
+    parts = torch.split(hidden, max(1, ROWS // states), dim=1)
+    answers: list[list[Tensor]] = [[] for _ in questions]
+    for part in parts:  # [questions, docs of the part, hidden]
+        logits = unembed(part.flatten(0, 1)).float()  # [questions * docs, vocab]
+        by_question = logits.view(states, part.shape[1], logits.shape[-1])
+        for of_question, first, own in zip(by_question, questions, answers, strict=True):
+            own.append(first.log_probs(of_question))
+    return [torch.cat(own) for own in answers]
 
 
 @dataclass(frozen=True, slots=True)
