@@ -249,9 +249,7 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
     return int(2 * (products + unembedding) + attention)
 
 
-def attended_pairs(
-    positions: NDArray[np.int64],  # [tokens]
-) -> int:
+def attended_pairs(positions: NDArray[np.int64]) -> int:  # [tokens]
     """How many (query, key) pairs a layer without a window attends to."""
     return int((positions + 1).sum())
 

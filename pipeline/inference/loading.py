@@ -303,10 +303,7 @@ def _proof_ids(model: LoadedModel, tokens: int) -> list[int]:
     return [(7_919 * i + 13) % vocabulary for i in range(tokens)]
 
 
-def _relative_error(
-    actual: Tensor,  # [rows, dim]
-    expected: Tensor,  # [rows, dim]
-) -> float:
+def _relative_error(actual: Tensor, expected: Tensor) -> float:  # both [rows, dim]
     """Over all rows together: half precision sends a token to another expert now and then."""
     return float((actual.float() - expected.float()).norm() / expected.float().norm())
 

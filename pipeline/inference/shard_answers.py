@@ -116,11 +116,7 @@ class TaskAnswers:
             level_ids=ids,
         )
 
-    def add_row(
-        self,
-        row: int,
-        chunks: Floats,  # [chunks, labels]
-    ) -> bool:
+    def add_row(self, row: int, chunks: Floats) -> bool:  # [chunks, labels]
         """Adds a document's answer, combined over its chunks; False if it is not a number."""
         if not np.isfinite(chunks.max(axis=1)).all():  # — `max` returns NaN if there is one
             return False

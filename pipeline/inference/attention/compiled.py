@@ -94,12 +94,8 @@ class CompiledPlan:
         return whole
 
 
-def _merge_rows(
-    whole: Attended,
-    rows: slice | Tensor,  # [queries] int64
-    part: Attended,
-) -> None:
-    """`merge_into` some rows; gathered rows are written back."""
+def _merge_rows(whole: Attended, rows: slice | Tensor, part: Attended) -> None:
+    """`merge_into` some rows, or [queries] int64 of them, which are gathered and written back."""
     if isinstance(rows, slice):
         merge_into(Attended(whole.out[:, rows], whole.lse[:, rows]), part)
         return
@@ -184,11 +180,11 @@ def _drafts(level: Level) -> Iterator[_Draft | Segment]:
             yield _draft(runs[calls == number], kind)
 
 
-# The columns of a table of runs: one row for each run of queries, sorted by the keys.
-_Q_START, _Q_TOKENS, _K_START, _K_TOKENS = range(4)
+_Runs = Integers  # [runs, 4]: one row for each run of queries, sorted by the keys
+_Q_START, _Q_TOKENS, _K_START, _K_TOKENS = range(4)  # its columns
 
 
-def _runs(segments: Sequence[Segment]) -> Integers:  # [runs, 4]
+def _runs(segments: Sequence[Segment]) -> _Runs:
     """Every copy of every segment."""
     sides = [(segment.queries, segment.keys) for segment in segments]
     firsts = np.array([(q.start, q.tokens, k.start, k.tokens) for q, k in sides])
@@ -198,21 +194,17 @@ def _runs(segments: Sequence[Segment]) -> Integers:  # [runs, 4]
     moved_by = copy_numbers[:, None] * np.repeat(strides, copies, axis=0)
     runs = np.repeat(firsts, copies, axis=0) + moved_by
     order = np.lexsort((runs[:, _Q_START], runs[:, _K_TOKENS], runs[:, _K_START]))
-    sorted_runs: Integers = runs[order]
+    sorted_runs: _Runs = runs[order]
     return sorted_runs
 
 
-def _is_first_of_keys(
-    runs: Integers,  # [runs, 4]
-) -> NDArray[np.bool_]:  # [runs]
+def _is_first_of_keys(runs: _Runs) -> NDArray[np.bool_]:  # [runs]
     """Whether a run reads other keys than the run before it."""
     keys = runs[:, _K_START:]
     return np.concatenate([[True], (keys[1:] != keys[:-1]).any(axis=1)])
 
 
-def _call_numbers(
-    runs: Integers,  # [runs, 4]
-) -> Integers:  # [runs]
+def _call_numbers(runs: _Runs) -> Integers:  # [runs]
     """The kernel call of each run: overlapping keys go to different calls, greedily."""
     first = _is_first_of_keys(runs)
     keys = runs[first]
@@ -229,10 +221,7 @@ def _call_numbers(
     return of_runs
 
 
-def _draft(
-    runs: Integers,  # [runs, 4]
-    kind: Segment,
-) -> _Draft:
+def _draft(runs: _Runs, kind: Segment) -> _Draft:
     """One call of runs whose keys do not overlap, with a run without queries for each gap."""
     # keys      |  run  | gap |  run  |run|
     # q_tokens      5      0      3     4
@@ -247,9 +236,7 @@ def _draft(
     return _Draft(_query_rows(runs), keys, q_tokens[nonempty], k_tokens[nonempty], kind)
 
 
-def _query_rows(
-    runs: Integers,  # [runs, 4]
-) -> slice | Integers:  # [queries]
+def _query_rows(runs: _Runs) -> slice | Integers:  # [queries]
     """The rows of all queries, run by run."""
     start, tokens = runs[:, _Q_START], runs[:, _Q_TOKENS]
     stop = start + tokens

@@ -126,10 +126,7 @@ def _interface(
     return attended.out.contiguous(), None
 
 
-def apply_attention_sinks(
-    attended: Attended,
-    sinks: Tensor,  # [heads]: logits
-) -> Attended:
+def apply_attention_sinks(attended: Attended, sinks: Tensor) -> Attended:  # sinks [heads]: logits
     """Attention whose softmax also counts one sink a head, which has no value.
 
     Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023; as learned logits

@@ -38,10 +38,7 @@ class FirstTokens:
         padded = torch.tensor(_rectangle(labels, -1))
         return cls(padded.clamp(min=0).to(device), (padded < 0).to(device))
 
-    def log_probs(
-        self,
-        logits: Tensor,  # [docs, vocab] fp32
-    ) -> Tensor:  # [docs, labels] fp32
+    def log_probs(self, logits: Tensor) -> Tensor:  # [docs, vocab] -> [docs, labels], both fp32
         docs, _vocab = logits.shape
         normaliser = logits.logsumexp(dim=-1).view(-1, 1)  # [docs, 1]
         own = logits[:, self.token_ids.flatten()].view(docs, *self.token_ids.shape)

@@ -46,10 +46,7 @@ class LoadedModel:
         layers = getattr(self.decoder, "layers", None)
         return len(layers) if isinstance(layers, nn.ModuleList) else 0
 
-    def unembed(
-        self,
-        states: Tensor,  # [rows, hidden]
-    ) -> Tensor:  # [rows, vocab]
+    def unembed(self, states: Tensor) -> Tensor:  # [rows, hidden] -> [rows, vocab]
         """Logits over the vocabulary, scaled and capped as the family does it."""
         config = self.network.config.get_text_config()
         logits: Tensor = self.network.lm_head(states)

@@ -22,8 +22,6 @@ from pipeline.inference.attention.plan import plan_attention, plan_ends
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
 
-OnStates = Callable[[int, Tensor], None]  # a layer, and its states [copies, tokens, hidden]
-
 
 @torch.inference_mode()
 def prefill(
@@ -138,11 +136,14 @@ def run_at_ends(
 
 
 def run_to_layers(
-    decoder: nn.Module, layers: Collection[int], on_states: OnStates, **inputs: Any
+    decoder: nn.Module,
+    layers: Collection[int],
+    on_states: Callable[[int, Tensor], None],  # a layer, and its states [copies, tokens, hidden]
+    **inputs: Any,
 ) -> None:
     """Runs a whole decoder to the deepest of these layers, and gives each one's states as it comes.
 
-    Layer N gives the `hidden_states[N]` of transformers. States are to_device to the positions'
+    Layer N gives the `hidden_states[N]` of transformers. States are moved to the positions'
     device: a model may be spread over several.
     """
     blocks: Any = getattr(decoder, "layers", ())

@@ -93,8 +93,8 @@ def deliver(states_by_layer: Iterable[LayerStates], on_layer: OnLayer) -> None:
     """Gives states that are all computed to `on_layer`, without the documents that left before."""
     remaining: list[int] | None = None
     for states in states_by_layer:
-        given = states if remaining is None else states.of_documents(remaining)
-        if (continuing := on_layer(given)) is None:
+        continuing = on_layer(states if remaining is None else states.of_documents(remaining))
+        if continuing is None:
             continue
         remaining = [d if remaining is None else remaining[d] for d in continuing]
         if not remaining:
