@@ -1,25 +1,32 @@
-"""The hidden states of gold documents, read as a run reads them. Entry: `read_gold_states`."""
+"""The hidden states of gold documents, read as a run reads them. Entry: `read_gold_states`.
+
+prefix  ──  document        ──┬── suffix 0
+            its own tokens'   └── suffix 1   the state at each suffix's last token
+            mean
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import ModelError, Problem, SpecError
 from pipeline.gold.labels import Gold
 from pipeline.hashes import short_hash
-from pipeline.inference.hidden_states import document_states
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules import read_prefix
+from pipeline.inference.schedules.batching import pack
+from pipeline.inference.schedules.interface import LayerStates, ReadPoint
 from pipeline.runtime.assembly import chunk_document, job_model, job_prompt, memory_plan
 from pipeline.runtime.job import Job, plan
 from pipeline.sources.documents import RawRow, documents_from
@@ -204,3 +211,42 @@ class _Reading:
         started = time.perf_counter()
         self.states([layer], sample, lambda documents: None)
         return (time.perf_counter() - started) / len(sample)
+
+
+def document_states(
+    model: LoadedModel,
+    prefix: Sequence[int],
+    suffixes: Sequence[Sequence[int]],  # of one token at least
+    documents: Sequence[Sequence[int]],  # of one token at least
+    *,
+    layers: Sequence[int],  # rising, from 1 to all
+    max_batch_tokens: int,
+    on_documents: Callable[[int], None] = lambda documents: None,
+) -> NDArray[np.float32]:  # [docs, layers, kinds, hidden]
+    """The states of every document; kinds are the suffixes' last tokens, then the mean.
+
+    State N is the `hidden_states[N]` of transformers: the residual stream after N layers, and
+    after the last one also normalised. Layers above the highest of `layers` are not run.
+    `on_documents` gets the number of documents of every batch that is done. ModelError if
+    the decoder does not list its layers.
+    """
+    if not model.layers:
+        raise ModelError(
+            f"{type(model.decoder).__name__} does not list its layers; use another model"
+        )
+    points = [ReadPoint(layer, tuple(map(tuple, suffixes)), mean=True) for layer in layers]
+    # — run whole: parts of a decoder may have other states between its layers
+    whole = replace(model, stages=None)
+    reader = read_prefix(whole, prefix, layers=layers[-1]).reader(points)
+    lengths = [len(document) + reader.question_tokens for document in documents]
+    hidden = model.network.config.get_text_config().hidden_size
+    states = np.empty((len(documents), len(layers), len(suffixes) + 1, hidden), np.float32)
+    for batch in pack(lengths, max_tokens=max_batch_tokens):
+        by_layer: list[LayerStates] = []
+        reader.read_layers([documents[i] for i in batch], by_layer.append)
+        for number, of_layer in enumerate(by_layer):
+            assert of_layer.mean is not None, of_layer.layer
+            kinds = torch.cat([of_layer.at_suffixes.float(), of_layer.mean.unsqueeze(0)])
+            states[batch, number] = kinds.transpose(0, 1).numpy(force=True)
+        on_documents(len(batch))
+    return states

@@ -15,10 +15,10 @@ import pytest
 
 from pipeline.errors import ModelError
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.hidden_states import document_states
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import device_map, dispatch, prepare
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.verbs.gold_states import document_states
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe", "qwen3_next"])

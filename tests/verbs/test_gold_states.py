@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pipeline.inference.hidden_states import document_states
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.verbs.gold_states import document_states
 
 PREFIX = [5, 9, 2]
 SUFFIXES = [[11, 12], [11, 12, 13, 14, 15, 16, 17], [20]]
