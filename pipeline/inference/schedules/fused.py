@@ -113,8 +113,12 @@ class FusedReader:
         if self._model.stages is not None:
             body = self._steps[0].body
             assert body is not None, self._steps[0]
-            states = run(body, attention, positions, input_ids=ids)
-            self._read_in_parts(PackedStates(tree, positions, states), attention, on_layer)
+            # — nothing here keeps these states while deeper layers replace them
+            self._read_in_parts(
+                PackedStates(tree, positions, run(body, attention, positions, input_ids=ids)),
+                attention,
+                on_layer,
+            )
             return
         steps = {step.point.layer: step for step in self._steps}
         by_layer: list[LayerStates] = []
