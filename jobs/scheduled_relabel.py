@@ -33,12 +33,7 @@ def _exit_code(run: ScheduledRun) -> int:
     return EXIT_COMPLETE if run.published else EXIT_FAILED
 
 
-RELABEL = Verb(
-    "verbs.relabel:scheduled_run",
-    "report.drift:show_scheduled_run",
-    "report.drift:scheduled_run_json",
-    _exit_code,
-)
+RELABEL = Verb("verbs.relabel:scheduled_run", "report.drift:scheduled_run", _exit_code)
 
 
 @app.default

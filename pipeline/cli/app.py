@@ -40,9 +40,16 @@ class Verb:
     """What a verb calls, as `module:function` below `pipeline`, imported when the verb runs."""
 
     recipe: str  # (spec, ..., cache_dir=...) -> result
-    show: str  # (result, console): prints the result for people
-    to_json: str  # (result) -> the result for programs
+    report: str  # `module:NAME`, with show_NAME(result, console) and NAME_json(result)
     exit_code: Callable[[Any], int] = lambda _result: EXIT_COMPLETE
+
+    @property
+    def show(self) -> str:
+        return self.report.replace(":", ":show_")
+
+    @property
+    def to_json(self) -> str:
+        return f"{self.report}_json"
 
     def carry_out(self, spec_file: str, *options: Any, as_json: bool, **keywords: Any) -> int:
         """Call the recipe, print its result, and return the exit code."""
@@ -65,62 +72,39 @@ class Verb:
 
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(f"pipeline.{module}"), function)
-    return found
+    called: Callable[..., Any] = getattr(importlib.import_module(f"pipeline.{module}"), function)
+    return called
 
 
-def failed_unless(attribute: str) -> Callable[[Any], int]:
-    return lambda result: EXIT_COMPLETE if getattr(result, attribute) else EXIT_FAILED
-
-
-def incomplete_unless(attribute: str) -> Callable[[Any], int]:
-    return lambda result: EXIT_COMPLETE if getattr(result, attribute) else EXIT_INCOMPLETE
+def _unless(attribute: str, code: int) -> Callable[[Any], int]:
+    return lambda result: EXIT_COMPLETE if getattr(result, attribute) else code
 
 
 VERBS = {
-    "run": Verb(
-        "runtime.run:run",
-        "report.run:show_summary",
-        "report.run:summary_json",
-        incomplete_unless("complete"),
-    ),
-    "dry run": Verb("runtime.run:dry_run", "report.run:show_plan", "report.run:plan_json"),
-    "check": Verb(
-        "verbs.check:check",
-        "report.check:show_findings",
-        "report.check:findings_json",
-        failed_unless("exact"),
-    ),
-    "plan": Verb("verbs.plan:estimate", "report.run:show_estimate", "report.run:estimate_json"),
-    "bench": Verb("verbs.bench:bench", "report.bench:show_bench", "report.bench:bench_json"),
+    "run": Verb("runtime.run:run", "report.run:summary", _unless("complete", EXIT_INCOMPLETE)),
+    "dry run": Verb("runtime.run:dry_run", "report.run:plan"),
+    "check": Verb("verbs.check:check", "report.check:findings", _unless("exact", EXIT_FAILED)),
+    "plan": Verb("verbs.plan:estimate", "report.run:estimate"),
+    "bench": Verb("verbs.bench:bench", "report.bench:bench"),
     "eval": Verb(
         "verbs.evaluate:evaluate",
-        "report.evaluation_table:show_evaluation",
-        "report.evaluation_table:evaluation_json",
-        failed_unless("passed"),
+        "report.evaluation_table:evaluation",
+        _unless("passed", EXIT_FAILED),
     ),
-    "fit": Verb("verbs.fit:fit_readouts", "report.fit:show_fit", "report.fit:fit_json"),
-    "calibrate": Verb(
-        "verbs.calibrate:calibrate", "report.fit:show_calibrated", "report.fit:calibrated_json"
-    ),
+    "fit": Verb("verbs.fit:fit_readouts", "report.fit:fit"),
+    "calibrate": Verb("verbs.calibrate:calibrate", "report.fit:calibrated"),
     "filter": Verb(
         "filters.run:filter_corpus",
-        "report.maintenance:show_filtered",
-        "report.maintenance:filtered_json",
-        incomplete_unless("complete"),
+        "report.maintenance:filtered",
+        _unless("complete", EXIT_INCOMPLETE),
     ),
-    "diff": Verb(
-        "audit.diff:compare", "report.drift:show_comparison", "report.drift:comparison_json"
-    ),
+    "diff": Verb("audit.diff:compare", "report.drift:comparison"),
     "verify": Verb(
         "audit.verify:verify_output",
-        "report.maintenance:show_verified",
-        "report.maintenance:verified_json",
-        failed_unless("intact"),
+        "report.maintenance:verified",
+        _unless("intact", EXIT_FAILED),
     ),
-    "gc": Verb(
-        "audit.gc:collect_garbage", "report.maintenance:show_gc", "report.maintenance:gc_json"
-    ),
+    "gc": Verb("audit.gc:collect_garbage", "report.maintenance:gc"),
 }
 
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -84,8 +85,9 @@ def read_gold_states(
     model = job_model(job, folder)
     read_layers = chosen_layers(layers, model.layers)
     suffixes = list(dict.fromkeys(question.token_ids for question in prompt.questions))
-    read = _Reading(model, prompt, suffixes, documents)
-    states = read.states(read_layers, documents, start(len(documents)))
+    batch = memory_plan(model, prompt).max_batch_tokens
+    read = partial(document_states, model, prompt.prefix, suffixes, max_batch_tokens=batch)
+    states = read(documents, layers=read_layers, on_documents=start(len(documents)))
     finite = np.isfinite(states).all(axis=(1, 2, 3))
     if not finite.all():
         left_out[OVERFLOWN] = int((~finite).sum())
@@ -105,7 +107,7 @@ def read_gold_states(
         },
         layers=read_layers,
         all_layers=model.layers,
-        seconds=tuple(read.seconds(layer) for layer in read_layers),
+        seconds=tuple(_seconds(read, documents, layer) for layer in read_layers),
         left_out=dict(left_out),
     )
 
@@ -181,36 +183,15 @@ def _tokens(
     return ((), CHUNKED) if len(chunks) > 1 else (chunks[0], None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    model: LoadedModel
-    prompt: PromptTokens
-    suffixes: Sequence[Sequence[int]]
-    documents: Sequence[Sequence[int]]
-
-    def states(
-        self,
-        layers: Sequence[int],
-        documents: Sequence[Sequence[int]],
-        advance: Callable[[int], None],
-    ) -> NDArray[np.float32]:  # [docs, layers, kinds, hidden]
-        return document_states(
-            self.model,
-            self.prompt.prefix,
-            self.suffixes,
-            documents,
-            layers=layers,
-            max_batch_tokens=memory_plan(self.model, self.prompt).max_batch_tokens,
-            on_documents=advance,
-        )
-
-    def seconds(self, layer: int) -> float:
-        """Seconds per document up to this layer, measured on documents spread over all lengths."""
-        by_length = sorted(self.documents, key=len)
-        sample = by_length[:: max(1, len(by_length) // _TIMED_DOCUMENTS)]
-        started = time.perf_counter()
-        self.states([layer], sample, lambda documents: None)
-        return (time.perf_counter() - started) / len(sample)
+def _seconds(
+    read: Callable[..., NDArray[np.float32]], documents: Sequence[Sequence[int]], layer: int
+) -> float:
+    """Seconds per document up to this layer, measured on documents spread over all lengths."""
+    by_length = sorted(documents, key=len)
+    sample = by_length[:: max(1, len(by_length) // _TIMED_DOCUMENTS)]
+    started = time.perf_counter()
+    read(sample, layers=[layer])
+    return (time.perf_counter() - started) / len(sample)
 
 
 def document_states(
