@@ -85,7 +85,7 @@ VERBS = {
     "dry run": Verb("runtime.run:dry_run", "report.run:plan"),
     "check": Verb("verbs.check:check", "report.check:findings", _unless("exact", EXIT_FAILED)),
     "plan": Verb("verbs.plan:estimate", "report.run:estimate"),
-    "bench": Verb("verbs.bench:bench", "report.bench:bench"),
+    "bench": Verb("verbs.bench:bench", "report.check:bench"),
     "eval": Verb(
         "verbs.evaluate:evaluate",
         "report.evaluation_table:evaluation",

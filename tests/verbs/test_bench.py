@@ -4,13 +4,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.spec.schema import TaskSpec
-from pipeline.verbs.bench import Workload, as_questions, equally_long, fits, shaped
+from pipeline.verbs.bench import (
+    Timed,
+    Turn,
+    Workload,
+    as_questions,
+    equally_long,
+    fits,
+    matmul_flops,
+    shaped,
+    take_turns,
+)
 
 PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": (1,)}) for n in "xy"))
 STREAM = [10, 11, 12]
@@ -76,3 +87,32 @@ def test_tasks_with_readouts_are_asked_as_questions_where_they_have_one() -> Non
     assert [(t.name, t.readout) for t in as_questions(tasks)] == [("plain", None), ("asked", None)]
     with pytest.raises(SpecError, match=r"give at least one task a question \(got \['document'\]"):
         as_questions(tasks[2:])
+
+
+def test_methods_take_turns_until_their_rounds_are_over() -> None:
+    ran: list[str] = []
+    timed = take_turns(
+        {
+            "a": Turn(lambda: ran.append("a"), documents=2, rounds=3, warm_up=True),
+            "b": Turn(lambda: ran.append("b"), documents=1, rounds=1, warm_up=False),
+        }
+    )
+    assert ran == ["a", "a", "b", "a", "a"]
+    assert [len(timed[name].seconds) for name in "ab"] == [3, 1]
+
+
+def test_a_ratio_is_the_median_of_paired_rounds() -> None:
+    noisy, tree = Timed((2.0, 30.0, 4.0), 0), Timed((1.0, 10.0, 4.0), 0)
+    assert noisy.times(tree) == 2 and tree.times(tree) == 1
+
+
+def test_the_peak_counts_what_a_method_held_and_gave_back() -> None:
+    def hold() -> None:
+        torch.ones(1 << 26).mul_(2)  # 256 MB
+
+    timed = take_turns({"hold": Turn(hold, documents=1, rounds=2, warm_up=False)})
+    assert 0.8 * (1 << 28) < timed["hold"].peak_bytes < 1.3 * (1 << 28)
+
+
+def test_the_rate_of_products_is_positive() -> None:
+    assert matmul_flops(64, torch.device("cpu"), torch.float32) > 0
