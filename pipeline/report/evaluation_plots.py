@@ -82,10 +82,15 @@ def plots(task: TaskEvaluation) -> Iterator[tuple[str, str]]:
         svg(lambda f: _curves(f, task, shown[:MAX_LINES]), width=13, height=4.6, salt=f"{name} c"),
     )
     confused = confused_labels(task)
+    labels = len(task.labels)
+    of_all = (
+        ""
+        if len(confused) == labels
+        else f" (the {MAX_CONFUSED} most frequent of {labels:,} labels)"
+    )
     side = min(12.0, 2.8 + 0.55 * len(confused))
     yield (
-        "Confusion: a darker cell has a larger share of the gold label's documents"
-        + _of_how_many(task, confused),
+        "Confusion: a darker cell has a larger share of the gold label's documents" + of_all,
         svg(
             lambda f: _confusion(f, task, confused), width=side + 0.6, height=side, salt=f"{name} m"
         ),
@@ -108,22 +113,19 @@ def drawn_labels(task: TaskEvaluation) -> list[int]:
     """The first of two labels, because the second mirrors it; else all, the most frequent first."""
     if len(task.labels) == 2:
         return [0]
-    support = np.bincount(task.truth, minlength=len(task.labels))
-    return [int(label) for label in np.argsort(-support, kind="stable") if support[label]]
+    return _most_frequent(task, len(np.unique(task.truth)))
 
 
 def confused_labels(task: TaskEvaluation) -> list[int]:
     """The labels of the confusion matrix, in order: all, or those with the most gold rows."""
     if len(task.labels) <= MAX_CONFUSED:
         return list(range(len(task.labels)))
+    return sorted(_most_frequent(task, MAX_CONFUSED))
+
+
+def _most_frequent(task: TaskEvaluation, most: int) -> list[int]:
     support = np.bincount(task.truth, minlength=len(task.labels))
-    return sorted(int(label) for label in np.argsort(-support, kind="stable")[:MAX_CONFUSED])
-
-
-def _of_how_many(task: TaskEvaluation, shown: Sequence[int]) -> str:
-    if len(shown) == len(task.labels):
-        return ""
-    return f" (the {len(shown)} most frequent of {len(task.labels):,} labels)"
+    return [int(label) for label in np.argsort(-support, kind="stable")[:most]]
 
 
 def _curves(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> None:

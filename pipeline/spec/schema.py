@@ -370,17 +370,14 @@ class JobSpec(Frozen):
     @field_validator("exit")
     @classmethod
     def _suits_every_task(cls, exit: ExitSpec | None, other: ValidationInfo) -> ExitSpec | None:
-        plain = [task.name for task in other.data.get("tasks", ()) if task.readout is None]
+        tasks: tuple[TaskSpec, ...] = other.data.get("tasks", ())
+        plain = [task.name for task in tasks if task.readout is None]
         if exit is not None and plain:
             raise ValueError(
                 f"tasks {plain} have no readout, and only a readout reads a layer before the last; "
                 f"give them one, or remove exit"
             )
-        measured = [
-            task.name
-            for task in other.data.get("tasks", ())
-            if isinstance(task.calibration, ContextualSpec)
-        ]
+        measured = [task.name for task in tasks if isinstance(task.calibration, ContextualSpec)]
         if exit is not None and exit.layers and measured:
             raise ValueError(
                 f"tasks {measured} are calibrated by documents without content, and the layer at "

@@ -28,7 +28,6 @@ from pipeline.evaluation.fitting import (
     CurvePoint,
     Fitted,
     GoldStates,
-    Linear,
     fit,
     learning_curve,
 )
@@ -228,7 +227,8 @@ def _fit_task(
     )
     tensors: dict[str, Any] = {}
     for layer, fitted_map in zip(read.layers, fitted.maps, strict=True):
-        tensors |= _tensors(layer, fitted_map)
+        tensors[f"layer{layer}.weight"] = np.ascontiguousarray(fitted_map.weight, np.float32)
+        tensors[f"layer{layer}.bias"] = np.ascontiguousarray(fitted_map.bias, np.float32)
     metadata = {"card": json.dumps(_card(job, task_fit, question, options.folds))}
     write_fitted(
         path, safetensors.numpy.save(tensors, metadata=metadata), options_for(path, job.spec)
@@ -250,13 +250,6 @@ def _layer_fit(
         },
         strength=fitted.choices[index].strength,
     )
-
-
-def _tensors(layer: int, fitted: Linear) -> dict[str, Any]:
-    return {
-        f"layer{layer}.weight": np.ascontiguousarray(fitted.weight, np.float32),
-        f"layer{layer}.bias": np.ascontiguousarray(fitted.bias, np.float32),
-    }
 
 
 def _card(job: Job, fitted: TaskFit, question: str | None, folds: int) -> dict[str, Any]:

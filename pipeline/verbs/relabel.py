@@ -61,11 +61,11 @@ def judge(labelled: LabelledOutput, gate: Gate | None, limits: Limits) -> Schedu
         return ScheduledRun(labelled.outcome(None), previous, None, (), ())
     candidate = labelled.contents
     decisions = gate(candidate) if gate else ()
-    comparison, common = None, set[str]()
+    comparison = None
     if previous is not None:
         before = contents(labelled.store, previous)
-        common = set(before.tasks) & set(candidate.tasks)
-        comparison = compare(labelled.store, before, candidate) if common else None
+        if set(before.tasks) & set(candidate.tasks):
+            comparison = compare(labelled.store, before, candidate)
     rejected = (*_failed(decisions), *(_drifted(comparison, limits) if comparison else ()))
     number = None if rejected else labelled.publish()
     return ScheduledRun(labelled.outcome(number), previous, comparison, decisions, rejected)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import Problem, SpecError
@@ -59,17 +58,11 @@ def take_samples(
 
 
 def _readable(shard: Shard, encoder: DocumentTokenizer, spec: JobSpec) -> Iterator[Sample]:
-    slices = read_documents(shard, spec.input.storage_options)
-    rows = (row for documents in slices for row in _rows(documents))
-    for doc_id, text in rows:
-        pieces, _ = chunk_document(encoder, text, OK, spec.documents)
-        if pieces:  # otherwise a run writes a row with the reason
-            yield Sample(doc_id, tuple(pieces))
-
-
-def _rows(documents: pa.Table) -> Iterator[tuple[str, str]]:
-    """The id and text of each document that has a text."""
-    columns = (documents.column(name) for name in ("doc_id", "text", "status"))
-    for doc_id, text, status in zip(*columns, strict=True):
-        if status.as_py() == OK:
-            yield doc_id.as_py(), text.as_py()
+    for documents in read_documents(shard, spec.input.storage_options):
+        columns = (documents.column(name) for name in ("doc_id", "text", "status"))
+        for doc_id, text, status in zip(*columns, strict=True):
+            if status.as_py() != OK:
+                continue
+            pieces, _ = chunk_document(encoder, text.as_py(), OK, spec.documents)
+            if pieces:  # otherwise a run writes a row with the reason
+                yield Sample(doc_id.as_py(), tuple(pieces))
