@@ -215,6 +215,7 @@ def hostile_run(
     return folder, documents, ended.stdout + ended.stderr
 
 
+@pytest.mark.xdist_group("ray")
 def test_no_byte_of_an_output_and_no_line_of_a_log_holds_a_secret(
     hostile_run: tuple[Path, list[dict[str, Any]], str],
 ) -> None:
@@ -233,6 +234,7 @@ def test_no_byte_of_an_output_and_no_line_of_a_log_holds_a_secret(
             assert CANARY not in str(pq.read_table(file).to_pylist())
 
 
+@pytest.mark.xdist_group("ray")
 def test_hostile_ids_are_values_and_nothing_else(
     hostile_run: tuple[Path, list[dict[str, Any]], str],
 ) -> None:
@@ -244,6 +246,7 @@ def test_hostile_ids_are_values_and_nothing_else(
     assert not any(id.strip() and id in name for id in HOSTILE_IDS for name in names)
 
 
+@pytest.mark.xdist_group("ray")
 def test_control_tokens_in_texts_are_text_in_a_whole_run(
     hostile_run: tuple[Path, list[dict[str, Any]], str],
 ) -> None:

@@ -302,6 +302,7 @@ def assert_ended_well(output: Path) -> None:
     assert not [file for file in (output / "attempts").iterdir() if "create-only" not in file.name]
 
 
+@pytest.mark.xdist_group("ray")
 def test_a_killed_driver_loses_and_doubles_nothing(
     long_spec: Path, start: Start, tmp_path: Path
 ) -> None:
@@ -322,6 +323,7 @@ def test_a_killed_driver_loses_and_doubles_nothing(
     assert_ended_well(output)
 
 
+@pytest.mark.xdist_group("ray")
 def test_a_killed_actor_is_replaced_within_the_run(
     long_spec: Path, start: Start, tmp_path: Path
 ) -> None:

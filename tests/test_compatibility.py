@@ -185,6 +185,7 @@ def test_a_filter_to_another_place_writes_the_same_rows(copy: Copy, tmp_path: Pa
             assert (again / file).read_bytes() == (filtered / file).read_bytes(), file
 
 
+@pytest.mark.xdist_group("ray")
 def test_a_run_that_was_killed_is_resumed_and_gives_the_same_answers(copy: Copy) -> None:
     shards, keys = published(4)
     first, retried = shards[0]["sid"], shards[1]["sid"]  # d0 to d4, of which d4 is empty; d5 to d11

@@ -275,6 +275,7 @@ def long_spec(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
     return write_spec(input=write_many(tmp_path, DOCUMENTS, shard_bytes=40_000))
 
 
+@pytest.mark.xdist_group("ray")
 def test_a_token_that_is_not_the_clusters_is_refused(
     cluster: LocalCluster, write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -288,6 +289,7 @@ def test_a_token_that_is_not_the_clusters_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 def test_a_killed_driver_and_the_same_command_again_label_every_row_once(
     cluster: LocalCluster, long_spec: Path, tmp_path: Path
 ) -> None:

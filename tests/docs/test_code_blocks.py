@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from command import SLOW_ON_RAY
 from stages import run_without_ray
 
 import pipeline
@@ -53,7 +54,7 @@ BASE = {
 }
 TOPIC = {"name": "topic", "question": "What is this about?", "labels": ["art", "law"]}
 
-pytestmark = pytest.mark.xdist_group("manual")
+MANUAL = (pytest.mark.xdist_group("manual"),)  # these share one folder, which takes seconds
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def blocks() -> Iterator[Block]:
 def params(language: str) -> list[Any]:
     """The blocks of one language that are run."""
     return [
-        pytest.param(block, id=block.place, marks=[pytest.mark.slow] if block.reason else [])
+        pytest.param(block, id=block.place, marks=SLOW_ON_RAY if block.reason else MANUAL)
         for block in blocks()
         if block.language == language and block.mark != "no-run"
     ]

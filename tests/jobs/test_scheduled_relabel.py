@@ -14,6 +14,7 @@ import pytest
 from jobs.scheduled_relabel import main
 
 
+@pytest.mark.xdist_group("ray")
 def test_scheduled_runs_label_and_publish_once(
     write_spec: Callable[..., Path],
     tmp_path: Path,

@@ -19,7 +19,7 @@ from typing import Any
 import libfaketime
 import psutil
 import pytest
-from command import ASSAY, COMMANDS, TOY_ASSAY
+from command import ASSAY, COMMANDS, SLOW_ON_RAY, TOY_ASSAY
 from shell import BAD_CONNECTION, DOCUMENTS, Shell
 
 from pipeline.ledger.snapshots import read_snapshot
@@ -30,8 +30,8 @@ SERVERS = pytest.mark.parametrize(
     ("server", "command"),
     [
         pytest.param("moto", TOY_ASSAY, id="moto-toy"),
-        pytest.param("moto", ASSAY, id="moto-ray", marks=SLOW),
-        pytest.param("seaweedfs", ASSAY, id="seaweedfs-ray", marks=SLOW),
+        pytest.param("moto", ASSAY, id="moto-ray", marks=SLOW_ON_RAY),
+        pytest.param("seaweedfs", ASSAY, id="seaweedfs-ray", marks=SLOW_ON_RAY),
     ],
 )
 # Where the driver, or the worker that commits, can be when the driver is killed.
@@ -101,6 +101,7 @@ def test_the_driver_killed_at_every_commit_point(
     table("driver killed at every commit point", server, kills=len(killed))
 
 
+@pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize("server", ["moto", pytest.param("seaweedfs", marks=SLOW)])
 @pytest.mark.parametrize("place", ["document d100", pytest.param("create 1", marks=SLOW)])
 def test_a_worker_of_ray_killed(

@@ -47,6 +47,7 @@ def test_a_worker_that_cannot_be_built_says_why_when_it_is_called(
     assert any(entry.name == "__call__" for entry in raised.traceback)
 
 
+@pytest.mark.xdist_group("ray")
 def test_torn_weights_are_one_line_and_an_exit_code(
     write_spec: Callable[..., Path], model_folder: Path, tmp_path: Path
 ) -> None:

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from stages import run_without_ray
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.runtime.outcome import Outcome
@@ -29,11 +28,6 @@ TOXIC = {"name": "toxic", "question": "Rude?", "labels": {"toxic": ["Yes", "yes"
 TOPIC = {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]}
 MOOD = {"name": "mood", "question": "Happy?", "labels": ["glad", "sad"]}
 CALM = {"name": "calm", "question": "Calm?", "labels": ["calm", "angry"]}
-
-
-@pytest.fixture(autouse=True)
-def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_without_ray(monkeypatch)
 
 
 @dataclass
@@ -81,7 +75,7 @@ def texts(name: str, count: int = 24) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def life(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Life:
+def life(on_ray: bool, tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Life:
     folder = tmp_path_factory.mktemp("life")
     (folder / "in").mkdir()
     content = {
@@ -102,6 +96,7 @@ def read_tokens(found: Mapping[str, list[str]]) -> int:
     return sum(len(text.encode()) for of_file in found.values() for text in of_file)
 
 
+@pytest.mark.usefixtures("runner")
 def test_each_change_costs_what_it_changes(
     life: Life,
     tmp_path: Path,

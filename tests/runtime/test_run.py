@@ -62,7 +62,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(
-    tmp_path_factory: pytest.TempPathFactory, corpus: Path, model_folder: Path
+    on_ray: bool, tmp_path_factory: pytest.TempPathFactory, corpus: Path, model_folder: Path
 ) -> tuple[JobSpec, Outcome]:
     """A spec, and how its first run ended. Its output is read, or copied, and not changed."""
     content = {
@@ -74,17 +74,15 @@ def base(
     }
     spec = parse_spec(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as patch:
-        run_without_ray(patch)
+        if not on_ray:
+            run_without_ray(patch)
         return spec, run_quietly(spec)
 
 
 @pytest.fixture
-def again(
-    base: tuple[JobSpec, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., JobSpec]:
-    """Makes the same spec with changes, on a copy of its finished output; runs are without Ray."""
+def again(base: tuple[JobSpec, Outcome], runner: None, tmp_path: Path) -> Callable[..., JobSpec]:
+    """Makes the same spec with changes, on a copy of its finished output."""
     spec, _ = base
-    run_without_ray(monkeypatch)
     output = tmp_path / "out"
 
     def make(**changes: Any) -> JobSpec:

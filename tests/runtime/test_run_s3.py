@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 import pytest
-from command import ASSAY, COMMANDS, TOY_ASSAY
+from command import ASSAY, COMMANDS, SLOW_ON_RAY, TOY_ASSAY
 from shell import BAD_CONNECTION, Shell
 
 from pipeline.cli import main
@@ -17,8 +17,8 @@ from pipeline.ledger.snapshots import read_snapshot
     ("server", "command"),
     [
         pytest.param("moto", TOY_ASSAY, id="moto-toy"),
-        pytest.param("moto", ASSAY, id="moto-ray", marks=pytest.mark.slow),
-        pytest.param("seaweedfs", ASSAY, id="seaweedfs-ray", marks=pytest.mark.slow),
+        pytest.param("moto", ASSAY, id="moto-ray", marks=SLOW_ON_RAY),
+        pytest.param("seaweedfs", ASSAY, id="seaweedfs-ray", marks=SLOW_ON_RAY),
     ],
 )
 def test_a_run_over_a_bad_connection_is_complete_and_the_next_has_nothing_to_do(
@@ -65,6 +65,7 @@ def test_credentials_that_expire_in_the_middle_end_the_run_and_the_next_goes_on(
     assert done.items() <= {s.key: s.etag for s in shell.output.list("labels/")}.items()
 
 
+@pytest.mark.xdist_group("ray")
 def test_an_input_overwritten_in_the_middle_is_noticed_and_the_next_run_labels_the_new_one(
     shell_on: Callable[..., Shell],
 ) -> None:

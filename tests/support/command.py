@@ -14,10 +14,12 @@ import pytest
 
 ASSAY = (str(Path(sys.executable).with_name("assay")),)
 TOY_ASSAY = (sys.executable, str(Path(__file__).with_name("toy_assay.py")))
+# One process has all tests that start Ray: two Ray heads at once are too slow on two cores.
+SLOW_ON_RAY = (pytest.mark.slow, pytest.mark.xdist_group("ray"))
 # A test of the protocol: quickly without Ray, and in `make test-slow` with it.
 COMMANDS = [
     pytest.param(TOY_ASSAY, id="toy"),
-    pytest.param(ASSAY, id="ray", marks=pytest.mark.slow),
+    pytest.param(ASSAY, id="ray", marks=SLOW_ON_RAY),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import io
 import json
 import random
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from command import SLOW_ON_RAY
 from servers import Server, start_fake_gcs, start_moto, start_seaweedfs
 from shell import Shell, shell_on
 
@@ -167,6 +169,21 @@ def shared_ray(_ray_of_this_process: None) -> None:
 
     if not ray.is_initialized():
         ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
+
+
+@pytest.fixture(scope="module", params=["toy", pytest.param("ray", marks=SLOW_ON_RAY)])
+def on_ray(request: pytest.FixtureRequest) -> bool:
+    """Whether the runs of a test are on Ray; each test is run both ways."""
+    return bool(request.param == "ray")
+
+
+@pytest.fixture
+def runner(on_ray: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are on the shared Ray, or in this process without Ray."""
+    if on_ray:
+        request.getfixturevalue("shared_ray")
+    else:
+        importlib.import_module("stages").run_without_ray(monkeypatch)
 
 
 @pytest.fixture(scope="session")
