@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +39,8 @@ MAX_THREAD_COMMENTS = 40
 
 # The share of toxic comments that each thread is filled towards. Seven have none; more would
 # need more clean comments than the source has.
-THREAD_TOXIC_SHARES = (
-    *(0.0,) * 7,
-    *(0.05,) * 2,
-    *(0.25,) * 1,
-    *(0.5,) * 3,
-    *(0.75,) * 5,
-    *(0.9,) * 6,
-)
+_THREADS = {0.0: 7, 0.05: 2, 0.25: 1, 0.5: 3, 0.75: 5, 0.9: 6}
+THREAD_TOXIC_SHARES = tuple(Counter(_THREADS).elements())
 
 logger = logging.getLogger(__name__)
 
@@ -87,61 +82,49 @@ class Document:
         }
 
 
-def clean(text: str) -> str:
-    """The text as its author meant it: no byte-order marks, carriage returns or outer spaces."""
-    return text.replace("\ufeff", "").replace("\r\n", "\n").replace("\r", "\n").strip()
-
-
 def read_comments(source: Path) -> list[Comment]:
     """The comments of a CSV file, one a row, in its order; a text may turn out empty."""
-    reader = csv.reader(io.StringIO(decoded(source), newline=""), strict=True)
-    comments = []
     try:
-        columns = column_indexes(next(reader, []), source)
-        for fields in reader:
-            if fields:  # the csv module reads a blank line as no fields at all
-                comments.append(parse_comment(fields, columns, f"{source}: line {reader.line_num}"))
-    except csv.Error as error:
-        raise ValueError(
-            f"{source}: line {reader.line_num}: {error}; double each quote inside a quoted field"
-        ) from error
-    return comments
-
-
-def decoded(source: Path) -> str:
-    """The file's text, without the byte-order mark that some editors put in front."""
-    try:
-        return source.read_bytes().decode("utf-8-sig")
+        decoded = source.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{source}: byte {error.start} is not UTF-8 "
             f"(got {error.object[error.start : error.end]!r}); save the file as UTF-8"
         ) from error
-
-
-def column_indexes(header: Sequence[str], source: Path) -> dict[str, int]:
-    """Where each needed column stands. Other columns are an error: they would be ignored."""
-    if sorted(header) != sorted(COLUMNS):
+    reader = csv.reader(io.StringIO(decoded, newline=""), strict=True)
+    try:
+        header = next(reader, [])
+        if sorted(header) != sorted(COLUMNS):  # another column would be ignored
+            raise ValueError(
+                f"{source}: line 1: the columns must be {', '.join(COLUMNS)} "
+                f"(got {', '.join(header) or 'none'}); rename, add or drop columns"
+            )
+        return [
+            parse_comment(header, fields, f"{source}: line {reader.line_num}")
+            for fields in reader
+            if fields  # the csv module reads a blank line as no fields at all
+        ]
+    except csv.Error as error:
         raise ValueError(
-            f"{source}: line 1: the columns must be {', '.join(COLUMNS)} "
-            f"(got {', '.join(header) or 'none'}); rename, add or drop columns"
-        )
-    return {column: header.index(column) for column in COLUMNS}
+            f"{source}: line {reader.line_num}: {error}; double each quote inside a quoted field"
+        ) from error
 
 
-def parse_comment(fields: Sequence[str], columns: dict[str, int], place: str) -> Comment:
-    """One line of the source as a comment."""
-    if len(fields) != len(columns):
+def parse_comment(header: Sequence[str], fields: Sequence[str], place: str) -> Comment:
+    if len(fields) != len(header):
         raise ValueError(
-            f"{place}: {len(fields)} fields, not {len(columns)} (got {list(fields)!r:.80}); "
+            f"{place}: {len(fields)} fields, not {len(header)} (got {list(fields)!r:.80}); "
             "quote a text that has commas"
         )
-    label = fields[columns["is_toxic"]].strip()
+    row = dict(zip(header, fields, strict=True))
+    label = row["is_toxic"].strip()
     if label not in TOXIC_OF_LABEL:
         raise ValueError(
             f"{place}: is_toxic must be Toxic or Not Toxic (got {label!r}); correct it"
         )
-    return Comment(text=clean(fields[columns["text"]]), toxic=TOXIC_OF_LABEL[label])
+    # The text as its author meant it: no byte-order marks, carriage returns or outer spaces.
+    text = row["text"].replace("\ufeff", "").replace("\r\n", "\n").replace("\r", "\n").strip()
+    return Comment(text=text, toxic=TOXIC_OF_LABEL[label])
 
 
 def distinct(comments: Sequence[Comment]) -> list[Comment]:
@@ -218,46 +201,29 @@ def next_comment(picked: Sequence[Comment], toxic: bool, pool: Sequence[Comment]
     )
 
 
-def pick_threads(pool: Sequence[Comment]) -> list[list[Comment]]:
-    """The comments of every thread, none in two of them."""
-    threads = []
-    rest = list(pool)
-    for toxic_share in THREAD_TOXIC_SHARES:
-        thread = pick_thread(toxic_share, rest)
-        taken = set(thread)
-        rest = [comment for comment in rest if comment not in taken]
-        threads.append(thread)
-    return threads
-
-
 def compose(comments: Sequence[Comment]) -> tuple[list[Document], list[Document]]:
     """Distinct comments -> single-comment documents, thread documents."""
     pool = shuffled(comments, "over the corpus")
     singles = pick_singles(pool)
     taken = set(singles)
-    threads = pick_threads([comment for comment in pool if comment not in taken])
-    thread_documents = [
-        Document(kind="thread", text=thread_text(thread), comments=tuple(thread))
-        for thread in threads
-    ]
+    threads = []
+    for toxic_share in THREAD_TOXIC_SHARES:
+        thread = pick_thread(toxic_share, [each for each in pool if each not in taken])
+        taken.update(thread)
+        threads.append(Document("thread", thread_text(thread), tuple(thread)))
     return (
-        [Document(kind="comment", text=single.text, comments=(single,)) for single in singles],
+        [Document("comment", single.text, (single,)) for single in singles],
         # By id, so that each file has threads of every toxic share.
-        sorted(thread_documents, key=lambda document: document.id),
+        sorted(threads, key=lambda document: document.id),
     )
-
-
-def parts(documents: Sequence[Document], size: int) -> list[Sequence[Document]]:
-    return [documents[start : start + size] for start in range(0, len(documents), size)]
 
 
 def json_lines(rows: Sequence[object]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
-def write_comments(documents: Sequence[Document], path: Path) -> None:
-    rows = [document.row for document in documents]
-    path.write_bytes(zstandard.ZstdCompressor().compress(json_lines(rows)))
+def parts(documents: Sequence[Document], size: int) -> list[Sequence[Document]]:
+    return [documents[start : start + size] for start in range(0, len(documents), size)]
 
 
 def write_threads(documents: Sequence[Document], path: Path) -> None:
@@ -283,7 +249,8 @@ def build(source: Path, out: Path) -> None:
     singles, threads = compose(pool)
     (out / "parts").mkdir(parents=True, exist_ok=True)
     for number, part in enumerate(parts(singles, SINGLES_PER_PART)):
-        write_comments(part, out / "parts" / f"comments-{number:03d}.jsonl.zst")
+        lines = zstandard.ZstdCompressor().compress(json_lines([each.row for each in part]))
+        (out / "parts" / f"comments-{number:03d}.jsonl.zst").write_bytes(lines)
     for number, part in enumerate(parts(threads, THREADS_PER_PART)):
         write_threads(part, out / "parts" / f"threads-{number:03d}.parquet")
     gold = [document.gold for document in (*singles, *threads)]

@@ -1,23 +1,22 @@
 """Calibration files: one JSON value a file, at any fsspec path, or in the output.
 
 Entry points: `load_calibrations` for files that the spec names, `stored_calibrations` for
-contextual ones, `write_calibration`. `fitted.calibration` applies a calibration.
+contextual ones. `fitted.calibration` applies a calibration.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.fitted.calibration import Calibration, calibration_from_json
 from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.keys import SPECS, calibration_key, parse_key, spec_key
-from pipeline.runtime.fitted_files import options_for, read_fitted, write_fitted
-from pipeline.sources.streams import Options
+from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import FittedSpec, JobSpec
 from pipeline.stores.store import Store
@@ -40,28 +39,9 @@ class CalibrationFile:
 
     def json(self) -> bytes:
         """The file's content: the same bytes for the same values."""
-        content = {
-            "format": FORMAT,
-            "task": self.task,
-            **self.calibration.to_json(),
-            "fingerprint": self.fingerprint,
-            "source": dict(self.source),
-            "rows": self.rows,
-        }
-        return canonical_json(content) + b"\n"
-
-
-def write_calibration(path: str, file: CalibrationFile, options: Options) -> None:
-    """Writes the file; replaces an older one."""
-    write_fitted(path, file.json(), options)
-
-
-def read_calibration(path: str, options: Options, *, place: str) -> CalibrationFile:
-    """The file at the path; ValueError, KeyError or TypeError if it is not a calibration file.
-
-    SpecError for a missing file: `place` is where the spec names it.
-    """
-    return parse_calibration(read_fitted(path, options, place=place, made_by="assay calibrate"))
+        own = {"format": FORMAT, **asdict(self), **self.calibration.to_json()}
+        del own["calibration"]
+        return canonical_json(own) + b"\n"
 
 
 def parse_calibration(data: bytes) -> CalibrationFile:
@@ -93,17 +73,16 @@ def stored_calibrations(
     if missing:
         for task, file in measure(missing).items():
             store.create(keys[task], file.json())
-    return {task: _stored(store, key) for task, key in keys.items()}
-
-
-def _stored(store: Store, key: str) -> CalibrationFile:
-    try:
-        return parse_calibration(store.read(key))
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(
-            f"{store.url}/{key}: is not a calibration file: {error}; delete it to have it measured "
-            f"again"
-        ) from error
+    stored = {}
+    for task, key in keys.items():
+        try:
+            stored[task] = parse_calibration(store.read(key))
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageError(
+                f"{store.url}/{key}: is not a calibration file: {error}; delete it to have it "
+                f"measured again"
+            ) from error
+    return stored
 
 
 def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
@@ -115,9 +94,11 @@ def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
             continue
         path, place = task.calibration.file, f"tasks.{index}.calibration.file"
         try:
-            file = read_calibration(path, options_for(path, spec), place=place)
-            _check(file, task.calibration.method, tuple(task.labels))
-            files[task.name] = file
+            data = read_fitted(
+                path, options_for(path, spec), place=place, made_by="assay calibrate"
+            )
+            files[task.name] = parse_calibration(data)
+            _check(files[task.name].calibration, task.calibration.method, tuple(task.labels))
         except (ValueError, KeyError, TypeError) as error:
             what = f"missing {error}" if isinstance(error, KeyError) else str(error)
             fix = f"cannot calibrate task {task.name!r}: {what}; `assay calibrate` makes another"
@@ -136,31 +117,27 @@ def versions_with_equal_raw_answers(
     store: Store, versions: Mapping[str, Fingerprint]
 ) -> dict[str, list[str]]:
     """By task, the other fingerprints in the output with the same raw answers."""
-    return {task: list(_same_answers(store, task, of)) for task, of in versions.items()}
+    same: dict[str, list[str]] = {task: [] for task in versions}
+    for task, version in versions.items():
+        for stored in store.list(f"{SPECS}{task}/"):
+            key = parse_key(stored.key)
+            if not key or key.fp == version.id or stored.key != spec_key(task, key.fp):
+                continue
+            if raw_fingerprint(store, task, key.fp) == version.raw.id:
+                same[task].append(key.fp)
+    return same
 
 
 def raw_fingerprint(store: Store, task: str, fp: str) -> str:
-    """The fingerprint of the same answers without calibration, from the stored content."""
-    return Fingerprint(_words(store, spec_key(task, fp))).raw.id
+    """The fingerprint of the same answers without calibration, from the stored content.
 
-
-def _same_answers(store: Store, task: str, version: Fingerprint) -> Iterator[str]:
-    own, raw = version.id, version.raw.id
-    for stored in store.list(f"{SPECS}{task}/"):
-        key = parse_key(stored.key)
-        if not key or key.fp == own or stored.key != spec_key(task, key.fp):
-            continue
-        if raw_fingerprint(store, task, key.fp) == raw:
-            yield key.fp
-
-
-def _words(store: Store, key: str) -> dict[str, Any]:
-    """The content of a fingerprint; empty for a damaged file."""
+    A damaged file counts as empty.
+    """
     try:
-        words = json.loads(store.read(key))
+        content = json.loads(store.read(spec_key(task, fp)))
     except ValueError:
-        words = None
-    return words if isinstance(words, dict) else {}
+        content = None
+    return Fingerprint(content if isinstance(content, dict) else {}).raw.id
 
 
 def warn_of_stale_calibrations(
@@ -179,11 +156,11 @@ def warn_of_stale_calibrations(
             )
 
 
-def _check(file: CalibrationFile, method: str, labels: tuple[str, ...]) -> None:
-    if file.calibration.method != method:
-        raise ValueError(f"it is of method {file.calibration.method!r}, not {method!r}")
-    if file.calibration.labels != labels:
+def _check(calibration: Calibration, method: str, labels: tuple[str, ...]) -> None:
+    if calibration.method != method:
+        raise ValueError(f"it is of method {calibration.method!r}, not {method!r}")
+    if calibration.labels != labels:
         raise ValueError(
-            f"it is for the labels {list(file.calibration.labels)}, in this order, and the task "
-            f"has {list(labels)}"
+            f"it is for the labels {list(calibration.labels)}, in this order, and the task has "
+            f"{list(labels)}"
         )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -54,7 +55,7 @@ def check_model(job: Job) -> None:
     passed = Path(job.cache_dir) / "checked" / short_hash(canonical_json([job.fp, _versions()]))
     if passed.exists():
         return
-    _on_worker(_preflight, job, num_cpus=1)
+    _on_worker("pipeline.runtime.assembly:preflight", job, num_cpus=1)
     passed.parent.mkdir(parents=True, exist_ok=True)
     passed.touch()
 
@@ -72,7 +73,8 @@ def calibrate(job: Job, store: Store, measure: Callable[..., Any] | None = None)
 
     def measured(tasks: Sequence[str]) -> dict[str, CalibrationFile]:
         if measure is None:
-            made = _on_worker(_measure, job, tasks, **_label_resources(job.placement))
+            worker = "pipeline.runtime.worker:measure_contextual"
+            made = _on_worker(worker, job, tasks, **_label_resources(job.placement))
         else:
             made = measure(job, tasks)
         return {
@@ -208,7 +210,11 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
         rows=block.num_rows,
         created=len(created.made),
         status=dict(Counter(labelled.status)),
-        labels={file.task: _label_counts(file.table) for file in files},
+        labels={
+            # — rows without an answer have no label
+            file.task: dict(Counter(file.table.column("label").drop_null().to_pylist()))
+            for file in files
+        },
         cost=shard.cost,
     )
     return counts.to_table()
@@ -217,7 +223,7 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
 def _label_file(shard: LabelledShard, task: str, job: Job) -> LabelFile:
     table = answers_table(shard.labelled, next(t for t in job.spec.tasks if t.name == task))
     fingerprint = job.fingerprints[task]
-    quantiser = ("torchao",) if job.spec.model.quantize != "none" else ()
+    quantiser = ["torchao"] * (job.spec.model.quantize != "none")
     metadata = {
         "task": task,
         "fp": fingerprint.id,
@@ -234,32 +240,22 @@ def _label_file(shard: LabelledShard, task: str, job: Job) -> LabelFile:
     return LabelFile(task, fingerprint.id, table, metadata, shard.work.retry)
 
 
-def _label_counts(table: pa.Table) -> Mapping[str, int]:
-    counted = Counter(table.column("label").to_pylist())
-    return {label: count for label, count in counted.items() if label is not None}
-
-
 def _versions(*others: str) -> dict[str, str]:
-    versions = {name: version(name) for name in ("torch", "transformers", *others)}
-    return {"assay": version("corpus-assay"), **versions}
+    packages = {"assay": "corpus-assay"}
+    return {
+        name: version(packages.get(name, name))
+        for name in ("assay", "torch", "transformers", *others)
+    }
 
 
-def _preflight(job: Job) -> None:
-    from pipeline.runtime.assembly import preflight
+def _on_worker(name: str, *arguments: Any, **resources: Any) -> Any:
+    """The result of the named function, in a Ray task; raises our own errors as they are."""
 
-    preflight(job)
+    def call() -> Any:  # imports the function's module, and torch with it, on the worker
+        return resolve_name(name)(*arguments)
 
-
-def _measure(job: Job, tasks: Sequence[str]) -> Any:
-    from pipeline.runtime.worker import measure_contextual
-
-    return measure_contextual(job, tasks)
-
-
-def _on_worker(function: Callable[..., Any], *arguments: Any, **resources: Any) -> Any:
-    """The function's result, computed by a Ray task; raises our own errors as they are."""
     try:
-        return ray.get(ray.remote(**resources)(function).remote(*arguments))
+        return ray.get(ray.remote(**resources)(call).remote())
     except RayTaskError as error:
         raise _cause(error) from error
 

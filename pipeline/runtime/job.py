@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from pipeline.runtime.fitted_files import ReadoutRef, find_readouts
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.weights import ModelFiles, locate
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
-from pipeline.sources.source import InputObject, find_objects
+from pipeline.sources.source import find_objects
 from pipeline.spec.fingerprint import Fingerprint, fingerprints
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
@@ -110,26 +110,17 @@ class Plan:
 def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     """The job of a spec, with its model located and its tasks' fingerprints computed."""
     files = locate(spec.model, cache_dir)
-    dtype = placement.dtype
-    readouts = find_readouts(spec, weights=files.hashes, dtype=dtype)
+    readouts = find_readouts(spec, weights=files.hashes, dtype=placement.dtype)
     calibrations = load_calibrations(spec)
     versions = fingerprints(
         spec,
         weights=files.hashes,
-        dtype=dtype,
+        dtype=placement.dtype,
         readouts={name: ref.sha256 for name, ref in readouts.items()},
         calibrations={name: calibration_hash(file) for name, file in calibrations.items()},
     )
-    return Job(
-        spec,
-        files,
-        placement,
-        versions,
-        str(cache_dir),
-        run_id=uuid.uuid4().hex,
-        readouts=readouts,
-        calibrations=calibrations,
-    )
+    run_id = uuid.uuid4().hex
+    return Job(spec, files, placement, versions, str(cache_dir), run_id, readouts, calibrations)
 
 
 def jobs_for_each_dtype(spec: JobSpec, cache_dir: Path) -> list[Job]:
@@ -159,18 +150,13 @@ def plan(job: Job, store: Store, *, keep: bool = True) -> Plan:
     warn_of_stale_calibrations(job.calibrations, job.fingerprints)
     source = job.spec.input
     objects = find_objects(source.path, Path(job.cache_dir), source.storage_options)
-    refuse_own_output(objects, store.url)
+    inside = [each.path for each in objects if each.path.startswith(f"{store.url}/")]
+    if inside:  # a run would label its own results
+        fix = f"{len(inside)} of its files are in the output {store.url}; keep the two apart"
+        raise SpecError([Problem("input.path", fix, inside[0])])
     target = source.shard_bytes if source.shard_bytes != "auto" else shard_bytes(job)
     cuts = load_or_cut(store, objects, source.text, source.id, target, keep=keep)
     return list_missing(job, store, cuts)
-
-
-def refuse_own_output(objects: Sequence[InputObject], output: str) -> None:
-    """SpecError if the input contains the output: a run would label its own results."""
-    inside = [each.path for each in objects if each.path.startswith(f"{output}/")]
-    if inside:
-        fix = f"{len(inside)} of its files are in the output {output}; keep the two apart"
-        raise SpecError([Problem("input.path", fix, inside[0])])
 
 
 def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:

@@ -8,7 +8,7 @@ text and gave no answer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,8 +93,11 @@ class RunCounts:
         if self._limit is None:
             return
         whole = [counts for counts in self._counts if set(counts.labels) == set(done.fp)]
-        known = {counts.sid: _failures(counts) for counts in whole}
-        failed = failed_rows(store, shards, done, known)
+        counted = {counts.sid: _failures(counts) for counts in whole}
+        failed = sum(counted.get(shard.id, 0) for shard in shards)
+        uncounted = [shard for shard in shards if shard.id not in counted]
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            failed += sum(pool.map(partial(_failed_in, store, done), uncounted))
         self._check(failed, sum(shard.rows for shard in shards))
 
     @property
@@ -141,19 +144,6 @@ def is_failed_status(status: str) -> bool:
     return status == QUARANTINED or status.startswith("error:")
 
 
-def failed_rows(
-    store: Store, shards: Sequence[Shard], done: Committed, counted: Mapping[str, int]
-) -> int:
-    """How many rows failed; for each shard, the rows of its worst task.
-
-    `counted` has the failed rows of some shards by id. The label files of the others are read.
-    """
-    uncounted = [shard for shard in shards if shard.id not in counted]
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        read = sum(pool.map(partial(_failed_in, store, done), uncounted))
-    return read + sum(counted.get(shard.id, 0) for shard in shards)
-
-
 def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[WorkItem]:
     """Work items for the readable rows that failed, in every finished shard.
 
@@ -166,6 +156,7 @@ def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[
 
 
 def _failed_in(store: Store, done: Committed, shard: Shard) -> int:
+    """The failed rows of the shard's worst task, from its label files."""
     files = [done.label_file(task, shard.id) for task in done.fp]
     return max(int(_failed_mask(store, file.key).sum()) for file in files)
 

@@ -45,22 +45,18 @@ class Placement:
 def this_machine() -> Machine:
     """The CPUs and GPUs that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
-    return Machine(
-        gpus=tuple(filter(None, [len(list(Path("/dev").glob("nvidia[0-9]*")))])),
-        cpus=len(affinity(0)) if affinity else os.cpu_count() or 1,
-        cpu_flags=_cpu_flags(Path("/proc/cpuinfo")),
-    )
+    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    flags = _cpu_flags(Path("/proc/cpuinfo"))
+    return Machine(gpus=(gpus,) if gpus else (), cpus=cpus, cpu_flags=flags)
 
 
 def cluster(nodes: Sequence[Resources]) -> Machine:
     """The hardware of a Ray cluster; its processors are assumed to equal this machine's."""
-    with_cpus = [int(node["CPU"]) for node in nodes if node.get("CPU")]
-    return Machine(
-        gpus=tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1),
-        cpus=min(with_cpus, default=1),
-        nodes=max(1, len(with_cpus)),
-        cpu_flags=_cpu_flags(Path("/proc/cpuinfo")),
-    )
+    cpus = [int(node["CPU"]) for node in nodes if node.get("CPU")]
+    gpus = tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1)
+    flags = this_machine().cpu_flags
+    return Machine(gpus, min(cpus, default=1), nodes=max(1, len(cpus)), cpu_flags=flags)
 
 
 def place(model: ModelSpec, machine: Machine) -> Placement:
@@ -68,30 +64,19 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     if model.device == "cuda" and not machine.gpus:
         fix = "there is no GPU here; write device: auto or cpu"
         raise SpecError([Problem("model.device", fix, model.device)])
-    if machine.gpus and model.device != "cpu":
-        return Placement(
-            "cuda", _dtype(model, native=True), _gpu_actors(model, machine), 1, gpus=model.gpus
-        )
-    if model.gpus > 1:
+    on_gpu = bool(machine.gpus) and model.device != "cpu"
+    # — bfloat16 where the device computes it natively
+    fastest = "bfloat16" if on_gpu or _CPU_BFLOAT16 & machine.cpu_flags else "float32"
+    dtype = fastest if model.dtype == "auto" else model.dtype
+    if not on_gpu and model.gpus > 1:
         raise SpecError([Problem("model.gpus", "there is no GPU here; write 1", model.gpus)])
-    native = bool(_CPU_BFLOAT16 & machine.cpu_flags)
-    return Placement("cpu", _dtype(model, native=native), machine.nodes, threads=machine.cpus)
-
-
-def _gpu_actors(model: ModelSpec, machine: Machine) -> int:
-    """The number of actors that the GPUs suffice for; one actor uses GPUs of one node."""
-    actors = sum(gpus // model.gpus for gpus in machine.gpus)
+    if not on_gpu:
+        return Placement("cpu", dtype, machine.nodes, threads=machine.cpus)
+    actors = sum(gpus // model.gpus for gpus in machine.gpus)  # one actor uses GPUs of one node
     if not actors:
         fix = f"no node has this many GPUs; the largest has {max(machine.gpus)}"
         raise SpecError([Problem("model.gpus", fix, model.gpus)])
-    return actors
-
-
-def _dtype(model: ModelSpec, *, native: bool) -> str:
-    """The spec's dtype; `auto` is bfloat16 where the device computes it natively."""
-    if model.dtype != "auto":
-        return model.dtype
-    return "bfloat16" if native else "float32"
+    return Placement("cuda", dtype, actors, threads=1, gpus=model.gpus)
 
 
 def _cpu_flags(cpuinfo: Path) -> frozenset[str]:

@@ -49,7 +49,10 @@ def locate(model: ModelSpec, cache_dir: Path) -> ModelFiles:
     if path.is_dir():
         return _folder(path, cache_dir)
     if path.suffix == ".gguf":
-        return _gguf(path, cache_dir)
+        if not path.is_file():
+            raise SpecError([Problem("model.path", "there is no such file", str(path))])
+        hashes = {"gguf": content_hash(path, cache_dir)}
+        return ModelFiles("gguf", os.path.abspath(path), None, hashes, path.stat().st_size)
     if "://" in model.path:
         return _remote(model.path, model.storage_options)
     return _hub(model)
@@ -62,36 +65,30 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
             raise ModelError(f"{files.location}: not on this machine; use a path all machines see")
         return Path(files.location)
     if files.kind == "hub":
-        patterns = list(_FILES)
+        wanted = list(_FILES)
         return Path(
-            snapshot_download(files.location, revision=files.revision, allow_patterns=patterns)
+            snapshot_download(files.location, revision=files.revision, allow_patterns=wanted)
         )
-    return _download(files, cache_dir / "models" / files.id, options)
+    folder = cache_dir / "models" / files.id
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent))
+    with storage_errors(files.location, "read"):
+        file_system, place = url_to_fs(files.location, **options)
+        for name in filter(_is_ours, file_system.find(place)):
+            file_system.get_file(name, str(partial / Path(name).name))
+    return publish_atomically(partial, folder)
 
 
 def _folder(path: Path, cache_dir: Path) -> ModelFiles:
     found = sorted({file for pattern in _FILES for file in path.glob(pattern)})
     if not any(file.suffix == ".safetensors" for file in found):
-        raise SpecError(
-            [
-                Problem(
-                    "model.path",
-                    "the folder holds no .safetensors file; pickled weights are not read, "
-                    "convert them",
-                    str(path),
-                )
-            ]
-        )
+        fix = "the folder holds no .safetensors file; pickled weights are not read, convert them"
+        raise SpecError([Problem("model.path", fix, str(path))])
     hashes = {file.name: content_hash(file, cache_dir) for file in found}
     size_bytes = sum(file.stat().st_size for file in found if file.suffix == ".safetensors")
     return ModelFiles("folder", os.path.abspath(path), None, hashes, size_bytes)
-
-
-def _gguf(path: Path, cache_dir: Path) -> ModelFiles:
-    if not path.is_file():
-        raise SpecError([Problem("model.path", "there is no such file", str(path))])
-    hashes = {"gguf": content_hash(path, cache_dir)}
-    return ModelFiles("gguf", os.path.abspath(path), None, hashes, path.stat().st_size)
 
 
 def _remote(url: str, options: Options) -> ModelFiles:
@@ -137,20 +134,6 @@ def _cached(model: ModelSpec, reason: Exception) -> tuple[str, int]:
         fix = f"not a local folder, a .gguf file, or a model on the hub: {reason}"
         raise SpecError([Problem("model.path", " ".join(fix.split()), model.path)]) from error
     return folder.name, sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-def _download(files: ModelFiles, folder: Path, options: Options) -> Path:
-    """Downloads all remote files or none."""
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=folder.parent))
-    with storage_errors(files.location, "read"):
-        file_system, place = url_to_fs(files.location, **options)
-        for name in file_system.find(place):
-            if _is_ours(name):
-                file_system.get_file(name, str(partial / Path(name).name))
-    return publish_atomically(partial, folder)
 
 
 def publish_atomically(partial: Path, folder: Path) -> Path:

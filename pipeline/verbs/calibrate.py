@@ -30,8 +30,8 @@ from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import CalibrateOptions, GoldOptions
-from pipeline.runtime.calibrations import CalibrationFile, raw_fingerprint, write_calibration
-from pipeline.runtime.fitted_files import options_for
+from pipeline.runtime.calibrations import CalibrationFile, raw_fingerprint
+from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.spec.schema import JobSpec, TaskSpec
 from pipeline.stores.store import Store, open_store
@@ -64,7 +64,7 @@ def calibrate(spec: JobSpec, options: CalibrateOptions, to: str, *, cache_dir: P
         calibration, rows = _fitted(task, options.method, p, truth), len(truth)
     fingerprint = raw_fingerprint(store, task.name, snapshot.tasks[task.name].fp)
     file = CalibrationFile(task.name, calibration, fingerprint, source, rows)
-    write_calibration(to, file, options_for(to, spec))
+    write_fitted(to, file.json(), options_for(to, spec))
     return Calibrated(to, file)
 
 

@@ -31,12 +31,12 @@ from pipeline.runtime.calibrations import (
     CalibrationFile,
     calibration_hash,
     load_calibrations,
-    read_calibration,
+    parse_calibration,
     stored_calibrations,
     versions_with_equal_raw_answers,
     warn_of_stale_calibrations,
-    write_calibration,
 )
+from pipeline.runtime.fitted_files import read_fitted, write_fitted
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec
@@ -61,9 +61,9 @@ def make_spec(write_spec: Callable[..., Path]) -> Callable[..., JobSpec]:
 @pytest.mark.parametrize("place", ["{folder}/new/c.json", "file://{folder}/c.json", "memory://c/c"])
 def test_a_file_is_read_as_it_was_written(place: str, tmp_path: Path) -> None:
     path = place.format(folder=tmp_path)
-    write_calibration(path, CalibrationFile("rude", BATCH, "0", {"gold": "a"}, 7), {})
-    write_calibration(path, FILE, {})  # in its place
-    assert read_calibration(path, {}, place="--to") == FILE
+    write_fitted(path, CalibrationFile("rude", BATCH, "0", {"gold": "a"}, 7).json(), {})
+    write_fitted(path, FILE.json(), {})  # in its place
+    assert parse_calibration(read_fitted(path, {}, place="--to", made_by="")) == FILE
 
 
 def test_a_calibration_is_known_by_what_it_does_and_not_by_where_it_is_from() -> None:
@@ -89,7 +89,7 @@ def test_another_tasks_calibration_is_refused(
     told: str,
 ) -> None:
     path = str(tmp_path / "c.json")
-    write_calibration(path, FILE, {})
+    write_fitted(path, FILE.json(), {})
     assert load_calibrations(make_spec("batch", path)) == {"rude": FILE}
     with pytest.raises(SpecError) as refused:
         load_calibrations(make_spec(method, path, labels))
