@@ -24,7 +24,6 @@ from pipeline.runtime.assembly import (
     contextual_calibrations,
     job_model,
     job_prompt,
-    job_readouts,
     label_engine,
     labelled_documents,
 )
@@ -50,10 +49,9 @@ class Labeller:
         where = placement or place(self.spec.model, this_machine())
         job = make_job(self.spec, where, cache_dir or default_cache_dir())
         folder, tokenizer, prompt = job_prompt(job)
-        model = job_model(job, folder)
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
         self._encoder = DocumentTokenizer(tokenizer)
-        self._engine = label_engine(job, model, prompt, job_readouts(job))
+        self._engine = label_engine(job, job_model(job, folder), prompt)
         self._calibrations = {
             **{task: file.calibration for task, file in job.calibrations.items()},
             **contextual_calibrations(job, self._engine, self._encoder, job.fp),

@@ -125,7 +125,7 @@ def _submit(
         os.environ.pop(name, None)
     if requires_token(address, insecure=insecure):
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
-    from pipeline.cluster.submission import connect, follow, stop, submit
+    from pipeline.cluster.submission import connect, follow, submit
 
     client = connect(address)
     job = submit(client, spec, address, flags, installed=installed)
@@ -136,7 +136,7 @@ def _submit(
         ended = follow(client, job.id, log.show)
     except KeyboardInterrupt:
         if wants_stop(job.id, sys.stderr, sys.stdin):
-            stop(client, job.id)
+            client.stop_job(job.id)  # committed files stay
             next_step = "is being stopped; run the same command to continue"
         else:
             next_step = "continues; the same command follows it again, "

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ipaddress
 import urllib.error
 import urllib.request
-from http.client import HTTPException, HTTPMessage
-from typing import IO
+from http.client import HTTPException
+from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.errors import RefusedError
@@ -62,15 +62,7 @@ def is_loopback(address: str) -> bool:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: only the given address is asked."""
 
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: HTTPMessage,
-        newurl: str,
-    ) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 

@@ -11,8 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,12 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
     """
     content: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
     problems = []
-    for place, holder, key in _paths(content):
+    places: list[tuple[str, dict[str, Any], str]] = [
+        ("model.path", content["model"], "path"),
+        ("input.path", content["input"], "path"),
+        ("output", content, "output"),
+    ]
+    for place, holder, key in places:
         path = str(holder[key])
         if not _is_relative(path, model=place == "model.path"):
             continue
@@ -47,12 +51,6 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
     if problems:
         raise SpecError(problems)
     return content
-
-
-def _paths(content: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    yield "model.path", content["model"], "path"
-    yield "input.path", content["input"], "path"
-    yield "output", content, "output"
 
 
 def _is_relative(path: str, *, model: bool) -> bool:
@@ -68,13 +66,21 @@ def content_id(content: Mapping[str, Any]) -> str:
     A fitted file counts by its content: after a new fit the same spec is another run.
     """
     hashed = {key: value for key, value in content.items() if key != "filter"}
-    hashed["tasks"] = [_with_files(task, _file_hash) for task in content["tasks"]]
-    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
+    hashed["tasks"] = [
+        _with_files(task, lambda _, data: _sha256(data)) for task in content["tasks"]
+    ]
+    return _sha256(json.dumps(hashed, sort_keys=True).encode())[:16]
 
 
 def write_bundle(folder: Path, content: Mapping[str, Any]) -> None:
     """Writes the job's working directory: the spec, the fitted files it names, and the program."""
-    tasks = [_with_files(task, partial(_copied, folder=folder)) for task in content["tasks"]]
+
+    def copied(file: Path, data: bytes) -> str:
+        name = f"{_sha256(data)[:16]}-{file.name}"
+        (folder / name).write_bytes(data)
+        return name
+
+    tasks = [_with_files(task, copied) for task in content["tasks"]]
     written = yaml.dump(
         {**content, "tasks": tasks}, Dumper=_PlainDumper, sort_keys=False, allow_unicode=False
     )
@@ -89,32 +95,18 @@ def write_bundle(folder: Path, content: Mapping[str, Any]) -> None:
     )
 
 
-def _with_files(task: Mapping[str, Any], renamed: Callable[[str], str]) -> dict[str, Any]:
-    """The task with its readout and calibration files renamed."""
-    changed = dict(task)
-    if task.get("readout"):
-        changed["readout"] = renamed(task["readout"])
-    calibration = task.get("calibration") or {}
-    if calibration.get("file"):
-        changed["calibration"] = {**calibration, "file": renamed(calibration["file"])}
-    return changed
+def _with_files(task: Mapping[str, Any], renamed: Callable[[Path, bytes], str]) -> dict[str, Any]:
+    """The task with its readout and calibration renamed, where these are local files."""
+    changed = {**task, "calibration": dict(task.get("calibration") or {})}
+    for holder, key in ((changed, "readout"), (changed["calibration"], "file")):
+        file = Path(holder.get(key) or "").expanduser()
+        if file.is_file():
+            holder[key] = renamed(file, file.read_bytes())
+    return {key: value for key, value in changed.items() if key in task}
 
 
-def _copied(path: str, folder: Path) -> str:
-    """The name of the file's copy in the folder; a path that is no local file stays as it is."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        return path
-    data = file.read_bytes()
-    name = f"{hashlib.sha256(data).hexdigest()[:16]}-{file.name}"
-    (folder / name).write_bytes(data)
-    return name
-
-
-def _file_hash(path: str) -> str:
-    """The hash of the file's content; a path that is no local file stays as it is."""
-    file = Path(path).expanduser()
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else path
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 class _PlainDumper(yaml.SafeDumper):

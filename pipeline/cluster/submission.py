@@ -199,21 +199,15 @@ class _Log:
 
 def job_end(info: JobDetails) -> JobEnd:
     """How the job ended: its own exit code, or 3 if something outside the job ended it."""
-    code, message = info.driver_exit_code, _line(info.message or "")
-    if info.status == JobStatus.SUCCEEDED:
-        return JobEnd("SUCCEEDED", 0, message)
+    code = info.driver_exit_code
     killed = code is not None and not 0 < code < 128  # a signal, by Python's or a shell's count
-    if info.status == JobStatus.STOPPED or killed or str(info.error_type) in _INTERRUPTED:
-        return JobEnd(str(info.status), _INCOMPLETE, message)
-    return JobEnd(str(info.status), _FAILED if code is None else code, message)
-
-
-def stop(client: JobSubmissionClient, id: str) -> None:
-    """Asks the cluster to end the job; committed files stay."""
-    client.stop_job(id)
+    if info.status == JobStatus.SUCCEEDED:
+        code = 0
+    elif info.status == JobStatus.STOPPED or killed or str(info.error_type) in _INTERRUPTED:
+        code = _INCOMPLETE
+    return JobEnd(str(info.status), _FAILED if code is None else code, _line(info.message or ""))
 
 
 def _line(error: object) -> str:
     """The first line of an error of Ray, which may contain a traceback or a part of the log."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else ""
+    return str(error).strip().partition("\n")[0].strip()

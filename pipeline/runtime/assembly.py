@@ -20,7 +20,6 @@ from pipeline.errors import DocumentError, Problem, SpecError
 from pipeline.fitted.calibration import Calibration
 from pipeline.inference.chunking import chunk_text
 from pipeline.inference.engine import LabelEngine, content_free_prior
-from pipeline.inference.labels.answers import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import (
@@ -53,12 +52,8 @@ def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
         free_bytes, most_tokens = torch.cuda.mem_get_info(model.device)[0], CUDA_BATCH_TOKENS
     else:
         free_bytes, most_tokens = psutil.virtual_memory().available, CPU_BATCH_TOKENS
-    return plan_memory(
-        model,
-        prefix_tokens=len(prompt.prefix),
-        free_bytes=free_bytes,
-        most_tokens=most_tokens,
-    )
+    prefix = len(prompt.prefix)
+    return plan_memory(model, prefix_tokens=prefix, free_bytes=free_bytes, most_tokens=most_tokens)
 
 
 def local_model(job: Job) -> Path:
@@ -87,16 +82,13 @@ def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> Lo
     )
 
 
-def label_engine(
-    job: Job, model: LoadedModel, prompt: PromptTokens, readouts: Readouts
-) -> LabelEngine:
+def label_engine(job: Job, model: LoadedModel, prompt: PromptTokens) -> LabelEngine:
     """The job's tasks on its model, with the batch size that fits its memory."""
-    planned = memory_plan(model, prompt)
     return LabelEngine(
         model,
         prompt,
-        max_batch_tokens=planned.max_batch_tokens,
-        readouts=readouts,
+        max_batch_tokens=memory_plan(model, prompt).max_batch_tokens,
+        readouts=load_readouts(job.readouts, job.spec),
         exit_policy=job.spec.exit,
     )
 
@@ -104,13 +96,7 @@ def label_engine(
 def job_engine(job: Job) -> tuple[LabelEngine, DocumentTokenizer]:
     """The job's engine, loaded, and the tokenizer of its documents."""
     folder, tokenizer, prompt = job_prompt(job)
-    engine = label_engine(job, job_model(job, folder), prompt, job_readouts(job))
-    return engine, DocumentTokenizer(tokenizer)
-
-
-def job_readouts(job: Job) -> Readouts:
-    """The readouts of the job's tasks, by task."""
-    return load_readouts(job.readouts, job.spec)
+    return label_engine(job, job_model(job, folder), prompt), DocumentTokenizer(tokenizer)
 
 
 def job_prompt(
@@ -138,7 +124,7 @@ def job_prompt(
 def preflight(job: Job) -> None:
     """Raises what is wrong with the model or the prompt, before any document is read."""
     require_torchao(job.spec.model.quantize)
-    job_readouts(job)
+    load_readouts(job.readouts, job.spec)
     _, tokenizer, _ = job_prompt(job)
     content_free_ids(job, DocumentTokenizer(tokenizer))
 
@@ -194,15 +180,13 @@ def labelled_documents(
     documents: pa.Table, answers: ShardAnswers, read: Sequence[str]
 ) -> LabelledDocuments:
     """The documents with their answers; `read` is the status of each after tokenising."""
-    status, pieces = answers.statuses(read), answers.chunks
-    scores = {
-        each.task.name: TaskScores(each.log_probs, each.log_mass, each.labels, each.levels)
-        for each in answers.by_task
-    }
     return LabelledDocuments(
         documents=documents,
-        n_tokens=np.array([sum(map(len, document)) for document in pieces], np.int32),
-        n_chunks=np.array([len(document) for document in pieces], np.int16),
-        status=status,
-        scores=scores,
+        n_tokens=np.array([sum(map(len, chunks)) for chunks in answers.chunks], np.int32),
+        n_chunks=np.array([len(chunks) for chunks in answers.chunks], np.int16),
+        status=answers.statuses(read),
+        scores={
+            each.task.name: TaskScores(each.log_probs, each.log_mass, each.labels, each.levels)
+            for each in answers.by_task
+        },
     )

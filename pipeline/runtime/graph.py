@@ -241,11 +241,8 @@ def _label_file(shard: LabelledShard, task: str, job: Job) -> LabelFile:
 
 
 def _versions(*others: str) -> dict[str, str]:
-    packages = {"assay": "corpus-assay"}
-    return {
-        name: version(packages.get(name, name))
-        for name in ("assay", "torch", "transformers", *others)
-    }
+    versions = {name: version(name) for name in ("torch", "transformers", *others)}
+    return {"assay": version("corpus-assay"), **versions}
 
 
 def _on_worker(name: str, *arguments: Any, **resources: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -232,29 +232,21 @@ def _ray_if_remote(address: str | None) -> Iterator[list[dict[str, float]]]:
         yield []
         return
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        connected = ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, ValueError) as error:
         raise RefusedError(f"--address: no Ray cluster answers there: {error}") from error
-    try:
+    with connected:
         yield node_resources()
-    finally:
-        ray.shutdown()
 
 
-@contextmanager
-def _local_ray(placement: Placement) -> Iterator[None]:
+def _local_ray(placement: Placement) -> AbstractContextManager[object]:
     """The Ray that this process is connected to, or a new one that ends with the run."""
     if ray.is_initialized():
-        yield
-        return
-    ray.init(
+        return nullcontext()
+    return ray.init(
         address="local",
         num_cpus=int(label_cpus(placement.threads)) + 2,
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.WARNING,
     )
-    try:
-        yield
-    finally:
-        ray.shutdown()

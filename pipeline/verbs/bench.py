@@ -26,7 +26,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_promp
 from pipeline.inference.memory import disable_malloc_trim, trim_malloc
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.options import BenchOptions
-from pipeline.runtime.assembly import job_model, job_prompt, job_readouts, label_engine, memory_plan
+from pipeline.runtime.assembly import job_model, job_prompt, label_engine, memory_plan
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.schema import JobSpec, TaskSpec
@@ -121,7 +121,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     trained = None
     if job.readouts:
         whole = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
-        trained = label_engine(job, model, whole, job_readouts(job))
+        trained = label_engine(job, model, whole)
     workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
     fitting = [each for each in workloads if fits(each, prompt, model.context_tokens)]
     if not fitting:

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from pipeline.errors import Problem, SpecError
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_tokens
-from pipeline.runtime.assembly import job_prompt, job_readouts
+from pipeline.runtime.assembly import job_prompt
+from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job, make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.schema import JobSpec
@@ -119,7 +120,7 @@ def _readout_facts(job: Job) -> dict[str, ReadoutFacts]:
             layers=tuple(readout.layers),
             labels=readout.card.labels,
         )
-        for task, readout in job_readouts(job).items()
+        for task, readout in load_readouts(job.readouts, job.spec).items()
     }
 
 

@@ -20,7 +20,8 @@ from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.engine import DocumentIds
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.memory import MemoryPlan, trim_malloc
-from pipeline.runtime.assembly import job_model, job_readouts, label_engine, memory_plan
+from pipeline.runtime.assembly import job_model, label_engine, memory_plan
+from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
 
 # The difference of a probability that another order of float32 sums can cause.
@@ -155,7 +156,7 @@ def prove(job: Job, folder: Path, prompt: PromptTokens, documents: Sequence[Docu
     if job.spec.model.quantize == "none":
         return Proof(answers.memory, exactness, None)
     unquantised = job_model(job, folder, quantize="none")
-    own = label_engine(job, unquantised, prompt, job_readouts(job)).label(documents).log_probs
+    own = label_engine(job, unquantised, prompt).label(documents).log_probs
     return Proof(answers.memory, exactness, change(answers.tree, own))
 
 
@@ -167,9 +168,9 @@ def _answers(
     compared: Sequence[ComparedDocument] | None,
 ) -> _ModelAnswers:
     """The answers of the job's model; without `compared`, its own answers choose the labels."""
-    model, readouts = job_model(job, folder), job_readouts(job)
+    model, readouts = job_model(job, folder), load_readouts(job.readouts, job.spec)
     memory = memory_plan(model, prompt)
-    tree = label_engine(job, model, prompt, readouts).label(documents).log_probs
+    tree = label_engine(job, model, prompt).label(documents).log_probs
     compared = choose_compared(prompt, documents, tree) if compared is None else compared
     independent = [
         answer

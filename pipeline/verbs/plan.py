@@ -20,7 +20,7 @@ from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.cells import WorkItem
 from pipeline.options import PlanOptions
-from pipeline.runtime.assembly import job_model, job_prompt, job_readouts, label_engine
+from pipeline.runtime.assembly import job_model, job_prompt, label_engine
 from pipeline.runtime.job import Plan, make_job
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.run import dry_run
@@ -127,7 +127,7 @@ def _measure(
     folder, tokenizer, prompt = job_prompt(job)
     wanted = documents or DEFAULT_DOCUMENTS[placement.device]
     pieces = [sample.pieces for sample in take_samples(shards, tokenizer, spec, wanted)]
-    engine = label_engine(job, job_model(job, folder), prompt, job_readouts(job))
+    engine = label_engine(job, job_model(job, folder), prompt)
     seconds = {
         tasks: _seconds(engine, pieces, [task for task in spec.tasks if task.name in tasks])
         for tasks in missing
