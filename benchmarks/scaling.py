@@ -15,11 +15,11 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cyclopts
 
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
 SHARD_DOCUMENTS = 8
-_SPEC: Mapping[str, Any] = {
-    "name": "scaling",
-    "tasks": [{"name": "toxic", "question": "Rude?", "labels": ["Yes", "No"]}],
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +37,6 @@ class Shape:
     slower: Sequence[float]  # for each node: the factor by which each document takes longer
     preempted: bool = False  # one of them goes away when a third of the shards is committed
 
-    @property
-    def nodes(self) -> float:
-        """The number of ordinary nodes of the same speed."""
-        return sum(1 / times for times in self.slower)
-
 
 SHAPES = (
     Shape("1", [1]),
@@ -54,14 +45,6 @@ SHAPES = (
     Shape("2, one 4x slower", [1, 4]),
     Shape("4, one taken away", [1, 1, 1, 1], preempted=True),
 )
-
-
-@dataclass(slots=True)
-class Measured:
-    """One run."""
-
-    rate: float  # documents a second, over the later half of the shards
-    again: int  # documents that reached an engine more than once
 
 
 @dataclass(slots=True)
@@ -96,15 +79,18 @@ def main(*, model: str, documents: int = 192, seconds: float = 0.25) -> None:
     print(f"{'nodes':20}documents/s  of linear  computed again", flush=True)
     alone = None
     for shape in SHAPES:
-        run = measured(shape, model, documents * len(shape.slower), seconds)
-        alone = alone or run.rate
-        nodes = shape.nodes - shape.preempted
-        share = run.rate / alone / nodes
-        print(f"{shape.name:20}{run.rate:11.2f}  {share:9.0%}  {run.again:14}", flush=True)
+        rate, again = measured(shape, model, documents * len(shape.slower), seconds)
+        alone = alone or rate
+        # — a node that takes N times as long counts as 1/N of a node
+        nodes = sum(1 / times for times in shape.slower) - shape.preempted
+        print(f"{shape.name:20}{rate:11.2f}  {rate / alone / nodes:9.0%}  {again:14}", flush=True)
 
 
-def measured(shape: Shape, model: str, documents: int, seconds: float) -> Measured:
-    """Documents a second in the later half: the pool grows while the first shards are labelled."""
+def measured(shape: Shape, model: str, documents: int, seconds: float) -> tuple[float, int]:
+    """Documents a second, and the number of documents that reached an engine more than once.
+
+    The rate is that of the later half: the pool grows while the first shards are labelled.
+    """
     from pipeline.runtime.run import run
     from pipeline.spec.parse import spec_of
 
@@ -114,12 +100,10 @@ def measured(shape: Shape, model: str, documents: int, seconds: float) -> Measur
         corpus.write_text(f"{line}\n" * documents)
         spec = spec_of(
             {
-                **_SPEC,
+                "name": "scaling",
+                "tasks": [{"name": "toxic", "question": "Rude?", "labels": ["Yes", "No"]}],
                 "model": {"path": model, "device": "cpu"},
-                "input": {
-                    "path": str(corpus),
-                    "shard_bytes": SHARD_DOCUMENTS * (len(line) + 1),
-                },
+                "input": {"path": str(corpus), "shard_bytes": SHARD_DOCUMENTS * (len(line) + 1)},
                 "output": f"{folder}/out",
             }
         )
@@ -136,7 +120,7 @@ def measured(shape: Shape, model: str, documents: int, seconds: float) -> Measur
         again = sum(map(int, read.read_text().split())) - documents
     half = len(committed.shards) // 2
     (start, _), (end, _) = committed.shards[half - 1], committed.shards[-1]
-    return Measured(sum(rows for _, rows in committed.shards[half:]) / (end - start), again)
+    return sum(rows for _, rows in committed.shards[half:]) / (end - start), again
 
 
 @contextmanager
@@ -148,7 +132,7 @@ def cluster_of(shape: Shape, engine: str) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "sitecustomize.py").write_text(engine)
         before = os.environ.get("PYTHONPATH", "")
-        os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [before])])
+        os.environ["PYTHONPATH"] = folder + (before and os.pathsep + before)
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
         try:
             for times in shape.slower:

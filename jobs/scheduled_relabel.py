@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -97,18 +97,13 @@ def _gate(
     labels = {task.name: tuple(task.labels) for task in spec.tasks}
     parsed = [parse_gate(gate, labels) for gate in gates]
     check_gates(parsed, read_gold(gold, spec, gold_options))
-    options = EvalOptions(gates=gates)
-    return lambda candidate: (
-        evaluate(
-            spec, gold, gold_options, options, cache_dir=cache_dir(), candidate=candidate
-        ).decisions
+    judge = partial(
+        evaluate, spec, gold, gold_options, EvalOptions(gates=gates), cache_dir=cache_dir()
     )
+    return lambda candidate: judge(candidate=candidate).decisions
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job."""
-    return call(app, arguments)
-
+main = partial(call, app)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,7 +9,7 @@ again: only what is missing is computed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 from pipeline.cli.app import call, new_app
@@ -30,10 +30,7 @@ def label_and_filter(
     return run(spec) or filter_corpus(spec, options=options, as_json=as_json)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job; the exit codes are those of `assay`."""
-    return call(app, arguments)
-
+main = partial(call, app)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -52,10 +52,8 @@ class Labeller:
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
         self._encoder = DocumentTokenizer(tokenizer)
         self._engine = label_engine(job, job_model(job, folder), prompt)
-        self._calibrations = {
-            **{task: file.calibration for task, file in job.calibrations.items()},
-            **contextual_calibrations(job, self._engine, self._encoder, job.fp),
-        }
+        contextual = contextual_calibrations(job, self._engine, self._encoder, job.fp)
+        self._calibrations = {**job.calibrations, **contextual}
 
     def label(self, texts: Iterable[str | None], ids: Iterable[object] | None = None) -> pa.Table:
         """A row for each text, in order, with a struct for each task as in a label file.
@@ -90,7 +88,7 @@ class Labeller:
         """The rows of a label file without their ids, as one column."""
         table = answers_table(labelled, task)
         if task.name in self._calibrations:
-            table = with_calibrated(table, self._calibrations[task.name])
+            table = with_calibrated(table, self._calibrations[task.name].calibration)
         answers = table.drop_columns(["doc_id"])
         columns = [_plain(column.combine_chunks()) for column in answers.columns]
         return pa.StructArray.from_arrays(columns, names=answers.column_names)

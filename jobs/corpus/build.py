@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -218,7 +218,7 @@ def compose(comments: Sequence[Comment]) -> tuple[list[Document], list[Document]
     )
 
 
-def json_lines(rows: Sequence[object]) -> bytes:
+def json_lines(rows: Iterable[object]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
@@ -249,12 +249,12 @@ def build(source: Path, out: Path) -> None:
     singles, threads = compose(pool)
     (out / "parts").mkdir(parents=True, exist_ok=True)
     for number, part in enumerate(parts(singles, SINGLES_PER_PART)):
-        lines = zstandard.ZstdCompressor().compress(json_lines([each.row for each in part]))
+        lines = zstandard.ZstdCompressor().compress(json_lines(document.row for document in part))
         (out / "parts" / f"comments-{number:03d}.jsonl.zst").write_bytes(lines)
     for number, part in enumerate(parts(threads, THREADS_PER_PART)):
         write_threads(part, out / "parts" / f"threads-{number:03d}.parquet")
-    gold = [document.gold for document in (*singles, *threads)]
-    (out / "gold.jsonl").write_bytes(json_lines(gold))
+    gold = json_lines(document.gold for document in (*singles, *threads))
+    (out / "gold.jsonl").write_bytes(gold)
     logger.info(
         "%d comments (%d empty, %d repeated): %d are documents of their own, %d are in %d threads",
         len(comments),
@@ -269,15 +269,11 @@ def build(source: Path, out: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0, or 1 after one line on stderr that says what to mend."""
     parser = argparse.ArgumentParser(description="Build the demo corpus and its gold labels.")
-    parser.add_argument(
-        "--source",
-        type=Path,
-        default=HERE / "source" / "toxicity_en.csv",
-        help="CSV file with the columns text and is_toxic",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=HERE, help="folder that receives parts/ and gold.jsonl"
-    )
+    for name, default, text in (
+        ("--source", HERE / "source" / "toxicity_en.csv", "CSV with columns text and is_toxic"),
+        ("--out", HERE, "folder that receives parts/ and gold.jsonl"),
+    ):
+        parser.add_argument(name, type=Path, default=default, help=text)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:

@@ -194,7 +194,6 @@ class _Log:
         """Shows the end of the log, which the connection did not deliver."""
         if len(log) > self._shown:
             self._show(log[self._shown :])
-            self._shown = len(log)
 
 
 def job_end(info: JobDetails) -> JobEnd:

@@ -34,6 +34,7 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments, TaskScores
+from pipeline.runtime.calibrations import CalibrationFile
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
 from pipeline.runtime.weights import fetch, publish_atomically
@@ -147,14 +148,22 @@ def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[l
 
 def contextual_calibrations(
     job: Job, engine: LabelEngine, tokenizer: DocumentTokenizer, tasks: Collection[str]
-) -> dict[str, Calibration]:
+) -> dict[str, CalibrationFile]:
     """The contextual calibrations of these tasks, measured on documents without content."""
-    labels = {task.name: tuple(task.labels) for task in job.spec.tasks}
-    return {
-        name: Calibration("contextual", labels[name], content_free_prior(engine, documents, name))
-        for name, documents in content_free_ids(job, tokenizer).items()
-        if name in tasks
-    }
+    ids = content_free_ids(job, tokenizer)
+    files = {}
+    for task in job.spec.tasks:
+        if task.name not in tasks or not isinstance(task.calibration, ContextualSpec):
+            continue
+        prior = content_free_prior(engine, ids[task.name], task.name)
+        files[task.name] = CalibrationFile(
+            task=task.name,
+            calibration=Calibration("contextual", tuple(task.labels), prior),
+            fingerprint=job.fingerprints[task.name].raw.id,
+            source={"documents": list(task.calibration.documents)},
+            rows=len(task.calibration.documents),
+        )
+    return files
 
 
 def chunk_document(

@@ -30,7 +30,7 @@ from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.ledger.reuse import overlaid
-from pipeline.runtime.calibrations import CalibrationFile, stored_calibrations
+from pipeline.runtime.calibrations import stored_calibrations
 from pipeline.runtime.job import Job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.schema import ContextualSpec
@@ -65,31 +65,15 @@ def calibrate(job: Job, store: Store, measure: Callable[..., Any] | None = None)
 
     `measure` is `worker.measure_contextual`; by default it runs on a worker.
     """
-    contextual = {
-        task.name: task.calibration
+    if measure is None:
+        function = "pipeline.runtime.worker:measure_contextual"
+        measure = partial(_on_worker, function, **_label_resources(job.placement))
+    versions = {
+        task.name: job.fingerprints[task.name]
         for task in job.spec.tasks
         if isinstance(task.calibration, ContextualSpec)
     }
-
-    def measured(tasks: Sequence[str]) -> dict[str, CalibrationFile]:
-        if measure is None:
-            worker = "pipeline.runtime.worker:measure_contextual"
-            made = _on_worker(worker, job, tasks, **_label_resources(job.placement))
-        else:
-            made = measure(job, tasks)
-        return {
-            task: CalibrationFile(
-                task=task,
-                calibration=calibration,
-                fingerprint=job.fingerprints[task].raw.id,
-                source={"documents": list(contextual[task].documents)},
-                rows=len(contextual[task].documents),
-            )
-            for task, calibration in made.items()
-        }
-
-    versions = {task: job.fingerprints[task] for task in contextual}
-    stored = stored_calibrations(store, versions, measured)
+    stored = stored_calibrations(store, versions, partial(measure, job))
     return replace(job, calibrations={**job.calibrations, **stored})
 
 

@@ -15,7 +15,6 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import FailedRowsError
@@ -174,7 +173,7 @@ def _retries_of(store: Store, done: Committed, shard: Shard) -> Iterator[WorkIte
     if not any(mask.any() for mask in failed.values()):
         return
     status = _status(store, done.documents_file(sid).key)
-    readable = np.asarray(pc.equal(status, OK).to_numpy(), dtype=np.bool_)  # [rows]
+    readable = np.array([each == OK for each in status.to_pylist()], np.bool_)  # [rows]
     alike: dict[bytes, list[str]] = {}  # tasks, by the rows that are asked again
     for task, mask in failed.items():
         if (mask & readable).any():

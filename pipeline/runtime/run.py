@@ -159,10 +159,8 @@ def label(
                 failpoint("specs recorded")
                 try:
                     last = _label_rounds(calibrate(job, store), store, last, counts, progress)
-                except FailedRowsError:
-                    raise
-                except BaseException:
-                    if publish_partial:
+                except BaseException as error:
+                    if publish_partial and not isinstance(error, FailedRowsError):
                         _publish_after_error(job, store, last, counts)
                     raise
     if not last.work_items:

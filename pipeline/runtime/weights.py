@@ -117,10 +117,9 @@ def _is_ours(name: str) -> bool:
 def _hub(model: ModelSpec) -> ModelFiles:
     try:
         info = HfApi().model_info(model.path, revision=model.revision, files_metadata=True)
-        assert info.sha is not None, info
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        size_bytes = sum(size for name, size in sizes.items() if name.endswith(".safetensors"))
-        revision = info.sha
+        files = [file for file in info.siblings or () if file.rfilename.endswith(".safetensors")]
+        revision, size_bytes = info.sha, sum(file.size or 0 for file in files)
+        assert revision is not None, info
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         revision, size_bytes = _cached(model, error)
     return ModelFiles("hub", model.path, revision, {"revision": revision}, size_bytes)

@@ -16,7 +16,6 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from pipeline.fitted.calibration import Calibration
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
@@ -34,6 +33,7 @@ from pipeline.runtime.assembly import (
     labelled_documents,
     local_model,
 )
+from pipeline.runtime.calibrations import CalibrationFile
 from pipeline.runtime.job import Job
 from pipeline.sources.documents import QUARANTINED
 from pipeline.sources.source import check_content, read_documents
@@ -142,7 +142,7 @@ class LabelDocuments:
         return time.perf_counter() - started
 
 
-def measure_contextual(job: Job, tasks: Sequence[str]) -> dict[str, Calibration]:
+def measure_contextual(job: Job, tasks: Sequence[str]) -> dict[str, CalibrationFile]:
     """The contextual calibrations of these tasks, measured with a model of its own."""
     torch.set_num_threads(job.placement.threads)
     engine, tokenizer = job_engine(job)
