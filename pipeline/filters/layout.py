@@ -85,7 +85,7 @@ def _as_key(path: str) -> str:
 
 
 def _fixed_folder(place: str, places: Sequence[str]) -> str:
-    """The folder that a file, a folder or a glob stands for."""
+    """The folder of a file, a folder or a glob."""
     place = place.rstrip("/")
     if place in places:
         return place.rpartition("/")[0]

@@ -3,7 +3,7 @@
 A worker creates a marker before it labels a range of rows and deletes it afterwards. A marker that
 remains shows that the worker died: the next attempt splits its rows sixteen ways, until one row is
 left, and quarantines that row. A reader that keeps dying ends the run instead, because documents
-cannot be told apart before they are read.
+cannot be distinguished before they are read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The keys of all objects of an output. Entry points: the `*_key` functions and `parse_key`.
 
-    specs/<task>/<fp>.json                       what a task's fingerprint stands for
+    specs/<task>/<fp>.json                       what a task's fingerprint was computed from
     specs/<task>/<fp>.calibration.json           its contextual calibration, measured by a run
     documents/<sid>.parquet                      one file per shard: ids, hashes, status
     labels/<task>/<fp>/<sid[:2]>/<sid>.parquet   one file per shard and task

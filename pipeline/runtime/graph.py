@@ -260,5 +260,5 @@ def _configure() -> None:
     context.raise_original_map_exception = True
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    # — what ends a graph is raised here as well, and is told by whoever runs it, in one line
+    # — an error that ends a graph is also raised here; the caller reports it in one line
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)

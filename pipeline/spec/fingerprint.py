@@ -99,7 +99,7 @@ def _fingerprint(
 
 
 def _exit(way: ExitSpec, readouts: Mapping[str, str]) -> dict[str, Any]:
-    """How deep documents are read. Where that hangs on every task's confidence, so does an answer.
+    """How deep documents are read. With exits by confidence, an answer depends on all tasks.
 
     It is the one place where one task changes another's answers: their readouts are named here.
     """

@@ -27,7 +27,7 @@ from pipeline.stores.errors import (
 from pipeline.stores.store import StoredObject, check_key, check_prefix, is_listed
 
 # The object's metadata has the nonce of the create that made it. If the reply to a create is lost,
-# the retry is told that the object exists, and only the nonce shows which writer made it.
+# the store answers the retry that the object exists; only the nonce shows which writer made it.
 ATTEMPT = "assay-attempt"
 
 DELETE_BATCH = 1_000  # the most keys that one request of S3 takes
