@@ -28,7 +28,7 @@ from pipeline.ledger.keys import (
     spec_key,
 )
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
-from pipeline.runtime.calibrations import versions_with_equal_raw_answers
+from pipeline.runtime.calibration_files import versions_with_equal_raw_answers
 from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.sources.source import find_objects
 from pipeline.spec.schema import JobSpec

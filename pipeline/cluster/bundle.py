@@ -130,14 +130,14 @@ def pinned_requirements() -> list[str]:
 
     A node that has these versions installs nothing.
     """
-    found = {}
+    pinned = {}
     for requirement in requires("corpus-assay") or ():
         name = re.match(r"[A-Za-z0-9._-]+", requirement)
         assert name is not None, requirement
         if name[0] in _NOT_PINNED or _NOT_FOR_JOBS.search(requirement):
             continue
         try:
-            found[name[0]] = version(name[0]).partition("+")[0]
+            pinned[name[0]] = version(name[0]).partition("+")[0]
         except PackageNotFoundError:
             continue  # of an extra that is not installed: this job does not need it
-    return [f"{name}=={number}" for name, number in sorted(found.items())]
+    return [f"{name}=={number}" for name, number in sorted(pinned.items())]

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import Problem, SpecError, UnreadableError
 from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, one_line, opened
-from pipeline.stores.errors import option_errors
+from pipeline.stores.retries import option_errors
 
 FORMATS = ("csv", "csv.gz", "csv.zst", "jsonl", "jsonl.gz", "jsonl.zst", "parquet")
 MAX_BLOCK_BYTES = 2**31 - 1  # Arrow's

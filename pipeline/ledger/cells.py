@@ -91,7 +91,7 @@ _TaskGroup = tuple[tuple[str, ...], tuple[ReusableShard, ...]]  # shards with an
 
 
 def committed(store: Store, fp: Mapping[str, str], sids: Collection[str]) -> Committed:
-    """The existing files of these shards for these tasks, given as names and fingerprints.
+    """The existing files of these shards for these tasks.
 
     Makes one LIST of the documents and two for each task, concurrently.
     """
@@ -111,7 +111,7 @@ def committed(store: Store, fp: Mapping[str, str], sids: Collection[str]) -> Com
 def committed_others(
     store: Store, done: Committed, versions: Mapping[str, Sequence[str]], sids: Collection[str]
 ) -> list[Committed]:
-    """The existing files of other versions of the tasks, given as fingerprints by task."""
+    """The existing files of other versions of the tasks."""
     known = {sid: sid for sid in sids}
     return [
         Committed(

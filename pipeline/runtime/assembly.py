@@ -34,7 +34,7 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments, TaskScores
-from pipeline.runtime.calibrations import CalibrationFile
+from pipeline.runtime.calibration_files import CalibrationFile
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
 from pipeline.runtime.weights import fetch, publish_atomically
@@ -60,15 +60,15 @@ def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
 def local_model(job: Job) -> Path:
     """A local folder with the model's safetensors, downloaded or converted where necessary."""
     cache_dir = Path(job.cache_dir)
-    found = fetch(job.files, cache_dir, job.spec.model.storage_options)
+    fetched = fetch(job.files, cache_dir, job.spec.model.storage_options)
     if job.files.kind != "gguf":
-        return found
+        return fetched
     folder = cache_dir / "models" / job.files.id
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
-    convert_gguf(found, partial)
+    convert_gguf(fetched, partial)
     return publish_atomically(partial, folder)
 
 
@@ -111,14 +111,14 @@ def job_prompt(
     tokenizer = load_tokenizer(folder)
     prompt = tokenise_prompt(tokenizer, job.spec.prompt, job.spec.tasks if tasks is None else tasks)
     context = context_tokens(folder)
-    wanted, room = job.spec.documents.max_tokens, prompt.room(context)
-    if wanted > room:
+    max_tokens, room = job.spec.documents.max_tokens, prompt.room(context)
+    if max_tokens > room:
         fix = (
             f"the model's context of {context} tokens{context_reason(folder)} leaves "
             f"{max(room, 0)} for a document beside the instruction and the longest question; "
             "write at most that"
         )
-        raise SpecError([Problem("documents.max_tokens", fix, wanted)])
+        raise SpecError([Problem("documents.max_tokens", fix, max_tokens)])
     return folder, tokenizer, prompt
 
 

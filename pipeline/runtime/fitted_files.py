@@ -28,7 +28,7 @@ from pipeline.fitted.readout import (
 from pipeline.hashes import sha256_hex
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.errors import (
+from pipeline.stores.retries import (
     REMOTE_ERRORS,
     Cause,
     as_storage_error,

@@ -30,7 +30,7 @@ from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.ledger.reuse import overlaid
-from pipeline.runtime.calibrations import stored_calibrations
+from pipeline.runtime.calibration_files import stored_calibrations
 from pipeline.runtime.job import Job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.schema import ContextualSpec

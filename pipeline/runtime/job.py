@@ -23,7 +23,7 @@ from pipeline.ledger.cells import (
 from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.cuts import Cuts, load_or_cut
 from pipeline.ledger.snapshots import SnapshotTask
-from pipeline.runtime.calibrations import (
+from pipeline.runtime.calibration_files import (
     CalibrationFile,
     calibration_hash,
     load_calibrations,

@@ -45,7 +45,7 @@ class LabelledOutput:
 
     job: Job
     store: Store
-    last: Plan  # as a LIST found it when labelling ended
+    last: Plan  # as of the LIST when labelling ended
     counts: RunCounts
     seconds: float
 

@@ -21,7 +21,7 @@ from pipeline.errors import ModelError, Problem, SpecError
 from pipeline.hashes import canonical_json, content_hash, short_hash
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import ModelSpec
-from pipeline.stores.errors import REMOTE_ERRORS, storage_errors
+from pipeline.stores.retries import REMOTE_ERRORS, storage_errors
 
 # Weights, configuration, tokenizer, template. Other files in the folder do not change an answer.
 _FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
@@ -65,9 +65,9 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
             raise ModelError(f"{files.location}: not on this machine; use a path all machines see")
         return Path(files.location)
     if files.kind == "hub":
-        wanted = list(_FILES)
+        patterns = list(_FILES)
         return Path(
-            snapshot_download(files.location, revision=files.revision, allow_patterns=wanted)
+            snapshot_download(files.location, revision=files.revision, allow_patterns=patterns)
         )
     folder = cache_dir / "models" / files.id
     if folder.exists():
@@ -82,12 +82,12 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
 
 
 def _folder(path: Path, cache_dir: Path) -> ModelFiles:
-    found = sorted({file for pattern in _FILES for file in path.glob(pattern)})
-    if not any(file.suffix == ".safetensors" for file in found):
+    files = sorted({file for pattern in _FILES for file in path.glob(pattern)})
+    if not any(file.suffix == ".safetensors" for file in files):
         fix = "the folder holds no .safetensors file; pickled weights are not read, convert them"
         raise SpecError([Problem("model.path", fix, str(path))])
-    hashes = {file.name: content_hash(file, cache_dir) for file in found}
-    size_bytes = sum(file.stat().st_size for file in found if file.suffix == ".safetensors")
+    hashes = {file.name: content_hash(file, cache_dir) for file in files}
+    size_bytes = sum(file.stat().st_size for file in files if file.suffix == ".safetensors")
     return ModelFiles("folder", os.path.abspath(path), None, hashes, size_bytes)
 
 
@@ -98,15 +98,15 @@ def _remote(url: str, options: Options) -> ModelFiles:
         infos = file_system.find(place, detail=True)
     except (ValueError, TypeError, ImportError, *REMOTE_ERRORS) as error:
         raise SpecError([Problem("model.path", f"cannot be opened: {error}", url)]) from error
-    wanted = {name: info for name, info in infos.items() if _is_ours(name)}
-    if not any(name.endswith(".safetensors") for name in wanted):
+    files = {name: info for name, info in infos.items() if _is_ours(name)}
+    if not any(name.endswith(".safetensors") for name in files):
         fix = "no .safetensors file is below it"
         raise SpecError([Problem("model.path", fix, url)])
     hashes = {
         Path(name).name: str(info.get("ETag") or info.get("md5Hash") or file_system.checksum(name))
-        for name, info in wanted.items()
+        for name, info in files.items()
     }
-    size_bytes = sum(info["size"] for name, info in wanted.items() if "safetensors" in name)
+    size_bytes = sum(info["size"] for name, info in files.items() if "safetensors" in name)
     return ModelFiles("remote", url, None, hashes, size_bytes)
 
 

@@ -33,7 +33,7 @@ from pipeline.runtime.assembly import (
     labelled_documents,
     local_model,
 )
-from pipeline.runtime.calibrations import CalibrationFile
+from pipeline.runtime.calibration_files import CalibrationFile
 from pipeline.runtime.job import Job
 from pipeline.sources.documents import QUARANTINED
 from pipeline.sources.source import check_content, read_documents

@@ -28,7 +28,7 @@ from pipeline.sources.shards import ObjectVersion, Shard, Unit, cut_units
 from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
 from pipeline.sources.tables import TABLES, table_rows, table_units
 from pipeline.sources.wet import wet_rows, wet_units
-from pipeline.stores.errors import option_errors
+from pipeline.stores.retries import option_errors
 
 FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz")
 SUPPORTED = " ".join(f".{format}" for format in FORMATS)

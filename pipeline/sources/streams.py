@@ -14,7 +14,7 @@ import pyarrow as pa
 from fsspec.core import url_to_fs
 
 from pipeline.errors import StorageError, UnreadableError
-from pipeline.stores.errors import (
+from pipeline.stores.retries import (
     REMOTE_ERRORS,
     Cause,
     RetryPolicy,

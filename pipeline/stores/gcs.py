@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import Problem, RefusedError, SpecError, UnavailableError
-from pipeline.stores.errors import REMOTE_ERRORS, Cause, as_storage_error, cause_of, option_errors
+from pipeline.stores.retries import REMOTE_ERRORS, Cause, as_storage_error, cause_of, option_errors
 from pipeline.stores.store import StoredObject, check_key, check_prefix, is_listed
 
 try:

@@ -15,7 +15,7 @@ from typing import Any
 from s3fs import S3FileSystem
 
 from pipeline.errors import RefusedError, StorageError
-from pipeline.stores.errors import (
+from pipeline.stores.retries import (
     REMOTE_ERRORS,
     Cause,
     RetryPolicy,

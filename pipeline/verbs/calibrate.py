@@ -30,7 +30,7 @@ from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import CalibrateOptions, GoldOptions
-from pipeline.runtime.calibrations import CalibrationFile, raw_fingerprint
+from pipeline.runtime.calibration_files import CalibrationFile, raw_fingerprint
 from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.spec.schema import JobSpec, TaskSpec

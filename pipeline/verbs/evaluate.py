@@ -24,7 +24,7 @@ from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot
 from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import EvalOptions, GoldOptions
-from pipeline.runtime.calibrations import load_calibrations
+from pipeline.runtime.calibration_files import load_calibrations
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import open_store
 

@@ -51,13 +51,13 @@ def dashboard() -> Iterator[Dashboard]:
     thread.join()
 
 
-@pytest.mark.parametrize(("status", "wanted"), [(200, False), (401, True), (403, True)])
+@pytest.mark.parametrize(("status", "required"), [(200, False), (401, True), (403, True)])
 def test_a_cluster_on_this_machine_is_asked_and_nothing_is_shown_to_it(
-    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch, status: int, wanted: bool
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch, status: int, required: bool
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "canary" * 6)
     dashboard.status = status
-    assert requires_token(dashboard.address) is wanted
+    assert requires_token(dashboard.address) is required
     (request,) = dashboard.requests
     assert request["path"] == "/api/jobs/"
     assert "Authorization" not in request and "canary" not in str(request)

@@ -51,11 +51,11 @@ def test_the_uploaded_program_is_this_one_and_knows_its_version(
         "print(pipeline.spec.__file__, m.version('corpus-assay'))"
     )
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    found = subprocess.check_output(
+    output = subprocess.check_output(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True
     )
     module = str(tmp_path / "pipeline" / "spec" / "__init__.py")
-    assert found.split() == [module, version("corpus-assay")]
+    assert output.split() == [module, version("corpus-assay")]
 
 
 def test_a_relative_path_is_followed_here_and_refused_elsewhere(

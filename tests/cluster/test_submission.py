@@ -47,8 +47,8 @@ def job(id: str, status: str = "SUCCEEDED", **more: Any) -> JobDetails:
 def test_a_job_under_way_is_followed_and_an_ended_one_gets_a_successor(
     jobs: list[JobDetails], chosen: Submitted | tuple[str, bool]
 ) -> None:
-    found = choose_job(jobs, "assay-a-1")
-    assert found == (chosen if isinstance(chosen, Submitted) else Submitted(*chosen))
+    answer = choose_job(jobs, "assay-a-1")
+    assert answer == (chosen if isinstance(chosen, Submitted) else Submitted(*chosen))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ class Jobs:
         return list(self.jobs)
 
     def get_job_info(self, id: str) -> JobDetails:
-        return next(found for found in self.jobs if found.submission_id == id)
+        return next(job for job in self.jobs if job.submission_id == id)
 
     def submit_job(self, **asked: Any) -> None:
         self.asked.append(asked)
@@ -306,10 +306,10 @@ def test_a_killed_driver_and_the_same_command_again_label_every_row_once(
     both = start(cluster, long_spec)  # while it is under way: followed, not started
     out, err = again.communicate(timeout=400)
     assert again.returncode == 0, err
-    found = json.loads(out)
-    assert found["complete"] and found["documents"] == DOCUMENTS
+    result = json.loads(out)
+    assert result["complete"] and result["documents"] == DOCUMENTS
     other_out, other_err = both.communicate(timeout=120)
-    assert both.returncode == 0 and json.loads(other_out) == found
+    assert both.returncode == 0 and json.loads(other_out) == result
     assert "is already running; following it" in other_err
     assert_every_row_once(tmp_path / "out", DOCUMENTS)
     print(f"\ndriver killed on a cluster | documents {DOCUMENTS}, kills 1, lost 0, doubled 0")
@@ -320,12 +320,12 @@ def assert_jobs_hold_no_secret(cluster: LocalCluster, shown: str) -> None:
     """Two jobs of one id, of whose metadata and logs nobody learns a secret."""
     headers = {"Authorization": f"Bearer {cluster.token}"}
     client = JobSubmissionClient(cluster.address, headers=headers)
-    jobs = [found for found in client.list_jobs() if found.submission_id]
-    jobs.sort(key=lambda found: str(found.submission_id))
-    assert [found.status for found in jobs] == [JobStatus.FAILED, JobStatus.SUCCEEDED]
+    jobs = [job for job in client.list_jobs() if job.submission_id]
+    jobs.sort(key=lambda job: str(job.submission_id))
+    assert [job.status for job in jobs] == [JobStatus.FAILED, JobStatus.SUCCEEDED]
     assert jobs[1].submission_id == f"{jobs[0].submission_id}-2"
-    for found in jobs:
-        whole = found.model_dump_json() + client.get_job_logs(str(found.submission_id)) + shown
+    for job in jobs:
+        whole = job.model_dump_json() + client.get_job_logs(str(job.submission_id)) + shown
         assert "canary" not in whole and cluster.token not in whole
 
 

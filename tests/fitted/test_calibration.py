@@ -91,12 +91,12 @@ def test_temperature_has_the_smallest_negative_log_likelihood(sharpness: float) 
         scaled = softmax(np.log(p) / temperature)
         return -float(np.log(scaled[np.arange(len(p)), right]).mean())
 
-    found = fit_temperature(p, right)
+    fitted = fit_temperature(p, right)
     oracle = minimize_scalar(likelihood, bounds=(0.01, 100), method="bounded").x
-    assert found.temperature == pytest.approx(oracle, rel=1e-3)
-    assert found.temperature == pytest.approx(sharpness, rel=0.15)  # what was done is undone
+    assert fitted.temperature == pytest.approx(oracle, rel=1e-3)
+    assert fitted.temperature == pytest.approx(sharpness, rel=0.15)  # what was done is undone
     np.testing.assert_allclose(
-        found.apply(p), softmax(np.log(p) / found.temperature), rtol=0, atol=1e-12
+        fitted.apply(p), softmax(np.log(p) / fitted.temperature), rtol=0, atol=1e-12
     )
 
 
@@ -183,8 +183,8 @@ def test_a_label_that_never_came_does_not_make_numbers_infinite() -> None:
 def test_a_label_that_never_came_is_raised_no_more_than_the_rarest_that_did() -> None:
     p = np.array([[0.899, 0.1, 0.001], [0.9, 0.1, 1e-30]])
     weights = p / [0.9, 0.1, 0.1]
-    found = Prior((0.9, 0.1, 0.0)).apply(p)
-    np.testing.assert_allclose(found, weights / weights.sum(axis=1, keepdims=True), rtol=1e-12)
+    adjusted = Prior((0.9, 0.1, 0.0)).apply(p)
+    np.testing.assert_allclose(adjusted, weights / weights.sum(axis=1, keepdims=True), rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,9 @@ def test_an_error_is_no_death() -> None:
     store = MemoryStore()
 
     def fail(_start: int, _end: int) -> None:
-        raise ValueError("told")
+        raise ValueError("broken")
 
-    with pytest.raises(ValueError, match="told"):
+    with pytest.raises(ValueError, match="broken"):
         Attempts(store, "fp/sid", "run").run(5, fail)
     assert list(store.list("attempts/")) == []
 

@@ -32,11 +32,11 @@ def test_calibrated_p_stands_beside_the_raw() -> None:
 
 def test_what_the_likeliest_labels_leave_is_shared_by_the_others() -> None:
     top = [[{"label": "a", "p": 0.5}], [{"label": "a", "p": 0.7}, {"label": "b", "p": 0.2}], None]
-    found = probabilities(pa.array([{"top": each} for each in top]), "raw", LABELS)
-    np.testing.assert_allclose(found, [[0.25, 0.5, 0.25], [0.2, 0.7, 0.1], [np.nan] * 3])
+    p = probabilities(pa.array([{"top": each} for each in top]), "raw", LABELS)
+    np.testing.assert_allclose(p, [[0.25, 0.5, 0.25], [0.2, 0.7, 0.1], [np.nan] * 3])
 
 
 def test_all_labels_may_be_among_the_likeliest() -> None:
     top = [{"label": label, "p": p} for label, p in zip("xy", (0.6, 0.40000004), strict=True)]
-    found = probabilities(pa.array([{"top": top}]), "raw", ("x", "y"))
-    np.testing.assert_allclose(found, [[0.6, 0.40000004]])
+    p = probabilities(pa.array([{"top": top}]), "raw", ("x", "y"))
+    np.testing.assert_allclose(p, [[0.6, 0.40000004]])

@@ -19,7 +19,7 @@ from pipeline.ledger.label_files import Created, LabelFile, commit_shard
 from pipeline.ledger.snapshots import SnapshotTask, current_snapshot, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
-from pipeline.stores.errors import RetryPolicy
+from pipeline.stores.retries import RetryPolicy
 from pipeline.stores.s3 import S3Store, open_s3
 from pipeline.stores.store import Store
 
@@ -107,7 +107,7 @@ def test_every_row_is_there_once_and_every_maker_knows_it(
             # — the one writer that was told so made the object, even where its reply was lost
             assert set(table.column("n_tokens").to_pylist()) == set(writers)
         assert len(writers) == 1 and table.num_rows == ROWS
-    wanted = Counter(f"{number}-{row}" for number in range(SHARDS) for row in range(ROWS))
-    assert doc_ids == {"first": wanted, "second": wanted}
+    expected = Counter(f"{number}-{row}" for number in range(SHARDS) for row in range(ROWS))
+    assert doc_ids == {"first": expected, "second": expected}
     snapshot = current_snapshot(plain)
     assert snapshot is not None and snapshot["rows"] == SHARDS * ROWS

@@ -41,7 +41,7 @@ def test_the_shards_of_all_objects_come_in_order(
 ) -> None:
     cuts = load_or_cut(store, objects, "text", None, 3000)
     assert list(cuts.shards) == [
-        shard for found in objects for shard in cut(found, "text", None, 3000)
+        shard for input_object in objects for shard in cut(input_object, "text", None, 3000)
     ]
     assert cuts.earlier == {}
     assert [stored.key for stored in store.list("")] == [ENTRY]
@@ -51,8 +51,8 @@ def test_what_was_cut_is_not_opened_again_even_for_another_target(
     store: LocalStore, objects: list[InputObject]
 ) -> None:
     first = load_or_cut(store, objects, "text", None, 3000)
-    for found in objects:
-        Path(found.path).unlink()
+    for input_object in objects:
+        Path(input_object.path).unlink()
     assert load_or_cut(store, objects, "text", None, 10**6) == first
 
 
@@ -61,7 +61,7 @@ def test_what_is_not_kept_is_the_same_cut_and_writes_nothing(
 ) -> None:
     first = load_or_cut(store, objects, "text", None, 17, keep=False)
     assert list(first.shards) == [
-        shard for found in objects for shard in cut(found, "text", None, 17)
+        shard for input_object in objects for shard in cut(input_object, "text", None, 17)
     ]
     assert not store.root.exists()
     kept = load_or_cut(store, objects[:1], "text", None, 3000)
@@ -138,7 +138,9 @@ def test_an_object_that_cannot_be_read_is_left_out_and_tried_again(
     whole = gzip.compress(LINES)
     broken = write("broken.jsonl.gz", whole[:-30])
     cuts = load_or_cut(store, [*objects, broken], "text", None, 3000)
-    assert {shard.path for shard in cuts.shards} == {found.path for found in objects[:2]}
+    assert {shard.path for shard in cuts.shards} == {
+        input_object.path for input_object in objects[:2]
+    }
     (reason,) = cuts.unreadable
     assert reason.startswith(f"{broken.path}: cannot be read: ")
     assert load_or_cut(store, [*objects, broken], "text", None, 3000) == cuts

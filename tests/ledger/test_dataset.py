@@ -128,8 +128,8 @@ def test_duckdb_finds_what_it_finds_in_the_raw_files(
 ) -> None:
     labels = open_labels(str(finished.root))
     files = {task: f"'{finished.root}/labels/{task}/*/*/*.parquet'" for task in LABELS}
-    found = duckdb.sql(wide).fetchall()
-    assert found and found == duckdb.sql(raw.format(**files)).fetchall()
+    rows = duckdb.sql(wide).fetchall()
+    assert rows and rows == duckdb.sql(raw.format(**files)).fetchall()
     assert labels.snapshot == 1
 
 

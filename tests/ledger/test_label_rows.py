@@ -1,4 +1,4 @@
-"""Ranked answers: rows are what the labelling stage found, and edited ones are told."""
+"""Ranked answers: rows are what the labelling stage answered, and edited ones are refused."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def test_ranked_rows_that_no_model_can_have_answered_are_told(
     change(rows)
     index = table.column_names.index(column)
     edited = table.set_column(index, column, pa.array(rows, table.schema.field(column).type))
-    told = list(broken_answers(edited, LABELS))
-    assert any(line.startswith(rule) for line in told), told
+    problems = list(broken_answers(edited, LABELS))
+    assert any(line.startswith(rule) for line in problems), problems
 
 
 SHARD = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
@@ -144,8 +144,8 @@ def test_a_snapshot_shows_ranked_answers_as_they_were_committed(tmp_path: Path) 
     assert labels.schema.field("topic").type == answers_type(answer_columns(asked), LABELS)
     shown_rows = labels.to_table().column("topic").to_pylist()
     assert shown_rows == table.drop_columns(["doc_id"]).to_pylist()
-    found = duckdb.sql("select topic.top[1].label, topic.levels[1].p from labels").fetchall()
-    assert found == [("a/x", pytest.approx(0.625)), (None, None), ("b/x", pytest.approx(1.0))]
+    rows = duckdb.sql("select topic.top[1].label, topic.levels[1].p from labels").fetchall()
+    assert rows == [("a/x", pytest.approx(0.625)), (None, None), ("b/x", pytest.approx(1.0))]
 
 
 def test_ranked_answers_that_are_known_are_laid_over_those_that_are_computed(

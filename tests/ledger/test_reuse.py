@@ -56,13 +56,13 @@ def tried_again(
 ) -> list[tuple[WorkItem, dict[str, list[str]]]]:
     """Every work of `--retry-failed`, and each task's statuses if all asked rows fail again."""
     done = committed(store, {task: FP[task] for task in tasks}, [shard.id])
-    found = []
+    tried = []
     for work in retry_items(store, [shard], done):
         known = AnswerCache(store).find(work, documents(texts), 0)
         status = [answered or "quarantined" for answered in known_status(known, len(texts))]
         rows = {task: overlaid(answers(status), of_task) for task, of_task in known.items()}
-        found.append((work, {t: table.column("status").to_pylist() for t, table in rows.items()}))
-    return found
+        tried.append((work, {t: table.column("status").to_pylist() for t, table in rows.items()}))
+    return tried
 
 
 FAILED_FIRST = ["quarantined", "ok", "ok"]
@@ -100,8 +100,8 @@ def test_of_equal_texts_that_one_failed_on_is_tried_again_alone(
 ) -> None:
     shard, texts = shard_at(0, "x"), ["same", "same", "same"]
     commit(store, shard, texts, {"a": status})
-    ((_, found),) = tried_again(store, shard, texts, "a")
-    assert found == {"a": [each if each == "ok" else "quarantined" for each in status]}
+    ((_, statuses),) = tried_again(store, shard, texts, "a")
+    assert statuses == {"a": [each if each == "ok" else "quarantined" for each in status]}
 
 
 def test_a_slice_of_a_shard_takes_over_its_own_rows(store: Store) -> None:
@@ -152,7 +152,7 @@ def rewritten(
 @pytest.mark.parametrize("count", [3, 20])
 def test_a_file_with_one_new_text_has_each_earlier_file_read_once(store: Store, count: int) -> None:
     reads, status = rewritten(store, count, lambda text: "new" if text == "4" else text)
-    assert [row for row, found in enumerate(status) if found is None] == [4]
+    assert [row for row, answered in enumerate(status) if answered is None] == [4]
     assert reads == {"documents": count, "labels": 2 * count}
 
 

@@ -39,8 +39,8 @@ def full(store: LocalStore) -> LocalStore:
 
 def publish_now(store: LocalStore, name: str = "job", tasks: tuple[str, ...] = tuple(FPS)) -> int:
     done = committed(store, FPS, SIDS)
-    wanted = {task: TASKS[task] for task in tasks}
-    return publish(store, name, wanted, SHARDS, done, created_at="2026-11-01T00:00:00Z")
+    shown = {task: TASKS[task] for task in tasks}
+    return publish(store, name, shown, SHARDS, done, created_at="2026-11-01T00:00:00Z")
 
 
 def test_a_snapshot_names_every_shard_and_every_file(full: LocalStore) -> None:

@@ -54,8 +54,8 @@ def table() -> Iterator[Callable[..., None]]:
     lines: list[str] = []
 
     def add(fault: str, server: str, **counts: object) -> None:
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        lines.append(f"{fault} | {server} | documents {DOCUMENTS}, {told}, lost 0, doubled 0")
+        shown = ", ".join(f"{name} {count}" for name, count in counts.items())
+        lines.append(f"{fault} | {server} | documents {DOCUMENTS}, {shown}, lost 0, doubled 0")
 
     yield add
     print("\n" + "\n".join(lines))

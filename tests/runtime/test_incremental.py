@@ -56,14 +56,16 @@ class Life:
 
     def snapshot(self, outcome: Outcome) -> dict[str, Any]:
         name = f"{outcome.snapshot:08d}.json"
-        found: dict[str, Any] = json.loads((Path(outcome.output) / "snapshots" / name).read_text())
-        return found
+        snapshot: dict[str, Any] = json.loads(
+            (Path(outcome.output) / "snapshots" / name).read_text()
+        )
+        return snapshot
 
     def rows(self, outcome: Outcome, task: str) -> list[dict[str, Any]]:
         keys = [e["key"] for e in self.snapshot(outcome)["files"] if e["task"] == task]
         tables = [pq.read_table(Path(outcome.output) / key) for key in keys]
-        found: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist()
-        return found
+        rows: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist()
+        return rows
 
     def objects(self) -> int:
         out = Path(self.content["output"])
@@ -92,8 +94,8 @@ def life(on_ray: bool, tmp_path_factory: pytest.TempPathFactory, model_folder: P
     return made
 
 
-def read_tokens(found: Mapping[str, list[str]]) -> int:
-    return sum(len(text.encode()) for of_file in found.values() for text in of_file)
+def read_tokens(files: Mapping[str, list[str]]) -> int:
+    return sum(len(text.encode()) for of_file in files.values() for text in of_file)
 
 
 @pytest.mark.usefixtures("runner")
@@ -112,14 +114,14 @@ def test_each_change_costs_what_it_changes(
         """Runs, and compares with what ought to have been read."""
         before = life.objects()
         outcome = life.run(**changes)
-        wanted = sum(len(of_file) for of_file in expected.values())
-        assert outcome.complete and outcome.tally.asked_rows == wanted, change
+        asked = sum(len(of_file) for of_file in expected.values())
+        assert outcome.complete and outcome.tally.asked_rows == asked, change
         assert outcome.tally.prefix_tokens_computed == read_tokens(expected), change
         assert outcome.tally.created == life.objects() - before, change
         assert bool(outcome.tally.created) == new, change
         snapshot = life.snapshot(outcome)
         assert snapshot["rows"] == outcome.rows == sum(map(len, life.files.values())), change
-        table.append((change, wanted, outcome.tally.created))
+        table.append((change, asked, outcome.tally.created))
         return outcome
 
     first = step("first run", life.files, new=True)

@@ -72,25 +72,30 @@ def test_files_hold_what_independent_prompts_answer(
         assert list(broken_answers(tables[task.name], list(task.labels))) == []
     model = load_model(model_folder, dtype="float32", device="cpu")
     for row, text in enumerate(TEXTS):
-        found = {name: table.to_pylist()[row] for name, table in tables.items()}
+        answers = {name: table.to_pylist()[row] for name, table in tables.items()}
         if not text:
-            assert found["theme"]["top"] is found["theme"]["levels"] is found["mood"]["p"] is None
+            assert (
+                answers["theme"]["top"]
+                is answers["theme"]["levels"]
+                is answers["mood"]["p"]
+                is None
+            )
             continue
         oracle = expected(spec, model, byte_tokenizer, 0, text)
         total = np.logaddexp.reduce(list(oracle.values()))
         p = {label: float(np.exp(log_prob - total)) for label, log_prob in oracle.items()}
         likeliest = sorted(p, key=lambda label: -p[label])[:4]
-        top = found["theme"]["top"]
+        top = answers["theme"]["top"]
         assert [each["label"] for each in top] == likeliest
         assert [each["p"] for each in top] == pytest.approx([p[x] for x in likeliest], abs=1e-3)
         below = sum(p[label] for label in p if label.startswith(likeliest[0][:3]))
-        level = found["theme"]["levels"][0]
+        level = answers["theme"]["levels"][0]
         assert level == {"label": likeliest[0][:3], "p": pytest.approx(below, abs=1e-3)}
         oracle = expected(spec, model, byte_tokenizer, 1, text)
         total = np.logaddexp.reduce(list(oracle.values()))
         shares = {label: np.exp(log_prob - total) for label, log_prob in oracle.items()}
-        assert found["mood"]["p"] == pytest.approx(shares, abs=1e-3)
-        assert found["mood"]["mass"] == pytest.approx(np.exp(total), rel=1e-2)
+        assert answers["mood"]["p"] == pytest.approx(shares, abs=1e-3)
+        assert answers["mood"]["mass"] == pytest.approx(np.exp(total), rel=1e-2)
 
 
 def test_a_check_proves_whole_labels_and_a_search(
@@ -104,11 +109,11 @@ def test_a_check_proves_whole_labels_and_a_search(
     searched = {"name": "many", "question": "?", "labels": many, "beam": 3, "top_k": 5}
     spec = write_spec(tasks=[*TASKS, searched])
     assert main(["check", str(spec), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["exactness"]["answers"] == 4 and found["exactness"]["max_abs_dp"] <= 1e-4
-    scoring = {prompt["task"]: prompt["scoring"] for prompt in found["prompts"]}
+    report = json.loads(capsys.readouterr().out)
+    assert report["exactness"]["answers"] == 4 and report["exactness"]["max_abs_dp"] <= 1e-4
+    scoring = {prompt["task"]: prompt["scoring"] for prompt in report["prompts"]}
     assert scoring == {"theme": "full", "mood": "full", "rude": "first_token", "many": "full"}
-    prompts = {prompt["task"]: prompt for prompt in found["prompts"]}
+    prompts = {prompt["task"]: prompt for prompt in report["prompts"]}
     assert prompts["rude"]["surfaces"] is None
     verbalizer = prompts["mood"]["surfaces"]["neutral"][0]
     assert (

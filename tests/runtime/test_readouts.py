@@ -53,7 +53,7 @@ def fitted(tmp_path: Path) -> Make:
     return make
 
 
-def found(spec: JobSpec, **changes: Any) -> list[str]:
+def problems_of(spec: JobSpec, **changes: Any) -> list[str]:
     """The problems with the spec's readouts."""
     with pytest.raises(SpecError) as caught:
         find_readouts(spec, **{"weights": WEIGHTS, "dtype": "float32", **changes})
@@ -92,7 +92,7 @@ def test_a_readout_that_fits_is_found_and_loaded_whole(fitted: Make, tmp_path: P
 def test_a_readout_fitted_for_something_else_is_refused_by_what_differs(
     card: dict[str, Any], changes: dict[str, Any], what: str, fitted: Make, tmp_path: Path
 ) -> None:
-    (line,) = found(fitted(card, **changes))
+    (line,) = problems_of(fitted(card, **changes))
     path = tmp_path / "a.safetensors"
     assert line.startswith(
         f"tasks.0.readout: task 'a': the readout {path} was fitted with another {what}"
@@ -101,7 +101,7 @@ def test_a_readout_fitted_for_something_else_is_refused_by_what_differs(
 
 def test_a_mean_is_not_calibrated_by_documents_without_content(fitted: Make) -> None:
     contextual = {"calibration": {"method": "contextual"}}
-    (line,) = found(fitted({"pooling": "mean"}, task=contextual))
+    (line,) = problems_of(fitted({"pooling": "mean"}, task=contextual))
     assert line.startswith("tasks.0.calibration: the readout ")
     assert line.endswith("; use a calibration file of `assay calibrate` (got 'contextual')")
     assert find_readouts(fitted(task=contextual), weights=WEIGHTS, dtype="float32")
@@ -110,14 +110,14 @@ def test_a_mean_is_not_calibrated_by_documents_without_content(fitted: Make) -> 
 def test_exit_at_a_layer_that_the_file_does_not_hold_is_refused(fitted: Make) -> None:
     task = fitted().tasks[0].model_dump(mode="json")
     spec = fitted(tasks=[task], exit={"layers": [1, 3, 5], "confidence": 0.9})
-    line, _ = found(spec)
+    line, _ = problems_of(spec)
     assert line.startswith("exit: the readout ")
     assert "has the layers [1, 2], not [3, 5]; choose among them" in line
 
 
 def test_exit_where_every_task_has_been_read_is_refused(fitted: Make) -> None:
     task = fitted().tasks[0].model_dump(mode="json")
-    (line,) = found(fitted(tasks=[task], exit={"layers": [1, 2], "confidence": 0.9}))
+    (line,) = problems_of(fitted(tasks=[task], exit={"layers": [1, 2], "confidence": 0.9}))
     assert line == (
         "exit.layers: all readouts are read by layer 2; name earlier layers (got [1, 2])"
     )
@@ -167,14 +167,14 @@ def damaged(path: Path, how: str) -> None:
 def test_a_broken_file_is_one_line(how: str, what: str, fitted: Make, tmp_path: Path) -> None:
     spec = fitted()
     damaged(tmp_path / "a.safetensors", how)
-    (line,) = found(spec)
+    (line,) = problems_of(spec)
     assert line.startswith(f"tasks.0.readout: {what}")
 
 
 def test_a_file_that_is_not_there_is_a_problem_of_the_spec(fitted: Make, tmp_path: Path) -> None:
     spec = fitted()
     (tmp_path / "a.safetensors").unlink()
-    (line,) = found(spec)
+    (line,) = problems_of(spec)
     assert line.startswith("tasks.0.readout: the file cannot be read: No such file")
 
 

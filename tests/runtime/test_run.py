@@ -112,12 +112,12 @@ def rows_of(spec: JobSpec, task: str) -> list[dict[str, Any]]:
     root = Path(spec.output)
     snapshot = json.loads(max(root.glob("snapshots/*.json")).read_text())
     keys = [entry["key"] for entry in snapshot["files"] if entry["task"] == task]
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for key in keys:
         table = duckdb.sql(f"select * from '{root / key}'")
         names = [column[0] for column in table.description]
-        found += [dict(zip(names, row, strict=True)) for row in table.fetchall()]
-    return found
+        rows += [dict(zip(names, row, strict=True)) for row in table.fetchall()]
+    return rows
 
 
 def test_rows_out_equal_rows_in_in_order_with_a_status_each(
@@ -378,8 +378,8 @@ def test_a_schema_that_drifts_between_files_loses_and_doubles_nothing(
     assert outcome.complete and outcome.rows == 9 + 8 + 3 + 3
     assert outcome.tally.status == {"ok": 9 + 7 + 3 + 2, "error:no text": 2}
     ids = [row["doc_id"] for row in rows_of(spec, "topic")]
-    wanted = [*plain["id"], *map(str, range(8)), "c0", "c1", "c2", "d0"]
-    assert ids[:21] == wanted and len(ids) == 23 and ids[22] == "3"
+    expected = [*plain["id"], *map(str, range(8)), "c0", "c1", "c2", "d0"]
+    assert ids[:21] == expected and len(ids) == 23 and ids[22] == "3"
     pq.write_table(pa.table({"id": ["e"], "body": ["Elsewhere."]}), corpus / "e.parquet")
     with pytest.raises(SpecError, match=r"input\.text: .*e\.parquet has no such column"):
         run_quietly(spec)

@@ -151,11 +151,11 @@ def test_check_shows_readouts_and_proves_them_against_plain_forwards(
     tmp_path: Path,
 ) -> None:
     assert main(["check", str(write_spec_file(**changes)), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["exactness"]["answers"] == 3 * 3
-    assert found["label_tokens"] == {}
-    assert {task: facts["layer"] for task, facts in found["readouts"].items()} == LAYER
-    assert found["readouts"]["form"]["pooling"] == "mean"
+    report = json.loads(capsys.readouterr().out)
+    assert report["exactness"]["answers"] == 3 * 3
+    assert report["label_tokens"] == {}
+    assert {task: facts["layer"] for task, facts in report["readouts"].items()} == LAYER
+    assert report["readouts"]["form"]["pooling"] == "mean"
 
 
 def test_check_says_so_where_a_readout_is_read_wrongly(

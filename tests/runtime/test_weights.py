@@ -34,19 +34,19 @@ def test_a_folder_that_is_gone_on_the_worker_is_a_model_error(
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(model_folder, copy)
-    found = locate(ModelSpec(path=str(copy)), tmp_path / "cache")
+    files = locate(ModelSpec(path=str(copy)), tmp_path / "cache")
     shutil.rmtree(copy)
     with pytest.raises(ModelError, match="not on this machine"):
-        fetch(found, tmp_path / "cache", {})
+        fetch(files, tmp_path / "cache", {})
 
 
 def test_a_remote_folder_is_brought_in_whole_and_once(model_folder: Path, tmp_path: Path) -> None:
-    found = locate(ModelSpec(path=f"file://{model_folder}"), tmp_path / "cache")
-    assert found.kind == "remote" and "model.safetensors" in found.hashes
-    folder = fetch(found, tmp_path / "cache", {})
+    files = locate(ModelSpec(path=f"file://{model_folder}"), tmp_path / "cache")
+    assert files.kind == "remote" and "model.safetensors" in files.hashes
+    folder = fetch(files, tmp_path / "cache", {})
     assert load_tokenizer(folder).chat_template == load_tokenizer(model_folder).chat_template
-    assert fetch(found, tmp_path / "cache", {}) == folder
-    assert [path.name for path in folder.parent.iterdir()] == [found.id]
+    assert fetch(files, tmp_path / "cache", {}) == folder
+    assert [path.name for path in folder.parent.iterdir()] == [files.id]
 
 
 @pytest.mark.parametrize(

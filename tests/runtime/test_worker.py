@@ -42,8 +42,8 @@ def tokenised(
     write_spec: Callable[..., Path], tmp_path: Path, *, break_it: Callable[[], None], **rules: Any
 ) -> list[list[TokenisedShard]]:
     """The blocks of each shard of the folder `corpus`, which is broken after it is cut."""
-    wanted = {"path": str(tmp_path / "corpus"), "id": "id"}
-    spec = load_spec(write_spec(input=wanted, documents={"max_tokens": 16, **rules}))
+    input_spec = {"path": str(tmp_path / "corpus"), "id": "id"}
+    spec = load_spec(write_spec(input=input_spec, documents={"max_tokens": 16, **rules}))
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     work_items = plan(job, LocalStore(tmp_path / "out")).work_items
     break_it()

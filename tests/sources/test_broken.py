@@ -54,10 +54,10 @@ def test_rows_behind_a_break_are_named_by_their_place_and_say_why(
     write: Write, id_column: str | None
 ) -> None:
     data = parquet(write_batch_size=10)
-    found = write("a.parquet", data)
-    shards = cut(found, "text", id_column, 100_000)
+    input_object = write("a.parquet", data)
+    shards = cut(input_object, "text", id_column, 100_000)
     assert len(shards) > 4
-    Path(found.path).write_bytes(broken(data, 0.4))
+    Path(input_object.path).write_bytes(broken(data, 0.4))
     tables = [all_documents(shard) for shard in shards]
     assert [table.num_rows for table in tables] == [shard.rows for shard in shards]
     documents = pa.concat_tables(tables).to_pylist()
@@ -71,7 +71,7 @@ def test_rows_behind_a_break_are_named_by_their_place_and_say_why(
         assert row["doc_id"] == f"a.parquet:{place}"
         assert row["text"] is None and row["n_chars"] == 0
         assert row["status"].startswith("error:cannot be read: ")
-        assert "\n" not in row["status"] and str(found.path) not in row["status"]
+        assert "\n" not in row["status"] and str(input_object.path) not in row["status"]
         assert len(row["status"]) <= len("error:cannot be read: ") + 200
 
 
@@ -81,8 +81,8 @@ def test_rows_that_only_the_footer_counts_say_why(write: Write) -> None:
     data = sink.getvalue()
     (size,) = struct.unpack("<I", data[-8:-4])
     footer = data[-8 - size : -8].replace(b"\xd0\x0f", b"\xf0\x2e")  # 1,000 and 3,000 in Thrift
-    found = write("lie.parquet", data[: -8 - size] + footer + data[-8:])
-    (shard,) = cut(found, "text", None, 10**7)
+    input_object = write("lie.parquet", data[: -8 - size] + footer + data[-8:])
+    (shard,) = cut(input_object, "text", None, 10**7)
     status = all_documents(shard).column("status").to_pylist()
     why = "error:cannot be read: its footer says 3000 rows, and its pages hold 1000"
     assert status == ["ok"] * 1_000 + [why] * 2_000
@@ -91,9 +91,9 @@ def test_rows_that_only_the_footer_counts_say_why(write: Write) -> None:
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz", "a.jsonl"])
 def test_a_file_that_is_gone_ends_the_run(write: Write, name: str) -> None:
     data = parquet() if name.endswith("parquet") else lines_gz()
-    found = write(name, gzip.decompress(data) if name == "a.jsonl" else data)
-    (shard, *_) = cut(found, "text", None, 10**7)
-    Path(found.path).unlink()
+    input_object = write(name, gzip.decompress(data) if name == "a.jsonl" else data)
+    (shard, *_) = cut(input_object, "text", None, 10**7)
+    Path(input_object.path).unlink()
     with pytest.raises(StorageError, match="No such file") as raised:
         all_documents(shard)
     assert not isinstance(raised.value, UnreadableError)
@@ -116,19 +116,19 @@ def test_a_store_that_refuses_to_go_on_ends_the_run(
     }
     memory = fsspec.filesystem("memory")
     memory.pipe(f"/refusing/{name}", data[name])
-    given = 0
+    read_bytes = 0
 
     def read(self: MemoryFile, size: int = -1) -> bytes:
-        nonlocal given
-        if given >= bytes_before:
+        nonlocal read_bytes
+        if read_bytes >= bytes_before:
             raise OSError("Forbidden: the token has run out")
         taken = io.BytesIO.read(self, min(size, 50_000) if name != "a.parquet" else size)
-        given += len(taken)
+        read_bytes += len(taken)
         return taken
 
     try:
-        (found,) = find_objects(f"memory://refusing/{name}", tmp_path / "cache")
-        (shard, *_) = cut(found, "text", None, 10**7)
+        (input_object,) = find_objects(f"memory://refusing/{name}", tmp_path / "cache")
+        (shard, *_) = cut(input_object, "text", None, 10**7)
         monkeypatch.setattr(MemoryFile, "read", read, raising=False)
         with pytest.raises(StorageError, match="cannot be read: Forbidden") as raised:
             all_documents(shard)

@@ -93,8 +93,8 @@ def test_slices_are_the_documents_and_each_is_bounded(
     rows = [RawRow("x" * (place % 9), place) for place in range(40)]
     slices = list(slices_from(iter(rows)))
     assert pa.concat_tables(slices).equals(documents_from(rows))
-    for found in slices:
-        lengths = found.column("n_chars").to_pylist()
+    for part in slices:
+        lengths = part.column("n_chars").to_pylist()
         assert 0 < len(lengths) <= max_rows
         assert sum(lengths[:-1]) < max_chars
 

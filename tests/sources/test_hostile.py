@@ -52,8 +52,8 @@ if len(sys.argv) > 2:
 before = peak_mb()
 status, chars, tokens, error = Counter(), 0, [], None
 try:
-    (found,) = find_objects(sys.argv[1], Path(sys.argv[1] + ".cache"))
-    for shard in cut(found, "text", None, 64 * 1024 * 1024):
+    (input_object,) = find_objects(sys.argv[1], Path(sys.argv[1] + ".cache"))
+    for shard in cut(input_object, "text", None, 64 * 1024 * 1024):
         for documents in read_documents(shard):
             status.update(documents.column("status").to_pylist())
             chars += sum(documents.column("n_chars").to_pylist())
@@ -69,8 +69,8 @@ print(json.dumps({"status": status, "chars": chars, "tokens": tokens, "error": e
 def read_apart(path: Path, *, tokenizer: Path | None = None) -> dict[str, Any]:
     command = [sys.executable, "-c", READ, str(path), *([str(tokenizer)] if tokenizer else [])]
     output = subprocess.check_output(command, text=True, timeout=120)
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+    measured: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return measured
 
 
 def repeated(rows: int) -> pa.Table:
@@ -119,10 +119,10 @@ def test_a_few_bytes_that_hold_gigabytes_are_read_row_by_row(
     path = tmp_path / name
     make(path)
     assert path.stat().st_size < 3_000
-    found = read_apart(path)
-    assert found["status"] == {"ok": rows}
-    assert found["chars"] == rows * MEGABYTE
-    assert found["grown_mb"] < 600
+    measured = read_apart(path)
+    assert measured["status"] == {"ok": rows}
+    assert measured["chars"] == rows * MEGABYTE
+    assert measured["grown_mb"] < 600
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_a_gzip_bomb_of_one_endless_line_is_a_row_that_says_so(tmp_path: Path) -
         file.write(b'{"text": "before"}\n{"text": "')
         zeros(file, 700)
         file.write(b'"}\n{"text": "behind"}\n')
-    found = read_apart(path)
-    assert found["status"] == {"ok": 2, "error:longer than 268,435,456 bytes": 1}
-    assert found["grown_mb"] < 500
+    measured = read_apart(path)
+    assert measured["status"] == {"ok": 2, "error:longer than 268,435,456 bytes": 1}
+    assert measured["grown_mb"] < 500
 
 
 def wet_head(length: int) -> bytes:
@@ -170,9 +170,9 @@ def test_a_web_page_above_the_limit_is_a_row_that_says_so(tmp_path: Path) -> Non
         file.write(wet_head(700 * MEGABYTE))
         zeros(file, 700)
         file.write(b"\r\n\r\n" + wet_head(6) + b"behind\r\n\r\n")
-    found = read_apart(path)
-    assert found["status"] == {"ok": 1, "error:longer than 268,435,456 bytes": 1}
-    assert found["grown_mb"] < 500
+    measured = read_apart(path)
+    assert measured["status"] == {"ok": 1, "error:longer than 268,435,456 bytes": 1}
+    assert measured["grown_mb"] < 500
 
 
 def test_an_endless_header_is_one_line_that_names_the_file(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_an_endless_header_is_one_line_that_names_the_file(tmp_path: Path) -> No
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(b"WARC/1.0\r\nX: ")
         zeros(file, 60)
-    found = read_apart(path)
-    assert found["error"].startswith(f"{path}: cannot be read: a WARC record's headers are over")
-    assert found["grown_mb"] < 40
+    measured = read_apart(path)
+    assert measured["error"].startswith(f"{path}: cannot be read: a WARC record's headers are over")
+    assert measured["grown_mb"] < 40
 
 
 def long_jsonl(path: Path) -> None:
@@ -209,11 +209,11 @@ def test_one_document_of_200_megabytes_is_fitted_in_the_memory_of_a_few_of_it(
 ) -> None:
     make(tmp_path / name)
     byte_tokenizer.save_pretrained(tmp_path / "tokenizer")
-    found = read_apart(tmp_path / name, tokenizer=tmp_path / "tokenizer")
-    assert found["status"] == {"ok": 2}
-    assert found["chars"] == 200_000_005  # as many as there are, however many are read
-    assert found["tokens"] == [2_048, 5]
-    assert found["grown_mb"] < 1_800
+    measured = read_apart(tmp_path / name, tokenizer=tmp_path / "tokenizer")
+    assert measured["status"] == {"ok": 2}
+    assert measured["chars"] == 200_000_005  # as many as there are, however many are read
+    assert measured["tokens"] == [2_048, 5]
+    assert measured["grown_mb"] < 1_800
 
 
 def test_a_value_above_the_limit_is_a_row_that_says_so_in_every_format(
@@ -222,15 +222,15 @@ def test_a_value_above_the_limit_is_a_row_that_says_so_in_every_format(
     monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", MEGABYTE)
     monkeypatch.setattr(tables, "MAX_ROW_BYTES", MEGABYTE)
     monkeypatch.setattr(tables, "BATCH_BYTES", MEGABYTE)
-    (found,) = find_objects(str(corpus), tmp_path / "cache")
-    shards = cut(found, "text", "id", 100_000)
+    (input_object,) = find_objects(str(corpus), tmp_path / "cache")
+    shards = cut(input_object, "text", "id", 100_000)
     documents = pa.concat_tables(map(all_documents, shards)).to_pylist()
     assert len(documents) == len(rows)
     for document, (identifier, text) in zip(documents, rows, strict=True):
         if len(text) > MEGABYTE:
             assert document["status"] == "error:longer than 1,048,576 bytes"
             assert document["text"] is None
-            assert document["doc_id"] == identifier or found.format.startswith("jsonl")
+            assert document["doc_id"] == identifier or input_object.format.startswith("jsonl")
         else:
             assert (document["doc_id"], document["text"]) == (identifier, text)
     assert sum(document["text"] is None for document in documents) == 1

@@ -50,25 +50,27 @@ def moto_bucket(moto: Server) -> Bucket:
 
 
 def only_shard(url: str, options: dict[str, Any], tmp_path: Path) -> Shard:
-    (found,) = find_objects(url, tmp_path / "cache", options)
-    (shard,) = cut(found, "text", None, 3000)
+    (input_object,) = find_objects(url, tmp_path / "cache", options)
+    (shard,) = cut(input_object, "text", None, 3000)
     return shard
 
 
 def texts(shard: Shard, options: dict[str, Any]) -> list[str]:
-    found: list[str] = all_documents(shard, options).column("text").to_pylist()
-    return found
+    input_object: list[str] = all_documents(shard, options).column("text").to_pylist()
+    return input_object
 
 
 def test_every_format_is_read_from_s3_as_from_a_disk(
     corpus: Path, rows: list[Row], tmp_path: Path, moto_bucket: Bucket
 ) -> None:
     moto_bucket.write(corpus.name, corpus.read_bytes())
-    (found,) = find_objects(f"{moto_bucket.url}/*", tmp_path / "cache", moto_bucket.options)
-    assert found.path == f"{moto_bucket.url}/{corpus.name}"
-    assert found.size_bytes == corpus.stat().st_size
+    (input_object,) = find_objects(f"{moto_bucket.url}/*", tmp_path / "cache", moto_bucket.options)
+    assert input_object.path == f"{moto_bucket.url}/{corpus.name}"
+    assert input_object.size_bytes == corpus.stat().st_size
     read = [
-        text for shard in cut(found, "text", "id", 30_000) for text in texts(shard, found.options)
+        text
+        for shard in cut(input_object, "text", "id", 30_000)
+        for text in texts(shard, input_object.options)
     ]
     assert read == [text for _, text in rows]
 
@@ -89,8 +91,10 @@ def test_a_file_a_glob_and_a_folder_name_their_objects_in_order(
     for name in ["deep/er/c.jsonl.gz", "deep/b.parquet", "a.jsonl", "deep/README.md"]:
         bucket.write(name, name.encode())
     objects = find_objects(f"{bucket.url}/{path}", tmp_path / "cache", bucket.options)
-    assert [found.path for found in objects] == [f"{bucket.url}/{name}" for name in names]
-    assert len({found.etag for found in objects}) == len(names)
+    assert [input_object.path for input_object in objects] == [
+        f"{bucket.url}/{name}" for name in names
+    ]
+    assert len({input_object.etag for input_object in objects}) == len(names)
 
 
 def test_a_path_that_names_nothing_is_one_problem(bucket: Bucket, tmp_path: Path) -> None:
@@ -169,9 +173,11 @@ def test_a_bad_connection_is_outlasted_by_reading(
         retries = {"total_max_attempts": client_tries, "mode": "standard"}
         patient = {"config_kwargs": {"retries": retries}}
         options = {**moto.options, "endpoint_url": endpoint, **patient}
-        (found,) = find_objects(url, tmp_path / "cache", options)
+        (input_object,) = find_objects(url, tmp_path / "cache", options)
         read = [
-            text for shard in cut(found, "text", None, 100_000) for text in texts(shard, options)
+            text
+            for shard in cut(input_object, "text", None, 100_000)
+            for text in texts(shard, options)
         ]
     assert read == [json.loads(line)["text"] for line in lines]
     assert faults.counted.total() > 5
@@ -242,11 +248,11 @@ def test_every_format_is_read_from_a_web_server(
 ) -> None:
     address, files = web
     files[f"/{corpus.name}"] = corpus.read_bytes()
-    (found,) = find_objects(f"{address}/{corpus.name}", tmp_path / "cache")
-    assert found == InputObject(
-        f"{address}/{corpus.name}", corpus.stat().st_size, found.etag, found.format
+    (input_object,) = find_objects(f"{address}/{corpus.name}", tmp_path / "cache")
+    assert input_object == InputObject(
+        f"{address}/{corpus.name}", corpus.stat().st_size, input_object.etag, input_object.format
     )
-    shards = cut(found, "text", "id", 30_000)
+    shards = cut(input_object, "text", "id", 30_000)
     assert [text for shard in shards for text in texts(shard, {})] == [text for _, text in rows]
     files[f"/{corpus.name}"] += b"\n"
     with pytest.raises(StorageError, match="changed while the job ran"):

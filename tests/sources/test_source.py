@@ -32,10 +32,10 @@ CORPORA = [
 TARGETS = [1, 3000, 100_000, 10**9]
 
 
-def read_all(found: InputObject, target_bytes: int, **columns: str | None) -> pa.Table:
+def read_all(input_object: InputObject, target_bytes: int, **columns: str | None) -> pa.Table:
     """The documents of all shards of a cut, which must be within the object and in order."""
     shards = cut(
-        found, columns.get("text_column") or "text", columns.get("id_column"), target_bytes
+        input_object, columns.get("text_column") or "text", columns.get("id_column"), target_bytes
     )
     edges = [0, *(shard.piece.end_row for shard in shards)]
     assert [shard.piece.start_row for shard in shards] == edges[:-1]
@@ -52,8 +52,8 @@ def parquet_bytes(table: pa.Table) -> bytes:
 def test_all_shards_of_any_cut_hold_the_rows_of_the_file(
     corpus: Path, rows: list[Row], target_bytes: int, tmp_path: Path
 ) -> None:
-    (found,) = find_objects(str(corpus), tmp_path / "cache")
-    documents = read_all(found, target_bytes, id_column="id")
+    (input_object,) = find_objects(str(corpus), tmp_path / "cache")
+    documents = read_all(input_object, target_bytes, id_column="id")
     assert documents.column("doc_id").to_pylist() == [identifier for identifier, _ in rows]
     assert documents.column("text").to_pylist() == [text for _, text in rows]
     assert documents.column("content_hash").to_pylist() == [
@@ -68,22 +68,22 @@ def test_all_shards_of_any_cut_hold_the_rows_of_the_file(
 def test_a_smaller_target_makes_more_shards_and_one_row_is_the_least(
     corpus: Path, rows: list[Row], tmp_path: Path
 ) -> None:
-    (found,) = find_objects(str(corpus), tmp_path / "cache")
-    counts = [len(cut(found, "text", "id", target)) for target in TARGETS]
+    (input_object,) = find_objects(str(corpus), tmp_path / "cache")
+    counts = [len(cut(input_object, "text", "id", target)) for target in TARGETS]
     assert counts == sorted(counts, reverse=True)
     assert (counts[0], counts[-1]) == (len(rows), 1)
     assert counts[1] > counts[2] > 1
 
 
 def test_a_cut_is_the_same_each_time(corpus: Path, tmp_path: Path) -> None:
-    (found,) = find_objects(str(corpus), tmp_path / "cache")
-    assert cut(found, "text", None, 3000) == cut(found, "text", None, 3000)
+    (input_object,) = find_objects(str(corpus), tmp_path / "cache")
+    assert cut(input_object, "text", None, 3000) == cut(input_object, "text", None, 3000)
 
 
 def test_a_missing_column_is_named_with_those_there_are(corpus: Path, tmp_path: Path) -> None:
-    (found,) = find_objects(str(corpus), tmp_path / "cache")
+    (input_object,) = find_objects(str(corpus), tmp_path / "cache")
     with pytest.raises(SpecError) as raised:
-        cut(found, "body", "key", 3000)
+        cut(input_object, "body", "key", 3000)
     text_problem, id_problem = raised.value.problems
     assert (text_problem.place, text_problem.value) == ("input.text", "body")
     assert (id_problem.place, id_problem.value) == ("input.id", "key")
@@ -102,9 +102,9 @@ def test_a_missing_column_is_named_with_those_there_are(corpus: Path, tmp_path: 
 def test_a_truncated_file_is_one_line(corpus: Path, tmp_path: Path, kept: float) -> None:
     data = corpus.read_bytes()
     corpus.write_bytes(data[: int(len(data) * kept)])
-    (found,) = find_objects(str(corpus), tmp_path / "cache")
+    (input_object,) = find_objects(str(corpus), tmp_path / "cache")
     with pytest.raises(StorageError) as raised:
-        cut(found, "text", None, 3000)
+        cut(input_object, "text", None, 3000)
     assert str(raised.value).startswith(f"{corpus}: cannot be read: ")
     assert "\n" not in str(raised.value)
     assert raised.value.exit_code == 1
@@ -112,25 +112,25 @@ def test_a_truncated_file_is_one_line(corpus: Path, tmp_path: Path, kept: float)
 
 @pytest.mark.parametrize("format", [format for format in FORMATS if format != "jsonl"])
 def test_a_file_that_is_not_what_its_name_says_is_one_line(write: Write, format: str) -> None:
-    found = write(f"corpus.{format}", b"these are plain words, of no format at all " * 50)
+    input_object = write(f"corpus.{format}", b"these are plain words, of no format at all " * 50)
     with pytest.raises(StorageError) as raised:
-        cut(found, "text", None, 3000)
-    assert str(raised.value).startswith(f"{found.path}: cannot be read: ")
+        cut(input_object, "text", None, 3000)
+    assert str(raised.value).startswith(f"{input_object.path}: cannot be read: ")
     assert "\n" not in str(raised.value)
 
 
 def test_a_changed_object_is_not_read_under_its_old_name(corpus: Path, tmp_path: Path) -> None:
-    (found,) = find_objects(str(corpus), tmp_path / "cache")
-    shard = cut(found, "text", None, 3000)[0]
+    (input_object,) = find_objects(str(corpus), tmp_path / "cache")
+    shard = cut(input_object, "text", None, 3000)[0]
     corpus.write_bytes(corpus.read_bytes() + b"\n")
     with pytest.raises(StorageError, match="changed while the job ran"):
         all_documents(shard)
 
 
 def test_other_rows_in_as_many_bytes_are_noticed_by_their_count(write: Write) -> None:
-    found = write("corpus.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
-    (shard,) = cut(found, "text", None, 3000)
-    Path(found.path).write_bytes(b'{"text": "one"}\n                \n'[:32])
+    input_object = write("corpus.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
+    (shard,) = cut(input_object, "text", None, 3000)
+    Path(input_object.path).write_bytes(b'{"text": "one"}\n                \n'[:32])
     with pytest.raises(StorageError, match="it has 1 rows instead of 2"):
         all_documents(shard)
 
@@ -223,9 +223,9 @@ def test_a_string_that_is_not_utf8_spoils_its_row_alone(write: Write) -> None:
 def test_a_column_of_another_type_is_refused_with_its_type(
     write: Write, columns: dict[str, pa.Array], place: str, kind: str
 ) -> None:
-    found = write("corpus.parquet", parquet_bytes(pa.table(columns)))
+    input_object = write("corpus.parquet", parquet_bytes(pa.table(columns)))
     with pytest.raises(SpecError) as raised:
-        cut(found, "text", "id" if "id" in columns else None, 3000)
+        cut(input_object, "text", "id" if "id" in columns else None, 3000)
     (problem,) = raised.value.problems
     assert problem.place == place
     assert kind in problem.fix
@@ -255,26 +255,26 @@ def test_a_file_a_glob_and_a_folder_name_their_objects_in_order(
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(name.encode())
     objects = find_objects(f"{root}/{path}", tmp_path / "cache")
-    assert [found.path for found in objects] == [str(root / name) for name in names]
-    for found, name in zip(objects, names, strict=True):
-        assert found.etag == hashlib.sha256(name.encode()).hexdigest()
-        assert found.size_bytes == len(name)
+    assert [input_object.path for input_object in objects] == [str(root / name) for name in names]
+    for input_object, name in zip(objects, names, strict=True):
+        assert input_object.etag == hashlib.sha256(name.encode()).hexdigest()
+        assert input_object.size_bytes == len(name)
 
 
 def test_a_file_url_and_a_relative_path_are_the_same_object(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = write("corpus.jsonl", b'{"text": "a"}')
+    input_object = write("corpus.jsonl", b'{"text": "a"}')
     monkeypatch.chdir(tmp_path)
-    for form in ("corpus.jsonl", f"file://{found.path}", "./*.jsonl"):
-        assert find_objects(form, tmp_path / "cache") == [found]
+    for form in ("corpus.jsonl", f"file://{input_object.path}", "./*.jsonl"):
+        assert find_objects(form, tmp_path / "cache") == [input_object]
 
 
 def test_a_link_is_read_and_a_bracket_in_a_name_is_no_glob(write: Write, tmp_path: Path) -> None:
     write("one.jsonl", b'{"text": "a"}')
     os.symlink(tmp_path / "one.jsonl", tmp_path / "two[1].jsonl")
-    (found,) = find_objects(str(tmp_path / "two[1].jsonl"), tmp_path / "cache")
-    assert (found.path, found.size_bytes) == (str(tmp_path / "two[1].jsonl"), 13)
+    (input_object,) = find_objects(str(tmp_path / "two[1].jsonl"), tmp_path / "cache")
+    assert (input_object.path, input_object.size_bytes) == (str(tmp_path / "two[1].jsonl"), 13)
     assert len(find_objects(f"{tmp_path}/*.jsonl", tmp_path / "cache")) == 2
 
 
@@ -317,9 +317,9 @@ def test_a_remote_object_is_read_and_its_change_noticed(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/remote/a.jsonl", json.dumps({"text": "one"}).encode())
     try:
-        (found,) = find_objects("memory://remote/*.jsonl", tmp_path / "cache")
-        assert found.path == "memory:///remote/a.jsonl"
-        (shard,) = cut(found, "text", None, 3000)
+        (input_object,) = find_objects("memory://remote/*.jsonl", tmp_path / "cache")
+        assert input_object.path == "memory:///remote/a.jsonl"
+        (shard,) = cut(input_object, "text", None, 3000)
         assert all_documents(shard).column("text").to_pylist() == ["one"]
         memory.pipe("/remote/a.jsonl", json.dumps({"text": "two"}).encode())
         with pytest.raises(StorageError, match="changed while the job ran"):
@@ -340,8 +340,8 @@ def test_only_the_row_groups_of_a_shard_are_read(
         assert options["columns"] == ["text"]
         return original(self, *args, **options)
 
-    (found,) = find_objects(str(corpus), tmp_path / "cache")
-    shards = cut(found, "text", None, 30_000)
+    (input_object,) = find_objects(str(corpus), tmp_path / "cache")
+    shards = cut(input_object, "text", None, 30_000)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
     for shard in shards:
         all_documents(shard)

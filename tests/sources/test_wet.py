@@ -29,16 +29,16 @@ def record(content: bytes, *, kind: str = "conversion", length: int | None = Non
     [("id", "<urn:uuid:1>"), ("url", "http://example.org/a"), ("date", "2026-11-01T00:00:00Z")],
 )
 def test_a_header_can_be_the_id(write: Write, column: str, value: str) -> None:
-    found = write("corpus.warc.wet.gz", gzip.compress(record(b"text")))
-    (shard,) = cut(found, "text", column, 3000)
+    input_object = write("corpus.warc.wet.gz", gzip.compress(record(b"text")))
+    (shard,) = cut(input_object, "text", column, 3000)
     assert all_documents(shard).column("doc_id").to_pylist() == [value]
 
 
 def test_only_conversion_records_are_rows(write: Write) -> None:
     kinds = ["warcinfo", "conversion", "metadata", "conversion", "response"]
     records = [record(kind.encode() + b"%d" % at, kind=kind) for at, kind in enumerate(kinds)]
-    found = write("corpus.warc.wet.gz", gzip.compress(b"".join(records)))
-    shards = cut(found, "text", None, 1)
+    input_object = write("corpus.warc.wet.gz", gzip.compress(b"".join(records)))
+    shards = cut(input_object, "text", None, 1)
     texts = [all_documents(shard).column("text").to_pylist() for shard in shards]
     assert texts == [["conversion1"], ["conversion3"]]
 

@@ -76,9 +76,9 @@ def test_the_data_and_every_new_name_are_on_the_disk_when_create_returns(
     monkeypatch.setattr(os, "fsync", spy)
     store.create("labels/toxic/key", b"data")
     folders = [store.root.parent, store.root, store.root / "labels", store.root / "labels/toxic"]
-    wanted = [place.stat().st_ino for place in [store.root / "labels/toxic/key", *folders]]
-    assert set(wanted) <= set(synced)
-    assert synced[-1] == wanted[-1]
+    expected = [place.stat().st_ino for place in [store.root / "labels/toxic/key", *folders]]
+    assert set(expected) <= set(synced)
+    assert synced[-1] == expected[-1]
 
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(

@@ -14,7 +14,7 @@ from fault_proxy import Faults, proxied
 from servers import BUCKET, Server
 
 from pipeline.errors import RefusedError, SpecError, StorageError, UnavailableError
-from pipeline.stores.errors import RetryPolicy
+from pipeline.stores.retries import RetryPolicy
 from pipeline.stores.s3 import S3Store, open_s3
 from pipeline.stores.store import check_create_only, open_store
 
@@ -73,9 +73,11 @@ def test_a_passing_fault_is_outlasted(faulty: Faulty, fault: str) -> None:
 def test_a_store_that_stays_away_is_one_line_and_to_be_run_again(faulty: Faulty) -> None:
     store, faults = faulty(shares={"slow_down": 1.0})
     for attempt in (lambda: store.create("key", b""), lambda: store.read("key")):
-        with pytest.raises(UnavailableError, match=r"key: cannot be .*SlowDown.*run again") as told:
+        with pytest.raises(
+            UnavailableError, match=r"key: cannot be .*SlowDown.*run again"
+        ) as raised:
             attempt()
-        assert told.value.exit_code == 3 and "\n" not in str(told.value)
+        assert raised.value.exit_code == 3 and "\n" not in str(raised.value)
     assert len(faults.requests) == 2 * QUICK.attempts
 
 

@@ -1,4 +1,4 @@
-"""The store's law, the same tests for every store: no create changes an object that is there."""
+"""The store's law, the same tests for every store: no create changes an object that exists."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_store_is_create_only_however_often_it_is_asked(store: Store) -> None:
     assert keys(store, "attempts/") == [PROBE_KEY]
 
 
-@pytest.mark.parametrize("answer", [True, False], ids=["says made", "says it was there"])
+@pytest.mark.parametrize("answer", [True, False], ids=["says made", "says it existed"])
 def test_a_store_that_overwrites_is_refused(answer: bool) -> None:
     with pytest.raises(RefusedError, match="toy://overwrites: a second create"):
         check_create_only(OverwritingStore(answer=answer))

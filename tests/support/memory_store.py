@@ -44,6 +44,6 @@ class MemoryStore:
         """The objects whose key starts with `prefix`, in the order of their keys."""
         check_prefix(prefix)
         with self._lock:
-            found = sorted(item for item in self._objects.items() if is_listed(item[0], prefix))
-        for key, (data, etag) in found:
+            listed = sorted(item for item in self._objects.items() if is_listed(item[0], prefix))
+        for key, (data, etag) in listed:
             yield StoredObject(key, len(data), etag)

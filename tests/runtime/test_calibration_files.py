@@ -27,7 +27,7 @@ from pipeline.ledger.cells import (
 from pipeline.ledger.columns import calibrated_type
 from pipeline.ledger.keys import calibration_key, documents_key, label_key
 from pipeline.ledger.label_rows import with_calibrated
-from pipeline.runtime.calibrations import (
+from pipeline.runtime.calibration_files import (
     CalibrationFile,
     calibration_hash,
     load_calibrations,
@@ -74,7 +74,7 @@ def test_a_calibration_is_known_by_what_it_does_and_not_by_where_it_is_from() ->
 
 
 @pytest.mark.parametrize(
-    ("method", "labels", "told"),
+    ("method", "labels", "reason"),
     [
         ("batch", ("no", "yes"), "it is for the labels ['yes', 'no'], in this order"),
         ("batch", ("yes", "no", "maybe"), "and the task has ['yes', 'no', 'maybe']"),
@@ -86,7 +86,7 @@ def test_another_tasks_calibration_is_refused(
     tmp_path: Path,
     method: str,
     labels: tuple[str, ...],
-    told: str,
+    reason: str,
 ) -> None:
     path = str(tmp_path / "c.json")
     write_fitted(path, FILE.json(), {})
@@ -95,7 +95,7 @@ def test_another_tasks_calibration_is_refused(
         load_calibrations(make_spec(method, path, labels))
     (problem,) = refused.value.problems
     assert problem.place == "tasks.0.calibration.file" and problem.value == path
-    assert "task 'rude'" in problem.fix and told in problem.fix
+    assert "task 'rude'" in problem.fix and reason in problem.fix
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 2}', FILE.json()[:-9]])
@@ -108,7 +108,7 @@ def test_what_is_no_calibration_file_is_refused(
         load_calibrations(make_spec("batch", str(path)))
 
 
-def test_a_calibration_of_other_answers_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_calibration_of_other_answers_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     raw = Fingerprint({"task": "rude"})
     calibrated = Fingerprint({"task": "rude", "calibration": "x"})
     made = CalibrationFile("rude", BATCH, raw.id, {"snapshot": 1}, 9)
@@ -179,11 +179,11 @@ def works_for(
     return remaining(SHARDS, list(fp), done, earlier, others)
 
 
-@pytest.mark.parametrize("there", [RAW, FIRST])
+@pytest.mark.parametrize("existing", [RAW, FIRST])
 def test_answers_of_another_calibration_are_taken_apart_from_what_is_asked(
-    store: LocalStore, answered: Callable[[Shard, Fingerprint], str], there: Fingerprint
+    store: LocalStore, answered: Callable[[Shard, Fingerprint], str], existing: Fingerprint
 ) -> None:
-    key = answered(SHARDS[0], there)
+    key = answered(SHARDS[0], existing)
     answered(SHARDS[0], OTHER)
     first, second, third = works_for(store, SECOND, {})
     assert first == WorkItem(SHARDS[0], ("t",), False, (ReusableShard(SHARDS[0].id, {"t": key}),))
@@ -230,24 +230,24 @@ def test_the_column_is_what_the_calibration_gives_and_null_without_an_answer() -
     assert table.column("label").to_pylist() == ["yes", None, "yes"]  # is always raw
 
 
-def test_a_damaged_column_is_told() -> None:
+def test_a_damaged_column_is_reported() -> None:
     table = with_calibrated(answers(), Calibration("temperature", LABELS, Temperature(2.0)))
     assert list(broken_answers(table, LABELS)) == []
     rows = table.column("calibrated").to_pylist()
 
-    def told(changed: list[Any]) -> list[str]:
+    def problems(changed: list[Any]) -> list[str]:
         kind = calibrated_type(table.schema.field("p").type)
         column = pa.array(changed, kind)
         return list(broken_answers(table.set_column(8, "calibrated", column), LABELS))
 
-    assert told([*rows[:2], None]) == [
+    assert problems([*rows[:2], None]) == [
         "calibrated is null with an answer, or not null without one in row 2"
     ]
-    assert told([rows[0], rows[0], rows[2]]) == [
+    assert problems([rows[0], rows[0], rows[2]]) == [
         "calibrated is null with an answer, or not null without one in row 1"
     ]
-    assert told([{**rows[0], "label": "no"}, *rows[1:]]) == [
+    assert problems([{**rows[0], "label": "no"}, *rows[1:]]) == [
         "calibrated.label is not the most probable in row 0"
     ]
     skewed = {**rows[2], "p": {"yes": 0.9, "no": 0.3}}
-    assert told([*rows[:2], skewed])[0] == "calibrated.p does not sum to 1 in row 2"
+    assert problems([*rows[:2], skewed])[0] == "calibrated.p does not sum to 1 in row 2"

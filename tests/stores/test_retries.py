@@ -1,4 +1,4 @@
-"""What an error means: told by the server's word, its status, or the client's exception."""
+"""What an error means: by the server's code, its status, or the client's exception."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gcsfs.retry import HttpError
 from s3fs.errors import translate_boto_error
 
 from pipeline.errors import RefusedError, StorageError, UnavailableError
-from pipeline.stores.errors import Cause, as_storage_error, cause_of, storage_errors
+from pipeline.stores.retries import Cause, as_storage_error, cause_of, storage_errors
 
 
 def answer(code: str, status: int) -> OSError:
@@ -77,12 +77,12 @@ def test_an_error_means_what_is_done_about_it(error: Exception, cause: Cause) ->
         (OSError(28, "No space left on device"), StorageError, 1),
     ],
 )
-def test_who_acts_is_told_by_the_kind_of_error_and_its_exit_code(
+def test_who_acts_follows_from_the_kind_of_error_and_its_exit_code(
     error: Exception, kind: type[Exception], exit_code: int
 ) -> None:
-    told = as_storage_error(error, "s3://bucket/key", "written")
-    assert type(told) is kind and told.exit_code == exit_code
-    assert str(told).startswith("s3://bucket/key: cannot be written: ")
+    raised = as_storage_error(error, "s3://bucket/key", "written")
+    assert type(raised) is kind and raised.exit_code == exit_code
+    assert str(raised).startswith("s3://bucket/key: cannot be written: ")
 
 
 def test_a_mistake_of_ours_is_not_taken_for_a_storages() -> None:

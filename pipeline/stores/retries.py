@@ -1,7 +1,7 @@
-"""Errors of S3, Google Cloud Storage and HTTP clients: their cause, retries, and what users read.
+"""Retries of requests to object stores, and the errors of those that fail for good.
 
-Entry points: `cause_of` classifies an error, `retry` repeats a request after transient errors, and
-`storage_errors` turns a client's errors into assay's.
+Entry points: `retry` repeats a request after transient errors, `cause_of` classifies an error of
+S3, Google Cloud Storage or HTTP, and `storage_errors` turns a client's errors into assay's.
 """
 
 from __future__ import annotations
