@@ -153,8 +153,8 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name != "pipeline.inference.engine":
             return None
-        found = importlib.machinery.PathFinder.find_spec(name, path)
-        load = found.loader.exec_module
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        load = spec.loader.exec_module
         def exec_module(module):
             load(module)
             def label(self, documents, *, tasks=None):
@@ -166,8 +166,8 @@ class Finder(importlib.abc.MetaPathFinder):
                 answers = [np.full(shape, -2.0, np.float32) for shape in shapes]
                 return module.Labelled(tuple(answers), module.Usage())
             module.LabelEngine.label = label
-        found.loader.exec_module = exec_module
-        return found
+        spec.loader.exec_module = exec_module
+        return spec
 
 sys.meta_path.insert(0, Finder())
 """

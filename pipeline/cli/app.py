@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal, get_args, get_origin
@@ -42,6 +43,7 @@ class Verb:
     recipe: str  # (spec, ..., cache_dir=...) -> result
     report: str  # `module:NAME`, with show_NAME(result, console) and NAME_json(result)
     exit_code: Callable[[Any], int] = lambda _result: EXIT_COMPLETE
+    progress: str | None = None  # context manager of a stream, which gives the recipe's `announce`
 
     @property
     def show(self) -> str:
@@ -55,8 +57,11 @@ class Verb:
         """Call the recipe, print its result, and return the exit code."""
         from pipeline.spec.parse import load_spec
 
-        recipe = _function(self.recipe)
-        result = recipe(load_spec(spec_file), *options, cache_dir=cache_dir(), **keywords)
+        spec, recipe = load_spec(spec_file), _function(self.recipe)
+        with ExitStack() as stack:
+            if self.progress:
+                keywords["announce"] = stack.enter_context(_function(self.progress)(sys.stderr))
+            result = recipe(spec, *options, cache_dir=cache_dir(), **keywords)
         return self.print(result, as_json=as_json)
 
     def print(self, result: Any, *, as_json: bool, **keywords: Any) -> int:
@@ -81,7 +86,12 @@ def _unless(attribute: str, code: int) -> Callable[[Any], int]:
 
 
 VERBS = {
-    "run": Verb("runtime.run:run", "report.run:summary", _unless("complete", EXIT_INCOMPLETE)),
+    "run": Verb(
+        "runtime.run:run",
+        "report.run:summary",
+        _unless("complete", EXIT_INCOMPLETE),
+        "report.run:run_progress",
+    ),
     "dry run": Verb("runtime.run:dry_run", "report.run:plan"),
     "check": Verb("verbs.check:check", "report.check:findings", _unless("exact", EXIT_FAILED)),
     "plan": Verb("verbs.plan:estimate", "report.run:estimate"),
@@ -91,7 +101,7 @@ VERBS = {
         "report.evaluation_table:evaluation",
         _unless("passed", EXIT_FAILED),
     ),
-    "fit": Verb("verbs.fit:fit_readouts", "report.fit:fit"),
+    "fit": Verb("verbs.fit:fit_readouts", "report.fit:fit", progress="report.fit:fit_progress"),
     "calibrate": Verb("verbs.calibrate:calibrate", "report.fit:calibrated"),
     "filter": Verb(
         "filters.run:filter_corpus",

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -83,32 +82,17 @@ def run(
     publish_partial
         Publish a snapshot of the complete shards even if others are missing.
     """
-    submitted = address is not None and address.startswith(("http://", "https://"))
-    if submitted and not dry_run:
-        assert address is not None
-        flags = {"--json": as_json, "--retry-failed": retry_failed}
-        flags["--publish-partial"] = publish_partial
-        given = [flag for flag, is_set in flags.items() if is_set]
-        return _submit(spec, address, given, insecure=insecure_cluster, installed=installed)
-    if address is None:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
     if dry_run:
         return VERBS["dry run"].carry_out(spec, as_json=as_json)
-    from pipeline.report.run import run_progress
-    from pipeline.runtime.run import run
-    from pipeline.spec.parse import load_spec
-
-    job = load_spec(spec)
-    with run_progress(sys.stderr) as announce:
-        outcome = run(
-            job,
-            cache_dir=cache_dir(),
-            address=address,
-            retry_failed=retry_failed,
-            publish_partial=publish_partial,
-            announce=announce,
-        )
-    return VERBS["run"].print(outcome, as_json=as_json, storage_options=job.storage_options)
+    if address is not None and address.startswith(("http://", "https://")):
+        flags = {"--json": as_json, "--retry-failed": retry_failed}
+        flags["--publish-partial"] = publish_partial
+        chosen = [flag for flag, is_set in flags.items() if is_set]
+        return _submit(spec, address, chosen, insecure=insecure_cluster, installed=installed)
+    if address is None:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
+    how = {"retry_failed": retry_failed, "publish_partial": publish_partial}
+    return VERBS["run"].carry_out(spec, as_json=as_json, address=address, **how)
 
 
 def _submit(
@@ -250,18 +234,7 @@ def fit(
 
     The figures come from rows that were held out by cross-validation.
     """
-    from pipeline.report.console import console_on, shown_progress
-
-    with ExitStack() as stack:
-
-        def start(documents: int) -> Callable[[int], None]:
-            console = console_on(sys.stderr)
-            shown = shown_progress(console, documents, doing="reading", done="read")
-            return stack.enter_context(shown)
-
-        return VERBS["fit"].carry_out(
-            spec, gold, gold_options, options, as_json=as_json, start=start
-        )
+    return VERBS["fit"].carry_out(spec, gold, gold_options, options, as_json=as_json)
 
 
 @app.command(group=IMPROVE, sort_key=3)

@@ -277,8 +277,8 @@ def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
 
 
 def _opened(source: str, spec: JobSpec) -> LabelDataset:
-    found = _SNAPSHOT.fullmatch(source)
-    output, snapshot = (found["output"], int(found["number"])) if found else (source, None)
+    match = _SNAPSHOT.fullmatch(source)
+    output, snapshot = (match["output"], int(match["number"])) if match else (source, None)
     try:
         return open_labels(output, snapshot=snapshot, storage_options=spec.storage_options)
     except StorageError as error:

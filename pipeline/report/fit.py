@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
-from pipeline.evaluation.fitting import FIGURES
 from pipeline.evaluation.metrics import Figure
+from pipeline.evaluation.readout_fitting import FIGURES
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
-from pipeline.report.console import Grid, two_columns
+from pipeline.report.console import Grid, console_on, shown_progress, two_columns
 from pipeline.report.evaluation_table import number
 from pipeline.verbs.calibrate import Calibrated
 from pipeline.verbs.fit import Fit, TaskFit, scores_json
@@ -21,6 +22,18 @@ from pipeline.verbs.fit import Fit, TaskFit, scores_json
 _NAMES = {"auroc": "AUROC", "f1": "macro F1", "accuracy": "accuracy", "ece": "ECE"}
 # Tables that fit a terminal of 80 columns.
 _NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
+
+
+@contextmanager
+def fit_progress(stream: TextIO) -> Iterator[Callable[[int], Callable[[int], None]]]:
+    """Gives the `announce` of a fit: it prints the progress of the reading to the stream."""
+    with ExitStack() as stack:
+
+        def announce(documents: int) -> Callable[[int], None]:
+            shown = shown_progress(console_on(stream), documents, doing="reading", done="read")
+            return stack.enter_context(shown)
+
+        yield announce
 
 
 def show_fit(fit: Fit, console: Console) -> None:

@@ -51,13 +51,11 @@ def announced(planned: Plan) -> str:
     )
 
 
-def show_summary(
-    outcome: Outcome, console: Console, *, storage_options: Mapping[str, Any] | None = None
-) -> None:
+def show_summary(outcome: Outcome, console: Console) -> None:
     """What was labelled, how fast, and where; then a shell command that reads the snapshot."""
     console.print(summary_table(outcome))
     if outcome.snapshot is not None:
-        console.print(f"\n{_reading_command(outcome.output, storage_options or {})}")
+        console.print(f"\n{_reading_command(outcome.output, outcome.storage_options)}")
 
 
 def summary_table(outcome: Outcome) -> Table:

@@ -8,10 +8,11 @@ text and gave no answer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +63,7 @@ class Outcome:
     seconds: float
     unreadable: tuple[str, ...]  # files whose rows cannot be counted, each with the reason
     snapshot: int | None  # None: incomplete, so none was published
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the output
 
     @property
     def complete(self) -> bool:

@@ -96,6 +96,7 @@ class LabelledOutput:
             tally=self.counts.tally,
             seconds=self.seconds,
             snapshot=snapshot,
+            storage_options=self.job.spec.storage_options,
         )
 
 

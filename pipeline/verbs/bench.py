@@ -193,12 +193,12 @@ def _measure(
             workload=workload_name(asked, workload.tokens),
             method=method,
             document_tokens=workload.tokens,
-            seconds_per_document=found.median,
-            times_tree=found.times(timed["tree"]),
-            peak_bytes=found.peak_bytes,
-            matmul_share=floor_seconds / found.median,
+            seconds_per_document=figures.median,
+            times_tree=figures.times(timed["tree"]),
+            peak_bytes=figures.peak_bytes,
+            matmul_share=floor_seconds / figures.median,
         )
-        for method, found in timed.items()
+        for method, figures in timed.items()
     ]
     return rate, rows
 
@@ -235,9 +235,8 @@ def shaped(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> P
     Questions beyond the spec's are its own again behind a token that tells them apart; a longer
     prefix is the corpus's text, as examples of it would be.
     """
-    wanted = workload.questions or len(prompt.questions)
     questions = []
-    for i in range(wanted):
+    for i in range(workload.questions or len(prompt.questions)):
         repeat, place = divmod(i, len(prompt.questions))
         question = prompt.questions[place]
         told_apart = (stream[repeat % len(stream)],) * bool(repeat)
@@ -249,11 +248,11 @@ def shaped(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> P
     return PromptTokens((*prompt.prefix, *more), tuple(questions))
 
 
-def equally_long(stream: Sequence[int], tokens: int, wanted: int) -> list[list[int]]:
-    """`wanted` documents of exactly `tokens` tokens, made of the corpus's own in order."""
-    repeats = -(-tokens * wanted // len(stream))
+def equally_long(stream: Sequence[int], tokens: int, count: int) -> list[list[int]]:
+    """`count` documents of exactly `tokens` tokens, made of the corpus's own in order."""
+    repeats = -(-tokens * count // len(stream))
     repeated = [*stream] * repeats
-    return [repeated[i * tokens : (i + 1) * tokens] for i in range(wanted)]
+    return [repeated[i * tokens : (i + 1) * tokens] for i in range(count)]
 
 
 def workload_name(prompt: PromptTokens, tokens: int) -> str:

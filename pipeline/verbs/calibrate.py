@@ -12,8 +12,8 @@ from scipy.optimize import minimize_scalar
 from sklearn.isotonic import IsotonicRegression
 
 from pipeline.errors import Problem, SpecError
-from pipeline.evaluation.fitting import log_loss
 from pipeline.evaluation.metrics import Bools, Floats, Ints
+from pipeline.evaluation.readout_fitting import log_loss
 from pipeline.fitted.calibration import (
     Calibration,
     Curve,

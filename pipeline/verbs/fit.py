@@ -22,7 +22,8 @@ import numpy as np
 import safetensors.numpy
 
 from pipeline.errors import Problem, SpecError
-from pipeline.evaluation.fitting import (
+from pipeline.evaluation.metrics import Scores, number_or_none, score, task_metrics
+from pipeline.evaluation.readout_fitting import (
     HELD_OUT,
     SPLITS,
     CurvePoint,
@@ -31,7 +32,6 @@ from pipeline.evaluation.fitting import (
     fit,
     learning_curve,
 )
-from pipeline.evaluation.metrics import Scores, number_or_none, score, task_metrics
 from pipeline.gold.labels import UNLABELLED, Gold, GoldTask, read_gold
 from pipeline.options import FitOptions, GoldOptions
 from pipeline.runtime.fitted_files import options_for, write_fitted
@@ -94,11 +94,11 @@ def fit_readouts(
     options: FitOptions,
     *,
     cache_dir: Path,
-    start: Callable[[int], Callable[[int], None]] = lambda documents: lambda done: None,
+    announce: Callable[[int], Callable[[int], None]] = lambda documents: lambda done: None,
 ) -> Fit:
     """Fits and writes a readout for every task that the gold at `source` has labels for.
 
-    The model reads each gold document once. `start` is called with the number of documents, and
+    The model reads each gold document once. `announce` is called with the number of documents, and
     returns a function that is called with the number of documents of each batch. SpecError if the
     gold has too few labels, or an option is wrong.
     """
@@ -108,7 +108,7 @@ def fit_readouts(
     _check_counts({name: _rows_by_label(each) for name, each in gold.tasks.items()}, gold, options)
     paths = _paths(tasks, options.to)
     job = make_job(_without_fitted(spec), place(spec.model, this_machine()), cache_dir)
-    read = read_gold_states(job, gold, questions, layers=options.layers, start=start)
+    read = read_gold_states(job, gold, questions, layers=options.layers, announce=announce)
     states = {task.name: _gold_states(gold.tasks[task.name], task.name, read) for task in tasks}
     _check_counts({name: _texts_by_label(each) for name, each in states.items()}, gold, options)
     fits = tuple(

@@ -32,7 +32,7 @@ from pipeline.runtime.assembly import chunk_document, job_model, job_prompt, mem
 from pipeline.runtime.job import Job, plan
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.source import read_documents
-from pipeline.spec.schema import DocumentsSpec, TaskSpec
+from pipeline.spec.schema import TaskSpec
 from pipeline.stores.store import open_store
 
 NO_TEXT = "not in the corpus, and the gold has no text"
@@ -64,22 +64,16 @@ def read_gold_states(
     questions: Mapping[str, str | None],  # by task; None: the task reads the document itself
     *,
     layers: str | None,
-    start: Callable[[int], Callable[[int], None]],
+    announce: Callable[[int], Callable[[int], None]],
 ) -> ReadGold:
     """The states of every gold document for all tasks; the model reads each document once.
 
-    `start` is called with the number of documents, and returns a function that is called with the
-    number of documents of each batch. SpecError if no document can be read, or a layer is wrong.
+    `announce` is called with the number of documents, and returns a function that is called with
+    the number of documents of each batch. SpecError if no document can be read, or a layer is
+    wrong.
     """
     folder, prompt, tokenizer = _prompt(job, questions)
-    texts = _texts(job, gold)
-    tokens = [_tokens(tokenizer, text, status, job.spec.documents) for text, status in texts]
-    left_out = Counter(reason for _, reason in tokens if reason)
-    rows = np.array([row for row, (ids, _) in enumerate(tokens) if ids], np.int64)
-    if not len(rows):
-        fix = f"no document of the gold can be read: {dict(left_out)}"
-        raise SpecError([Problem("--gold", fix, gold.source)])
-    documents = [tokens[row][0] for row in rows]
+    documents, left_out = _documents(job, gold, tokenizer)
     torch.set_num_threads(job.placement.threads)
     disable_malloc_trim()
     model = job_model(job, folder)
@@ -87,17 +81,17 @@ def read_gold_states(
     suffixes = list(dict.fromkeys(question.token_ids for question in prompt.questions))
     batch = memory_plan(model, prompt).max_batch_tokens
     read = partial(document_states, model, prompt.prefix, suffixes, max_batch_tokens=batch)
-    states = read(documents, layers=read_layers, on_documents=start(len(documents)))
+    token_ids = list(documents.values())
+    states = read(token_ids, layers=read_layers, on_documents=announce(len(token_ids)))
     finite = np.isfinite(states).all(axis=(1, 2, 3))
     if not finite.all():
         left_out[OVERFLOWN] = int((~finite).sum())
-        rows, states = rows[finite], states[finite]
     # — long texts that differ only after `max_tokens` have the same tokens and states
-    hashes = [short_hash(np.array(tokens[row][0], np.int64).tobytes()) for row in rows]
+    hashes = [short_hash(np.array(ids, np.int64).tobytes()) for ids in token_ids]
     return ReadGold(
-        rows=rows,
-        groups=np.unique(hashes, return_inverse=True)[1].astype(np.int64),
-        states=states,
+        rows=np.array(list(documents), np.int64)[finite],
+        groups=np.unique(hashes, return_inverse=True)[1].astype(np.int64)[finite],
+        states=states[finite],
         kinds={
             question.name: (
                 suffixes.index(question.token_ids),
@@ -107,7 +101,7 @@ def read_gold_states(
         },
         layers=read_layers,
         all_layers=model.layers,
-        seconds=tuple(_seconds(read, documents, layer) for layer in read_layers),
+        seconds=tuple(_seconds(read, token_ids, layer) for layer in read_layers),
         left_out=dict(left_out),
     )
 
@@ -139,14 +133,32 @@ def _prompt(
     return folder, prompt, DocumentTokenizer(tokenizer)
 
 
+def _documents(
+    job: Job, gold: Gold, tokenizer: DocumentTokenizer
+) -> tuple[dict[int, tuple[int, ...]], Counter[str]]:
+    """The tokens of each gold row that can be read, and the number of other rows by reason."""
+    documents: dict[int, tuple[int, ...]] = {}
+    left_out: Counter[str] = Counter()
+    for row, (text, status) in enumerate(_texts(job, gold)):
+        chunks, chunk_status = chunk_document(tokenizer, text, status, job.spec.documents)
+        if len(chunks) == 1:
+            documents[row] = chunks[0]
+        else:
+            left_out[CHUNKED if chunks else chunk_status] += 1
+    if not documents:
+        fix = f"no document of the gold can be read: {dict(left_out)}"
+        raise SpecError([Problem("--gold", fix, gold.source)])
+    return documents, left_out
+
+
 def _texts(job: Job, gold: Gold) -> list[tuple[str, str]]:  # [rows]
     """A text for every row, and the status that a run would give it.
 
     The corpus is read where the gold has no text, and as far as needed.
     """
-    given = gold.texts or [None] * gold.rows
-    own = documents_from(RawRow(text) for text in given)
-    columns = gold.keys, own["text"].to_pylist(), own["status"].to_pylist(), given
+    gold_texts = gold.texts or [None] * gold.rows
+    own = documents_from(RawRow(text) for text in gold_texts)
+    columns = gold.keys, own["text"].to_pylist(), own["status"].to_pylist(), gold_texts
     texts = {
         key: (text, status)
         for key, text, status, of_gold in zip(*columns, strict=True)
@@ -171,16 +183,6 @@ def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, tuple[str | No
                     status = documents.column("status")[row].as_py()
                     texts[key] = documents.column("text")[row].as_py(), status
     return texts
-
-
-def _tokens(
-    tokenizer: DocumentTokenizer, text: str, status: str, rules: DocumentsSpec
-) -> tuple[tuple[int, ...], str | None]:
-    """The document's tokens; or none, and the reason."""
-    chunks, chunk_status = chunk_document(tokenizer, text, status, rules)
-    if not chunks:
-        return (), chunk_status
-    return ((), CHUNKED) if len(chunks) > 1 else (chunks[0], None)
 
 
 def _seconds(

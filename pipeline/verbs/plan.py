@@ -125,8 +125,8 @@ def _measure(
     disable_malloc_trim()
     job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job)
-    wanted = documents or DEFAULT_DOCUMENTS[placement.device]
-    pieces = [sample.pieces for sample in take_samples(shards, tokenizer, spec, wanted)]
+    count = documents or DEFAULT_DOCUMENTS[placement.device]
+    pieces = [sample.pieces for sample in take_samples(shards, tokenizer, spec, count)]
     engine = label_engine(job, job_model(job, folder), prompt)
     seconds = {
         tasks: _seconds(engine, pieces, [task for task in spec.tasks if task.name in tasks])

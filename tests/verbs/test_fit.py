@@ -219,6 +219,6 @@ def test_texts_with_equal_tokens_after_truncation_share_a_fold(
     )
     gold_rows = read_gold(str(gold), spec)
     result = gold_states.read_gold_states(
-        job, gold_rows, {"asked": "Rude?"}, layers="1", start=lambda _: lambda _: None
+        job, gold_rows, {"asked": "Rude?"}, layers="1", announce=lambda _: lambda _: None
     )
     assert [len(np.unique(result.groups)), len(np.unique(result.groups[:6]))] == [3, 1]

@@ -9,7 +9,8 @@ from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.evaluation.fitting import (
+from pipeline.evaluation.metrics import score
+from pipeline.evaluation.readout_fitting import (
     STRENGTHS,
     GoldStates,
     balanced_weights,
@@ -21,7 +22,6 @@ from pipeline.evaluation.fitting import (
     log_loss,
     random_split,
 )
-from pipeline.evaluation.metrics import score
 
 HIDDEN = 24
 
