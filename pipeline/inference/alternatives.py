@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from pipeline.fitted.readout import Readout
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.engine import DocumentIds
-from pipeline.inference.labels.answers import Readouts
+from pipeline.inference.labels.early_exit import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
 from pipeline.inference.labels.trie import LabelTrie

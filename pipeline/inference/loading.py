@@ -27,7 +27,7 @@ from transformers import (
 
 from pipeline.errors import ModelError
 from pipeline.inference.attention import hook
-from pipeline.inference.attention.varlen import Kernel, flash_kernel
+from pipeline.inference.attention.kernels import Kernel, flash_kernel
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer, plain_attention
 from pipeline.inference.model.quantisation import quantise
 from pipeline.inference.schedules import read_prefix

@@ -98,15 +98,15 @@ def _fingerprint(
     return Fingerprint(content)
 
 
-def _exit(way: ExitSpec, readouts: Mapping[str, str]) -> dict[str, Any]:
+def _exit(policy: ExitSpec, readouts: Mapping[str, str]) -> dict[str, Any]:
     """How deep documents are read. With exits by confidence, an answer depends on all tasks.
 
     It is the one place where one task changes another's answers: their readouts are named here.
     """
-    if way.layer is not None:
-        return {"layer": way.layer}
+    if policy.layer is not None:
+        return {"layer": policy.layer}
     others = sorted(readouts.values())
-    return {"layers": list(way.layers), "confidence": way.confidence, "readouts": others}
+    return {"layers": list(policy.layers), "confidence": policy.confidence, "readouts": others}
 
 
 def _not_at_default(task: TaskSpec, keys: Sequence[str]) -> dict[str, Any]:

@@ -74,8 +74,8 @@ def _user_turn(prompt: PromptSpec, document: str, question: str) -> str:
 
 
 def _split(text: str, mark: str) -> tuple[str, str]:
-    before, found, after = text.partition(mark)
-    if not found or mark in after:
+    before, separator, after = text.partition(mark)
+    if not separator or mark in after:
         raise ModelError(
             f"the model's chat template shows the user's turn {text.count(mark)} times instead of "
             "once; use a model with a plain chat template"

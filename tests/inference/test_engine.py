@@ -15,7 +15,7 @@ from dense_oracle import attend_run_by_run
 
 from pipeline.errors import ModelError
 from pipeline.inference.engine import LabelEngine
-from pipeline.inference.labels import answers as plain_answers
+from pipeline.inference.labels import early_exit
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.fused import FusedReader
@@ -242,7 +242,7 @@ def test_answers_are_read_back_after_the_last_batch(
         events.append("laid out")
         return [Answers()]
 
-    monkeypatch.setattr(plain_answers, "label_log_probs", answer)
+    monkeypatch.setattr(early_exit, "label_log_probs", answer)
     prompt = PromptTokens((), (Question("q", (1, 2), {"a": (4,), "b": (5,)}),))
     LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1).label([[1], [2], [3]])
     assert events == ["laid out"] * 3 + ["read"] * 3

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
+import pytest
 import torch
+from hypothesis import strategies as st
 from random_trees import DefinedTree
 from torch import Tensor
 
-from pipeline.inference.attention.kernels import Attended, LayerKV, attend, attend_causally
+from pipeline.inference.attention import kernels
+from pipeline.inference.attention.kernels import Attended, LayerKV, Runs, attend, attend_causally
 from pipeline.inference.attention.tree import Tree
-from pipeline.inference.attention.varlen import Runs
 
 DIM = 8
 SCALE = DIM**-0.5
@@ -19,6 +23,24 @@ SCALE = DIM**-0.5
 TOLERANCE = 64 * SCALE * 8 * torch.finfo(torch.float32).eps / 2
 
 HEADS = [(6, 2), (4, 4), (8, 1)]
+
+
+CPU_KERNELS = pytest.mark.parametrize("kernel", ["_flash_cpu", "_plain"])
+COPIES = st.sampled_from([1, 3])
+GROUPS = st.sampled_from(HEADS)
+
+
+@contextmanager
+def cpu_kernel(name: str) -> Iterator[None]:
+    """Run the CPU's fused kernel, or the plain definition in its place."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_flash_cpu", getattr(kernels, name))
+        patch.setattr(kernels, "_PLAIN_SCORES", 200)  # so that queries go in several blocks
+        yield
+
+
+def everything(tokens: int, keys: int) -> Tensor:
+    return torch.ones(tokens, keys, dtype=torch.bool)
 
 
 def some(seed: int, *shape: int) -> Tensor:  # [*shape, dim]

@@ -22,15 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.inference.attention.kernels import (
-    Attended,
-    LayerKV,
-    attend_segment,
-    merge_into,
-    view_attended,
-)
+from pipeline.inference.attention.kernels import Attended, Kernel, LayerKV, Runs
+from pipeline.inference.attention.merge import attend_segment, merge_into, view_attended
 from pipeline.inference.attention.plan import AttentionPlan, Level, Segment
-from pipeline.inference.attention.varlen import Kernel, Runs
 
 Integers = NDArray[np.int64]
 

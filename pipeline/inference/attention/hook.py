@@ -16,7 +16,8 @@ from transformers import AttentionInterface
 
 from pipeline.errors import ModelError
 from pipeline.inference.attention.compiled import CompiledPlan
-from pipeline.inference.attention.kernels import Attended, LayerKV, attend_tree
+from pipeline.inference.attention.kernels import Attended, LayerKV
+from pipeline.inference.attention.merge import attend_tree
 from pipeline.inference.attention.plan import AttentionPlan
 
 IMPLEMENTATION = "assay_tree"
@@ -61,7 +62,7 @@ class TreeAttention:
     plans: Mapping[int | None, AttentionPlan]  # by the layer's window
     prefix: PrefixKV | None = None
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
-    given: PrefixKV | None = None  # read in place of the batch's own keys and values
+    computed: PrefixKV | None = None  # read in place of the batch's own keys and values
     only_keep: bool = False  # raise StopForward once the layer's keys and values are kept
     compiled: Mapping[int | None, CompiledPlan] | None = None  # the plans, for a fused kernel
 
@@ -80,7 +81,7 @@ class TreeAttention:
             self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
             if self.only_keep:
                 raise StopForward
-        source = self.given.layers[layer] if self.given else packed
+        source = self.computed.layers[layer] if self.computed else packed
         prefix = self.prefix.layers[layer] if self.prefix else None
         if self.compiled is not None and softcap is None:
             return self.compiled[window].attend(q[0], source, prefix, scale=scale)
@@ -88,7 +89,7 @@ class TreeAttention:
 
 
 class StopForward(Exception):
-    """Leaves a forward as soon as it has given all that is needed of it."""
+    """Leaves a forward once everything that is needed of it is computed."""
 
 
 def _interface(

@@ -1,20 +1,20 @@
-"""Attention of queries over spans of keys, merged by log-sum-exp.
+"""Attention of queries over one span of keys, and over many spans in one kernel call.
 
-Entry points: `attend` for one span, `merge_into` for two results, `attend_tree` for a plan.
-The merge is that of online softmax (Milakov and Gimelshein, 2018) and FlashAttention (Dao et al.,
-2022). Attending once to a prefix that many queries share is the decomposition of Hydragen
-(Juravsky et al., 2024).
+Entry points: `attend` and `attend_causally`; `flash_kernel`, which is torch's varlen FlashAttention
+(Dao et al., 2022).
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-
-from pipeline.inference.attention.plan import AttentionPlan, Rows, Segment
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 # Scores that the plain kernel holds at once: 16 M x 4 bytes.
 _PLAIN_SCORES = 1 << 24
@@ -34,17 +34,6 @@ class Attended:
 
     out: Tensor  # [copies, tokens, heads, dim]
     lse: Tensor  # [copies, tokens, heads] fp32: log of the softmax denominator
-
-
-def merge_into(a: Attended, b: Attended) -> None:
-    """Write attention over both spans at once over `a`, whose every query must have seen a key.
-
-    Associative, so any number of spans folds.
-    """
-    lse = torch.logaddexp(a.lse, b.lse)
-    a.out.mul_((a.lse - lse).exp_().unsqueeze(-1))
-    a.out.addcmul_(b.out, (b.lse - lse).exp_().unsqueeze(-1).to(a.out.dtype))
-    a.lse.copy_(lse)
 
 
 def attend(
@@ -172,69 +161,68 @@ def out_of_window(
     return (distance < 0) | (distance >= window)
 
 
-def attend_tree(
-    q: Tensor,  # [tokens, heads, dim]
-    own: LayerKV,  # of the batch's own tokens
-    prefix: LayerKV | None,
-    plan: AttentionPlan,
-    *,
-    scale: float,
-    softcap: float | None = None,
-) -> Attended:  # of one copy
-    """Every row over its span and its ancestors, segment by segment."""
-    tokens, heads, _ = q.shape
-    first, *others = plan.levels
-    if len(first) == 1 and first[0].queries.tokens == tokens:
-        whole = attend_segment(q, own, prefix, first[0], scale=scale, softcap=softcap)
-    else:
-        out = q.new_empty(1, *q.shape)
-        whole = Attended(out, out.new_empty(1, tokens, heads, dtype=torch.float32))
-        for segment in first:
-            part = attend_segment(q, own, prefix, segment, scale=scale, softcap=softcap)
-            target = view_attended(whole, segment.queries)
-            target.out.copy_(part.out)
-            target.lse.copy_(part.lse)
-    for segment in (segment for level in others for segment in level):
-        part = attend_segment(q, own, prefix, segment, scale=scale, softcap=softcap)
-        merge_into(view_attended(whole, segment.queries), part)
-    return whole
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Packed runs of queries, each over the run of packed keys with the same number.
+
+    A run may have no queries: its keys are not read. Every run has keys.
+    """
+
+    q_starts: Tensor  # [runs + 1] int32: the start of each run's queries, and the end of the last
+    k_starts: Tensor  # [runs + 1] int32
+    longest_q: int
+    longest_k: int
+    causal: bool = False  # each run over itself: a query sees the keys up to its own
+    window: int | None = None  # of causal runs: only the last `window` of those keys
 
 
-def attend_segment(
-    q: Tensor,  # [tokens, heads, dim]
-    own: LayerKV,
-    prefix: LayerKV | None,
-    segment: Segment,
-    *,
-    scale: float,
-    softcap: float | None = None,
-) -> Attended:  # of the segment's copies and queries
-    """One segment of a plan."""
-    source = prefix if segment.from_prefix else own
-    assert source is not None, f"{segment} reads a prefix and the batch has none"
-    queries = view_rows(q, segment.queries)
-    keys, values = view_rows(source.k, segment.keys), view_rows(source.v, segment.keys)
-    if segment.causal:
-        return attend_causally(
-            queries, keys, values, scale=scale, window=segment.window, softcap=softcap
+class Kernel(Protocol):
+    """Attention of all runs, as one copy."""
+
+    def __call__(
+        self,
+        q: Tensor,  # [tokens, heads, dim]
+        k: Tensor,  # [keys, kv_heads, dim]
+        v: Tensor,  # [keys, kv_heads, dim]
+        runs: Runs,
+        *,
+        scale: float,
+    ) -> Attended: ...
+
+
+def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
+    """torch's FlashAttention, called as this version of torch requires."""
+    # torch 2.11 accepts grouped heads; later versions require `enable_gqa`.
+    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen).parameters else {}
+
+    def flash(
+        q: Tensor,  # [tokens, heads, dim]
+        k: Tensor,  # [keys, kv_heads, dim]
+        v: Tensor,  # [keys, kv_heads, dim]
+        runs: Runs,
+        *,
+        scale: float,
+    ) -> Attended:
+        tokens, heads, _ = q.shape
+        # How many keys before and after its own a query sees; -1 is all of them.
+        before = -1 if runs.window is None else runs.window - 1
+        window_size = (before, 0) if runs.causal else (-1, -1)
+        out, lse = varlen(
+            q,
+            k,
+            v,
+            runs.q_starts,
+            runs.k_starts,
+            # At 1 the kernel takes its decoding path, which requires a query in every run.
+            max(2, runs.longest_q),
+            runs.longest_k,
+            return_aux=AuxRequest(lse=True),
+            scale=scale,
+            window_size=window_size,
+            **grouped,
         )
-    hidden = None
-    if segment.window is not None:
-        shape, offset = (segment.queries.tokens, segment.keys.tokens), segment.offset
-        hidden = out_of_window(*shape, offset=offset, window=segment.window, device=q.device)
-    return attend(queries, keys, values, scale=scale, hidden=hidden, softcap=softcap)
+        # Documented as [tokens, heads]; the kernels of torch 2.11 to 2.13 return [heads, tokens].
+        by_heads = lse.shape == (heads, tokens)
+        return Attended(out.unsqueeze(0), (lse.T if by_heads else lse).unsqueeze(0))
 
-
-def view_rows(
-    x: Tensor,  # [tokens, ...]
-    rows: Rows,
-) -> Tensor:  # [copies, rows, ...]
-    """These rows of a packed tensor, without copying."""
-    if rows.copies == 1:
-        return x[rows.start : rows.stop].unsqueeze(0)
-    return x[rows.start :].unfold(0, rows.tokens, rows.stride).movedim(-1, 1)
-
-
-def view_attended(whole: Attended, rows: Rows) -> Attended:
-    """These rows of an attention of one copy, without copying."""
-    return Attended(view_rows(whole.out[0], rows), view_rows(whole.lse[0], rows))
+    return flash

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.inference.attention import hook
-from pipeline.inference.attention.varlen import Kernel
+from pipeline.inference.attention.kernels import Kernel
 
 
 @dataclass(frozen=True, slots=True)

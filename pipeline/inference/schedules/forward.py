@@ -129,8 +129,8 @@ def run_at_ends(
     cut = tree.cut_after(ends)
     plans = {window: plan_ends(cut, ends, window=window) for window in model.windows}
     compiled = compile_plans(plans, model.device, model.kernel) if model.kernel else None
-    given = PrefixKV(keep, tokens=tree.tokens)
-    attention = TreeAttention(plans, prefix, given=given, compiled=compiled)
+    computed = PrefixKV(keep, tokens=tree.tokens)
+    attention = TreeAttention(plans, prefix, computed=computed, compiled=compiled)
     at_ends = run(layer, attention, batch.positions[rows], inputs_embeds=states[rows])
     return at_ends.view(len(tree.documents), len(ends), -1)
 

@@ -26,9 +26,9 @@ from pipeline.inference.attention.kernels import (
     LayerKV,
     attend,
     attend_causally,
-    merge_into,
     out_of_window,
 )
+from pipeline.inference.attention.merge import merge_into
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import run_to_layers

@@ -26,10 +26,10 @@ from random_trees import DefinedTree, defined_trees
 from torch import Tensor
 
 from pipeline.inference.attention.compiled import CompiledPlan, KernelCall, compile_plans, to_device
-from pipeline.inference.attention.kernels import Attended, LayerKV, attend_tree
+from pipeline.inference.attention.kernels import Attended, Kernel, LayerKV, Runs, flash_kernel
+from pipeline.inference.attention.merge import attend_tree
 from pipeline.inference.attention.plan import AttentionPlan, Segment, plan_attention, plan_ends
 from pipeline.inference.attention.tree import Node, Tree
-from pipeline.inference.attention.varlen import Kernel, Runs, flash_kernel
 
 CPU = torch.device("cpu")
 

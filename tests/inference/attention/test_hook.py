@@ -29,10 +29,9 @@ from pipeline.inference.attention.hook import (
     TreeAttention,
     apply_attention_sinks,
 )
-from pipeline.inference.attention.kernels import Attended, LayerKV
+from pipeline.inference.attention.kernels import Attended, LayerKV, Runs
 from pipeline.inference.attention.plan import plan_attention, plan_ends
 from pipeline.inference.attention.tree import Node, Tree
-from pipeline.inference.attention.varlen import Runs
 
 Grow = Callable[..., Any]
 

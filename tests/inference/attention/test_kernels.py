@@ -1,68 +1,49 @@
-"""Attention over spans equals its definition, alone, merged and over a whole tree."""
+"""Attention over one span equals its definition, and so does the varlen kernel over many spans.
+
+The varlen kernel is called as each version of torch requires.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from dense_oracle import (
-    DIM,
+    COPIES,
+    CPU_KERNELS,
+    GROUPS,
     HEADS,
     SCALE,
     assert_same,
+    attend_run_by_run,
+    cpu_kernel,
     dense,
-    joined,
-    merge,
-    pointer,
-    prefix_of,
-    seen_rows,
+    everything,
     some,
     some_kv,
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import DefinedTree, defined_trees
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.nn.attention.varlen import varlen_attn
 
-from pipeline.inference.attention import kernels
 from pipeline.inference.attention.kernels import (
     Attended,
+    Kernel,
     LayerKV,
+    Runs,
     attend,
     attend_causally,
-    attend_tree,
-    merge_into,
+    flash_kernel,
     out_of_window,
-    view_rows,
 )
-from pipeline.inference.attention.plan import Rows, plan_attention, plan_ends
-from pipeline.inference.attention.tree import Node, Tree
-
-KERNELS = pytest.mark.parametrize("kernel", ["_flash_cpu", "_plain"])
-COPIES = st.sampled_from([1, 3])
-GROUPS = st.sampled_from(HEADS)
 
 
-@contextmanager
-def cpu_kernel(name: str) -> Iterator[None]:
-    """Run the CPU's fused kernel, or the plain definition in its place."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_flash_cpu", getattr(kernels, name))
-        patch.setattr(kernels, "_PLAIN_SCORES", 200)  # so that queries go in several blocks
-        yield
-
-
-def everything(tokens: int, keys: int) -> Tensor:
-    return torch.ones(tokens, keys, dtype=torch.bool)
-
-
-@KERNELS
+@CPU_KERNELS
 @given(COPIES, GROUPS, st.integers(1, 40), st.integers(1, 70))
 def test_attending_is_a_softmax_over_all_keys(
     kernel: str, copies: int, group: tuple[int, int], tokens: int, keys: int
@@ -84,7 +65,7 @@ def test_capped_scores_are_those_of_the_definition(
     assert_same(attended, dense(q, kv, everything(tokens, keys), softcap))
 
 
-@KERNELS
+@CPU_KERNELS
 @given(COPIES, GROUPS, st.integers(1, 70), st.none() | st.integers(1, 80))
 def test_causal_attention_sees_no_later_key_and_none_before_the_window(
     kernel: str, copies: int, group: tuple[int, int], tokens: int, window: int | None
@@ -105,7 +86,7 @@ def test_out_of_window_counts_from_the_first_querys_position() -> None:
     ]
 
 
-@KERNELS
+@CPU_KERNELS
 @given(COPIES, GROUPS, st.integers(1, 40), st.integers(1, 70), st.integers(0, 99))
 def test_hidden_keys_are_not_seen_and_a_query_that_sees_no_key_has_nothing(
     kernel: str, copies: int, group: tuple[int, int], tokens: int, keys: int, seed: int
@@ -121,173 +102,151 @@ def test_hidden_keys_are_not_seen_and_a_query_that_sees_no_key_has_nothing(
     assert attended.lse[:, 0].eq(-torch.inf).all()
 
 
-def parts(q: Tensor, kv: LayerKV, *stops: int) -> list[Attended]:
-    """Attention over each span of the keys."""
-    edges = [0, *stops, kv.k.shape[1]]
-    return [
-        attend(q, kv.k[:, start:stop], kv.v[:, start:stop], scale=SCALE)
-        for start, stop in pairwise(edges)
-    ]
+Q_TOKENS, K_TOKENS = [3, 0, 1, 9], [5, 7, 2, 1]
 
 
-@KERNELS
-@given(COPIES, GROUPS, st.integers(1, 30))
-def test_merging_two_spans_equals_attending_to_both(
-    kernel: str, copies: int, group: tuple[int, int], split: int
+def defined(
+    q: Tensor,  # [tokens, heads, dim]
+    k: Tensor,  # [keys, kv_heads, dim]
+    v: Tensor,  # [keys, kv_heads, dim]
+    q_starts: Tensor,
+    k_starts: Tensor,
+    longest: tuple[int, int],
+    scale: float,
+    window_size: tuple[int, int],
+) -> tuple[Tensor, Tensor]:  # [tokens, heads, dim], [heads, tokens] fp32
+    """What torch documents of its kernel, and asserts of what it is given."""
+    assert scale == SCALE
+    assert q_starts.dtype == k_starts.dtype == torch.int32 and q_starts.is_contiguous()
+    assert (q_starts[-1], k_starts[-1]) == (len(q), len(k))
+    assert longest[0] >= 2  # at 1 the kernel wants one query in every run
+    assert longest == (max(2, int(q_starts.diff().max())), int(k_starts.diff().max()))
+    parts = []
+    for (start, stop), (first, last) in zip(
+        pairwise(q_starts.tolist()), pairwise(k_starts.tolist()), strict=True
+    ):
+        behind = torch.arange(stop - start)[:, None] - torch.arange(last - first)[None, :]
+        behind += (last - first) - (stop - start)  # the last query's own key is the last
+        before, after = window_size
+        seen = (behind <= before) | torch.tensor(before < 0)
+        seen &= (behind >= -after) | torch.tensor(after < 0)
+        kv = LayerKV(k[None, first:last], v[None, first:last])
+        parts.append(dense(q[None, start:stop], kv, seen))
+    out = torch.cat([part.out[0] for part in parts])
+    return out.to(q.dtype), torch.cat([part.lse[0] for part in parts]).T.float().contiguous()
+
+
+def of_2_11(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> tuple[Tensor, Tensor]:
+    assert return_aux.lse and scale is not None
+    longest = (max_q, max_k)
+    return defined(query, key, value, cu_seq_q, cu_seq_k, longest, scale, window_size)
+
+
+def of_2_13(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    assert enable_gqa and return_aux.lse and scale is not None and cu_seq_k is not None
+    longest = (max_q, max_k)
+    return defined(query, key, value, cu_seq_q, cu_seq_k, longest, scale, window_size)
+
+
+def as_documented(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """A kernel that keeps the documentation's word: the lse comes by tokens."""
+    out, lse = of_2_11(*args, **kwargs)
+    return out, lse.T
+
+
+KERNELS = {
+    "twin": attend_run_by_run,
+    "2.11": flash_kernel(of_2_11),
+    "2.13": flash_kernel(of_2_13),
+    "documented": flash_kernel(as_documented),
+}
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return KERNELS[request.param]
+
+
+def starts(tokens: list[int]) -> Tensor:
+    return torch.tensor([0, *torch.tensor(tokens).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def some_runs(q_tokens: list[int], k_tokens: list[int], **kind: Any) -> Runs:
+    return Runs(starts(q_tokens), starts(k_tokens), max(q_tokens), max(k_tokens), **kind)
+
+
+def block_mask(q_tokens: list[int], k_tokens: list[int], see: Callable[[Tensor], Tensor]) -> Tensor:
+    """Each run's queries see of their own keys what `see` leaves; of all others nothing."""
+    blocks = [see(torch.ones(q, k)) for q, k in zip(q_tokens, k_tokens, strict=True)]
+    return torch.block_diag(*blocks).bool()
+
+
+def under(q: Tensor, kv: LayerKV, seen: Tensor) -> Attended:
+    return dense(q[None], LayerKV(kv.k[None], kv.v[None]), seen)
+
+
+@pytest.mark.parametrize("heads, kv_heads", HEADS)
+def test_a_run_of_queries_sees_its_own_run_of_keys_and_no_other(
+    heads: int, kv_heads: int, kernel: Kernel
 ) -> None:
-    heads, kv_heads = group
-    q, kv = some(0, copies, 9, heads), some_kv(1, copies, 31, kv_heads)
-    with cpu_kernel(kernel):
-        a, b = parts(q, kv, split)
-        merged = merge(a, b)
-        merge_into(a, b)
-    assert_same(merged, dense(q, kv, everything(9, 31)))
-    assert_same(a, merged)
+    q, kv = some(0, sum(Q_TOKENS), heads), some_kv(1, sum(K_TOKENS), kv_heads)
+    found = kernel(q, kv.k, kv.v, some_runs(Q_TOKENS, K_TOKENS), scale=SCALE)
+    assert_same(found, under(q, kv, block_mask(Q_TOKENS, K_TOKENS, torch.clone)))
 
 
-@given(COPIES, GROUPS, st.sets(st.integers(1, 30), min_size=2, max_size=2))
-def test_merging_is_associative_and_takes_any_order(
-    copies: int, group: tuple[int, int], stops: set[int]
+@pytest.mark.parametrize("window", [None, 1, 2, 5, 9, 40])
+def test_a_causal_run_sees_the_keys_up_to_its_own_or_a_window_of_them(
+    window: int | None, kernel: Kernel
 ) -> None:
-    heads, kv_heads = group
-    q, kv = some(0, copies, 9, heads), some_kv(1, copies, 31, kv_heads)
-    a, b, c = parts(q, kv, *sorted(stops))
-    assert_same(merge(merge(a, b), c), merge(a, merge(b, c)))
-    assert_same(merge(a, b), merge(b, a))
-    assert_same(merge(c, merge(a, b)), dense(q, kv, everything(9, 31)))
+    tokens = [9, 1, 4, 7]
+    q, kv = some(0, sum(tokens), 6), some_kv(1, sum(tokens), 2)
+    runs = some_runs(tokens, tokens, causal=True, window=window)
+    found = kernel(q, kv.k, kv.v, runs, scale=SCALE)
+    hidden_behind = -(window or max(tokens))
+    seen = block_mask(tokens, tokens, lambda ones: ones.tril().triu(hidden_behind + 1))
+    assert_same(found, under(q, kv, seen))
 
 
-def blind_and_seeing() -> tuple[Attended, Attended]:
-    q, kv = some(0, 1, 4, 6), some_kv(1, 1, 10, 2)
-    blind = attend(q, kv.k, kv.v, scale=SCALE, hidden=everything(4, 10))
-    return blind, attend(q, kv.k, kv.v, scale=SCALE)
+def test_runs_of_one_query_do_not_take_the_kernels_other_way(kernel: Kernel) -> None:
+    q, kv = some(0, 2, 6), some_kv(1, 9, 2)
+    found = kernel(q, kv.k, kv.v, some_runs([1, 0, 1], [4, 3, 2]), scale=SCALE)
+    assert_same(found, under(q, kv, block_mask([1, 0, 1], [4, 3, 2], torch.clone)))
 
 
-def test_merging_with_a_span_that_nobody_sees_changes_nothing() -> None:
-    blind, seeing = blind_and_seeing()
-    assert_same(merge(blind, seeing), seeing, atol=0)
-    assert_same(merge(seeing, blind), seeing, atol=0)
+def test_as_many_tokens_as_heads_are_read_as_the_kernel_gives_them() -> None:
+    q, kv = some(0, 6, 6), some_kv(1, 9, 2)
+    found = flash_kernel(of_2_13)(q, kv.k, kv.v, some_runs([6], [9]), scale=SCALE)
+    assert_same(found, under(q, kv, torch.ones(6, 9, dtype=torch.bool)))
 
 
-def test_merging_is_associative_where_two_spans_are_not_seen() -> None:
-    blind, seeing = blind_and_seeing()
-    assert_same(merge(merge(blind, blind), seeing), seeing, atol=0)
-
-
-@given(defined_trees())
-def test_attending_over_a_tree_equals_dense_attention_under_its_mask(defined: DefinedTree) -> None:
-    tree = defined.tree
-    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    attended = attend_tree(q, own, prefix, plan_attention(tree, window=defined.window), scale=SCALE)
-    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined)))
-
-
-@given(defined_trees(min_branches=1))
-def test_attending_at_the_ends_equals_attending_everywhere(defined: DefinedTree) -> None:
-    tree, ends = defined.tree, defined.ends
-    rows = [start + end for start in tree.branch_starts.tolist() for end in ends]
-    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    attended = attend_tree(
-        q[rows], own, prefix, plan_ends(tree, ends, window=defined.window), scale=SCALE
-    )
-    seen = seen_rows(defined)[rows]
-    assert_same(attended, dense(q[rows][None], joined(prefix, own), seen))
-
-
-@pytest.mark.parametrize("softcap", [2.0, 30.0])
-@given(defined_trees())
-def test_capped_scores_are_merged_like_any(softcap: float, defined: DefinedTree) -> None:
-    tree = defined.tree
-    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    plan = plan_attention(tree, window=defined.window)
-    attended = attend_tree(q, own, prefix, plan, scale=SCALE, softcap=softcap)
-    expected = dense(q[None], joined(prefix, own), seen_rows(defined), softcap)
-    assert_same(attended, expected)
-
-
-@given(defined_trees())
-def test_half_precision_is_merged_with_a_float32_denominator(defined: DefinedTree) -> None:
-    tree = defined.tree
-    q = some(0, tree.tokens, 6).bfloat16()
-    own, prefix = some_kv(1, tree.tokens, 2), prefix_of(tree)
-    own, prefix = (LayerKV(k=kv.k.bfloat16(), v=kv.v.bfloat16()) for kv in (own, prefix))
-    attended = attend_tree(q, own, prefix, plan_attention(tree, window=defined.window), scale=SCALE)
-    expected = dense(q[None], joined(prefix, own), seen_rows(defined))
-    # Values below 8 are rounded to bfloat16 after the weights and after each of five merges.
-    atol = 6 * 8 * torch.finfo(torch.bfloat16).eps / 2
-    assert attended.out.dtype == torch.bfloat16
-    torch.testing.assert_close(attended.out.double(), expected.out, rtol=0, atol=atol)
-    torch.testing.assert_close(attended.lse.double(), expected.lse, rtol=0, atol=1e-2)
-
-
-def test_rows_and_their_copies_are_views() -> None:
-    x = torch.arange(23)
-    rows = view_rows(x, Rows(3, 2, copies=4, stride=5))
-    assert rows.tolist() == [[3, 4], [8, 9], [13, 14], [18, 19]]
-    assert pointer(rows) == pointer(view_rows(x, Rows(3, 2))) == pointer(x)
-
-
-@pytest.mark.parametrize("window", [None, 5])
-def test_the_kernel_reads_a_documents_keys_and_values_without_copying(
-    window: int | None, read_by_kernel: list[tuple[Tensor, Tensor]]
-) -> None:
-    tree = Tree.of([40], [Node(4, (Node(2), Node(3))), Node(6)], prefix_tokens=9)
-    q, own = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2)
-    prefix = some_kv(3, 9, 2)
-    attend_tree(q, own, prefix, plan_attention(tree, window=window), scale=SCALE)
-    assert {pointer(k) for k, _ in read_by_kernel} == {pointer(own.k), pointer(prefix.k)}
-    assert {pointer(v) for _, v in read_by_kernel} == {pointer(own.v), pointer(prefix.v)}
-    for tensor in [tensor for pair in read_by_kernel for tensor in pair]:
-        kv_heads, group, _, dim = tensor.shape
-        assert (kv_heads, group, dim) == (2, 3, DIM)
-        assert tensor.stride(1) == 0
-
-
-class Allocated(TorchDispatchMode):
-    """Counts the bytes of every new storage: at least what stands in memory at any one time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.size_bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {pointer(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        made = {
-            pointer(x): x.untyped_storage().nbytes()
-            for x in tree_leaves(result)
-            if isinstance(x, Tensor) and pointer(x) not in known
-        }
-        self.size_bytes += sum(made.values())
-        return result
-
-
-QUESTION_TOKENS, HEAD_COUNT, KV_HEADS = 4, 6, 2
-
-
-def allocated(document_tokens: int, questions: int) -> int:
-    tree = Tree.of([document_tokens], [Node(QUESTION_TOKENS)] * questions, prefix_tokens=16)
-    q, own = some(0, tree.tokens, HEAD_COUNT), some_kv(1, tree.tokens, KV_HEADS)
-    prefix = some_kv(3, 16, KV_HEADS)
-    plan = plan_attention(tree, window=None)
-    with Allocated() as counted:
-        attend_tree(q, own, prefix, plan, scale=SCALE)
-    return counted.size_bytes
-
-
-def test_more_questions_allocate_for_their_own_tokens_and_never_for_the_document() -> None:
-    document_tokens, few, many = 4_000, 2, 32
-    added = (many - few) * QUESTION_TOKENS
-    # Three results a token (itself, its document, the prefix), each at most twice as it is
-    # reshaped and joined, and for each merge a handful of numbers a head.
-    own_bytes = added * HEAD_COUNT * (3 * 2 * DIM + 3 * 8) * 4
-    document_kv_bytes = document_tokens * KV_HEADS * DIM * 2 * 4
-    assert own_bytes < document_kv_bytes  # so that even one more copy of it would show
-    grown = allocated(document_tokens, many) - allocated(document_tokens, few)
-    assert 0 < grown <= own_bytes
-
-
-def test_a_longer_document_costs_the_same_more_under_two_questions_as_under_thirty_two() -> None:
-    few = allocated(4_000, 2) - allocated(1_000, 2)
-    many = allocated(4_000, 32) - allocated(1_000, 32)
-    assert few == many > 0
+def test_this_torchs_kernel_takes_one_of_the_signatures() -> None:
+    known = [list(inspect.signature(fake).parameters) for fake in (of_2_11, of_2_13)]
+    assert list(inspect.signature(varlen_attn).parameters) in known

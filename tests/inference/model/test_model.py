@@ -19,8 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from pipeline.errors import ModelError
 from pipeline.inference import loading
 from pipeline.inference.attention.hook import IMPLEMENTATION
-from pipeline.inference.attention.kernels import Attended
-from pipeline.inference.attention.varlen import Kernel
+from pipeline.inference.attention.kernels import Attended, Kernel
 from pipeline.inference.loading import (
     context_tokens,
     load_model,

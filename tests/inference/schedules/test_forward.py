@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.inference.attention.kernels import Attended
-from pipeline.inference.attention.varlen import Runs
+from pipeline.inference.attention.kernels import Attended, Runs
 from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer
