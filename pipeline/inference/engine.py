@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.fitted.calibration import Prior
-from pipeline.inference.labels.questions import QuestionBatch, compile_questions
 from pipeline.inference.labels.early_exit import Readouts, check_readouts, layers_read
 from pipeline.inference.labels.prompt_tokens import PromptTokens
+from pipeline.inference.labels.questions import QuestionBatch, compile_questions
 from pipeline.inference.loading import proved_at
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import read_prefix

@@ -91,10 +91,10 @@ def test_a_layer_that_is_only_kept_is_left_at_once() -> None:
 
 def test_given_keys_are_read_in_place_of_the_batchs_own() -> None:
     tree = Tree.of([10], [Node(3)], prefix_tokens=0)
-    given = PrefixKV({1: some_kv(7, 13, 2)}, tokens=13)
+    computed = PrefixKV({1: some_kv(7, 13, 2)}, tokens=13)
     plans = {None: plan_ends(tree, [2], window=None)}
-    out, _ = from_transformers(1, TreeAttention(plans, given=given))
-    kv = LayerKV(k=given.layers[1].k[None], v=given.layers[1].v[None])
+    out, _ = from_transformers(1, TreeAttention(plans, computed=computed))
+    kv = LayerKV(k=computed.layers[1].k[None], v=computed.layers[1].v[None])
     expected = dense(some(0, 1, 6)[None], kv, torch.ones(1, 13, dtype=torch.bool))
     torch.testing.assert_close(out.double(), expected.out, rtol=0, atol=TOLERANCE)
 
