@@ -89,7 +89,7 @@ def test_a_layer_that_is_only_kept_is_left_at_once() -> None:
     assert keep[1].k.shape == (10, 2, DIM)
 
 
-def test_given_keys_are_read_in_place_of_the_batchs_own() -> None:
+def test_computed_keys_are_read_in_place_of_the_batchs_own() -> None:
     tree = Tree.of([10], [Node(3)], prefix_tokens=0)
     computed = PrefixKV({1: some_kv(7, 13, 2)}, tokens=13)
     plans = {None: plan_ends(tree, [2], window=None)}
