@@ -13,18 +13,15 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.cache import cache_dir as default_cache_dir
-from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, structs
 from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.runtime.assembly import (
     chunk_document,
     contextual_calibrations,
-    job_model,
-    job_prompt,
-    label_engine,
+    job_engine,
     labelled_documents,
 )
 from pipeline.runtime.job import make_job
@@ -48,10 +45,8 @@ class Labeller:
         require_torchao(self.spec.model.quantize)
         where = placement or place(self.spec.model, this_machine())
         job = make_job(self.spec, where, cache_dir or default_cache_dir())
-        folder, tokenizer, prompt = job_prompt(job)
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
-        self._encoder = DocumentTokenizer(tokenizer)
-        self._engine = label_engine(job, job_model(job, folder), prompt)
+        self._engine, self._encoder = job_engine(job)
         contextual = contextual_calibrations(job, self._engine, self._encoder, job.fp)
         self._calibrations = {**job.calibrations, **contextual}
 
@@ -89,10 +84,4 @@ class Labeller:
         table = answers_table(labelled, task)
         if task.name in self._calibrations:
             table = with_calibrated(table, self._calibrations[task.name].calibration)
-        answers = table.drop_columns(["doc_id"])
-        columns = [_plain(column.combine_chunks()) for column in answers.columns]
-        return pa.StructArray.from_arrays(columns, names=answers.column_names)
-
-
-def _plain(values: pa.Array) -> pa.Array:
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+        return structs(table.drop_columns(["doc_id"]))

@@ -20,11 +20,6 @@ _JOBS = "/api/jobs/"
 _OPEN, _CLOSED = 200, (401, 403)
 
 
-def is_job_api(address: str) -> bool:
-    """Whether the address is that of Ray's Job API."""
-    return address.startswith(("http://", "https://"))
-
-
 def requires_token(address: str, *, insecure: bool = False) -> bool:
     """Whether the Job API at the address requires a token.
 

@@ -6,7 +6,6 @@ variables are not uploaded: Ray shows them in clear text.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import Problem, SpecError
+from pipeline.hashes import sha256_hex
 from pipeline.spec.schema import JobSpec
 
 SPEC_FILE = "spec.yaml"
@@ -67,16 +67,16 @@ def content_id(content: Mapping[str, Any]) -> str:
     """
     hashed = {key: value for key, value in content.items() if key != "filter"}
     hashed["tasks"] = [
-        _with_files(task, lambda _, data: _sha256(data)) for task in content["tasks"]
+        _with_files(task, lambda _, data: sha256_hex(data)) for task in content["tasks"]
     ]
-    return _sha256(json.dumps(hashed, sort_keys=True).encode())[:16]
+    return sha256_hex(json.dumps(hashed, sort_keys=True).encode(), 16)
 
 
 def write_bundle(folder: Path, content: Mapping[str, Any]) -> None:
     """Writes the job's working directory: the spec, the fitted files it names, and the program."""
 
     def copied(file: Path, data: bytes) -> str:
-        name = f"{_sha256(data)[:16]}-{file.name}"
+        name = f"{sha256_hex(data, 16)}-{file.name}"
         (folder / name).write_bytes(data)
         return name
 
@@ -103,10 +103,6 @@ def _with_files(task: Mapping[str, Any], renamed: Callable[[Path, bytes], str]) 
         if file.is_file():
             holder[key] = renamed(file, file.read_bytes())
     return {key: value for key, value in changed.items() if key in task}
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 class _PlainDumper(yaml.SafeDumper):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
-from pipeline.ledger.columns import probabilities, statuses, versions
+from pipeline.ledger.columns import probabilities, versions
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.runtime.job import jobs_for_each_dtype
@@ -115,7 +115,8 @@ def answers_for(
             column = chosen.column(name)
             for version, p in task.p.items():
                 p[gold_rows[new]] = probabilities(column, version, labels[name])
-            for row, status in zip(gold_rows[new], statuses(column), strict=True):
+            status_column = pc.struct_field(column, "status").to_pylist()
+            for row, status in zip(gold_rows[new], status_column, strict=True):
                 task.status[row] = status
     return GoldAnswers(tuple(doc_ids), repeated, answers)
 

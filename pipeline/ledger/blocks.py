@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import ReusableShard, WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
-from pipeline.sources.shards import Shard
+from pipeline.sources.shards import Shard, fields_of
 
 Reuse = Sequence[Sequence[ReusableShard]]  # the lists that work rows name by their index
 
@@ -121,26 +121,17 @@ class LabelledShard:
             **{f"known:{task}": answers for task, answers in self.known.items()},
         }
         for task, scores in labelled.scores.items():
-            columns[f"log_probs:{task}"] = _lists(scores.log_probs)
-            columns[f"log_mass:{task}"] = pa.array(scores.log_mass)
-            if scores.label_ids is not None:
-                columns[f"label_ids:{task}"] = _lists(scores.label_ids)
-            if scores.levels is not None:
-                columns[f"levels:{task}"] = _lists(scores.levels)
+            for kind, values in fields_of(scores).items():
+                if values is not None:
+                    columns[f"{kind}:{task}"] = _lists(values)
         return _with_columns(labelled.documents, columns, self.work)
 
     @classmethod
     def from_table(cls, block: pa.Table) -> LabelledShard:
-        label_ids, levels = _by_task(block, "label_ids"), _by_task(block, "levels")
-        log_mass = _by_task(block, "log_mass")
+        kinds = {field.name: _by_task(block, field.name) for field in fields(TaskScores)}
         scores = {
-            task: TaskScores(
-                log_probs=_rectangle(log_probs),
-                log_mass=log_mass[task].to_numpy(zero_copy_only=False),
-                label_ids=_rectangle(label_ids[task]) if task in label_ids else None,
-                levels=_rectangle(levels[task]) if task in levels else None,
-            )
-            for task, log_probs in _by_task(block, "log_probs").items()
+            task: TaskScores(**{kind: _rectangle(of.get(task)) for kind, of in kinds.items()})
+            for task in kinds["log_probs"]
         }
         labelled = LabelledDocuments(
             documents=block.select(DOCUMENTS_FILE_COLUMNS),
@@ -174,23 +165,13 @@ class ShardCounts:
 
 
 def _work_to_json(work: WorkItem) -> str:
-    content = {
-        "shard": work.shard.to_json(),
-        "tasks": list(work.tasks),
-        "documents": work.documents,
-        "retry": work.retry,
-    }
-    return json.dumps(content)
+    return json.dumps({**fields_of(work), "shard": work.shard.to_json(), "reuse": ()})
 
 
 def _work_from_json(text: str) -> WorkItem:
     content = json.loads(text)
-    return WorkItem(
-        shard=Shard.from_json(content["shard"]),
-        tasks=tuple(content["tasks"]),
-        documents=content["documents"],
-        retry=content["retry"],
-    )
+    shard, tasks = Shard.from_json(content["shard"]), tuple(content["tasks"])
+    return WorkItem(**{**content, "shard": shard, "tasks": tasks, "reuse": ()})
 
 
 def _only_work(block: pa.Table) -> WorkItem:
@@ -217,14 +198,18 @@ def _by_task(block: pa.Table, kind: str) -> dict[str, pa.Array]:
 
 
 def _lists(values: NDArray[Any]) -> pa.Array:
-    """[docs, width] as one fixed-size list a document."""
-    _, width = values.shape
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), width)
+    """[docs, width] as one fixed-size list a document, or [docs] as a plain column."""
+    column = pa.array(values.ravel())
+    if values.ndim == 1:
+        return column
+    return pa.FixedSizeListArray.from_arrays(column, values.shape[1])
 
 
-def _rectangle(lists: pa.FixedSizeListArray) -> NDArray[Any]:  # [docs, width]
-    values = lists.flatten().to_numpy(zero_copy_only=False)
-    return np.asarray(values).reshape(len(lists), lists.type.list_size)
+def _rectangle(column: pa.Array | None) -> Any:  # [docs, width] or [docs]; None without a column
+    if not isinstance(column, pa.FixedSizeListArray):
+        return None if column is None else column.to_numpy(zero_copy_only=False)
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(values).reshape(len(column), column.type.list_size)
 
 
 def _constant(value: str, rows: int) -> pa.Array:

@@ -90,39 +90,27 @@ class WorkItem:
 _TaskGroup = tuple[tuple[str, ...], tuple[ReusableShard, ...]]  # shards with answers to all tasks
 
 
-def committed(store: Store, fp: Mapping[str, str], sids: Collection[str]) -> Committed:
+def committed(
+    store: Store,
+    fp: Mapping[str, str],
+    sids: Collection[str],
+    *,
+    documents: Mapping[str, str] | None = None,
+) -> Committed:
     """The existing files of these shards for these tasks.
 
-    Makes one LIST of the documents and two for each task, concurrently.
+    Makes two LISTs for each task, concurrently, and one of the documents unless they are passed.
     """
     known = {sid: sid for sid in sids}
     with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
-        documents = pool.submit(_list_files, store, DOCUMENTS, known)
         labels = pool.map(lambda t: _list_files(store, label_folders(t, fp[t])[0], known), fp)
         retries = pool.map(lambda task: _list_retries(store, task, fp[task], known), fp)
         return Committed(
             fp=dict(fp),
-            documents=documents.result(),
+            documents=_list_files(store, DOCUMENTS, known) if documents is None else documents,
             labels=dict(zip(fp, labels, strict=True)),
             retries=dict(zip(fp, retries, strict=True)),
         )
-
-
-def committed_others(
-    store: Store, done: Committed, versions: Mapping[str, Sequence[str]], sids: Collection[str]
-) -> list[Committed]:
-    """The existing files of other versions of the tasks."""
-    known = {sid: sid for sid in sids}
-    return [
-        Committed(
-            fp={task: fp},
-            documents=done.documents,
-            labels={task: _list_files(store, label_folders(task, fp)[0], known)},
-            retries={task: _list_retries(store, task, fp, known)},
-        )
-        for task, fps in versions.items()
-        for fp in fps
-    ]
 
 
 def remaining(
@@ -181,19 +169,14 @@ def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, byt
             )
 
 
+@dataclass(frozen=True, slots=True)
 class _ReuseIndex:
     """Finds shards whose answers can be reused. The shards of one path share a result."""
 
-    def __init__(
-        self,
-        done: Committed,
-        cuts: Mapping[str, Sequence[Collection[str]]],
-        others: Sequence[Committed],
-    ) -> None:
-        self._done = done
-        self._cuts = cuts
-        self._others = others
-        self._groups: dict[tuple[str, tuple[str, ...]], list[_TaskGroup]] = {}
+    _done: Committed
+    _cuts: Mapping[str, Sequence[Collection[str]]]
+    _others: Sequence[Committed]
+    _groups: dict[tuple[str, tuple[str, ...]], list[_TaskGroup]] = field(default_factory=dict)
 
     def of_path(self, path: str, tasks: tuple[str, ...]) -> list[_TaskGroup]:
         """The tasks in groups, each with the earlier shards of the path that answer all of it.

@@ -60,10 +60,15 @@ def versions(task_type: pa.StructType) -> tuple[str, ...]:
     return (RAW, CALIBRATED) if task_type.get_field_index(CALIBRATED) >= 0 else (RAW,)
 
 
-def statuses(answers: pa.StructArray) -> list[str]:  # [rows]
-    """The status of each row."""
-    status: list[str] = pc.struct_field(answers, "status").to_pylist()
-    return status
+def structs(table: pa.Table) -> pa.StructArray:
+    """The rows of the table as structs, with strings for dictionaries."""
+    columns = [column.cast(plain_type(column.type)).combine_chunks() for column in table.columns]
+    return pa.StructArray.from_arrays(columns, names=table.column_names)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a dictionary's values; any other type as it is."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def probabilities(

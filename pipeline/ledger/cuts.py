@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import canonical_json
@@ -27,6 +26,8 @@ WRITE_SECONDS = 30.0
 CUT_THREADS = 16
 # A lost race means that another run wrote an entry; this many in a row have another cause.
 MAX_LOST_RACES = 100
+
+_Cut = tuple[ObjectVersion, list[Shard] | str]  # an object's shards, or why it cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,41 +62,30 @@ def load_or_cut(
     none can be read, SpecError if none has a row.
     """
     log = _Log(store)
-    log.read_on()
     take = log.append if keep else log.take_in
     versions = {each.version(text_column, id_column): each for each in objects}
-    new = [each for version, each in versions.items() if version not in log.cuts]
+    new = {version: each for version, each in versions.items() if version not in log.cuts}
     cut_one = partial(_cut_or_reason, text=text_column, id=id_column, target_bytes=target_bytes)
     unreadable: list[str] = []
     with ThreadPoolExecutor(CUT_THREADS) as pool:
-        for batch in _batches(zip(new, pool.map(cut_one, new), strict=True)):
+        for batch in _batches(zip(new, pool.map(cut_one, new.values()), strict=True)):
             unreadable += [shards for _, shards in batch if isinstance(shards, str)]
-            take(
-                {
-                    each.version(text_column, id_column): shards
-                    for each, shards in batch
-                    if not isinstance(shards, str)
-                }
-            )
-    shards = tuple(shard for version in versions for shard in log.cuts.get(version, ()))
-    if not shards and unreadable:
+            take({version: s for version, s in batch if not isinstance(s, str)})
+    cuts = log.cuts_of(versions, tuple(unreadable))
+    if not cuts.shards and unreadable:
         raise StorageError("\n".join(unreadable))
-    if not shards:
+    if not cuts.shards:
         files = f"none of the {len(objects)} files has a row"
         first = objects[0].path if objects else None
         raise SpecError([Problem("input.path", f"{files}; name files with rows", first)])
-    return Cuts(shards, log.earlier(versions), tuple(unreadable))
+    return cuts
 
 
 def cut_before(
     store: Store, objects: Sequence[InputObject], text_column: str, id_column: str | None
 ) -> Cuts:
     """The shards of the objects that are in the log; opens no object and writes nothing."""
-    log = _Log(store)
-    log.read_on()
-    versions = [each.version(text_column, id_column) for each in objects]
-    shards = tuple(shard for version in versions for shard in log.cuts.get(version, ()))
-    return Cuts(shards, log.earlier(versions))
+    return _Log(store).cuts_of([each.version(text_column, id_column) for each in objects])
 
 
 class _Log:
@@ -105,14 +95,9 @@ class _Log:
         self._store = store
         self._last = 0
         self.cuts: dict[ObjectVersion, tuple[Shard, ...]] = {}
-
-    def read_on(self) -> None:
-        """Reads the new entries."""
-        keys = (parse_key(stored.key) for stored in self._store.list(INPUTS))
+        keys = (parse_key(stored.key) for stored in store.list(INPUTS))
         for number in sorted(key.number for key in keys if key):
-            if number > self._last:
-                self.take_in(_parsed(self._store, number))
-                self._last = number
+            self._read(number)
 
     def append(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
         """Writes the cuts, except of objects that another run has cut in the meantime."""
@@ -124,21 +109,28 @@ class _Log:
                 self.take_in(new)
                 self._last += 1
                 return
-            self.take_in(_parsed(self._store, self._last + 1))
-            self._last += 1
+            self._read(self._last + 1)
         raise StorageError(
             f"{self._store.url}/{INPUTS}: {MAX_LOST_RACES} numbers in a row were taken"
         )
 
-    def earlier(self, current: Iterable[ObjectVersion]) -> dict[str, tuple[tuple[str, ...], ...]]:
-        """By path, the shards of other versions of the current objects, the newest first."""
+    def cuts_of(self, current: Collection[ObjectVersion], unreadable: tuple[str, ...] = ()) -> Cuts:
+        """The shards of the current objects, and those of their other versions."""
         versions = set(current)
         paths = {version.path for version in versions}
         earlier: dict[str, list[tuple[str, ...]]] = {}
         for version, shards in reversed(self.cuts.items()):
             if version.path in paths and version not in versions:
                 earlier.setdefault(version.path, []).append(tuple(shard.id for shard in shards))
-        return {path: tuple(of_path) for path, of_path in earlier.items()}
+        return Cuts(
+            shards=tuple(shard for version in current for shard in self.cuts.get(version, ())),
+            earlier={path: tuple(of_path) for path, of_path in earlier.items()},
+            unreadable=unreadable,
+        )
+
+    def _read(self, number: int) -> None:
+        self.take_in(_parsed(self._store, number))
+        self._last = number
 
     def take_in(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
         """Adds the cuts in memory; of two cuts of one object the first is valid."""
@@ -156,11 +148,9 @@ def _cut_or_reason(
         return str(error)
 
 
-def _batches(
-    cuts: Iterable[tuple[InputObject, list[Shard] | str]],
-) -> Iterator[list[tuple[InputObject, list[Shard] | str]]]:
+def _batches(cuts: Iterable[_Cut]) -> Iterator[list[_Cut]]:
     """The cuts in batches, one each time that `WRITE_SECONDS` have passed."""
-    batch: list[tuple[InputObject, list[Shard] | str]] = []
+    batch: list[_Cut] = []
     since = time.monotonic()
     for each in cuts:
         batch.append(each)
@@ -186,16 +176,10 @@ def _parsed(store: Store, number: int) -> dict[ObjectVersion, tuple[Shard, ...]]
     key = cuts_key(number)
     try:
         entries = json.loads(store.read(key))["cuts"]
-        return dict(_cut(entry["object"], entry["pieces"]) for entry in entries)
+        versions = ((ObjectVersion(*entry["object"]), entry["pieces"]) for entry in entries)
+        return {v: tuple(Shard(v, Piece(*piece)) for piece in pieces) for v, pieces in versions}
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
             f"{store.url}/{key}: is not a list of shards: {error!r}; restore it: without it "
             f"the input would be cut and labelled again"
         ) from error
-
-
-def _cut(
-    values: Sequence[Any], pieces: Iterable[Sequence[Any]]
-) -> tuple[ObjectVersion, tuple[Shard, ...]]:
-    version = ObjectVersion(*values)
-    return version, tuple(Shard(version, Piece(*piece)) for piece in pieces)

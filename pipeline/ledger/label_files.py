@@ -34,14 +34,6 @@ class LabelFile:
     retry: int = 0  # the number of the retry; 0: the first try
 
 
-@dataclass(frozen=True, slots=True)
-class Created:
-    """The keys of a commit: those that it made, and those that existed before."""
-
-    made: tuple[str, ...]
-    existing: tuple[str, ...]
-
-
 def documents_table(documents: pa.Table) -> pa.Table:
     """The rows of a documents file: the documents without their texts."""
     kept = documents.select(DOCUMENTS_FILE_COLUMNS)
@@ -83,11 +75,11 @@ def read_file(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table
 
 def commit_shard(
     store: Store, shard: Shard, documents: pa.Table, label_files: Sequence[LabelFile]
-) -> Created:
-    """Creates the shard's documents file and one label file per task; existing files stay.
+) -> list[str]:
+    """Creates the shard's documents file and one label file per task; the keys of the new files.
 
-    Every file is built and read back before the first is created, so a shard with wrong rows
-    leaves no file. StorageError if a file does not have the shard's rows.
+    Existing files stay. Every file is built and read back before the first is created, so a shard
+    with wrong rows leaves no file. StorageError if a file does not have the shard's rows.
     """
     if documents.num_rows != shard.rows:
         raise StorageError(
@@ -101,12 +93,10 @@ def commit_shard(
         built[key] = to_parquet(file.table, {**file.metadata, **origin})
     for data in built.values():
         verify(data, shard.rows, documents.column("doc_id"))
-    made: dict[str, bool] = {}
-    for key, data in built.items():
-        failpoint(f"create {len(made)}")
-        made[key] = store.create(key, data)
+    made = []
+    for number, (key, data) in enumerate(built.items()):
+        failpoint(f"create {number}")
+        if store.create(key, data):
+            made.append(key)
     failpoint("created")
-    return Created(
-        made=tuple(key for key, was_made in made.items() if was_made),
-        existing=tuple(key for key, was_made in made.items() if not was_made),
-    )
+    return made

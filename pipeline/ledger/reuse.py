@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import ReusableShard, WorkItem
-from pipeline.ledger.columns import CALIBRATED
+from pipeline.ledger.columns import CALIBRATED, plain_type, structs
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
 from pipeline.sources.documents import OK, QUARANTINED, TRUNCATED
@@ -69,7 +69,8 @@ class AnswerCache:
         if offset == 0:
             return {}
         indices = pa.array(rows, mask=rows < 0)
-        wholes = (_structs(pa.concat_tables(tables), indices) for tables in answers_of)
+        # — a null index gives a null row
+        wholes = (structs(pa.concat_tables(tables)).take(indices) for tables in answers_of)
         return dict(zip(work.tasks, wholes, strict=True))
 
     def _places(
@@ -118,14 +119,10 @@ def overlaid(computed: pa.Table, known: pa.StructArray) -> pa.Table:
     columns = {"doc_id": computed.column("doc_id")}
     for field in computed.schema:
         if field.name != "doc_id":
-            columns[field.name] = known.field(field.name).cast(_plain(field.type))
+            columns[field.name] = known.field(field.name).cast(plain_type(field.type))
     answers = pa.table(columns).select(computed.column_names)
     plain = computed.cast(answers.schema)
     return pa.concat_tables([plain, answers]).take(pa.array(indices)).cast(computed.schema)
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _usable(answers: Sequence[pa.Table], *, is_retry: bool) -> NDArray[np.bool_]:
@@ -136,13 +133,6 @@ def _usable(answers: Sequence[pa.Table], *, is_retry: bool) -> NDArray[np.bool_]
 
 def _mask(values: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
     return np.array(values.to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def _structs(answers: pa.Table, indices: pa.Array) -> pa.StructArray:
-    """The rows at the indices as structs, null at a null index, with strings for dictionaries."""
-    plain = [c.cast(_plain(c.type)).combine_chunks() for c in answers.columns]
-    whole = pa.StructArray.from_arrays(plain, names=answers.column_names)
-    return whole.take(indices)
 
 
 def known_status(known: Mapping[str, pa.StructArray], rows: int) -> list[str | None]:

@@ -14,7 +14,7 @@ from functools import partial
 import pyarrow as pa
 
 from pipeline.errors import StorageError
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, answers_type
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, answers_type, structs
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard, change_of, etags_now
 from pipeline.stores.store import Store
@@ -78,7 +78,8 @@ def read_shard(
 ) -> pa.RecordBatch:
     """One shard's rows with the columns of the schema, of which `tasks` are tasks."""
     documents = _read_whole(store, shard.documents, DOCUMENTS_FILE_COLUMNS)
-    columns: dict[str, pa.Array] = dict(zip(documents.column_names, _plain(documents), strict=True))
+    stored = structs(documents).flatten()
+    columns: dict[str, pa.Array] = dict(zip(documents.column_names, stored, strict=True))
     if "path" in schema.names:
         columns["path"] = pa.repeat(pa.scalar(shard.path), shard.rows)
     if "row" in schema.names:
@@ -94,16 +95,16 @@ def _answers(
 ) -> pa.StructArray:
     """A label file's rows as structs; StorageError unless they are of these documents in order."""
     table = _read_whole(store, file, ("doc_id", *(field.name for field in struct)))
-    ids, *answers = _plain(table)
-    if not ids.equals(doc_ids):
+    answers = structs(table.drop_columns(["doc_id"]))
+    if not table.column("doc_id").combine_chunks().equals(doc_ids):
         raise StorageError(
             f"{store.url}/{file.key}: its doc_id are not those of the shard's documents file in "
             f"order, so answers would go to other documents; `assay verify` reports more"
         )
-    stored = pa.struct([(n, a.type) for n, a in zip(table.column_names[1:], answers, strict=True)])
-    if stored != struct:
-        raise StorageError(f"{store.url}/{file.key}: has {stored} where {struct} was published")
-    return pa.StructArray.from_arrays(answers, fields=list(struct))
+    if answers.type != struct:
+        stored = f"has {answers.type} where {struct} was published"
+        raise StorageError(f"{store.url}/{file.key}: {stored}")
+    return answers
 
 
 def _read_whole(store: Store, file: NamedFile, columns: Sequence[str]) -> pa.Table:
@@ -114,9 +115,3 @@ def _read_whole(store: Store, file: NamedFile, columns: Sequence[str]) -> pa.Tab
             f"restore it, or delete it and run again"
         )
     return table
-
-
-def _plain(table: pa.Table) -> list[pa.Array]:
-    """The columns, each as one array, dictionaries as strings."""
-    whole = (column.combine_chunks() for column in table.columns)
-    return [v.dictionary_decode() if pa.types.is_dictionary(v.type) else v for v in whole]

@@ -128,18 +128,17 @@ def publish(
 
 def contents(store: Store, number: int | None = None) -> Contents:
     """Snapshot `number`, or the current one; StorageError if there is none or it is invalid."""
-    content = current_snapshot(store) if number is None else read_snapshot(store, number)
-    if content is None:
+    numbers = snapshot_numbers(store) if number is None else [number]
+    if not numbers:
         raise StorageError(
             f"{store.url}: has no snapshot yet; `assay run` publishes one when its work is complete"
         )
     try:
-        return _parsed(content)
+        return _parsed(read_snapshot(store, numbers[0]))
     except (KeyError, TypeError, ValueError) as error:
-        place = snapshot_key(number) if number is not None else "snapshots/, the highest number"
         raise StorageError(
-            f"{store.url}/{place}: is not a snapshot: {error!r}; restore it, or delete it and "
-            f"publish it again with `assay run`"
+            f"{store.url}/{snapshot_key(numbers[0])}: is not a snapshot: {error!r}; "
+            f"restore it, or delete it and publish it again with `assay run`"
         ) from error
 
 
@@ -174,12 +173,6 @@ def change_of(file: NamedFile, etags: Mapping[str, str]) -> str | None:
     if etag != file.etag:
         return f"has the etag {etag} and was published with {file.etag}: it is another file"
     return None
-
-
-def current_snapshot(store: Store) -> dict[str, Any] | None:
-    """The snapshot with the highest number, or None."""
-    numbers = snapshot_numbers(store)
-    return read_snapshot(store, numbers[0]) if numbers else None
 
 
 def last_snapshot(store: Store, spec_name: str) -> int | None:
@@ -277,17 +270,10 @@ def _shard_entry(shard: Shard) -> dict[str, object]:
 
 
 def _named(shard: Shard, tasks: Iterable[str], done: Committed) -> NamedShard:
-    def named(file: File, task: str | None) -> NamedFile:
-        return NamedFile(file.key, file.etag, shard.rows, shard.id, task)
-
-    return NamedShard(
-        sid=shard.id,
-        path=shard.path,
-        start_row=shard.piece.start_row,
-        rows=shard.rows,
-        documents=named(done.documents_file(shard.id), None),
-        labels={task: named(done.label_file(task, shard.id), task) for task in tasks},
-    )
+    files: list[tuple[str | None, File]] = [(None, done.documents_file(shard.id))]
+    files += [(task, done.label_file(task, shard.id)) for task in tasks]
+    named = [NamedFile(f.key, f.etag, shard.rows, shard.id, task) for task, f in files]
+    return _shard(_shard_entry(shard), named, tasks)
 
 
 def _parsed(content: Mapping[str, Any]) -> Contents:

@@ -6,8 +6,8 @@ Imports torch, so the driver must not import it. Must not import Ray.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +37,7 @@ from pipeline.ledger.blocks import LabelledDocuments, TaskScores
 from pipeline.runtime.calibration_files import CalibrationFile
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
-from pipeline.runtime.weights import fetch, publish_atomically
+from pipeline.runtime.weights import cached_model, fetch
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.spec.schema import ContextualSpec, DocumentsSpec, Quantize, TaskSpec
 
@@ -63,13 +63,7 @@ def local_model(job: Job) -> Path:
     fetched = fetch(job.files, cache_dir, job.spec.model.storage_options)
     if job.files.kind != "gguf":
         return fetched
-    folder = cache_dir / "models" / job.files.id
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=folder.parent))
-    convert_gguf(fetched, partial)
-    return publish_atomically(partial, folder)
+    return cached_model(job.files, cache_dir, partial(convert_gguf, fetched))
 
 
 def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> LoadedModel:

@@ -186,13 +186,13 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
     work, labelled = shard.work, shard.labelled
     files = [_label_file(shard, task, job) for task in work.tasks]
     store = open_store(job.spec.output, job.spec.storage_options)
-    created = commit_shard(store, work.shard, labelled.documents, files)
+    made = commit_shard(store, work.shard, labelled.documents, files)
     if work.tasks:
         Attempts(store, attempt_name(job.fp, work), job.run_id).forget()
     counts = ShardCounts(
         sid=work.shard.id,
         rows=block.num_rows,
-        created=len(created.made),
+        created=len(made),
         status=dict(Counter(labelled.status)),
         labels={
             # — rows without an answer have no label

@@ -12,14 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
-from pipeline.ledger.cells import (
-    Committed,
-    WorkItem,
-    committed,
-    committed_others,
-    missing_tasks,
-    remaining,
-)
+from pipeline.ledger.cells import Committed, WorkItem, committed, missing_tasks, remaining
 from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.cuts import Cuts, load_or_cut
 from pipeline.ledger.snapshots import SnapshotTask
@@ -165,7 +158,11 @@ def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
     done = committed(store, job.fp, sids)
     missing = missing_tasks(cuts.shards, list(job.fp), done)
     versions = {task: job.fingerprints[task] for task in missing}
-    others = committed_others(store, done, versions_with_equal_raw_answers(store, versions), sids)
+    others = [
+        committed(store, {task: fp}, sids, documents=done.documents)
+        for task, fps in versions_with_equal_raw_answers(store, versions).items()
+        for fp in fps
+    ]
     items = remaining(cuts.shards, list(job.fp), done, cuts.earlier, others)
     return Plan(cuts, done, tuple(items))
 

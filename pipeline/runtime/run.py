@@ -34,11 +34,6 @@ EXTRA_ROUNDS = 2
 Progress = Callable[[int], None]  # called with the rows of each shard as it is committed
 
 
-def no_progress(_planned: Plan) -> Progress:
-    """Shows no progress."""
-    return lambda _rows: None
-
-
 @dataclass(frozen=True, slots=True)
 class LabelledOutput:
     """A labelled output. No snapshot shows it before it is published."""
@@ -107,7 +102,7 @@ def run(
     address: str | None = None,
     retry_failed: bool = False,
     publish_partial: bool = False,
-    announce: Callable[[Plan], Progress] = no_progress,
+    announce: Callable[[Plan], Progress] = lambda _plan: lambda _rows: None,
 ) -> Outcome:
     """Label every missing cell and publish a snapshot; a second run changes nothing.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,16 +69,14 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
         return Path(
             snapshot_download(files.location, revision=files.revision, allow_patterns=patterns)
         )
-    folder = cache_dir / "models" / files.id
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=folder.parent))
-    with storage_errors(files.location, "read"):
-        file_system, place = url_to_fs(files.location, **options)
-        for name in filter(_is_ours, file_system.find(place)):
-            file_system.get_file(name, str(partial / Path(name).name))
-    return publish_atomically(partial, folder)
+
+    def download(folder: Path) -> None:
+        with storage_errors(files.location, "read"):
+            file_system, place = url_to_fs(files.location, **options)
+            for name in filter(_is_ours, file_system.find(place)):
+                file_system.get_file(name, str(folder / Path(name).name))
+
+    return cached_model(files, cache_dir, download)
 
 
 def _folder(path: Path, cache_dir: Path) -> ModelFiles:
@@ -133,6 +131,17 @@ def _cached(model: ModelSpec, reason: Exception) -> tuple[str, int]:
         fix = f"not a local folder, a .gguf file, or a model on the hub: {reason}"
         raise SpecError([Problem("model.path", " ".join(fix.split()), model.path)]) from error
     return folder.name, sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def cached_model(files: ModelFiles, cache_dir: Path, fill: Callable[[Path], None]) -> Path:
+    """The model's folder in the cache; `fill` writes the files of a new one."""
+    folder = cache_dir / "models" / files.id
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent))
+    fill(partial)
+    return publish_atomically(partial, folder)
 
 
 def publish_atomically(partial: Path, folder: Path) -> Path:

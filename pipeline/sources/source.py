@@ -24,13 +24,20 @@ from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import content_hash
 from pipeline.sources.documents import RawRow, slices_from
 from pipeline.sources.jsonl import jsonl_rows, jsonl_units
-from pipeline.sources.shards import ObjectVersion, Shard, Unit, cut_units
+from pipeline.sources.shards import ObjectVersion, Shard, cut_units
 from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
-from pipeline.sources.tables import TABLES, table_rows, table_units
+from pipeline.sources.tables import table_rows, table_units
 from pipeline.sources.wet import wet_rows, wet_units
 from pipeline.stores.retries import option_errors
 
-FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz")
+# By format: the function that measures an object's units, and the one that reads a shard's rows.
+_READERS = {
+    "parquet": (table_units, table_rows),
+    **dict.fromkeys(("jsonl", "jsonl.gz", "jsonl.zst"), (jsonl_units, jsonl_rows)),
+    "arrow": (table_units, table_rows),
+    "warc.wet.gz": (wet_units, wet_rows),
+}
+FORMATS = tuple(_READERS)
 SUPPORTED = " ".join(f".{format}" for format in FORMATS)
 # Keys of remote file systems for a hash of the content, and for the modification time.
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
@@ -95,7 +102,9 @@ def cut(
     """The object's rows in shards of about `target_bytes`: every row once, in order."""
     version = source.version(text_column, id_column)
     with reading(source.path):
-        return [Shard(version, p) for p in cut_units(_units(version, source.options), target_bytes)]
+        measured_units, _ = _READERS[source.format]
+        units = measured_units(version, source.options)
+        return [Shard(version, piece) for piece in cut_units(units, target_bytes)]
 
 
 def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> Iterator[pa.Table]:
@@ -113,14 +122,6 @@ def format_of(path: str) -> str | None:
     return next((format for format in FORMATS if name.endswith(f".{format}")), None)
 
 
-def _units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
-    if version.format in TABLES:
-        return table_units(version, options)
-    if version.format == "warc.wet.gz":
-        return wet_units(version, options)
-    return jsonl_units(version, options)
-
-
 def every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows as their file has them, one at a time; raises as `read_documents` does."""
     _check_unchanged(shard, options)
@@ -128,7 +129,8 @@ def every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
     count = 0
     try:
         with reading(shard.path):
-            for row in _rows(shard, options):
+            _, rows_of = _READERS[shard.version.format]
+            for row in rows_of(shard, options):
                 count += 1
                 yield row
                 del row  # a text may be long: it is not held while the next one is read
@@ -151,14 +153,6 @@ def _unread_rows(shard: Shard, count: int, error: UnreadableError) -> Iterator[R
     reason = one_line(error.__cause__ or error)[:REASON_CHARS]
     for row in range(shard.piece.start_row + count, shard.piece.end_row):
         yield RawRow(id=f"{name}:{row}", problem=f"cannot be read: {reason}")
-
-
-def _rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    if shard.version.format in TABLES:
-        return table_rows(shard, options)
-    if shard.version.format == "warc.wet.gz":
-        return wet_rows(shard, options)
-    return jsonl_rows(shard, options)
 
 
 def _located(path_glob: str, options: Options) -> tuple[AbstractFileSystem, str]:

@@ -64,7 +64,8 @@ def fetching(path: str) -> Iterator[None]:
     try:
         yield
     except REMOTE_ERRORS as error:
-        cause = cause_of(error) if _is_remote(path) else Cause.OTHER
+        is_remote = "://" in path and not path.startswith("file:")
+        cause = cause_of(error) if is_remote else Cause.OTHER
         if cause is Cause.EXISTS:  # of another version: s3fs reads on only if the etag is the same
             raise StorageError(
                 f"{path}: changed while the job ran; run again to label the new version"
@@ -87,10 +88,6 @@ def one_line(error: BaseException) -> str:
 def _message(path: str, error: BaseException) -> str:
     reason = one_line(error)
     return f"{path}: cannot be read: {reason}; replace the file or take it out of input.path"
-
-
-def _is_remote(path: str) -> bool:
-    return "://" in path and not path.startswith("file:")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import access as cluster_access
-from pipeline.cluster.access import is_job_api, is_loopback, requires_token
+from pipeline.cluster.access import is_loopback, requires_token
 from pipeline.errors import RefusedError
 
 
@@ -113,7 +113,3 @@ def test_an_address_where_nothing_listens_is_refused(dashboard: Dashboard) -> No
 )
 def test_only_this_machine_is_this_machine(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback
-
-
-def test_other_addresses_go_on_as_before() -> None:
-    assert not any(map(is_job_api, ["auto", "10.0.0.1:6379", "ray://head:10001"]))

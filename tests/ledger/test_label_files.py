@@ -168,18 +168,17 @@ def test_a_file_that_cannot_be_read_back_is_noticed() -> None:
 
 def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> None:
     files = [label_file("toxic", toy_table()), label_file("topic", toy_table())]
-    created = commit_shard(store, SHARD, DOCUMENTS, files)
-    assert created.made == (
+    made = commit_shard(store, SHARD, DOCUMENTS, files)
+    assert made == [
         documents_key(SHARD.id),
         label_key("toxic", "f" * 8, SHARD.id),
         label_key("topic", "f" * 8, SHARD.id),
-    )
-    assert created.existing == ()
-    assert {stored.key for stored in store.list("")} == set(created.made)
-    documents = pq.read_table(pa.BufferReader(store.read(created.made[0])))
+    ]
+    assert {stored.key for stored in store.list("")} == set(made)
+    documents = pq.read_table(pa.BufferReader(store.read(made[0])))
     assert documents.equals(documents_table(DOCUMENTS))
     assert documents.column_names == ["doc_id", "content_hash", "n_chars", "status"]
-    metadata = pq.read_metadata(pa.BufferReader(store.read(created.made[1]))).metadata
+    metadata = pq.read_metadata(pa.BufferReader(store.read(made[1]))).metadata
     assert Shard.from_json(json.loads(metadata[b"assay.shard"])) == SHARD
     assert json.loads(metadata[b"assay.task"]) == {"question": "?"}
 
@@ -189,9 +188,8 @@ def test_the_first_writers_file_stands(store: LocalStore) -> None:
     before = {stored.key: store.read(stored.key) for stored in store.list("")}
     other = toy_table().set_column(5, "n_tokens", pa.array([1, 1, 1], pa.int32()))
     files = [label_file("toxic", other), label_file("topic", toy_table())]
-    created = commit_shard(store, SHARD, DOCUMENTS, files)
-    assert created.made == (label_key("topic", "f" * 8, SHARD.id),)
-    assert set(created.existing) == set(before)
+    made = commit_shard(store, SHARD, DOCUMENTS, files)
+    assert made == [label_key("topic", "f" * 8, SHARD.id)]
     assert {key: store.read(key) for key in before} == before
 
 

@@ -12,9 +12,10 @@ from pipeline.ledger.cells import committed, is_whole
 from pipeline.ledger.keys import documents_key, label_key, snapshot_key
 from pipeline.ledger.snapshots import (
     SnapshotTask,
-    current_snapshot,
+    contents,
     publish,
     read_snapshot,
+    snapshot_numbers,
 )
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.stores.local import LocalStore
@@ -45,9 +46,8 @@ def publish_now(store: LocalStore, name: str = "job", tasks: tuple[str, ...] = t
 
 def test_a_snapshot_names_every_shard_and_every_file(full: LocalStore) -> None:
     assert publish_now(full) == 1
-    snapshot = current_snapshot(full)
-    assert snapshot is not None
-    assert snapshot == read_snapshot(full, 1)
+    snapshot = read_snapshot(full, 1)
+    assert snapshot_numbers(full) == [1]
     assert [stored.key for stored in full.list("snapshots/")] == ["snapshots/00000001.json"]
     assert (snapshot["number"], snapshot["spec"], snapshot["rows"]) == (1, "job", 5)
     assert snapshot["created_at"] == "2026-11-01T00:00:00Z"
@@ -91,14 +91,14 @@ def test_unfinished_work_has_no_snapshot(full: LocalStore) -> None:
     assert not is_whole(FIRST.id, FPS, committed(full, FPS, SIDS))
     with pytest.raises(StorageError, match="not complete"):
         publish_now(full)
-    assert current_snapshot(full) is None
+    assert snapshot_numbers(full) == []
 
 
 def test_the_highest_number_is_current_and_other_names_are_none(store: LocalStore) -> None:
     for name in ("00000009", "00000010", "100000000", "README", "0000011"):
         number = int(name) if name.isdigit() else 0
         store.create(f"snapshots/{name}.json", b'{"number": %d}' % number)
-    assert current_snapshot(store) == {"number": 100_000_000}
+    assert snapshot_numbers(store) == [100_000_000, 10, 9]
 
 
 def test_runs_that_publish_at_once_get_a_number_each(full: LocalStore) -> None:
@@ -120,7 +120,7 @@ def test_runs_that_publish_at_once_get_a_number_each(full: LocalStore) -> None:
 def test_a_snapshot_that_is_not_json_is_one_line(store: LocalStore) -> None:
     store.create(snapshot_key(1), b"{")
     with pytest.raises(StorageError, match=r"snapshots/00000001\.json: is not JSON"):
-        current_snapshot(store)
+        contents(store)
 
 
 def test_another_specs_snapshot_is_not_a_change_of_this_ones(full: LocalStore) -> None:

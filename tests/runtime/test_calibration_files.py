@@ -19,7 +19,6 @@ from pipeline.ledger.cells import (
     ReusableShard,
     WorkItem,
     committed,
-    committed_others,
     missing_tasks,
     record_specs,
     remaining,
@@ -175,7 +174,11 @@ def works_for(
     done = committed(store, fp, sids)
     missing = [task for task in missing_tasks(SHARDS, list(fp), done) if task == "t"]
     versions = versions_with_equal_raw_answers(store, dict.fromkeys(missing, version))
-    others = committed_others(store, done, versions, sids)
+    others = [
+        committed(store, {task: fp}, sids, documents=done.documents)
+        for task, fps in versions.items()
+        for fp in fps
+    ]
     return remaining(SHARDS, list(fp), done, earlier, others)
 
 
