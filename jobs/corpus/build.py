@@ -141,11 +141,8 @@ def distinct(comments: Sequence[Comment]) -> list[Comment]:
 
 def shuffled(comments: Sequence[Comment], purpose: str) -> list[Comment]:
     """The comments in an order that depends on their texts, the seed and the purpose alone."""
-
-    def order(comment: Comment) -> str:
-        return hashlib.sha256(f"{SEED}/{purpose}/{comment.text}".encode()).hexdigest()
-
-    return sorted(comments, key=order)
+    place = f"{SEED}/{purpose}/"
+    return sorted(comments, key=lambda each: hashlib.sha256((place + each.text).encode()).digest())
 
 
 def toxic_count(comments: Sequence[Comment]) -> int:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import canonical_json
@@ -64,11 +63,17 @@ def load_or_cut(
     log = _Log(store)
     take = log.append if keep else log.take_in
     versions = {each.version(text_column, id_column): each for each in objects}
-    new = {version: each for version, each in versions.items() if version not in log.cuts}
-    cut_one = partial(_cut_or_reason, text=text_column, id=id_column, target_bytes=target_bytes)
+
+    def cut_or_reason(version: ObjectVersion) -> _Cut:
+        try:
+            return version, cut(versions[version], text_column, id_column, target_bytes)
+        except UnreadableError as error:
+            return version, str(error)
+
+    new = [version for version in versions if version not in log.cuts]
     unreadable: list[str] = []
     with ThreadPoolExecutor(CUT_THREADS) as pool:
-        for batch in _batches(zip(new, pool.map(cut_one, new.values()), strict=True)):
+        for batch in _batches(pool.map(cut_or_reason, new)):
             unreadable += [shards for _, shards in batch if isinstance(shards, str)]
             take({version: s for version, s in batch if not isinstance(s, str)})
     cuts = log.cuts_of(versions, tuple(unreadable))
@@ -136,16 +141,6 @@ class _Log:
         """Adds the cuts in memory; of two cuts of one object the first is valid."""
         for version, shards in cuts.items():
             self.cuts.setdefault(version, tuple(shards))
-
-
-def _cut_or_reason(
-    input_object: InputObject, text: str, id: str | None, target_bytes: int
-) -> list[Shard] | str:
-    """The object's shards, or the reason why it cannot be read."""
-    try:
-        return cut(input_object, text, id, target_bytes)
-    except UnreadableError as error:
-        return str(error)
 
 
 def _batches(cuts: Iterable[_Cut]) -> Iterator[list[_Cut]]:

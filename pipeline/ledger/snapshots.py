@@ -22,7 +22,6 @@ from pipeline.stores.store import Store
 
 # A lost race means that another run published; this many in a row have another cause.
 MAX_LOST_RACES = 100
-UNPUBLISHED = 0  # no snapshot has this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +154,8 @@ def last_contents(store: Store, spec_name: str) -> Contents:
 def contents_of(
     spec_name: str, tasks: Mapping[str, SnapshotTask], shards: Sequence[Shard], done: Committed
 ) -> Contents:
-    """The snapshot that this work would have; its number is 0."""
-    return Contents(UNPUBLISHED, spec_name, tasks, tuple(_named(s, tasks, done) for s in shards))
+    """The snapshot that this work would have; its number is 0, which no snapshot has."""
+    return Contents(0, spec_name, tasks, tuple(_named(s, tasks, done) for s in shards))
 
 
 def etags_now(store: Store, files: Iterable[NamedFile]) -> dict[str, str]:

@@ -75,7 +75,10 @@ class LocalStore:
         _make_folder(temporary.parent)
         _make_folder(final.parent)
         try:
-            _write_durably(temporary, data)
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             return _link(temporary, final)
         finally:
             temporary.unlink(missing_ok=True)
@@ -110,13 +113,6 @@ def _files(folder: Path) -> Iterator[Path]:
     # — by default, os.walk skips a folder that it may not read: objects would be missed
     for place, _, names in os.walk(folder, onerror=refuse):
         yield from (Path(place, name) for name in names)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _link(temporary: Path, final: Path) -> bool:

@@ -15,7 +15,6 @@ from finished import (
     LABELS,
     ROWS,
     Corpus,
-    finish,
     label_file,
     read_parquet,
     rewrite,
@@ -37,21 +36,8 @@ FP = {task: fingerprint.id for task, fingerprint in toy_fingerprints().items()}
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Corpus:
-    made = Corpus(tmp_path / "corpus", tmp_path / "cache")
-    made.write()
-    return made
-
-
-@pytest.fixture
-def finished(store: LocalStore, corpus: Corpus) -> LocalStore:
-    assert finish(store, corpus.shards(store), toy_fingerprints()) == 1
-    return store
-
-
-@pytest.fixture
-def look(corpus: Corpus) -> Callable[[Store], VerifyResult]:
-    return lambda store: verify(store, contents(store), corpus.cache_dir, {})
+def look(toy_corpus: Corpus) -> Callable[[Store], VerifyResult]:
+    return lambda store: verify(store, contents(store), toy_corpus.cache_dir, {})
 
 
 Look = Callable[[Store], VerifyResult]
@@ -128,9 +114,9 @@ def test_files_of_two_shards_that_were_swapped_are_both_named(
 
 
 def test_a_label_file_of_another_task_or_fingerprint_is_named(
-    finished: LocalStore, corpus: Corpus, look: Look
+    finished: LocalStore, toy_corpus: Corpus, look: Look
 ) -> None:
-    shard = corpus.shards(finished)[0]
+    shard = toy_corpus.shards(finished)[0]
     other = label_file(shard, "toxic", toy_fingerprints("2")["toxic"])
     key = label_key("toxic", FP["toxic"], shard.id)
     metadata = {"assay.task": "topic", "assay.fp": other.fp, "assay.shard": "{}"}
@@ -199,15 +185,15 @@ def test_a_file_that_is_not_parquet_is_named(finished: LocalStore, look: Look) -
 
 
 def test_inputs_that_changed_or_are_gone_are_counted_and_not_failed(
-    finished: LocalStore, corpus: Corpus, look: Look
+    finished: LocalStore, toy_corpus: Corpus, look: Look
 ) -> None:
-    corpus.write_file(0, seed=4)
-    (corpus.folder / "1.jsonl").unlink()
+    toy_corpus.write_file(0, seed=4)
+    (toy_corpus.folder / "1.jsonl").unlink()
     found = look(finished)
     assert (found.intact, found.inputs_changed, found.documents_read_again) == (True, 2, ROWS)
-    for path in corpus.folder.iterdir():
+    for path in toy_corpus.folder.iterdir():
         path.unlink()
-    corpus.folder.rmdir()
+    toy_corpus.folder.rmdir()
     found = look(finished)
     assert (found.intact, found.inputs_changed, found.documents_read_again) == (True, FILES, 0)
 
@@ -289,13 +275,13 @@ def test_an_edited_probability_is_named_in_a_whole_output(finished: LocalStore, 
 
 def test_the_command_prints_the_damages_and_fails(
     finished: LocalStore,
-    corpus: Corpus,
+    toy_corpus: Corpus,
     write_spec: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(corpus.cache_dir))
-    spec = str(write_spec(input={"path": str(corpus.folder)}, output=str(finished.root)))
+    monkeypatch.setenv("ASSAY_CACHE", str(toy_corpus.cache_dir))
+    spec = str(write_spec(input={"path": str(toy_corpus.folder)}, output=str(finished.root)))
     assert main(["verify", spec]) == 0
     assert "intact" in capsys.readouterr().out
     key = keys_of(finished)[0]

@@ -41,19 +41,6 @@ from pipeline.stores.store import open_store
 FP = {task: fingerprint.id for task, fingerprint in toy_fingerprints().items()}
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Corpus:
-    made = Corpus(tmp_path / "corpus", tmp_path / "cache")
-    made.write()
-    return made
-
-
-@pytest.fixture
-def finished(store: LocalStore, corpus: Corpus) -> LocalStore:
-    assert finish(store, corpus.shards(store), toy_fingerprints()) == 1
-    return store
-
-
 def joined(store: LocalStore) -> list[dict[str, Any]]:
     """The rows of the output, put together by doc_id from the raw files with DuckDB."""
     answers = "struct_pack(label := {t}.label::varchar, p := {t}.p, mass := {t}.mass, margin := "
@@ -92,16 +79,18 @@ class Counting:
         return self._store.read(key)
 
 
-def test_the_table_is_the_join_of_the_raw_files(finished: LocalStore, corpus: Corpus) -> None:
+def test_the_table_is_the_join_of_the_raw_files(finished: LocalStore, toy_corpus: Corpus) -> None:
     table = open_labels(str(finished.root)).to_table()
     assert table.schema.names == [*DOCUMENT_COLUMNS, *sorted(LABELS)]
     rows = table.to_pylist()
     paths = [row.pop("path") for row in rows]
     assert rows == joined(finished)
-    assert paths == [str(corpus.folder / f"{n}.jsonl") for n in range(FILES) for _ in range(ROWS)]
+    assert paths == [
+        str(toy_corpus.folder / f"{n}.jsonl") for n in range(FILES) for _ in range(ROWS)
+    ]
     assert rows[7]["toxic"]["label"] is None and rows[7]["topic"]["p"] is None
     assert not any(pa.types.is_dictionary(field.type) for field in table.schema.field("toxic").type)
-    shards = corpus.shards(finished)
+    shards = toy_corpus.shards(finished)
     assert len(shards) > READ_AHEAD + 2 and any(shard.piece.start_row for shard in shards)
 
 
@@ -222,10 +211,10 @@ def test_a_task_named_as_a_column_of_every_document_is_refused(name: str) -> Non
     parse_spec(json.dumps({**spec, "tasks": [{**task, "name": f"{name}s"}]}))
 
 
-def test_an_older_snapshot_stays_readable(finished: LocalStore, corpus: Corpus) -> None:
+def test_an_older_snapshot_stays_readable(finished: LocalStore, toy_corpus: Corpus) -> None:
     before = open_labels(str(finished.root)).to_table()
-    corpus.write_file(1, seed=9)
-    assert finish(finished, corpus.shards(finished), toy_fingerprints("2")) == 2
+    toy_corpus.write_file(1, seed=9)
+    assert finish(finished, toy_corpus.shards(finished), toy_fingerprints("2")) == 2
     assert open_labels(str(finished.root), snapshot=1).to_table().equals(before)
     assert not open_labels(str(finished.root)).to_table().equals(before)
 
@@ -273,10 +262,10 @@ def test_answers_in_another_order_are_refused_though_their_etag_is_the_snapshots
     assert labels.to_table(columns=["topic"]).num_rows == ROWS * FILES
 
 
-def test_a_bucket_is_read_with_the_users_options(moto: Server, corpus: Corpus) -> None:
+def test_a_bucket_is_read_with_the_users_options(moto: Server, toy_corpus: Corpus) -> None:
     url = moto.new_url()
     store = open_store(url, moto.options)
-    finish(store, corpus.shards(store), toy_fingerprints())
+    finish(store, toy_corpus.shards(store), toy_fingerprints())
     labels = open_labels(url, storage_options=moto.options)
     counted = duckdb.sql("select count(distinct doc_id), count(toxic.label) from labels")
     assert labels.snapshot == 1 and counted.fetchall() == [(ROWS * FILES, (ROWS - 1) * FILES)]

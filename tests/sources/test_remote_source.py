@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_fixtures import FILES_BELOW, PATHS
 from fault_proxy import Faults, proxied
 from fsspec import AbstractFileSystem
 from servers import Server
@@ -75,20 +76,11 @@ def test_every_format_is_read_from_s3_as_from_a_disk(
     assert read == [text for _, text in rows]
 
 
-@pytest.mark.parametrize(
-    ("path", "names"),
-    [
-        ("", ["a.jsonl", "deep/b.parquet", "deep/er/c.jsonl.gz"]),
-        ("*.jsonl", ["a.jsonl"]),
-        ("**/*.parquet", ["deep/b.parquet"]),
-        ("deep/b.parquet", ["deep/b.parquet"]),
-        ("deep", ["deep/b.parquet", "deep/er/c.jsonl.gz"]),
-    ],
-)
+@pytest.mark.parametrize(("path", "names"), PATHS)
 def test_a_file_a_glob_and_a_folder_name_their_objects_in_order(
     bucket: Bucket, tmp_path: Path, path: str, names: list[str]
 ) -> None:
-    for name in ["deep/er/c.jsonl.gz", "deep/b.parquet", "a.jsonl", "deep/README.md"]:
+    for name in FILES_BELOW:
         bucket.write(name, name.encode())
     objects = find_objects(f"{bucket.url}/{path}", tmp_path / "cache", bucket.options)
     assert [input_object.path for input_object in objects] == [

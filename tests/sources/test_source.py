@@ -13,6 +13,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_fixtures import FILES_BELOW, PATHS
 from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError
@@ -237,21 +238,12 @@ def test_a_column_that_stands_twice_is_refused(write: Write) -> None:
         cut(write("corpus.parquet", parquet_bytes(table)), "text", None, 3000)
 
 
-@pytest.mark.parametrize(
-    ("path", "names"),
-    [
-        ("", ["a.jsonl", "deep/b.parquet", "deep/er/c.jsonl.gz"]),
-        ("*.jsonl", ["a.jsonl"]),
-        ("**/*.parquet", ["deep/b.parquet"]),
-        ("deep/b.parquet", ["deep/b.parquet"]),
-        ("deep", ["deep/b.parquet", "deep/er/c.jsonl.gz"]),
-    ],
-)
+@pytest.mark.parametrize(("path", "names"), PATHS)
 def test_a_file_a_glob_and_a_folder_name_their_objects_in_order(
     tmp_path: Path, path: str, names: list[str]
 ) -> None:
     root = tmp_path / "corpus"
-    for name in ["deep/er/c.jsonl.gz", "deep/b.parquet", "a.jsonl", "deep/README.md"]:
+    for name in FILES_BELOW:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(name.encode())
     objects = find_objects(f"{root}/{path}", tmp_path / "cache")

@@ -27,6 +27,16 @@ from pipeline.stores.local import LocalStore
 Row = tuple[str, str]  # id, text
 WORDS = ["yes", "naïve", "日本語", "🙂", "a\u2028b", "tab\there", '"quoted"', "back\\slash", "\x0b"]
 
+# Files below a folder, and what a path below it names of them.
+FILES_BELOW = ["deep/er/c.jsonl.gz", "deep/b.parquet", "a.jsonl", "deep/README.md"]
+PATHS = [
+    ("", ["a.jsonl", "deep/b.parquet", "deep/er/c.jsonl.gz"]),
+    ("*.jsonl", ["a.jsonl"]),
+    ("**/*.parquet", ["deep/b.parquet"]),
+    ("deep/b.parquet", ["deep/b.parquet"]),
+    ("deep", ["deep/b.parquet", "deep/er/c.jsonl.gz"]),
+]
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:

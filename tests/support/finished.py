@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from label_tables import label_table
 
 from pipeline.hashes import canonical_json
@@ -22,6 +23,7 @@ from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects
 from pipeline.spec.fingerprint import Fingerprint
+from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 
 ROWS, FILES, SHARD_BYTES = 30, 3, 8_000
@@ -55,6 +57,19 @@ class Corpus:
     def shards(self, store: Store) -> tuple[Shard, ...]:
         objects = find_objects(str(self.folder), self.cache_dir)
         return load_or_cut(store, objects, "text", "id", SHARD_BYTES).shards
+
+
+@pytest.fixture
+def toy_corpus(tmp_path: Path) -> Corpus:
+    corpus = Corpus(tmp_path / "corpus", tmp_path / "cache")
+    corpus.write()
+    return corpus
+
+
+@pytest.fixture
+def finished(store: LocalStore, toy_corpus: Corpus) -> LocalStore:
+    assert finish(store, toy_corpus.shards(store), toy_fingerprints()) == 1
+    return store
 
 
 def documents_of(shard: Shard) -> pa.Table:
