@@ -123,14 +123,14 @@ class LabelledShard:
         for task, scores in labelled.scores.items():
             for kind, values in fields_of(scores).items():
                 if values is not None:
-                    columns[f"{kind}:{task}"] = _lists(values)
+                    columns[f"{kind}:{task}"] = _to_column(values)
         return _with_columns(labelled.documents, columns, self.work)
 
     @classmethod
     def from_table(cls, block: pa.Table) -> LabelledShard:
         kinds = {field.name: _by_task(block, field.name) for field in fields(TaskScores)}
         scores = {
-            task: TaskScores(**{kind: _rectangle(of.get(task)) for kind, of in kinds.items()})
+            task: TaskScores(**{kind: _from_column(of.get(task)) for kind, of in kinds.items()})
             for task in kinds["log_probs"]
         }
         labelled = LabelledDocuments(
@@ -197,7 +197,7 @@ def _by_task(block: pa.Table, kind: str) -> dict[str, pa.Array]:
     return {name.partition(":")[2]: block.column(name).combine_chunks() for name in names}
 
 
-def _lists(values: NDArray[Any]) -> pa.Array:
+def _to_column(values: NDArray[Any]) -> pa.Array:
     """[docs, width] as one fixed-size list a document, or [docs] as a plain column."""
     column = pa.array(values.ravel())
     if values.ndim == 1:
@@ -205,7 +205,8 @@ def _lists(values: NDArray[Any]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(column, values.shape[1])
 
 
-def _rectangle(column: pa.Array | None) -> Any:  # [docs, width] or [docs]; None without a column
+def _from_column(column: pa.Array | None) -> Any:
+    """The array of such a column: [docs, width] or [docs]; None without a column."""
     if not isinstance(column, pa.FixedSizeListArray):
         return None if column is None else column.to_numpy(zero_copy_only=False)
     values = column.flatten().to_numpy(zero_copy_only=False)
