@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 VERB = re.compile(r"^[\s│]+([a-z][a-z-]+)\s{2,}\S", re.MULTILINE)
+# What public functions return. These classes have no public constructor.
+RESULTS = (
+    "pipeline.ledger.dataset.LabelDataset",
+    "pipeline.runtime.job.Plan",
+    "pipeline.runtime.outcome.Outcome",
+)
 PLAIN = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 
@@ -134,15 +140,17 @@ def _help(*verb: str) -> str:
 
 
 def api_page() -> str:
-    """Every public name, at the module that defines it. Nothing heavy is imported."""
+    """Every public name, errors last, then what the functions return. Nothing heavy is imported."""
     import pipeline
 
     parts = [(FOLDER / "_api.md").read_text()]
     tree = ast.parse(Path(pipeline.__file__).read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     homes = {alias.name: node.module for node in imports for alias in node.names}
-    for name in pipeline.__all__:
-        parts.append(f"## {name}\n\n::: {homes[name]}.{name}\n")
+    for name in sorted(pipeline.__all__, key=lambda name: name.endswith("Error")):
+        parts.append(f"::: {homes[name]}.{name}\n")
+    without_constructor = "    options:\n      merge_init_into_class: false\n"
+    parts += [f"::: {name}\n{without_constructor}" for name in RESULTS]
     return "\n".join(parts)
 
 

@@ -1,7 +1,8 @@
 """The library behind `assay`: see README for the file map, and `__all__` for what is public.
 
 >>> from pipeline import Labeller
->>> Labeller("spec.yaml").label(["What a day!", "Get lost."])
+>>> Labeller("my.yaml").label(["What a day!", "Get lost."]).num_rows
+2
 """
 
 from __future__ import annotations

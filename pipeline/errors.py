@@ -22,6 +22,7 @@ class AssayError(Exception):
     """An error that the user can act on; its message names the place, the value and the fix."""
 
     exit_code = 1
+    """Exit code of the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class SpecError(AssayError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(tuple(problems))
         self.problems = tuple(problems)
+        """The mistakes, each with its `place`, `fix` and `value`."""
 
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)

@@ -32,7 +32,19 @@ from pipeline.spec.schema import JobSpec, TaskSpec
 
 
 class Labeller:
-    """A spec's model in memory, which answers the spec's tasks about any text."""
+    """A spec's model in memory, which answers the spec's tasks about any text.
+
+    Args:
+        spec: A spec, its YAML file, or a dictionary of its keys. A dictionary may omit `name`,
+            `input` and `output`, which are not used.
+        cache_dir: Folder of models (default: `$ASSAY_CACHE`, or `~/.cache/assay`).
+        placement: Device and number format (default: chosen from the spec and this machine).
+
+    Raises:
+        SpecError: The spec is wrong, names missing files, or does not fit the machine or the model.
+        ModelError: The model cannot be loaded, or is not supported exactly.
+        StorageError: A model or a fitted file cannot be read from its store.
+    """
 
     def __init__(
         self,
@@ -42,6 +54,7 @@ class Labeller:
         placement: Placement | None = None,
     ) -> None:
         self.spec = as_spec(spec)
+        """The valid spec."""
         require_torchao(self.spec.model.quantize)
         where = placement or place(self.spec.model, this_machine())
         job = make_job(self.spec, where, cache_dir or default_cache_dir())
@@ -51,9 +64,23 @@ class Labeller:
         self._calibrations = {**job.calibrations, **contextual}
 
     def label(self, texts: Iterable[str | None], ids: Iterable[object] | None = None) -> pa.Table:
-        """A row for each text, in order, with a struct for each task as in a label file.
+        """A row for each text, in order, with a struct of answers for each task.
 
-        A text that cannot be labelled has no answer; the struct's `status` has the reason.
+        Args:
+            texts: The texts. None has the status `error:no text`.
+            ids: An id for each text (default: the hash of the text).
+
+        Returns:
+            [texts] rows: the columns of a documents file, then a struct for each task with the
+                columns of its label file. A text without an answer has the reason as its `status`.
+
+        Raises:
+            TypeError: `texts` is one text; write a list.
+            ValueError: `ids` and `texts` differ in length.
+
+        Examples:
+            >>> Labeller("my.yaml").label(["What a day!"])["toxic"].to_pylist()
+            [{'label': ..., 'p': {'toxic': 0..., 'clean': 0...}, 'mass': ..., 'status': 'ok'}]
         """
         if isinstance(texts, str | bytes):
             raise TypeError("label() takes a list of texts; write label([text])")

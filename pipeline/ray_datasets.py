@@ -31,8 +31,25 @@ def label_dataset(
 ) -> ray.data.Dataset:
     """The dataset with a struct column of answers for each task, as in a label file.
 
-    The text is read from the column that `input.text` names (default: `text`). Each actor labels
-    `batch_rows` rows at once. SpecError if that column is missing or a task has a column's name.
+    Ray computes it when it is read, and raises the workers' errors as its own, with their text.
+
+    Args:
+        ds: Documents, with their text in the column that `input.text` names (default: `text`), and
+            without a column that has a task's name.
+        spec: A spec, its YAML file, or a dictionary of its keys, as for `Labeller`.
+        cache_dir: Folder of models on every node (default: `$ASSAY_CACHE`, or `~/.cache/assay`).
+        batch_rows: Rows that an actor labels at once.
+
+    Returns:
+        The rows and columns of `ds`, and a column for each task. The order is Ray's.
+
+    Raises:
+        SpecError: The spec is wrong, or asks for more GPUs than a node of the cluster has.
+
+    Examples:
+        >>> documents = ray.data.from_items([{"text": "What a day!"}])
+        >>> label_dataset(documents, "my.yaml").columns()
+        ['text', 'toxic', 'topic']
     """
     job_spec = as_spec(spec)
     placement = place(job_spec.model, cluster(node_resources()))

@@ -30,16 +30,22 @@ def open_labels(
 
     Args:
         output: The `output` of the spec: a folder, or a URL such as `s3://bucket/prefix`.
-        tasks: The tasks to show (default: all). Files of other tasks are not read.
+        tasks: Names of the tasks to show (default: all). Files of other tasks are not read.
         snapshot: The snapshot's number (default: the current one).
         storage_options: The fsspec options of the output's store.
 
-    Raises:
-        SpecError: The snapshot has no such task.
-        StorageError: The output has no snapshot, or it cannot be read.
+    Returns:
+        A dataset that DuckDB, Polars, pandas and Arrow read without a join.
 
-    >>> labels = open_labels("s3://labels/corpus", storage_options={"profile": "labels"})
-    >>> duckdb.sql("select toxic.label, count(*) from labels group by 1")
+    Raises:
+        SpecError: The snapshot has no such task, or an option is wrong.
+        RefusedError: The output is in a store of an unsupported kind.
+        StorageError: The output has no such snapshot, or it cannot be read.
+
+    Examples:
+        >>> labels = open_labels("out/my_corpus", tasks=["toxic"])
+        >>> duckdb.sql("select count(toxic.label) from labels").fetchall()
+        [(8,)]
     """
     store = open_store(output, dict(storage_options or {}))
     shown = contents(store, snapshot)

@@ -82,6 +82,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
+        """The rows of the whole input."""
         return sum(shard.rows for shard in self.shards)
 
     @property

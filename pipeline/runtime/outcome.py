@@ -56,17 +56,23 @@ class Outcome:
     """How a run ended."""
 
     output: str
-    rows: int  # of the whole input
+    rows: int
+    """Rows of the whole input."""
     shards: int
     missing_shards: int
+    """Shards that are not finished."""
     tally: Tally
+    """Counts of the rows, statuses and labels of this run."""
     seconds: float
-    unreadable: tuple[str, ...]  # files whose rows cannot be counted, each with the reason
-    snapshot: int | None  # None: incomplete, so none was published
+    unreadable: tuple[str, ...]
+    """Files whose rows cannot be counted, each with the reason."""
+    snapshot: int | None
+    """Number of the published snapshot; None if none was published."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the output
 
     @property
     def complete(self) -> bool:
+        """Whether every shard is finished and every file was read."""
         return self.missing_shards == 0 and not self.unreadable
 
 

@@ -104,11 +104,32 @@ def run(
     publish_partial: bool = False,
     announce: Callable[[Plan], Progress] = lambda _plan: lambda _rows: None,
 ) -> Outcome:
-    """Label every missing cell and publish a snapshot; a second run changes nothing.
+    """The outcome of a run, which labels what is missing and publishes a snapshot.
 
-    `retry_failed` also tries failed and quarantined rows again. `publish_partial` publishes a
-    snapshot of the complete shards if the run ends before the last of them. `announce` is called
-    with the plan, and returns the function that is called with each committed shard's rows.
+    A second run changes nothing. After an error or a crash, run again: finished shards are kept.
+
+    Args:
+        spec: The job.
+        cache_dir: Folder of models and file hashes, on every node.
+        address: A Ray cluster, such as `ray://head:10001` (default: a local Ray).
+        retry_failed: Also try failed and quarantined rows again.
+        publish_partial: Publish the complete shards if the run ends before the last of them.
+        announce: Called with the plan; returns a function that is called with the number of rows of
+            each shard as it is committed.
+
+    Returns:
+        Counts of rows and shards, and the number of the snapshot.
+
+    Raises:
+        SpecError: The spec names missing files, or does not fit the cluster or the model.
+        RefusedError: The store could lose results, or no cluster answers at `address`.
+        StorageError: A store failed; UnavailableError if it may succeed later.
+        ModelError: The model cannot be loaded, or is not supported exactly.
+        FailedRowsError: The share of failed rows exceeds `max_error_rate`.
+
+    Examples:
+        >>> run(load_spec("my.yaml"), cache_dir=Path("cache")).complete
+        True
     """
     labelled = label(
         spec,
@@ -166,10 +187,26 @@ def label(
 
 
 def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
-    """The plan of `run`; nothing is written.
+    """The plan of `run`; nothing is written to the output.
 
     An answer depends on the number format of the machine. Where the spec does not fix it, this is
     the plan of the machine with the least to do.
+
+    Args:
+        spec: The job.
+        cache_dir: Folder of models and file hashes.
+
+    Returns:
+        The shards of the input and the work that is missing.
+
+    Raises:
+        SpecError: The spec names missing files, or fits no machine.
+        RefusedError: The output is in a store of an unsupported kind.
+        StorageError: The input or the output cannot be read.
+
+    Examples:
+        >>> dry_run(load_spec("my.yaml"), cache_dir=Path("cache")).missing_rows
+        0
     """
     store = open_store(spec.output, spec.storage_options)
     first, *others = jobs_for_each_dtype(spec, cache_dir)

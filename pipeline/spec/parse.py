@@ -26,7 +26,21 @@ _UNUSED: Mapping[str, Any] = {
 
 
 def load_spec(path: str | Path) -> JobSpec:
-    """The spec in a YAML file; SpecError with one line a problem."""
+    """The spec in a YAML file.
+
+    Args:
+        path: The file, in UTF-8.
+
+    Returns:
+        The valid spec, which cannot be changed.
+
+    Raises:
+        SpecError: The file cannot be read, or the spec is wrong; one line a problem.
+
+    Examples:
+        >>> load_spec("my.yaml").output
+        'out/my_corpus'
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -35,7 +49,23 @@ def load_spec(path: str | Path) -> JobSpec:
 
 
 def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
-    """The spec in a YAML text; `place` names the text in errors."""
+    """The spec in a YAML text.
+
+    Args:
+        text: The YAML. Anchors are refused, and `yes`, `no` and dates are strings.
+        place: A name for the text in errors.
+
+    Returns:
+        The valid spec, which cannot be changed.
+
+    Raises:
+        SpecError: The text is not plain YAML, or the spec is wrong; one line a problem.
+
+    Examples:
+        >>> parse_spec("{name: a, model: {path: m}, input: {path: in}, output: out, tasks: []}")
+        Traceback (most recent call last):
+        pipeline.errors.SpecError: tasks: Tuple should have at least 1 item ...
+    """
     try:
         content = yaml.load(text, Loader=PlainLoader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a malformed number, such as `0x_`

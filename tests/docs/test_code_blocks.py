@@ -1,33 +1,40 @@
-"""Every code block of the README and the manual is run, or says why it is not.
+"""Every code block of the README, the manual and public docstrings is run, or says why it is not.
 
 A comment before a block marks it: `<!-- test: slow -->` for a block that takes long, and
 `<!-- no-run: REASON -->` for one that needs what a test does not have. YAML blocks are specs or
 parts of one. Python and shell blocks run in a folder with a small output that is finished: the
-command runs in this process and without Ray, and a random model answers.
+command runs in this process and without Ray, and a random model answers. The examples of public
+docstrings are doctests: `...` matches any text.
 """
 
 from __future__ import annotations
 
+import builtins
+import doctest
 import importlib.util
+import inspect
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 import yaml
 from command import SLOW_ON_RAY
 from stages import run_without_ray
 
 import pipeline
+from pipeline import errors
 from pipeline.cli import main
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
@@ -53,6 +60,19 @@ BASE = {
     "tasks": [{"name": "toxic", "question": "Is this rude?", "labels": ["toxic", "clean"]}],
 }
 TOPIC = {"name": "topic", "question": "What is this about?", "labels": ["art", "law"]}
+
+PUBLIC = [getattr(pipeline, name) for name in pipeline.__all__]
+METHODS = [
+    method
+    for each in PUBLIC
+    if inspect.isclass(each) and each is not JobSpec
+    for name, method in inspect.getmembers(each, inspect.isfunction)
+    if not name.startswith("_")
+]
+# What is called, in other words: an error is only caught, and a spec is parsed.
+CALLED = [each for each in PUBLIC if each is pipeline.Labeller or inspect.isfunction(each)]
+SECTION = re.compile(r"^(\w+):\n((?:    .*\n|\n)+)", re.MULTILINE)
+ENTRY = re.compile(r"^    (\w+): \S", re.MULTILINE)
 
 MANUAL = (pytest.mark.xdist_group("manual"),)  # these share one folder, which takes seconds
 
@@ -112,7 +132,7 @@ def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     spec["model"] = {"path": str(model_folder), "dtype": "float32"}
     spec["tasks"].append(TOPIC)
     spec["filter"] = {"keep": "toxic.p.toxic < 0.5", "on_error": "drop"}
-    (made / "my.yaml").write_text(yaml.safe_dump(spec))
+    (made / "my.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
     rows = [{"doc": f"d{n}", "text": f"This is text {n}. " * (1 + n % 3)} for n in range(8)]
     gold = [f'{{"doc": "d{n}", "toxic": "{("clean", "toxic")[n % 2]}"}}\n' for n in range(8)]
     (made / "gold.jsonl").write_text("".join(gold))
@@ -183,6 +203,52 @@ def test_a_shell_block_runs(
         for words in commands(block.code):
             run(words)
     assert capsys.readouterr().out.strip()
+
+
+def examples() -> Iterator[Any]:
+    """A doctest for each public docstring with an example."""
+    names = {name: getattr(pipeline, name) for name in pipeline.__all__}
+    names |= {"Path": Path, "duckdb": duckdb, "ray": ray}
+    for each in [pipeline, *PUBLIC, *METHODS]:
+        name = getattr(each, "__qualname__", each.__name__)
+        marks = SLOW_ON_RAY if each is pipeline.label_dataset else MANUAL
+        test = doctest.DocTestParser().get_doctest(each.__doc__ or "", dict(names), name, None, 0)
+        if test.examples:
+            yield pytest.param(test, id=name, marks=marks)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("example", [*examples()])
+def test_an_example_of_a_docstring_runs(
+    example: doctest.DocTest, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if example.name == "label_dataset":
+        request.getfixturevalue("shared_ray")
+    else:
+        run_without_ray(monkeypatch)
+    runner = doctest.DebugRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    runner.run(example)
+
+
+@pytest.mark.parametrize("each", [*CALLED, *METHODS], ids=lambda each: each.__qualname__)
+def test_a_public_docstring_has_every_argument_the_result_and_the_errors(
+    each: Callable[..., Any],
+) -> None:
+    sections = dict(SECTION.findall(f"{inspect.getdoc(each)}\n"))
+    signature = inspect.signature(each)
+    arguments = [name for name in signature.parameters if name != "self"]
+    assert ENTRY.findall(sections.get("Args", "")) == arguments
+    returns = not inspect.isclass(each) and signature.return_annotation != "None"
+    assert bool(sections.get("Returns", "").strip()) == returns
+    raised = ENTRY.findall(sections["Raises"])
+    known = [getattr(errors, name, None) or getattr(builtins, name) for name in raised]
+    assert known and all(issubclass(error, Exception) for error in known)
+    assert "Examples" in sections or inspect.isclass(each)
+
+
+def test_every_public_name_and_every_key_of_a_spec_has_a_docstring() -> None:
+    assert all(vars(each).get("__doc__") for each in PUBLIC if inspect.isclass(each))
+    assert all(field.description for field in JobSpec.model_fields.values())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
