@@ -31,7 +31,7 @@ from pipeline.inference.attention.kernels import Kernel, flash_kernel
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer, plain_attention
 from pipeline.inference.model.quantisation import quantise
 from pipeline.inference.schedules import read_prefix
-from pipeline.inference.schedules.interface import LayerStates, ReadPoint
+from pipeline.inference.schedules.forward import LayerStates, ReadPoint
 from pipeline.spec.schema import Quantize
 
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}

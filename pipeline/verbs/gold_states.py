@@ -27,7 +27,7 @@ from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import pack
-from pipeline.inference.schedules.interface import LayerStates, ReadPoint
+from pipeline.inference.schedules.forward import LayerStates, ReadPoint
 from pipeline.runtime.assembly import chunk_document, job_model, job_prompt, memory_plan
 from pipeline.runtime.job import Job, plan
 from pipeline.sources.documents import RawRow, documents_from

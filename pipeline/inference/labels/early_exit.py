@@ -20,8 +20,9 @@ from pipeline.fitted.readout import LinearMap, Readout
 from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.scoring import LabelScorer, label_log_probs, label_scorer
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules import Schedule, tokens_read
 from pipeline.inference.schedules.batching import Usage
-from pipeline.inference.schedules.interface import LayerStates, ReadPoint, Schedule, tokens_read
+from pipeline.inference.schedules.forward import LayerStates, ReadPoint
 from pipeline.spec.schema import ExitSpec
 
 Readouts = Mapping[str, Readout]  # by task

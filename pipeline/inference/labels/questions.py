@@ -20,8 +20,8 @@ from pipeline.inference.labels.early_exit import OnePassQuestions, Readouts
 from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules import Schedule
 from pipeline.inference.schedules.batching import Usage
-from pipeline.inference.schedules.interface import Schedule
 from pipeline.spec.schema import ExitSpec
 
 

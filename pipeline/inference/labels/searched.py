@@ -27,8 +27,9 @@ from pipeline.inference.labels.scoring import (
 )
 from pipeline.inference.labels.trie import LabelTrie, Path
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules import Schedule, tokens_read
 from pipeline.inference.schedules.batching import TokenCounter, Usage
-from pipeline.inference.schedules.interface import CachedText, ReadPoint, Schedule, tokens_read
+from pipeline.inference.schedules.forward import ReadPoint
 
 States = Callable[[Sequence[Path]], Tensor]  # paths below a question -> [paths, hidden]
 
@@ -63,25 +64,25 @@ class SearchedQuestions:
     def _answer(
         self, document: Sequence[int], max_tokens: int
     ) -> list[Tensor]:  # one [1, labels] a question
-        text = self._schedule.cache_text(document, self._counter)
+        text = self._schedule.extended(document, self._counter)
         at_once: Iterator[Tensor] = iter(())
         if self._scorers:
-            states = text.states(self._suffixes).unsqueeze(1)  # [suffixes, 1, hidden]
+            states = text.states(self._suffixes, self._counter).unsqueeze(
+                1
+            )  # [suffixes, 1, hidden]
             at_once = iter(label_log_probs(states, self._scorers, self._unembed))
         return [
             self._search(text, question, max_tokens) if question.searched else next(at_once)
             for question in self._questions
         ]
 
-    def _search(
-        self, text: CachedText, question: Question, max_tokens: int
-    ) -> Tensor:  # [1, labels]
+    def _search(self, text: Schedule, question: Question, max_tokens: int) -> Tensor:  # [1, labels]
         assert question.trie is not None, question.name
         *before, last = question.token_ids
-        with_question = text.extended(before) if before else text
+        with_question = text.extended(before, self._counter) if before else text
         log_probs = search(
             question.trie,
-            lambda paths: with_question.states([(last, *path) for path in paths]),
+            lambda paths: with_question.states([(last, *p) for p in paths], self._counter),
             self._unembed,
             beam=question.beam,
             max_tokens=max_tokens,

@@ -1,11 +1,11 @@
 """Forwards of a decoder: over a packed tree, at some rows of its last layer, up to some layer.
 
-Entry points: `prefill`, `run`, `run_at_ends` and `run_to_layers`.
+Entry points: `ReadPoint`, which says what is read; `prefill`, `run`, `run_at_ends`, `run_to_layers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,40 @@ from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.attention.plan import plan_attention, plan_ends
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
+
+Suffix = tuple[int, ...]  # token ids that follow a document: a question, and perhaps label tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPoint:
+    """A layer after which hidden states are read: those at suffixes, the documents' mean, or both.
+
+    Layer N gives the `hidden_states[N]` of transformers. After the last layer the states are
+    normalised.
+    """
+
+    layer: int
+    suffixes: tuple[Suffix, ...] = ()  # each is read at its last token
+    mean: bool = False  # the mean of the states at a document's own tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStates:
+    """The hidden states of one read point."""
+
+    layer: int
+    at_suffixes: Tensor  # [suffixes, docs, hidden], in the order of the read point
+    mean: Tensor | None  # [docs, hidden] fp32
+
+    def of_documents(self, documents: Sequence[int]) -> LayerStates:
+        """The states of these documents alone."""
+        mean = None if self.mean is None else self.mean[documents]
+        return LayerStates(self.layer, self.at_suffixes[:, documents], mean)
+
+
+# Takes the states of the documents that are left. Returns which of these continue to the next read
+# point, as rising indices into them, or None if all do.
+OnLayer = Callable[[LayerStates], Sequence[int] | None]
 
 
 @torch.inference_mode()
@@ -162,3 +196,15 @@ def run_to_layers(
             hooks.callback(handle.remove)
         output = decoder(**inputs)
         on_states(len(blocks), output.last_hidden_state.to(home))
+
+
+def deliver(states_by_layer: Iterable[LayerStates], on_layer: OnLayer) -> None:
+    """Gives states that are all computed to `on_layer`, without the documents that left before."""
+    remaining: list[int] | None = None
+    for states in states_by_layer:
+        continuing = on_layer(states if remaining is None else states.of_documents(remaining))
+        if continuing is None:
+            continue
+        remaining = [d if remaining is None else remaining[d] for d in continuing]
+        if not remaining:
+            return

@@ -20,32 +20,55 @@ from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import (
+    LayerStates,
+    OnLayer,
     PackedStates,
+    ReadPoint,
+    Suffix,
     attend_everywhere,
+    deliver,
     packed,
     prefill,
     run,
     run_at_ends,
     run_to_layers,
 )
-from pipeline.inference.schedules.interface import LayerStates, OnLayer, ReadPoint, Suffix, deliver
 
 
+@dataclass(frozen=True, slots=True)
 class FusedSchedule:
-    """A model with the keys and values of its prefix."""
+    """A model with the keys and values of a text: the prefix, or a document below the prefix."""
 
-    def __init__(
-        self, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
-    ) -> None:
-        self._model = model
-        self._prefix = prefill(model, prefix, layers=layers)
+    model: LoadedModel
+    prefix: PrefixKV | None
+    unread: tuple[int, ...] = ()  # a document's last token, which every forward below it reads
+
+    @classmethod
+    def below(
+        cls, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
+    ) -> FusedSchedule:
+        return cls(model, prefill(model, prefix, layers=layers))
 
     def reader(self, points: Sequence[ReadPoint]) -> FusedReader:
         """A reader of these points; tokens that several suffixes begin with are read once."""
-        return FusedReader(self._model, self._prefix, points)
+        return FusedReader(self.model, self.prefix, points)
 
-    def cache_text(self, document: Sequence[int], counter: TokenCounter) -> FusedText:
-        return FusedText(self._model, self._prefix, (), counter).extended(document)
+    def extended(self, token_ids: Sequence[int], counter: TokenCounter) -> FusedSchedule:
+        """The text followed by these tokens, at least one; `counter` counts what is read."""
+        *read, last = (*self.unread, *token_ids)
+        counter.tokens += len(read)
+        prefix = prefill(self.model, read, prefix=self.prefix)
+        return FusedSchedule(self.model, prefix, (last,))
+
+    def states(
+        self, suffixes: Sequence[Suffix], counter: TokenCounter
+    ) -> Tensor:  # [suffixes, hidden]
+        """The last layer's normalised states at the suffixes' last tokens, in one forward."""
+        reader = self.reader([ReadPoint(self.model.layers, tuple(suffixes))])
+        counter.tokens += len(self.unread) + reader.question_tokens
+        by_layer: list[LayerStates] = []
+        reader.read_layers([self.unread], by_layer.append)
+        return by_layer[0].at_suffixes[:, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +85,7 @@ class _Step:
 class FusedReader:
     """Read points whose suffixes are the branches of one tree."""
 
-    repeated_prefix_tokens = 0
+    repeated_prefix_tokens = 0  # tokens of the prefix that are read again with every document
 
     def __init__(
         self, model: LoadedModel, prefix: PrefixKV | None, points: Sequence[ReadPoint]
@@ -79,6 +102,7 @@ class FusedReader:
 
     @property
     def question_tokens(self) -> int:
+        """Tokens below every document that go through the model."""
         return len(self._branches.token_ids)
 
     def _step(self, start: int, point: ReadPoint, *, deepest: bool) -> _Step:
@@ -100,6 +124,7 @@ class FusedReader:
 
     @torch.inference_mode()
     def read_layers(self, documents: Sequence[Sequence[int]], on_layer: OnLayer) -> None:
+        """Gives the states of every read point to `on_layer`, from the first layer down."""
         tree = Tree.of(
             [len(document) for document in documents],
             self._branches.nodes,
@@ -159,28 +184,3 @@ class FusedReader:
             at_ends[:, step.end_of_suffix].transpose(0, 1),
             batch.means() if step.point.mean else None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class FusedText:
-    """A text whose keys and values are kept, except its last token, which every forward reads."""
-
-    model: LoadedModel
-    prefix: PrefixKV | None
-    unread: tuple[int, ...]
-    counter: TokenCounter
-
-    def extended(self, token_ids: Sequence[int]) -> FusedText:
-        *read, last = (*self.unread, *token_ids)
-        self.counter.tokens += len(read)
-        prefix = prefill(self.model, read, prefix=self.prefix)
-        return replace(self, prefix=prefix, unread=(last,))
-
-    def states(self, suffixes: Sequence[Suffix]) -> Tensor:  # [suffixes, hidden]
-        """The states at the suffixes' last tokens, in one forward."""
-        point = ReadPoint(self.model.layers, tuple(suffixes))
-        reader = FusedReader(self.model, self.prefix, [point])
-        self.counter.tokens += len(self.unread) + reader.question_tokens
-        by_layer: list[LayerStates] = []
-        reader.read_layers([self.unread], by_layer.append)
-        return by_layer[0].at_suffixes[:, 0]

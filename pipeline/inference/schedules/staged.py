@@ -11,7 +11,7 @@ levels below it. Entry point: `StagedSchedule`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,14 @@ from pipeline.inference.attention.kernels import (
 from pipeline.inference.attention.merge import merge_into
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter
-from pipeline.inference.schedules.forward import run_to_layers
-from pipeline.inference.schedules.interface import LayerStates, OnLayer, ReadPoint, Suffix, deliver
+from pipeline.inference.schedules.forward import (
+    LayerStates,
+    OnLayer,
+    ReadPoint,
+    Suffix,
+    deliver,
+    run_to_layers,
+)
 
 # With a span of one token, model code takes its path for generation. That path writes states in
 # place, and it gives other numbers: Nemotron-H and Granite do not limit the time step there.
@@ -158,62 +164,75 @@ class PaddedSuffixes:
         return {layer: states[rows, self.last] for layer, states in by_layer.items()}
 
 
+@dataclass(frozen=True, slots=True)
 class StagedSchedule:
-    """A model that has read its prefix, except the last token: every document begins with that.
+    """A model that has read a text as levels: the prefix, or a document below the prefix.
 
-    So no document is a span of one token.
+    The last token of the prefix is unread, so that no document is a span of one token.
     """
 
-    def __init__(
-        self, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
-    ) -> None:
-        self._model = model
-        self._unread = tuple(prefix[-1:])
-        self._above: tuple[Level, ...] = ()
+    model: LoadedModel
+    above: tuple[Level, ...]
+    unread: tuple[int, ...]  # the text's last tokens, which are read with what follows
+
+    @classmethod
+    def below(
+        cls, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
+    ) -> StagedSchedule:
+        above: tuple[Level, ...] = ()
         if len(prefix) > 1:
             token_ids = torch.tensor([prefix[:-1]], device=model.device)
             _, level = read_level(model, (), token_ids, [layers or model.layers])
-            self._above = (level,)
+            above = (level,)
+        return cls(model, above, tuple(prefix[-1:]))
 
     def reader(self, points: Sequence[ReadPoint]) -> StagedReader:
         """A reader of these points, whose suffixes are padded to one batch."""
-        return StagedReader(self._model, self._above, self._unread, points)
+        return StagedReader(self, points)
 
-    def cache_text(self, document: Sequence[int], counter: TokenCounter) -> StagedText:
-        return StagedText(self._model, self._above, self._unread, counter).extended(document)
+    def extended(self, token_ids: Sequence[int], counter: TokenCounter) -> StagedSchedule:
+        """The text followed by these tokens; `counter` counts what is read.
+
+        A text too short to be a level is read with what follows.
+        """
+        together = (*self.unread, *token_ids)
+        if self.above and len(together) < _MIN_TOKENS:
+            return StagedSchedule(self.model, self.above, together)
+        counter.tokens += len(together)
+        ids = torch.tensor([together], device=self.model.device)
+        _, level = read_level(self.model, self.above, ids, [self.model.layers])
+        return StagedSchedule(self.model, (*self.above, level), ())
+
+    def states(
+        self, suffixes: Sequence[Suffix], counter: TokenCounter
+    ) -> Tensor:  # [suffixes, hidden]
+        """The last layer's normalised states at the suffixes' last tokens, in one padded batch."""
+        below = [(*self.unread, *suffix) for suffix in suffixes]
+        padded = PaddedSuffixes.of(below, self.model.device)
+        counter.tokens += padded.token_ids.numel()
+        return padded.states(self.model, self.above, [self.model.layers])[self.model.layers]
 
 
 class StagedReader:
     """Read points whose suffixes are one padded batch, as deep as the deepest of the points."""
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        above: tuple[Level, ...],
-        unread: tuple[int, ...],  # tokens of the prefix that every document begins with
-        points: Sequence[ReadPoint],
-    ) -> None:
-        self._model, self._above, self._unread, self._points = model, above, unread, points
+    def __init__(self, schedule: StagedSchedule, points: Sequence[ReadPoint]) -> None:
+        self._schedule, self._points = schedule, points
         self._layers = [point.layer for point in points]
         suffixes = list(dict.fromkeys(suffix for point in points for suffix in point.suffixes))
         row_of = {suffix: row for row, suffix in enumerate(suffixes)}
-        self._padded = PaddedSuffixes.of(suffixes, model.device)
+        device = schedule.model.device
+        self._padded = PaddedSuffixes.of(suffixes, device)
+        rows = {point.layer: [row_of[suffix] for suffix in point.suffixes] for point in points}
         self._rows = {  # [suffixes of the point] int64
-            point.layer: torch.tensor(
-                [row_of[suffix] for suffix in point.suffixes],
-                dtype=torch.int64,
-                device=model.device,
-            )
-            for point in points
+            layer: torch.tensor(of_layer, dtype=torch.int64, device=device)
+            for layer, of_layer in rows.items()
         }
 
-    @property
-    def repeated_prefix_tokens(self) -> int:
-        return len(self._unread)
-
-    @property
-    def question_tokens(self) -> int:
-        return self._padded.token_ids.numel()
+        # Tokens of the prefix that are read again with every document.
+        self.repeated_prefix_tokens = len(schedule.unread)
+        # Tokens below every document that go through the model, padding included.
+        self.question_tokens = self._padded.token_ids.numel()
 
     @torch.inference_mode()
     def read_layers(self, documents: Sequence[Sequence[int]], on_layer: OnLayer) -> None:
@@ -235,39 +254,14 @@ class StagedReader:
         self, document: Sequence[int]
     ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:  # by layer: [suffixes, hidden] and [hidden]
         """The states at the suffixes' last tokens, and the means of the document's own."""
-        [token_ids] = to_device([np.array([*self._unread, *document])], self._model.device)
-        states, level = read_level(self._model, self._above, token_ids[None], self._layers)
+        model, above, unread = self._schedule.model, self._schedule.above, self._schedule.unread
+        [token_ids] = to_device([np.array([*unread, *document])], model.device)
+        states, level = read_level(model, above, token_ids[None], self._layers)
         means = {
-            layer: of_layer[0, len(self._unread) :].float().mean(dim=0)
+            layer: of_layer[0, len(unread) :].float().mean(dim=0)
             for layer, of_layer in states.items()
         }
         if not len(self._padded.last):
             return {layer: of_layer[0, :0] for layer, of_layer in states.items()}, means
-        at_ends = self._padded.states(self._model, (*self._above, level), self._layers)
+        at_ends = self._padded.states(model, (*above, level), self._layers)
         return {layer: at_ends[layer][rows] for layer, rows in self._rows.items()}, means
-
-
-@dataclass(frozen=True, slots=True)
-class StagedText:
-    """A text as levels. A tail too short to be a level is read with what follows."""
-
-    model: LoadedModel
-    above: tuple[Level, ...]
-    unread: tuple[int, ...]
-    counter: TokenCounter
-
-    def extended(self, token_ids: Sequence[int]) -> StagedText:
-        together = (*self.unread, *token_ids)
-        if self.above and len(together) < _MIN_TOKENS:
-            return replace(self, unread=together)
-        self.counter.tokens += len(together)
-        ids = torch.tensor([together], device=self.model.device)
-        _, level = read_level(self.model, self.above, ids, [self.model.layers])
-        return replace(self, above=(*self.above, level), unread=())
-
-    def states(self, suffixes: Sequence[Suffix]) -> Tensor:  # [suffixes, hidden]
-        """The states at the suffixes' last tokens, in one padded batch."""
-        below = [(*self.unread, *suffix) for suffix in suffixes]
-        padded = PaddedSuffixes.of(below, self.model.device)
-        self.counter.tokens += padded.token_ids.numel()
-        return padded.states(self.model, self.above, [self.model.layers])[self.model.layers]

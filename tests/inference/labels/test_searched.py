@@ -16,6 +16,8 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.searched import search
 from pipeline.inference.labels.trie import LabelTrie, Path
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules.batching import TokenCounter
+from pipeline.inference.schedules.fused import FusedSchedule
 
 TinyModel = Callable[[str], LoadedModel]
 # fp32 sums of a few thousand terms in another order, as for first tokens, of five tokens.
@@ -187,14 +189,14 @@ def test_a_search_for_which_memory_does_not_suffice_names_its_document(
     question = replace(question_of(taxonomy(random.Random(1)), beam=2), name="x")
     prompt = PromptTokens((1, 2), (question,))
     engine = LabelEngine(model, prompt, max_batch_tokens=500)
-    cache_text = engine._schedule.cache_text
+    extended = FusedSchedule.extended
 
-    def small(document: list[int], *rest: object) -> object:
-        if len(document) > 5:
+    def small(self: FusedSchedule, tokens: list[int], counter: TokenCounter) -> FusedSchedule:
+        if len(tokens) > 5:
             raise torch.OutOfMemoryError("no room")
-        return cache_text(document, *rest)  # type: ignore[arg-type]
+        return extended(self, tokens, counter)
 
-    monkeypatch.setattr(engine._schedule, "cache_text", small)
+    monkeypatch.setattr(FusedSchedule, "extended", small)
     found = engine.label([[5] * 9, [6] * 3])
     assert found.out_of_memory == {0} and engine.max_batch_tokens < 128
     assert np.isnan(found.log_probs[0][0]).all() and np.isfinite(found.log_probs[0][1]).any()
@@ -207,14 +209,14 @@ def test_a_search_is_done_in_smaller_parts_before_its_document_is_given_up(
     prompt = PromptTokens((1, 2), (question,))
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=500)
     [expected] = engine.label([[5] * 9]).log_probs
-    cache_text = engine._schedule.cache_text
+    extended = FusedSchedule.extended
 
-    def small(document: list[int], *rest: object) -> object:
+    def small(self: FusedSchedule, tokens: list[int], counter: TokenCounter) -> FusedSchedule:
         if engine.max_batch_tokens > 130:
             raise torch.OutOfMemoryError("no room")
-        return cache_text(document, *rest)  # type: ignore[arg-type]
+        return extended(self, tokens, counter)
 
-    monkeypatch.setattr(engine._schedule, "cache_text", small)
+    monkeypatch.setattr(FusedSchedule, "extended", small)
     found = engine.label([[5] * 9])  # alone: no smaller batch of documents can be made
     assert not found.out_of_memory
     np.testing.assert_allclose(found.log_probs[0], expected, rtol=0, atol=TOLERANCE)

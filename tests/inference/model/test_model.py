@@ -29,8 +29,8 @@ from pipeline.inference.loading import (
 )
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.schedules import staged
+from pipeline.inference.schedules.forward import LayerStates, ReadPoint
 from pipeline.inference.schedules.fused import FusedSchedule
-from pipeline.inference.schedules.interface import LayerStates, ReadPoint
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -67,7 +67,7 @@ def difference_from_a_plain_forward(model: LoadedModel) -> float:
     ids = torch.randint(300, (60,), generator=source).tolist()
     point = ReadPoint(model.layers, (tuple(ids[35:45]), tuple(ids[45:])))
     by_layer: list[LayerStates] = []
-    FusedSchedule(model, ids[:15]).reader([point]).read_layers([ids[15:35]], by_layer.append)
+    FusedSchedule.below(model, ids[:15]).reader([point]).read_layers([ids[15:35]], by_layer.append)
     read = model.unembed(by_layer[0].at_suffixes[1])[0].log_softmax(dim=-1)
     alone = torch.tensor([ids[:35] + ids[45:]])
     with plain_attention(model.network, "eager"):

@@ -14,8 +14,8 @@ from pipeline.inference.attention.kernels import Attended, Runs
 from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer
+from pipeline.inference.schedules.forward import LayerStates, ReadPoint
 from pipeline.inference.schedules.fused import FusedReader, FusedSchedule
-from pipeline.inference.schedules.interface import LayerStates, ReadPoint
 
 
 def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, scale: float) -> Attended:
@@ -38,7 +38,7 @@ def model_without_numbers(tiny_model: Callable[[str], LoadedModel]) -> Callable[
 
 
 def last_layer_reader(model: LoadedModel, *suffixes: tuple[int, ...]) -> FusedReader:
-    return FusedSchedule(model, [1] * 9).reader([ReadPoint(model.layers, suffixes)])
+    return FusedSchedule.below(model, [1] * 9).reader([ReadPoint(model.layers, suffixes)])
 
 
 def read_two_documents(reader: FusedReader) -> Tensor:

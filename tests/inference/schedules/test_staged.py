@@ -18,7 +18,7 @@ from pipeline.inference.attention.kernels import Attended, LayerKV
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.interface import LayerStates, ReadPoint
+from pipeline.inference.schedules.forward import LayerStates, ReadPoint
 from pipeline.inference.schedules.staged import (
     Level,
     StagedAttention,
@@ -177,7 +177,7 @@ def test_documents_read_the_last_token_of_the_prefix(
 ) -> None:
     model = tiny_model("lfm2")
     point = ReadPoint(model.layers, ((1,), (2,)))
-    reader = StagedSchedule(model, [5] * prefix).reader([point])
+    reader = StagedSchedule.below(model, [5] * prefix).reader([point])
     assert reader.repeated_prefix_tokens == left
     assert reader.question_tokens == 2 * 2
     by_layer: list[LayerStates] = []
