@@ -5,13 +5,13 @@ Entry point: `fingerprints`. Adding a task to a spec changes no fingerprint of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from pipeline.hashes import canonical_json, sha256_hex
-from pipeline.spec.schema import ContextualSpec, ExitSpec, JobSpec, TaskSpec
+from pipeline.spec.schema import ContextualSpec, JobSpec, TaskSpec
 
 # Increased when this program answers the same spec differently, or writes answers differently.
 SCHEMA_VERSION = 1
@@ -50,27 +50,29 @@ def fingerprints(
     `readouts` and `calibrations` are the hashes of the files that tasks name, by task.
     """
     return {
-        task.name: _fingerprint(spec, task, weights, dtype, readouts, calibrations)
+        task.name: Fingerprint(_content(spec, task, weights, dtype, readouts, calibrations))
         for task in spec.tasks
     }
 
 
-def _fingerprint(
+def _content(
     spec: JobSpec,
     task: TaskSpec,
     weights: Mapping[str, str],
     dtype: str,
     readouts: Mapping[str, str],
     calibrations: Mapping[str, str],
-) -> Fingerprint:
+) -> dict[str, Any]:
+    """Options that were added later are included only if they are set: older answers stay valid."""
     documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
+    scoring_options = {"length_penalty", "beam", "top_k", "separator"}
     asked: dict[str, Any] = {
         "question": task.question,
         "labels": [[label, list(verbalizers)] for label, verbalizers in task.labels.items()],
-        # — `auto` follows from the labels and the tokenizer, which are named; where it finds no
-        #   labels that begin alike, it is this
+        # — `auto` follows from the labels and the tokenizer, which are hashed; without labels that
+        #   begin alike, it is this
         "scoring": "full" if task.scoring == "full" else "first_token",
-        **_not_at_default(task, ("length_penalty", "beam", "top_k", "separator")),
+        **task.model_dump(mode="json", include=scoring_options, exclude_defaults=True),
     }
     if spec.documents.too_long == "chunk":
         documents["overlap_tokens"] = spec.documents.overlap_tokens
@@ -85,31 +87,17 @@ def _fingerprint(
         "weights": dict(weights),
         "dtype": dtype,
     }
-    # Only where it is asked for: answers that were given before there was a choice still stand.
     if spec.model.quantize != "none":
         content["quantize"] = spec.model.quantize
-    if spec.exit is not None:
-        content["exit"] = _exit(spec.exit, readouts)
+    if spec.exit is not None and spec.exit.layer is not None:
+        content["exit"] = {"layer": spec.exit.layer}
+    elif spec.exit is not None:
+        # — by confidence, an answer depends on all tasks: only here does one change another's
+        content["exit"] = {**spec.exit.model_dump(mode="json", include={"layers", "confidence"})}
+        content["exit"]["readouts"] = sorted(readouts.values())
     if isinstance(task.calibration, ContextualSpec):
         content["calibration"] = task.calibration.model_dump(mode="json")
     elif task.calibration is not None:
         method = task.calibration.method
         content["calibration"] = {"method": method, "hash": calibrations[task.name]}
-    return Fingerprint(content)
-
-
-def _exit(policy: ExitSpec, readouts: Mapping[str, str]) -> dict[str, Any]:
-    """How deep documents are read. With exits by confidence, an answer depends on all tasks.
-
-    It is the one place where one task changes another's answers: their readouts are named here.
-    """
-    if policy.layer is not None:
-        return {"layer": policy.layer}
-    others = sorted(readouts.values())
-    return {"layers": list(policy.layers), "confidence": policy.confidence, "readouts": others}
-
-
-def _not_at_default(task: TaskSpec, keys: Sequence[str]) -> dict[str, Any]:
-    """Only what is asked for: answers that were given before there was a choice still stand."""
-    content = task.model_dump(mode="json", include=set(keys), exclude_defaults=True)
-    return {key: content[key] for key in keys if key in content}
+    return content

@@ -57,10 +57,7 @@ def _without_credentials(path: str) -> str:
 def masked(value: object) -> object:
     """The value with possible secrets replaced by `***`, for errors."""
     if isinstance(value, Mapping):
-        return {
-            key: "***" if _may_hold_secret(str(key), inner) else masked(inner)
-            for key, inner in value.items()
-        }
+        return {key: _masked_option(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [masked(inner) for inner in value]
     if not isinstance(value, str):
@@ -69,10 +66,9 @@ def masked(value: object) -> object:
     return shown.partition("?")[0] + "?***" if _SIGNED.search(shown) else shown
 
 
-def _may_hold_secret(key: str, value: object) -> bool:
-    """Whether the key names a secret; a number is none (`max_tokens`)."""
-    name = key.lower().replace("tokens", "")
-    return bool(_SECRET.search(name)) and not isinstance(value, int | float | None)
+def _masked_option(name: str, value: object) -> object:
+    secret = _SECRET.search(name.lower().replace("tokens", ""))  # `max_tokens` is none
+    return "***" if secret and not isinstance(value, int | float | None) else masked(value)
 
 
 # A path or URL of documents, of a model or of labels.

@@ -23,6 +23,10 @@ _UNUSED: Mapping[str, Any] = {
     "input": {"path": "unused"},
     "output": "unused",
 }
+_FIXES = {  # by pydantic's message
+    "Extra inputs are not permitted": "no such key; remove it or correct its spelling",
+    "Field required": "missing; add it",
+}
 
 
 def load_spec(path: str | Path) -> JobSpec:
@@ -69,7 +73,11 @@ def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
     try:
         content = yaml.load(text, Loader=PlainLoader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a malformed number, such as `0x_`
-        raise SpecError([Problem(place, f"is not plain YAML: {reason(error)}", place)]) from None
+        reason = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError):  # its text would repeat lines of the YAML
+            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+            reason = f"{' '.join(part for part in (error.context, error.problem) if part)}{line}"
+        raise SpecError([Problem(place, f"is not plain YAML: {reason}", place)]) from None
     if not isinstance(content, dict):
         raise SpecError([Problem(place, "write a mapping of keys to values", content)])
     return spec_of(content)
@@ -90,7 +98,7 @@ def spec_of(content: Mapping[str, Any]) -> JobSpec:
     try:
         return JobSpec.model_validate(dict(content))
     except ValidationError as error:
-        raise SpecError(problems_of(error)) from error
+        raise SpecError(_problems(error)) from error
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -127,20 +135,16 @@ PlainLoader.yaml_implicit_resolvers = {
 }
 
 
-def reason(error: Exception) -> str:
-    """Why a text is not plain YAML, and the number of the line."""
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return " ".join(str(error).split())
-    line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-    return f"{' '.join(part for part in (error.context, error.problem) if part)}{line}"
-
-
-def problems_of(error: ValidationError) -> list[Problem]:
+def _problems(error: ValidationError) -> list[Problem]:
     """One problem for each cause of a validation error."""
     details = error.errors()
     places = [".".join(str(part) for part in detail["loc"]) for detail in details]
     return [
-        Problem(place or "spec", _fix(detail["msg"]), _value(detail))
+        Problem(
+            place or "spec",
+            _FIXES.get(detail["msg"], detail["msg"].removeprefix("Value error, ")),
+            _value(detail),
+        )
         for place, detail in zip(places, details, strict=True)
         # A wrong element also makes its list "too short": report the cause, not this consequence.
         if not (detail["type"] == "too_short" and any(p.startswith(f"{place}.") for p in places))
@@ -157,11 +161,3 @@ def _value(detail: ErrorDetails) -> object:
     shown = masked({key: value})
     assert isinstance(shown, dict)
     return None if detail["type"] == "missing" else shown[key]
-
-
-def _fix(message: str) -> str:
-    fixes = {
-        "Extra inputs are not permitted": "no such key; remove it or correct its spelling",
-        "Field required": "missing; add it",
-    }
-    return fixes.get(message, message.removeprefix("Value error, "))

@@ -74,9 +74,7 @@ class ModelSpec(Frozen):
         if quantize == "int8" and other.data.get("dtype") == "float16":
             raise ValueError("sums of int8 weights overflow float16; write another dtype, or fp8")
         if quantize != "none" and other.data.get("gpus", 1) > 1:
-            raise ValueError(
-                "8-bit weights cannot be distributed over GPUs; write none, or gpus: 1"
-            )
+            raise ValueError("8-bit weights run on one GPU only; write none, or gpus: 1")
         return quantize
 
 
@@ -142,9 +140,7 @@ class DocumentsSpec(Frozen):
     @model_validator(mode="after")
     def _chunks_advance(self) -> DocumentsSpec:
         if self.too_long == "chunk" and self.overlap_tokens >= self.max_tokens:
-            raise ValueError(
-                "overlap_tokens must be smaller than max_tokens, or chunks do not advance"
-            )
+            raise ValueError("overlap_tokens must be below max_tokens, or chunks do not advance")
         return self
 
 
@@ -261,12 +257,7 @@ class TaskSpec(Frozen):
             raise ValueError(
                 "a trained readout reads no label's tokens; remove this, or the readout"
             )
-        return value
-
-    @field_validator("length_penalty", "beam")
-    @classmethod
-    def _needs_all_tokens(cls, value: float | None, other: ValidationInfo) -> float | None:
-        if value and other.data.get("scoring") == "first_token":
+        if value and other.data.get("scoring") == "first_token":  # a field before this one
             raise ValueError("a first token has neither length nor beams; write scoring: full")
         return value
 
@@ -334,11 +325,9 @@ class FilterSpec(Frozen):
     """Boolean SQL expression over the tasks' columns, such as `toxic.p.toxic < 0.5`. Documents for
     which it is true are kept."""
     on_error: Literal["fail", "keep", "drop"] = "fail"
-    """What happens to documents without an answer: the filter fails, or they are kept or dropped.
-    """
+    """What happens to documents without an answer: the filter fails, keeps them or drops them."""
     storage_options: StorageOptions | None = None
-    """Options of the fsspec file systems of `--to` and `--dropped`. Default: those of the output.
-    """
+    """Options of the fsspec file systems of `--to` and `--dropped`. Default: the output's."""
 
 
 class JobSpec(Frozen):

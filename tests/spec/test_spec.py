@@ -274,7 +274,7 @@ def test_a_document_template_needs_its_slot_once(template: str) -> None:
 def test_chunks_that_would_stand_still_are_refused(overlap: int) -> None:
     documents = f"documents: {{max_tokens: 8, overlap_tokens: {overlap}, too_long: chunk}}\n"
     (line,) = lines_of(SMALLEST + documents)
-    assert line.startswith("documents: overlap_tokens must be smaller than max_tokens")
+    assert line.startswith("documents: overlap_tokens must be below max_tokens")
     assert parse_spec(SMALLEST + documents.replace("chunk", "tail")).documents.max_tokens == 8
 
 

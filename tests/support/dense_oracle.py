@@ -116,7 +116,6 @@ def attend_run_by_run(
     k: Tensor,  # [keys, kv_heads, dim]
     v: Tensor,  # [keys, kv_heads, dim]
     runs: Runs,
-    *,
     scale: float,
 ) -> Attended:
     """The kernel's slow twin, for any device and dtype: one call of `attend` for each run."""

@@ -51,7 +51,7 @@ class KernelCall:
         assert source is not None, f"{self} reads a prefix and the batch has none"
         queries = q[self.rows] if isinstance(self.rows, slice) else q.index_select(0, self.rows)
         keys, values = source.k[self.keys], source.v[self.keys]
-        return kernel(queries, keys, values, self.runs, scale=scale)
+        return kernel(queries, keys, values, self.runs, scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,21 +38,6 @@ class PrefixKV:
             for layer, kv, below in pairs
         }
         return PrefixKV(joined, self.tokens + other.tokens)
-
-
-class LayerAttention(Protocol):
-    """The attention of a batch's layers: what a forward's `tree` argument must be."""
-
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,  # [copies, tokens, heads, dim]
-        own: LayerKV,  # of the same tokens: [copies, tokens, kv_heads, dim]
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Attended: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +86,7 @@ def _interface(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    tree: LayerAttention,
+    tree: Any,  # TreeAttention, or another object with its method `attend`
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]: the logit of each head's attention sink

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -176,18 +176,8 @@ class Runs:
     window: int | None = None  # of causal runs: only the last `window` of those keys
 
 
-class Kernel(Protocol):
-    """Attention of all runs, as one copy."""
-
-    def __call__(
-        self,
-        q: Tensor,  # [tokens, heads, dim]
-        k: Tensor,  # [keys, kv_heads, dim]
-        v: Tensor,  # [keys, kv_heads, dim]
-        runs: Runs,
-        *,
-        scale: float,
-    ) -> Attended: ...
+# q [tokens, heads, dim], k and v [keys, kv_heads, dim], runs, scale -> all runs, as one copy.
+Kernel = Callable[[Tensor, Tensor, Tensor, Runs, float], Attended]
 
 
 def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
@@ -200,7 +190,6 @@ def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
         k: Tensor,  # [keys, kv_heads, dim]
         v: Tensor,  # [keys, kv_heads, dim]
         runs: Runs,
-        *,
         scale: float,
     ) -> Attended:
         tokens, heads, _ = q.shape

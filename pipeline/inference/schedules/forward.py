@@ -1,6 +1,7 @@
 """Forwards of a decoder: over a packed tree, at some rows of its last layer, up to some layer.
 
-Entry points: `ReadPoint`, which says what is read; `prefill`, `run`, `run_at_ends`, `run_to_layers`.
+Entry points: `ReadPoint`, which says what is read; `prefill`, `run`, `run_at_ends`,
+`run_to_layers`.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def test_the_kernel_reads_all_keys_and_values_without_copying(
     q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), some_kv(3, 9, 2)
     reached: list[tuple[int, int]] = []
 
-    def watched(q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, scale: float) -> Attended:
+    def watched(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float) -> Attended:
         reached.append((pointer(k), pointer(v)))
         return attend_run_by_run(q, k, v, runs, scale=scale)
 
@@ -135,7 +135,7 @@ def test_the_layer_loop_reads_nothing_back_from_the_device(defined: DefinedTree)
         attended.lse.max().item()
 
 
-def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, scale: float) -> Attended:
+def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float) -> Attended:
     tokens, heads, _ = q.shape
     return Attended(torch.empty_like(q)[None], q.new_empty(1, tokens, heads, dtype=torch.float32))
 

@@ -99,7 +99,7 @@ def test_computed_keys_are_read_in_place_of_the_batchs_own() -> None:
     torch.testing.assert_close(out.double(), expected.out, rtol=0, atol=TOLERANCE)
 
 
-def all_ones(q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, scale: float) -> Attended:
+def all_ones(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float) -> Attended:
     return Attended(torch.ones_like(q)[None], torch.zeros(1, *q.shape[:2]))
 
 

@@ -262,7 +262,7 @@ def test_exit_at_a_layer_reads_it_and_runs_nothing_deeper(
     with rows_through(model) as rows:
         labelled = engine.label(documents())
     assert [count > 0 for count in rows] == [at < layer for at in range(LAYERS)]
-    assert sorted(engine._schedule._prefix.layers) == list(range(layer)), "of the prefix, too"
+    assert sorted(engine._schedule.prefix.layers) == list(range(layer)), "of the prefix, too"
     for asked, answers in zip(prompt.questions, labelled.log_probs, strict=True):
         fitted = readouts[asked.name]
         expected = [oracle(model, prompt, d, asked, fitted, layer) for d in documents()]

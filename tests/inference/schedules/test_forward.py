@@ -18,7 +18,7 @@ from pipeline.inference.schedules.forward import LayerStates, ReadPoint
 from pipeline.inference.schedules.fused import FusedReader, FusedSchedule
 
 
-def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: Runs, *, scale: float) -> Attended:
+def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float) -> Attended:
     """A kernel that gives what has the shape of an answer."""
     tokens, heads, _ = q.shape
     return Attended(torch.empty_like(q)[None], q.new_empty(1, tokens, heads, dtype=torch.float32))
