@@ -43,7 +43,6 @@ class KernelCall:
         q: Tensor,  # [tokens, heads, dim]
         own: LayerKV,
         prefix: LayerKV | None,
-        *,
         kernel: Kernel,
         scale: float,
     ) -> Attended:  # of one copy and the call's queries
@@ -77,26 +76,23 @@ class CompiledPlan:
         """`attend_tree` of the plan that was compiled."""
         tokens, _, _ = q.shape
         assert self.first.rows == slice(0, tokens), f"{self.first.rows} of {tokens} rows"
-        whole = self.first.attend(q, own, prefix, kernel=self.kernel, scale=scale)
+        whole = self.first.attend(q, own, prefix, self.kernel, scale)
         for step in self.merged:
             if isinstance(step, Segment):
                 part = attend_segment(q, own, prefix, step, scale=scale)
                 merge_into(view_attended(whole, step.queries), part)
             else:
-                part = step.attend(q, own, prefix, kernel=self.kernel, scale=scale)
-                _merge_rows(whole, step.rows, part)
+                rows, part = step.rows, step.attend(q, own, prefix, self.kernel, scale)
+                if isinstance(rows, slice):
+                    merge_into(Attended(whole.out[:, rows], whole.lse[:, rows]), part)
+                    continue
+                gathered = Attended(
+                    whole.out.index_select(1, rows), whole.lse.index_select(1, rows)
+                )
+                merge_into(gathered, part)
+                whole.out.index_copy_(1, rows, gathered.out)
+                whole.lse.index_copy_(1, rows, gathered.lse)
         return whole
-
-
-def _merge_rows(whole: Attended, rows: slice | Tensor, part: Attended) -> None:
-    """`merge_into` some rows, or [queries] int64 of them, which are gathered and written back."""
-    if isinstance(rows, slice):
-        merge_into(Attended(whole.out[:, rows], whole.lse[:, rows]), part)
-        return
-    gathered = Attended(whole.out.index_select(1, rows), whole.lse.index_select(1, rows))
-    merge_into(gathered, part)
-    whole.out.index_copy_(1, rows, gathered.out)
-    whole.lse.index_copy_(1, rows, gathered.lse)
 
 
 def compile_plans(

@@ -99,13 +99,9 @@ def tokenise_prompt(
         questions.append(Question(task.name, token_ids, first_tokens(verbalizers), trie, beam))
     if problems:
         raise SpecError(problems)
-    prefix = (*_first_token(tokenizer), *encode(tokenizer, text.prefix))
-    return PromptTokens(prefix, tuple(questions))
-
-
-def _first_token(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The token that begins every sequence, if the tokenizer adds it and no chat template does."""
+    prefix = encode(tokenizer, text.prefix)
+    # The token that begins every sequence, if the tokenizer adds it and no chat template does.
     first = tokenizer.bos_token_id
-    if first is None or tokenizer.chat_template:
-        return []
-    return [first] if encode(tokenizer, "x", special=True)[:1] == [first] else []
+    if not tokenizer.chat_template and encode(tokenizer, "x", special=True)[:1] == [first]:
+        prefix = [first, *prefix]
+    return PromptTokens(tuple(prefix), tuple(questions))

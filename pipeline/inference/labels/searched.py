@@ -105,23 +105,22 @@ def search(
     followed = [0]
     while followed:
         read = [node for start in followed for node in trie.chain(start)]
-        parts = [_edges(trie, group, states, unembed) for group in _groups(trie, read, max_tokens)]
+        parts = []  # [edges] fp32: the log-probabilities of all children
+        for group in _groups(trie, read, max_tokens):
+            hidden = states([trie.path(node) for node in group]).unsqueeze(1)  # [nodes, 1, hidden]
+            below = Edges.below(trie, group, hidden.device)
+            parts.append(edge_log_probs(hidden, below, unembed)[:, 0])
         edges = iter(torch.cat(parts).numpy(force=True))
         for node in read:  # from the root down
             for child in trie.children(node):
                 scores[child] = scores[node] + next(edges)
         reached = {c for node in read for c in trie.children(node) if trie.children(c)}
-        followed = _likeliest(reached.difference(read), scores, beam)
-    return _label_scores(trie, scores)
-
-
-def _edges(
-    trie: LabelTrie, nodes: Sequence[int], states: States, unembed: Unembed
-) -> Tensor:  # [edges] fp32
-    """The log-probabilities of all children of the nodes."""
-    hidden = states([trie.path(node) for node in nodes])  # [nodes, hidden]
-    edges = Edges.below(trie, nodes, hidden.device)
-    return edge_log_probs(hidden.unsqueeze(1), edges, unembed)[:, 0]
+        likeliest = sorted(reached.difference(read), key=lambda node: (-scores[node], node))
+        followed = sorted(likeliest[:beam])  # nodes that share a prefix are neighbours
+    # — a verbalizer that was not reached adds nothing to its label
+    sums = scores[[end for end, _ in trie.ends]] / length_divisors(trie)  # [verbalizers]
+    by_label = [np.logaddexp.reduce(sums[own]) for own in trie.ends_by_label]
+    return np.array(by_label, dtype=np.float32)
 
 
 def _groups(trie: LabelTrie, nodes: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
@@ -136,20 +135,3 @@ def _groups(trie: LabelTrie, nodes: Sequence[int], max_tokens: int) -> Iterator[
         group.append(node)
         tokens += path_tokens
     yield group
-
-
-def _likeliest(nodes: set[int], scores: NDArray[np.float64], beam: int | None) -> list[int]:
-    """The `beam` likeliest nodes in the trie's order: nodes that share a prefix are neighbours."""
-    if beam is None or len(nodes) <= beam:
-        return sorted(nodes)
-    return sorted(sorted(nodes, key=lambda node: (-scores[node], node))[:beam])
-
-
-def _label_scores(
-    trie: LabelTrie,
-    scores: NDArray[np.float64],  # [nodes]
-) -> NDArray[np.float32]:  # [labels]
-    """The sum over each label's verbalizers; one that was not reached adds nothing."""
-    sums = scores[[end for end, _ in trie.ends]] / length_divisors(trie)  # [verbalizers]
-    by_label = [np.logaddexp.reduce(sums[own]) for own in trie.ends_by_label]
-    return np.array(by_label, dtype=np.float32)
