@@ -152,14 +152,12 @@ def answers_alone(
         return [states[0] for states in output.hidden_states]
 
     states: dict[str, list[Floats]] = {}
-    for question in prompt.questions:
-        if question.name in readouts:
-            averaged = readouts[question.name].card.pooling == "mean"
-            by_layer = states_below(() if averaged else question.token_ids)
-            first = len(prompt.prefix) if averaged else -1
-            states[question.name] = [
-                of_layer[first:].float().mean(dim=0).numpy(force=True) for of_layer in by_layer
-            ]
+    for question in (q for q in prompt.questions if q.name in readouts):
+        averaged = readouts[question.name].card.pooling == "mean"
+        by_layer = states_below(() if averaged else question.token_ids)
+        first = len(prompt.prefix) if averaged else -1
+        means = [of_layer[first:].float().mean(dim=0) for of_layer in by_layer]
+        states[question.name] = [mean.numpy(force=True) for mean in means]
     layers = _exit_layers(states, readouts, exit_policy)
     for name, by_layer_mean in states.items():
         answers[name] = _readout_log_probs(by_layer_mean, readouts[name], layers[name])

@@ -155,7 +155,9 @@ class LabelEngine:
                 of_batch = [documents[i] for i in batch]
                 answers.append(questions.answers(of_batch, max_tokens=self.max_batch_tokens))
             except (MemoryError, RuntimeError) as error:
-                if not _out_of_memory(error):
+                # — an allocator failed: CUDA has an exception for it, the CPU only a message
+                of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+                if not of_memory and "can't allocate memory" not in str(error):
                     raise
                 break
         return [[tensor.numpy(force=True) for tensor in by_question] for by_question in answers]
@@ -167,13 +169,6 @@ class LabelEngine:
         read = questions.tokens_read(documents)
         computed = read.prefix_tokens_computed + read.question_tokens_computed
         return replace(read, tokens_saved=independent - computed)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator failed: CUDA has an exception for it, the CPU only a message."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        "can't allocate memory" in str(error)
-    )
 
 
 def content_free_prior(engine: LabelEngine, documents: Sequence[DocumentIds], task: str) -> Prior:

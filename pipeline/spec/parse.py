@@ -18,11 +18,7 @@ from pipeline.spec.locations import masked
 from pipeline.spec.schema import JobSpec
 
 # Where neither an input nor an output is used, a spec in Python may leave these keys out.
-_UNUSED: Mapping[str, Any] = {
-    "name": "labeller",
-    "input": {"path": "unused"},
-    "output": "unused",
-}
+_UNUSED: Mapping[str, Any] = {"name": "labeller", "input": {"path": "unused"}, "output": "unused"}
 _FIXES = {  # by pydantic's message
     "Extra inputs are not permitted": "no such key; remove it or correct its spelling",
     "Field required": "missing; add it",

@@ -28,24 +28,21 @@ from pipeline.spec.schema import ExitSpec
 Readouts = Mapping[str, Readout]  # by task
 
 
-def default_layer(
-    question: Question, readouts: Readouts, exit_policy: ExitSpec | None, layers: int
-) -> int:
-    """The layer at which a question is answered if its document does not exit before."""
-    readout = readouts.get(question.name)
-    if readout is None:
-        return layers
-    if exit_policy is None or exit_policy.layer is None:
-        return readout.card.layer
-    return exit_policy.layer
+def _default_layers(
+    questions: Sequence[Question], readouts: Readouts, exit_policy: ExitSpec | None, layers: int
+) -> list[int]:
+    """For each question, the layer at which it is answered if its document does not exit before."""
+    fixed = exit_policy.layer if exit_policy else None
+    cards = [readouts[q.name].card if q.name in readouts else None for q in questions]
+    return [layers if card is None else fixed or card.layer for card in cards]
 
 
 def layers_read(
     questions: Sequence[Question], readouts: Readouts, exit_policy: ExitSpec | None, layers: int
 ) -> list[int]:
     """The layers after which states are read, rising."""
-    default = {default_layer(q, readouts, exit_policy, layers) for q in questions}
-    return sorted(default.union(exit_policy.layers if exit_policy else ()))
+    default = _default_layers(questions, readouts, exit_policy, layers)
+    return sorted({*default, *(exit_policy.layers if exit_policy else ())})
 
 
 def check_readouts(readouts: Readouts, *, layers: int, hidden: int) -> None:
@@ -126,7 +123,7 @@ class OnePassQuestions:
         self._exit_layers = frozenset(exit_policy.layers if exit_policy else ())
         confidence = exit_policy.confidence if exit_policy else None
         self._log_confidence = math.log(confidence) if confidence else 0.0
-        self._default = [default_layer(q, readouts, exit_policy, model.layers) for q in questions]
+        self._default = _default_layers(questions, readouts, exit_policy, model.layers)
         layers = layers_read(questions, readouts, exit_policy, model.layers)
         self._by_layer = {layer: self._layer_answers(layer) for layer in layers}
         self._reader = schedule.reader([at.point for at in self._by_layer.values()])

@@ -60,7 +60,16 @@ def collisions(
     if scores_full_labels(task, verbalizers):
         shared, same = _shared(verbalizers), "are the same tokens"
         if not shared and task.length_penalty == 0 and (pairs := _beginnings(verbalizers)):
-            return [_unreachable(place, task, *pair) for pair in pairs[:_MAX_SHOWN]]
+            return [
+                Problem(
+                    f"tasks.{place}.labels",
+                    f"label {short!r} of {task.name!r} begins label {long!r}, so {long!r} could "
+                    f"never be the likelier: give {short!r} a verbalizer that does not, as in "
+                    f"{short}: ['just {short}'], or divide by lengths: length_penalty: 1",
+                    {label: list(task.labels[label]) for label in (short, long)},
+                )
+                for short, long in pairs[:_MAX_SHOWN]
+            ]
     else:
         first = {label: [(t,) for t in ids] for label, ids in first_tokens(verbalizers).items()}
         shared, same = _shared(first), "begin with the same token"
@@ -85,15 +94,6 @@ def _beginnings(verbalizers: Verbalizers) -> list[tuple[str, str]]:
         if owner.get(path[:length], label) != label
     }
     return sorted(pairs)
-
-
-def _unreachable(place: int, task: TaskSpec, short: str, long: str) -> Problem:
-    fix = (
-        f"label {short!r} of {task.name!r} begins label {long!r}, so {long!r} could never be the "
-        f"likelier: give {short!r} a verbalizer that does not, as in {short}: ['just {short}'], "
-        f"or divide by lengths: length_penalty: 1"
-    )
-    return Problem(f"tasks.{place}.labels", fix, {n: list(task.labels[n]) for n in (short, long)})
 
 
 def _shared(tokens: Mapping[str, Iterable[_Tokens]]) -> dict[_Tokens, list[str]]:

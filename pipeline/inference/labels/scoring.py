@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.inference.labels.prompt_tokens import Question
@@ -122,7 +121,7 @@ class FullLabels:
         return cls(
             Edges.below(trie, trie.inner, device),
             torch.tensor(_rectangle(paths, number_of_edges), device=device),
-            torch.from_numpy(length_divisors(trie)).to(device).unsqueeze(1),
+            torch.from_numpy(trie.length_divisors).to(device).unsqueeze(1),
             torch.tensor(_rectangle(trie.ends_by_label, len(trie.ends)), device=device),
         )
 
@@ -180,12 +179,6 @@ def label_log_probs(
         s.log_probs(part, unembed) if isinstance(s, FullLabels) else next(of_firsts)
         for s, part in zip(scorers, parts, strict=True)
     ]
-
-
-def length_divisors(trie: LabelTrie) -> NDArray[np.float32]:  # [verbalizers]
-    """The divisor of each verbalizer's sum: 1 without a length penalty."""
-    tokens = np.array([trie.depths[end] for end, _ in trie.ends], dtype=np.float64)
-    return np.asarray(tokens**trie.length_penalty, dtype=np.float32)
 
 
 def _rectangle(rows: Sequence[Sequence[int]], padding: int) -> list[list[int]]:

@@ -23,7 +23,6 @@ from pipeline.inference.labels.scoring import (
     edge_log_probs,
     label_log_probs,
     label_scorer,
-    length_divisors,
 )
 from pipeline.inference.labels.trie import LabelTrie, Path
 from pipeline.inference.model.loaded import LoadedModel
@@ -118,7 +117,7 @@ def search(
         likeliest = sorted(reached.difference(read), key=lambda node: (-scores[node], node))
         followed = sorted(likeliest[:beam])  # nodes that share a prefix are neighbours
     # — a verbalizer that was not reached adds nothing to its label
-    sums = scores[[end for end, _ in trie.ends]] / length_divisors(trie)  # [verbalizers]
+    sums = scores[[end for end, _ in trie.ends]] / trie.length_divisors  # [verbalizers]
     by_label = [np.logaddexp.reduce(sums[own]) for own in trie.ends_by_label]
     return np.array(by_label, dtype=np.float32)
 

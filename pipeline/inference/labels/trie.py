@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
 Path = tuple[int, ...]
 
@@ -70,6 +71,12 @@ class LabelTrie:
         for index, (_, label) in enumerate(self.ends):
             by_label[label].append(index)
         return by_label
+
+    @property
+    def length_divisors(self) -> NDArray[np.float32]:  # [verbalizers]
+        """The divisor of each verbalizer's sum: 1 without a length penalty."""
+        tokens = np.array([self.depths[end] for end, _ in self.ends], dtype=np.float64)
+        return np.asarray(tokens**self.length_penalty, dtype=np.float32)
 
     @property
     def verbalizers(self) -> list[list[Path]]:
