@@ -100,7 +100,7 @@ def compile_plans(
 ) -> dict[int | None, CompiledPlan]:
     """The compiled plan of each window's layers; all indices go to the device in one copy."""
     drafts = {
-        window: [step for level in plan.levels for step in _drafts(level)]
+        window: [step for level in plan for step in _drafts(level)]
         for window, plan in plans.items()
     }
     every_step = chain.from_iterable(drafts.values())

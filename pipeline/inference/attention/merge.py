@@ -42,7 +42,7 @@ def attend_tree(
 ) -> Attended:  # of one copy
     """Every row over its span and its ancestors, segment by segment."""
     tokens, heads, _ = q.shape
-    first, *others = plan.levels
+    first, *others = plan
     if len(first) == 1 and first[0].queries.tokens == tokens:
         whole = attend_segment(q, own, prefix, first[0], scale=scale, softcap=softcap)
     else:

@@ -8,7 +8,7 @@ document's keys are read once for all its questions, as in Hydragen (Juravsky et
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.inference.attention.tree import Span, Tree
@@ -51,26 +51,21 @@ class Segment:
 
 
 Level = tuple[Segment, ...]  # no row is a query twice
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """One layer's attention: the first level holds every row, the others are merged into it."""
-
-    levels: tuple[Level, ...]
+# One layer's attention: the first level holds every row, the others are merged into it.
+AttentionPlan = tuple[Level, ...]
 
 
 def plan_attention(tree: Tree, *, window: int | None) -> AttentionPlan:
     """The segments for layers that see `window` positions back; None: all positions."""
     queries = tuple(_Queries(s.start, s.tokens, s.position, s.start) for s in tree.spans)
     layout = _Layout(tree, queries, tree.document_rows, tree.branch_rows)
-    every_span = (*_documents(tree), *(layout.all_copies(q) for q in queries))
-    return _plan(
-        [_over_itself(placed, window) for placed in every_span if tree.documents],
-        _over_prefix(layout, _documents(tree), window),
-        _over_documents(layout, window),
-        *(_over_span(layout, span, window) for span in tree.spans),
-    )
+    documents = _documents(tree)
+    every_span = (*documents, *(layout.all_copies(q) for q in queries)) if documents else ()
+    own = [
+        Segment(r, r, causal=True, window=None if window is None or r.tokens <= window else window)
+        for r in (placed.rows for placed in every_span)
+    ]
+    return _plan(own, layout, documents, window)
 
 
 def plan_ends(tree: Tree, ends: Sequence[int], *, window: int | None) -> AttentionPlan:
@@ -90,17 +85,17 @@ def plan_ends(tree: Tree, ends: Sequence[int], *, window: int | None) -> Attenti
         for q in queries
         for segment in _in_window(layout.all_copies(q), _keys(tree, spans[q.row]), window)
     ]
-    return _plan(
-        own,
-        _over_prefix(layout, [], window),
-        _over_documents(layout, window),
-        *(_over_span(layout, span, window) for span in tree.spans),
-    )
+    return _plan(own, layout, [], window)
 
 
-def _plan(*levels: Iterable[Segment]) -> AttentionPlan:
-    tuples = (tuple(level) for level in levels)
-    return AttentionPlan(tuple(level for level in tuples if level))
+def _plan(
+    own: Sequence[Segment], layout: _Layout, documents: Sequence[_Placed], window: int | None
+) -> AttentionPlan:
+    """`documents` are those whose own rows are queries, before the rows of the branches."""
+    over_spans = (_over_span(layout, span, window) for span in layout.tree.spans)
+    above = (_over_prefix(layout, documents, window), _over_documents(layout, window), *over_spans)
+    levels = (tuple(level) for level in (own, *above))
+    return tuple(level for level in levels if level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +149,9 @@ def _keys(tree: Tree, span: Span) -> _Placed:
     return _Placed(rows, span.position)
 
 
-def _over_itself(placed: _Placed, window: int | None) -> Segment:
-    hides = window is not None and placed.rows.tokens > window
-    return Segment(placed.rows, placed.rows, causal=True, window=window if hides else None)
-
-
 def _over_prefix(
     layout: _Layout, documents: Sequence[_Placed], window: int | None
 ) -> Iterator[Segment]:
-    """`documents` are those whose own rows are queries, before the rows of the branches."""
     tree = layout.tree
     if not tree.prefix_tokens or not tree.documents:
         return

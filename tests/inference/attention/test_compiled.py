@@ -93,7 +93,7 @@ def test_only_rows_below_shared_prefixes_are_gathered() -> None:
 
 def test_only_segments_that_hide_keys_from_some_queries_stay_segments() -> None:
     plan = plan_attention(Tree.of([30, 3], SHARED, prefix_tokens=9), window=12)
-    hiding = {c for level in plan.levels for c in level if c.window and not c.causal}
+    hiding = {c for level in plan for c in level if c.window and not c.causal}
     stayed = [step for step in compiled(plan).merged if isinstance(step, Segment)]
     assert set(stayed) == hiding and len(stayed) == len(hiding) > 0
 

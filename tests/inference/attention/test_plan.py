@@ -40,7 +40,7 @@ def pairs(segment: Segment) -> Iterator[tuple[int, tuple[str, int]]]:
 
 
 def segments(plan: AttentionPlan) -> list[Segment]:
-    return [segment for level in plan.levels for segment in level]
+    return [segment for level in plan for segment in level]
 
 
 def joined(plan: AttentionPlan) -> Counter[Any]:
@@ -72,7 +72,7 @@ def test_the_first_level_holds_every_row_and_shows_it_itself_no_level_holds_one_
 ) -> None:
     tree = defined.tree
     plan = plan_attention(tree, window=defined.window)
-    for level in plan.levels:
+    for level in plan:
         queries = Counter(
             row
             for segment in level
@@ -80,9 +80,7 @@ def test_the_first_level_holds_every_row_and_shows_it_itself_no_level_holds_one_
             for row in rows_of(segment.queries, copy)
         )
         assert set(queries.values()) == {1}
-    shown = {
-        query for segment in plan.levels[0] for query, key in pairs(segment) if key[1] == query
-    }
+    shown = {query for segment in plan[0] for query, key in pairs(segment) if key[1] == query}
     assert shown == set(range(tree.tokens))
 
 
@@ -99,7 +97,7 @@ def test_a_documents_keys_are_read_once_however_many_questions_follow(questions:
     tree = Tree.of([50, 20], [Node(3)] * questions, prefix_tokens=9)
     below = 3 * questions
     plan = plan_attention(tree, window=None)
-    assert plan.levels[1:] == (
+    assert plan[1:] == (
         (Segment(Rows(0, 70 + 2 * below), Rows(0, 9), from_prefix=True),),
         (
             Segment(Rows(70, below), Rows(0, 50)),
@@ -111,4 +109,4 @@ def test_a_documents_keys_are_read_once_however_many_questions_follow(questions:
 def test_a_question_is_one_segment_for_all_documents() -> None:
     plan = plan_attention(Tree.of([5, 6, 7], [Node(3), Node(4)], prefix_tokens=0), window=None)
     questions = [Rows(18, 3, copies=3, stride=7), Rows(21, 4, copies=3, stride=7)]
-    assert plan.levels[0][3:] == tuple(Segment(rows, rows, causal=True) for rows in questions)
+    assert plan[0][3:] == tuple(Segment(rows, rows, causal=True) for rows in questions)
