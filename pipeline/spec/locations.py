@@ -21,14 +21,13 @@ _SIGNED = re.compile(
     r"(\w*_)?(token|secret|password|key))=",
     re.IGNORECASE,
 )
-_BOOLEANS = {"true": True, "false": False}
 
 
 def _as_options(value: object) -> object:
     """The options as fsspec takes them: `true` and `false` are strings in a spec's YAML."""
     if isinstance(value, Mapping):
         return {key: _as_options(inner) for key, inner in value.items()}
-    return _BOOLEANS.get(value, value) if isinstance(value, str) else value
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
 def _without_secrets(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -36,8 +36,7 @@ def prompt_text(
     prompt: PromptSpec, tasks: Sequence[TaskSpec], *, render: Render | None
 ) -> PromptText:
     """The prompt of every task; `render` is the tokenizer's chat template, if it has one."""
-    whole = _plain(prompt) if render is None else render(_messages(prompt))
-    prefix, behind = _split(whole, _DOCUMENT)
+    prefix, behind = _split((render or _plain)(_messages(prompt)), _DOCUMENT)
     before_question, after_question = _split(behind, _QUESTION)
     return PromptText(
         prefix=prefix,
@@ -58,14 +57,10 @@ def _messages(prompt: PromptSpec) -> list[Message]:
     return messages
 
 
-def _plain(prompt: PromptSpec) -> str:
-    """The same turns without a chat template: paragraphs, each ending in `Answer:`."""
-    turns = [
-        f"{_user_turn(prompt, example.document, example.question)}\nAnswer: {example.answer}\n\n"
-        for example in prompt.examples
-    ]
-    system = "" if prompt.system is None else f"{prompt.system}\n\n"
-    return system + "".join(turns) + f"{_user_turn(prompt, _DOCUMENT, _QUESTION)}\nAnswer:"
+def _plain(messages: Sequence[Message]) -> str:
+    """The turns without a chat template: paragraphs, and `Answer:` after each of the user's."""
+    forms = {"system": "{}\n\n", "user": "{}\nAnswer:", "assistant": " {}\n\n"}
+    return "".join(forms[message["role"]].format(message["content"]) for message in messages)
 
 
 def _user_turn(prompt: PromptSpec, document: str, question: str) -> str:

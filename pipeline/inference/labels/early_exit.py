@@ -189,7 +189,9 @@ class OnePassQuestions:
                     answers[i][remaining] = log_probs[i]
             if not at.may_exit:
                 return None
-            exited = self._confident(log_probs)
+            best = torch.stack([of_question.amax(dim=1) for of_question in log_probs.values()])
+            confident = best.amin(dim=0) >= self._log_confidence  # [docs]: of all answers
+            exited: list[int] = confident.nonzero().flatten().tolist()
             for i, of_question in log_probs.items():
                 answers[i][[remaining[d] for d in exited]] = of_question[exited]
             continuing = sorted({*range(len(remaining))} - {*exited})
@@ -198,10 +200,3 @@ class OnePassQuestions:
 
         self._reader.read_layers(documents, on_layer)
         return answers
-
-    def _confident(self, log_probs: Mapping[int, Tensor]) -> list[int]:
-        """The documents whose every answer has a label at or above the policy's confidence."""
-        best = torch.stack([of_question.amax(dim=1) for of_question in log_probs.values()])
-        confident = best.amin(dim=0) >= self._log_confidence  # [docs]
-        documents: list[int] = confident.nonzero().flatten().tolist()
-        return documents

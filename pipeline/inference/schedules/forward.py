@@ -47,11 +47,6 @@ class LayerStates:
     at_suffixes: Tensor  # [suffixes, docs, hidden], in the order of the read point
     mean: Tensor | None  # [docs, hidden] fp32
 
-    def of_documents(self, documents: Sequence[int]) -> LayerStates:
-        """The states of these documents alone."""
-        mean = None if self.mean is None else self.mean[documents]
-        return LayerStates(self.layer, self.at_suffixes[:, documents], mean)
-
 
 # Takes the states of the documents that are left. Returns which of these continue to the next read
 # point, as rising indices into them, or None if all do.
@@ -203,9 +198,12 @@ def deliver(states_by_layer: Iterable[LayerStates], on_layer: OnLayer) -> None:
     """Gives states that are all computed to `on_layer`, without the documents that left before."""
     remaining: list[int] | None = None
     for states in states_by_layer:
-        continuing = on_layer(states if remaining is None else states.of_documents(remaining))
-        if continuing is None:
-            continue
-        remaining = [d if remaining is None else remaining[d] for d in continuing]
-        if not remaining:
+        left = states
+        if remaining is not None:
+            mean = None if states.mean is None else states.mean[remaining]
+            left = LayerStates(states.layer, states.at_suffixes[:, remaining], mean)
+        continuing = on_layer(left)
+        if continuing is not None:
+            remaining = [d if remaining is None else remaining[d] for d in continuing]
+        if remaining == []:
             return
