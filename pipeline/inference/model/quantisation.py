@@ -19,8 +19,6 @@ from transformers import PreTrainedModel
 from pipeline.errors import ModelError, Problem, SpecError
 from pipeline.spec.schema import Quantize
 
-_REFUSED = (RuntimeError, AssertionError, AttributeError, TypeError, ValueError)
-
 
 def quantise(network: PreTrainedModel, quantize: Quantize, device: str) -> None:
     """Move the model to the device, in place, and round its linear layers' weights to 8 bits.
@@ -43,7 +41,7 @@ def quantise(network: PreTrainedModel, quantize: Quantize, device: str) -> None:
         apply(network, config, filter_fn=lambda module, _: id(module) in chosen, device=device)
         for module in rounded[:1]:
             module(torch.zeros(1, module.in_features, dtype=network.dtype, device=device))
-    except _REFUSED as error:
+    except (RuntimeError, AssertionError, AttributeError, TypeError, ValueError) as error:
         raise ModelError(
             f"quantize: {quantize} does not run on {device} with torch {torch.__version__}; "
             f"write another or none: {' '.join(str(error).split())}"

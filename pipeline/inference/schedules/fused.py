@@ -51,7 +51,7 @@ class FusedSchedule:
 
     def reader(self, points: Sequence[ReadPoint]) -> FusedReader:
         """A reader of these points; tokens that several suffixes begin with are read once."""
-        return FusedReader(self.model, self.prefix, points)
+        return FusedReader(self, points)
 
     def extended(self, token_ids: Sequence[int], counter: TokenCounter) -> FusedSchedule:
         """The text followed by these tokens, at least one; `counter` counts what is read."""
@@ -87,10 +87,8 @@ class FusedReader:
 
     repeated_prefix_tokens = 0  # tokens of the prefix that are read again with every document
 
-    def __init__(
-        self, model: LoadedModel, prefix: PrefixKV | None, points: Sequence[ReadPoint]
-    ) -> None:
-        self._model, self._prefix = model, prefix
+    def __init__(self, schedule: FusedSchedule, points: Sequence[ReadPoint]) -> None:
+        self._model, self._prefix = schedule.model, schedule.prefix
         suffixes = list(dict.fromkeys(suffix for point in points for suffix in point.suffixes))
         self._branches = Branches.of(suffixes)
         self._end_of = dict(zip(suffixes, self._branches.ends, strict=True))
