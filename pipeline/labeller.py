@@ -35,8 +35,7 @@ class Labeller:
     """A spec's model in memory, which answers the spec's tasks about any text.
 
     Args:
-        spec: A spec, its YAML file, or a dictionary of its keys. A dictionary may omit `name`,
-            `input` and `output`, which are not used.
+        spec: A spec, its YAML file, or a dictionary, which may omit `name`, `input` and `output`.
         cache_dir: Folder of models (default: `$ASSAY_CACHE`, or `~/.cache/assay`).
         placement: Device and number format (default: chosen from the spec and this machine).
 

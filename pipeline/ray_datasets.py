@@ -36,7 +36,7 @@ def label_dataset(
     Args:
         ds: Documents, with their text in the column that `input.text` names (default: `text`), and
             without a column that has a task's name.
-        spec: A spec, its YAML file, or a dictionary of its keys, as for `Labeller`.
+        spec: A spec, its YAML file, or a dictionary, as for `Labeller`.
         cache_dir: Folder of models on every node (default: `$ASSAY_CACHE`, or `~/.cache/assay`).
         batch_rows: Rows that an actor labels at once.
 

@@ -114,8 +114,7 @@ def run(
         address: A Ray cluster, such as `ray://head:10001` (default: a local Ray).
         retry_failed: Also try failed and quarantined rows again.
         publish_partial: Publish the complete shards if the run ends before the last of them.
-        announce: Called with the plan; returns a function that is called with the number of rows of
-            each shard as it is committed.
+        announce: Called with the plan; returns a function that takes each committed shard's rows.
 
     Returns:
         Counts of rows and shards, and the number of the snapshot.
