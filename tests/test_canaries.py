@@ -19,8 +19,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from command import WITH_MODEL, start
 from safetensors.torch import save_file
 from torch import ones
 
@@ -183,9 +182,9 @@ HOSTILE_IDS = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=WITH_MODEL)
 def hostile_run(
-    tmp_path_factory: pytest.TempPathFactory, model_folder: Path
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_folder: Path
 ) -> tuple[Path, list[dict[str, Any]], str]:
     """A whole run in a shell full of secrets: its folder, its documents, all that it said."""
     folder = tmp_path_factory.mktemp("canary")
@@ -204,18 +203,14 @@ def hostile_run(
         "tasks": [{"name": "toxic", "question": "Rude?", "labels": ["Yes", "No"]}],
     }
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
-    ended = subprocess.run(
-        [sys.executable, "-m", "pipeline", "run", str(folder / "spec.yaml"), "--json"],
-        env={**os.environ, **SECRETS, "ASSAY_CACHE": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return folder, documents, ended.stdout + ended.stderr
+    environment = {**os.environ, **SECRETS, "ASSAY_CACHE": str(folder / "cache")}
+    words = ("run", str(folder / "spec.yaml"), "--json")
+    process = start(request.param, *words, environment=environment)
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    return folder, documents, out + err
 
 
-@pytest.mark.xdist_group("ray")
 def test_no_byte_of_an_output_and_no_line_of_a_log_holds_a_secret(
     hostile_run: tuple[Path, list[dict[str, Any]], str],
 ) -> None:
@@ -234,7 +229,6 @@ def test_no_byte_of_an_output_and_no_line_of_a_log_holds_a_secret(
             assert CANARY not in str(pq.read_table(file).to_pylist())
 
 
-@pytest.mark.xdist_group("ray")
 def test_hostile_ids_are_values_and_nothing_else(
     hostile_run: tuple[Path, list[dict[str, Any]], str],
 ) -> None:
@@ -246,7 +240,6 @@ def test_hostile_ids_are_values_and_nothing_else(
     assert not any(id.strip() and id in name for id in HOSTILE_IDS for name in names)
 
 
-@pytest.mark.xdist_group("ray")
 def test_control_tokens_in_texts_are_text_in_a_whole_run(
     hostile_run: tuple[Path, list[dict[str, Any]], str],
 ) -> None:

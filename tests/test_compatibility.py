@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+from command import FORKED_ASSAY, WITH_MODEL, start
 from fsspec import AbstractFileSystem
 from servers import KEY, SECRET, Server, start_moto
 
@@ -38,6 +37,7 @@ class Copy:
     server: Server
     files: AbstractFileSystem
     cache: Path
+    command: Sequence[str] = FORKED_ASSAY
 
     def assay(self, *arguments: str) -> dict[str, Any]:
         """The JSON that the command prints. The specs name their files relative to the fixture."""
@@ -49,12 +49,11 @@ class Copy:
             "AWS_DEFAULT_REGION": "us-east-1",
             "ASSAY_CACHE": str(self.cache),
         }
-        command = [str(Path(sys.executable).with_name("assay")), *arguments, "--json"]
-        done = subprocess.run(
-            command, env=environment, cwd=FIXTURE, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-        printed: dict[str, Any] = json.loads(done.stdout)
+        words = (*arguments, "--json")
+        process = start(self.command, *words, environment=environment, folder=FIXTURE)
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        printed: dict[str, Any] = json.loads(out)
         return printed
 
     def objects(self) -> dict[str, tuple[str, Any]]:
@@ -185,8 +184,10 @@ def test_a_filter_to_another_place_writes_the_same_rows(copy: Copy, tmp_path: Pa
             assert (again / file).read_bytes() == (filtered / file).read_bytes(), file
 
 
-@pytest.mark.xdist_group("ray")
-def test_a_run_that_was_killed_is_resumed_and_gives_the_same_answers(copy: Copy) -> None:
+@pytest.mark.parametrize("command", WITH_MODEL)
+def test_a_run_that_was_killed_is_resumed_and_gives_the_same_answers(
+    command: Sequence[str], copy: Copy
+) -> None:
     shards, keys = published(4)
     first, retried = shards[0]["sid"], shards[1]["sid"]  # d0 to d4, of which d4 is empty; d5 to d11
     lost = ["output/snapshots/00000004.json", keys[retried, "tone"]]
@@ -196,7 +197,7 @@ def test_a_run_that_was_killed_is_resumed_and_gives_the_same_answers(copy: Copy)
     left = {key: each for key, each in before.items() if key not in lost}
     assert copy.objects() == left and len(left) == len(before) - len(lost)
 
-    printed = copy.assay("run", "spec.yaml")
+    printed = replace(copy, command=command).assay("run", "spec.yaml")
     assert printed["snapshot"] == 4 and printed["objects_created"] == 4
     assert printed["documents_labelled"] == 12 and printed["documents_read_by_model"] == 4
     after = copy.objects()

@@ -17,6 +17,7 @@ import pytest
 import requests
 from local_cluster import REPOSITORY, LocalCluster, local_cluster
 from many_rows import assert_every_row_once, has_begun, write_many
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pipeline.cluster import submission
@@ -98,6 +99,7 @@ class Flaky:
 
 def test_a_broken_connection_shows_each_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "_PAUSE_S", 0)
+    monkeypatch.setattr(submission, "_POLL_S", 0)
     shown: list[str] = []
     end = follow(Flaky(breaks=3), "a", shown.append)  # type: ignore[arg-type]
     assert "".join(shown) == Flaky.LOG and end.exit_code == 0
@@ -105,6 +107,7 @@ def test_a_broken_connection_shows_each_line_once(monkeypatch: pytest.MonkeyPatc
 
 def test_a_cluster_that_answers_no_more_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "_PAUSE_S", 0)
+    monkeypatch.setattr(submission, "_POLL_S", 0)
     with pytest.raises(UnavailableError, match="may still be running") as raised:
         follow(Flaky(breaks=1_000), "a", lambda piece: None)  # type: ignore[arg-type]
     assert raised.value.exit_code == 3
@@ -245,6 +248,17 @@ def test_a_job_under_way_with_other_options_is_not_taken_for_this_one(
         submitted(jobs, "--retry-failed")
 
 
+def test_a_refused_token_is_one_line_and_exit_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_address: str) -> None:
+        raise AuthenticationError("Unauthenticated:\nthe token differs")
+
+    monkeypatch.setattr(submission, "JobSubmissionClient", refuse)
+    with pytest.raises(RefusedError) as raised:
+        submission.connect("http://127.0.0.1:1")
+    assert "refuses the token" in str(raised.value) and "RAY_AUTH_TOKEN" in str(raised.value)
+    assert raised.value.exit_code == 4 and len(str(raised.value).splitlines()) == 1
+
+
 # — from here on, a real cluster
 
 
@@ -275,6 +289,7 @@ def long_spec(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
     return write_spec(input=write_many(tmp_path, DOCUMENTS, shard_bytes=40_000))
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_a_token_that_is_not_the_clusters_is_refused(
     cluster: LocalCluster, write_spec: Callable[..., Path], tmp_path: Path

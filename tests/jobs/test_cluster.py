@@ -10,6 +10,7 @@ import copy
 import shlex
 import socket
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import jsonschema
 import pytest
 import yaml
 from botocore.exceptions import ParamValidationError
+from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import start
@@ -72,9 +74,13 @@ def _known(place: str, mapping: dict[str, Any], keys: set[str]) -> None:
         raise KeyError(f"{place}: {unknown}")
 
 
+@cache
+def ec2() -> ServiceModel:
+    return botocore.session.get_session().get_service_model("ec2")
+
+
 def _check_request(operation: str, parameters: dict[str, Any]) -> None:
-    model = botocore.session.get_session().get_service_model("ec2").operation_model(operation)
-    report = ParamValidator().validate(parameters, model.input_shape)
+    report = ParamValidator().validate(parameters, ec2().operation_model(operation).input_shape)
     if report.has_errors():
         raise ParamValidationError(report=report.generate_report())
 

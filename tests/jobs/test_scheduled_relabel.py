@@ -10,15 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import SLOW_ON_RAY
+from stages import run_without_ray
 
 from jobs.scheduled_relabel import main
 
 
-@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize(
+    "ray", [pytest.param(False, id="one process"), pytest.param(True, id="ray", marks=SLOW_ON_RAY)]
+)
 def test_scheduled_runs_label_and_publish_once(
+    ray: bool,
     write_spec: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     corpus = tmp_path / "corpus.jsonl"
@@ -29,12 +35,17 @@ def test_scheduled_runs_label_and_publish_once(
     spec = str(write_spec())
 
     def run(code: int, *options: str) -> dict[str, Any]:
-        # — in a process of its own: Ray asks for tokens there, once a process
-        command = [sys.executable, "-m", "jobs.scheduled_relabel", spec, "--json", *options]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
-        assert ended.returncode == code, ended.stderr
-        told: dict[str, Any] = json.loads(ended.stdout)
-        return told
+        words = [spec, "--json", *options]
+        if ray:  # in a process of its own: Ray reads once a process whether it asks for tokens
+            command = [sys.executable, "-m", "jobs.scheduled_relabel", *words]
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
+            returned, printed, error = ended.returncode, ended.stdout, ended.stderr
+        else:
+            run_without_ray(monkeypatch)
+            returned, (printed, error) = main(words), capfd.readouterr()
+        assert returned == code, error
+        result: dict[str, Any] = json.loads(printed)
+        return result
 
     first, second = run(0), run(0)
     assert (first["snapshot"], first["run"]["documents_labelled"]) == (1, 6)

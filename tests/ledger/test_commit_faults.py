@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fault_proxy import Faults, proxied
+from fault_proxy import STUBBORN, Faults, proxied
 from label_tables import label_table
 from servers import Server
 
@@ -19,7 +19,6 @@ from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.snapshots import SnapshotTask, contents, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
-from pipeline.stores.retries import RetryPolicy
 from pipeline.stores.s3 import S3Store, open_s3
 from pipeline.stores.store import Store
 
@@ -34,8 +33,6 @@ SHARES = {
 SHARDS, ROWS, WRITERS = 40, 25, 2
 LABELS = ("yes", "no")
 TASKS = {"first": "a" * 16, "second": "b" * 16}
-# A share of 0.4 to the power of 20 is one in a hundred million.
-STUBBORN = RetryPolicy(attempts=20, first_wait_s=0.001, longest_wait_s=0.02)
 
 
 def shard(number: int) -> Shard:

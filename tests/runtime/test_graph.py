@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from command import assay
+from command import WITH_MODEL, assay
 
 from pipeline.errors import AssayError, ModelError, Problem, SpecError, UnavailableError
 from pipeline.runtime.graph import LabelStage, TokeniseStage
@@ -47,15 +47,15 @@ def test_a_worker_that_cannot_be_built_says_why_when_it_is_called(
     assert any(entry.name == "__call__" for entry in raised.traceback)
 
 
-@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("command", WITH_MODEL)
 def test_torn_weights_are_one_line_and_an_exit_code(
-    write_spec: Callable[..., Path], model_folder: Path, tmp_path: Path
+    command: Sequence[str], write_spec: Callable[..., Path], model_folder: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "torn"
     shutil.copytree(model_folder, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1_000])
-    code, result, errors = assay(write_spec(model={"path": str(folder)}))
+    code, result, errors = assay(write_spec(model={"path": str(folder)}), command=command)
     assert (code, result) == (1, {})
     assert "Traceback" not in errors
     assert errors.splitlines()[-1].startswith(f"assay: {folder}: cannot be loaded: ")

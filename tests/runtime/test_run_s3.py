@@ -65,9 +65,9 @@ def test_credentials_that_expire_in_the_middle_end_the_run_and_the_next_goes_on(
     assert done.items() <= {s.key: s.etag for s in shell.output.list("labels/")}.items()
 
 
-@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("command", COMMANDS)
 def test_an_input_overwritten_in_the_middle_is_noticed_and_the_next_run_labels_the_new_one(
-    shell_on: Callable[..., Shell],
+    command: Sequence[str], shell_on: Callable[..., Shell]
 ) -> None:
     def overwrite(requests: list[str]) -> None:
         planned = [at for at, line in enumerate(requests) if "PUT" in line and "/inputs/" in line]
@@ -76,7 +76,7 @@ def test_an_input_overwritten_in_the_middle_is_noticed_and_the_next_run_labels_t
             shell.faults.watch = None
             shell.write_corpus("NUMBER")  # as many bytes
 
-    shell = shell_on("moto", watch=overwrite)
+    shell = shell_on("moto", command=command, watch=overwrite)
     code, _, err = shell.run()
     assert code == 1, err
     assert "Traceback" not in err

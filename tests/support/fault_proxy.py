@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from pipeline.stores.retries import RetryPolicy
+
 REFUSALS = {
     "error_500": (500, "InternalError"),
     "slow_down": (503, "SlowDown"),
@@ -32,6 +34,9 @@ REFUSALS = {
     "denied": (403, "AccessDenied"),
     "not_implemented": (501, "NotImplemented"),
 }
+
+# Short waits. A share of faults of 0.4 to the power of 20 is one in a hundred million.
+STUBBORN = RetryPolicy(attempts=20, first_wait_s=0.001, longest_wait_s=0.02)
 
 
 @dataclass

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
-from command import ASSAY
+from command import ASSAY, TOY_ASSAY, Process, start
 from fault_proxy import Faults, proxied
 from servers import KEY, SECRET, Server
 
@@ -46,19 +45,15 @@ class Shell:
     output: S3Store  # not through the proxy
     command: Sequence[str]
 
-    def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*self.command, "run", str(self.spec), "--json", *options],
-            env={**self.environment, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, *options: str, **environment: str) -> Process:
+        words = ["run", str(self.spec), "--json", *options]
+        return start(self.command, *words, environment={**self.environment, **environment})
 
     def run(self, *options: str, **environment: str) -> tuple[int, str, str]:
         """The exit code, standard output and standard error of `assay run`."""
         process = self.start(*options, **environment)
         out, err = process.communicate(timeout=500)
+        assert process.returncode is not None
         return process.returncode, out, err
 
     def other(self, **changes: Any) -> Shell:
@@ -124,6 +119,8 @@ def shell_on(
                 "AWS_SECRET_ACCESS_KEY": SECRET,
                 "AWS_DEFAULT_REGION": "us-east-1",
                 "ASSAY_CACHE": str(cache),
+                # — botocore's waits of seconds add nothing to the toy, which tries again itself
+                **({"AWS_MAX_ATTEMPTS": "1"} if command == TOY_ASSAY else {}),
             },
             faults=faults,
             corpus=corpus,

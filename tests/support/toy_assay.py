@@ -1,8 +1,9 @@
 """The command `assay`, with the stages in its own process and an engine that answers at once.
 
-`python toy_assay.py run SPEC --json` takes seconds: no Ray, no model. On a local output each shard
-is labelled and committed in a child process; a killed child is started again, as Ray does.
-Clients of object stores cannot be forked, so on those the driver does the work itself.
+`python toy_assay.py run SPEC --json`, or `command.start`: no Ray, no model, short waits between
+retries. On a local output each shard is labelled and committed in a child process; a killed child
+is started again, as Ray does. Clients of object stores cannot be forked, so on those the driver
+does the work itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
+from fault_proxy import STUBBORN
 from stages import label_and_commit, run_without_ray
 
 from pipeline.cli import main
@@ -22,6 +24,7 @@ from pipeline.errors import AssayError
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.runtime.job import Job
+from pipeline.stores.retries import retry
 
 CHILDREN = multiprocessing.get_context("fork")
 
@@ -56,7 +59,15 @@ def label_items(work_items: Sequence[WorkItem], job: Job) -> Iterator[ShardCount
     yield from label(work_items, job)
 
 
-if __name__ == "__main__":
+def main_without_ray(words: Sequence[str]) -> int:
+    """`assay` with these words, in one process and with the spec's own model; its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        run_without_ray(patch)
+        return main(words)
+
+
+def main_of_toy(words: Sequence[str]) -> int:
+    """`assay` with these words, in one process and with the fake engine; its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         run_without_ray(patch)
         patch.setattr("pipeline.runtime.run.check_model", lambda _job: None)
@@ -64,4 +75,10 @@ if __name__ == "__main__":
         patch.setattr(
             "pipeline.runtime.worker.job_engine", lambda job: (FakeEngine(job.spec.tasks), None)
         )
-        sys.exit(main(sys.argv[1:]))
+        for user in ("stores.s3", "sources.streams"):
+            patch.setattr(f"pipeline.{user}.retry", lambda call, _policy: retry(call, STUBBORN))
+        return main(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main_of_toy(sys.argv[1:]))
