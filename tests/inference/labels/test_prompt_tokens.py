@@ -78,7 +78,9 @@ def any_tokenizer(
 def controls_of(tokenizer: PreTrainedTokenizerFast) -> list[str]:
     unknown = tokenizer.unk_token
     added = [token.content for token in tokenizer.added_tokens_decoder.values()]
-    return [content for content in added if content != unknown]
+    controls = [content for content in added if content != unknown]
+    assert controls
+    return controls
 
 
 def test_every_special_token_and_every_token_of_the_template_is_a_control_token(

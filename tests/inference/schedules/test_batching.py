@@ -45,5 +45,6 @@ def test_neighbouring_batches_could_not_have_been_one(seed: int) -> None:
     source = random.Random(seed)
     lengths = [source.randint(1, 30) for _ in range(50)]
     batches = pack(lengths, max_tokens=60)
+    assert len(batches) > 1
     for left, right in pairwise(batches):
         assert sum(lengths[i] for i in left) + lengths[right[0]] > 60

@@ -146,6 +146,7 @@ def test_every_copy_has_a_clone_of_its_own(tiny_model: TinyModel) -> None:
     with torch.inference_mode():
         clone_states(prefix.cache, cache, 3)
         clones = states_of(Level(cache, stop=9))
+        assert clones
         for clone, state in zip(clones, states_of(prefix), strict=True):
             assert torch.equal(clone, torch.cat([state] * 3))
             clone[1] = 0
