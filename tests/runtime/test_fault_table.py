@@ -177,7 +177,7 @@ def test_a_bad_connection_and_a_killed_driver(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("hours", ["+1h", "-1h"])
+@pytest.mark.parametrize("hours", ["+1h", pytest.param("-1h", marks=SLOW)])
 def test_a_clock_that_is_an_hour_off(
     hours: str,
     command: Sequence[str],
