@@ -86,7 +86,9 @@ def test_the_first_level_holds_every_row_and_shows_it_itself_no_level_holds_one_
 
 @given(defined_trees(prefix_tokens=4))
 def test_no_segment_carries_a_blind_query_or_an_unseen_key(defined: DefinedTree) -> None:
-    for segment in segments(plan_attention(defined.tree, window=defined.window)):
+    planned = segments(plan_attention(defined.tree, window=defined.window))
+    assert planned
+    for segment in planned:
         met = list(pairs(segment))
         assert len({query for query, _ in met}) == segment.queries.tokens * segment.queries.copies
         assert len({key for _, key in met}) == segment.keys.tokens * segment.keys.copies
