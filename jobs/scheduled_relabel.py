@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from pipeline.cache import cache_dir
 from pipeline.cli.app import EXIT_COMPLETE, EXIT_FAILED, EXIT_INCOMPLETE, Verb, call, new_app
 from pipeline.cli.verbs import FLATTEN, AsJson, SpecFile
-from pipeline.options import EvalOptions, GoldOptions, Limits
+from pipeline.options import GoldOptions, Limits
 
 if TYPE_CHECKING:
-    from pipeline.spec.schema import JobSpec
-    from pipeline.verbs.relabel import Gate, ScheduledRun
+    from pipeline.verbs.relabel import ScheduledRun
 
 app = new_app("jobs.scheduled_relabel", "Label what is new, and publish it if it is good.")
 
@@ -33,7 +31,12 @@ def _exit_code(run: ScheduledRun) -> int:
     return EXIT_COMPLETE if run.published else EXIT_FAILED
 
 
-RELABEL = Verb("verbs.relabel:scheduled_run", "report.drift:scheduled_run", _exit_code)
+RELABEL = Verb(
+    "verbs.relabel:scheduled_run",
+    "report.drift:scheduled_run",
+    _exit_code,
+    progress="report.run:run_progress",
+)
 
 
 @app.default
@@ -61,46 +64,8 @@ def relabel(
     """
     if address is None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
-    from pipeline.report.run import run_progress
-    from pipeline.spec.parse import load_spec
-    from pipeline.verbs.relabel import scheduled_run
-
-    job = load_spec(spec)
-    gate = _gate(job, gold, gold_options, gates)
-    with run_progress(sys.stderr) as announce:
-        run = scheduled_run(
-            job,
-            cache_dir=cache_dir(),
-            address=address,
-            gate=gate,
-            limits=limits,
-            announce=announce,
-        )
-    return RELABEL.print(run, as_json=as_json)
-
-
-def _gate(
-    spec: JobSpec, gold: str | None, gold_options: GoldOptions, gates: tuple[str, ...]
-) -> Gate | None:
-    """The function that judges a candidate; SpecError for wrong gold or gates, before any work."""
-    if not gates and gold is None:
-        return None
-    from pipeline.errors import Problem, SpecError
-    from pipeline.evaluation.gates import parse_gate
-    from pipeline.gold.labels import read_gold
-    from pipeline.verbs.evaluate import check_gates, evaluate
-
-    if not gates:
-        raise SpecError([Problem("--gate", "missing; --gold judges nothing without a gate")])
-    if gold is None:
-        raise SpecError([Problem("--gold", "missing; a gate needs gold labels: --gold FILE")])
-    labels = {task.name: tuple(task.labels) for task in spec.tasks}
-    parsed = [parse_gate(gate, labels) for gate in gates]
-    check_gates(parsed, read_gold(gold, spec, gold_options))
-    judge = partial(
-        evaluate, spec, gold, gold_options, EvalOptions(gates=gates), cache_dir=cache_dir()
-    )
-    return lambda candidate: judge(candidate=candidate).decisions
+    options = gold, gold_options, gates, limits
+    return RELABEL.carry_out(spec, *options, as_json=as_json, address=address)
 
 
 main = partial(call, app)

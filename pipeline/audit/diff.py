@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -19,13 +19,13 @@ from scipy.special import rel_entr
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents
+from pipeline.options import GroupBy
 from pipeline.stores.store import Store
 
 SHOWN_FAILURES = 20
 # The logarithm of an empty bin is infinite. A count of 0.5 replaces 0 (Jeffreys' prior).
 EMPTY_COUNT = 0.5
 
-By = Literal["path"]
 Counts = NDArray[np.int64]  # [labels]
 Flips = NDArray[np.int64]  # [labels before, labels after]
 Connection = duckdb.DuckDBPyConnection
@@ -90,7 +90,9 @@ def side(store: Store, number: str) -> Contents:
     return contents(store, int(number))
 
 
-def compare(store: Store, before: Contents, after: Contents, by: By | None = None) -> Comparison:
+def compare(
+    store: Store, before: Contents, after: Contents, by: GroupBy | None = None
+) -> Comparison:
     """What changed between two snapshots of the store."""
     common = [task for task in after.tasks if task in before.tasks]
     with _connect(store, before, after, common) as connection:
@@ -146,7 +148,7 @@ def _documents(connection: Connection) -> tuple[int, int, int]:
 
 
 def _change(
-    connection: Connection, task: str, before: Contents, after: Contents, by: By | None
+    connection: Connection, task: str, before: Contents, after: Contents, by: GroupBy | None
 ) -> TaskChange:
     versions = before.tasks[task], after.tasks[task]
     labels = tuple(dict.fromkeys((*versions[0].labels, *versions[1].labels)))
@@ -178,7 +180,7 @@ def _counts(connection: Connection, table: str, task: str, labels: Sequence[str]
     return np.array([counts.get(label, 0) for label in labels], dtype=np.int64)
 
 
-def _flips_query(task: str, by: By | None) -> str:
+def _flips_query(task: str, by: GroupBy | None) -> str:
     """For the texts that both sides answered: group, label before, label after, count."""
     # — a text that occurs twice has the same answer each time, and min() takes one of them
     one = "select content_hash h, min({label}) l, min(path) g from {table} where {label} "

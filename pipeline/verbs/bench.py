@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 
 import psutil
@@ -114,7 +115,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     folder, tokenizer, prompt = job_prompt(job, as_questions(spec.tasks))
     store = open_store(spec.output, spec.storage_options)
     shards = plan(job, store, keep=False).shards
-    samples = [sample.token_ids for sample in take_samples(shards, tokenizer, spec, 64)]
+    samples = take_samples(shards, tokenizer, spec, 64)
     torch.set_num_threads(placement.threads)
     disable_malloc_trim()
     model = job_model(job, folder)
@@ -123,23 +124,15 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
         whole = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
         trained = label_engine(job, model, whole)
     workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
-    fitting = [each for each in workloads if fits(each, prompt, model.context_tokens)]
-    if not fitting:
-        room = prompt.room(model.context_tokens)
-        fix = (
-            f"the model's context has {max(room - 1, 0):,} beside the questions; write at most that"
-        )
+    possible = [each for each in workloads if fits(each, prompt, model.context_tokens)]
+    if not possible:
+        room = max(prompt.room(model.context_tokens) - 1, 0)
+        fix = f"the model's context has {room:,} beside the questions; write at most that"
         raise SpecError([Problem("--tokens", fix, tokens)])
-    measured = [
-        _measure(
-            model,
-            prompt,
-            samples,
-            workload if rounds is None else replace(workload, rounds=rounds),
-            trained,
-        )
-        for workload in fitting
-    ]
+    if rounds is not None:
+        possible = [replace(each, rounds=rounds) for each in possible]
+    stream = [token for sample in samples for token in sample.token_ids]
+    measured = [_measure(model, prompt, stream, workload, trained) for workload in possible]
     machine = Machine(
         processor=_processor(),
         threads=torch.get_num_threads(),
@@ -171,12 +164,11 @@ def fits(workload: Workload, prompt: PromptTokens, context: int) -> bool:
 def _measure(
     model: LoadedModel,
     prompt: PromptTokens,
-    samples: Sequence[DocumentIds],
+    stream: Sequence[int],
     workload: Workload,
     trained: LabelEngine | None,
 ) -> tuple[float, list[Row]]:
     """The machine's rate while it was measured, and one row a method."""
-    stream = [token for sample in samples for token in sample]
     asked = shaped(prompt, workload, stream)
     documents = equally_long(stream, workload.tokens, workload.documents)
     hidden = int(model.network.config.get_text_config().hidden_size)
@@ -187,10 +179,12 @@ def _measure(
         turns["readouts"] = Turn(label, len(documents), workload.rounds, warm_up=True)
     timed = take_turns(turns)
     rate = max(before, matmul_flops(hidden, model.device, model.network.dtype))
+    labels = sum(len(question.labels) for question in asked.questions)
     floor_seconds = tree_flops(model, asked, workload.tokens) / rate
     rows = [
         Row(
-            workload=workload_name(asked, workload.tokens),
+            workload=f"{workload.tokens:,} tokens x {len(asked.questions)} questions, {labels} "
+            f"labels, {len(asked.prefix):,} before",
             method=method,
             document_tokens=workload.tokens,
             seconds_per_document=figures.median,
@@ -211,38 +205,32 @@ def _turns(
 ) -> dict[str, Turn]:
     planned = memory_plan(model, prompt)
     engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)
-    every, rounds = len(documents), workload.rounds
     # The slow methods' time for one document varies little, and is minutes.
+    fast = partial(Turn, documents=len(documents), rounds=workload.rounds, warm_up=True)
+    slow = partial(Turn, documents=1, rounds=1, warm_up=False)
     turns = {
-        "tree": Turn(partial(engine.label, documents), every, rounds, warm_up=True),
-        "expand": Turn(partial(expand, model, prompt, documents), every, rounds, warm_up=True),
-        "expand_batched": Turn(
-            partial(expand, model, prompt, documents, batch=BATCH), every, rounds, warm_up=True
-        ),
-        "per_question": Turn(
-            partial(per_question, model, prompt, documents[:1]), 1, rounds=1, warm_up=False
-        ),
-        "per_label": Turn(
-            partial(per_label, model, prompt, documents[:1]), 1, rounds=1, warm_up=False
-        ),
+        "tree": fast(partial(engine.label, documents)),
+        "expand": fast(partial(expand, model, prompt, documents)),
+        "expand_batched": fast(partial(expand, model, prompt, documents, batch=BATCH)),
+        "per_question": slow(partial(per_question, model, prompt, documents[:1])),
+        "per_label": slow(partial(per_label, model, prompt, documents[:1])),
     }
     return {method: turns[method] for method in workload.methods}
 
 
 def shaped(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> PromptTokens:
-    """The prompt with as many questions and as long a prefix as the workload wants.
+    """The prompt with the workload's number of questions and length of the prefix.
 
-    Questions beyond the spec's are its own again behind a token that tells them apart; a longer
-    prefix is the corpus's text, as examples of it would be.
+    Questions beyond the spec's repeat its own, each after a token that marks the repeat; a longer
+    prefix continues with text of the corpus, like examples.
     """
     questions = []
     for i in range(workload.questions or len(prompt.questions)):
         repeat, place = divmod(i, len(prompt.questions))
         question = prompt.questions[place]
-        told_apart = (stream[repeat % len(stream)],) * bool(repeat)
-        questions.append(
-            replace(question, name=f"q{i}", token_ids=(*told_apart, *question.token_ids))
-        )
+        mark = (stream[repeat % len(stream)],) * bool(repeat)
+        token_ids = (*mark, *question.token_ids)
+        questions.append(replace(question, name=f"q{i}", token_ids=token_ids))
     missing = max(0, workload.prefix - len(prompt.prefix))
     more = equally_long(stream, missing, 1)[0] if missing else []
     return PromptTokens((*prompt.prefix, *more), tuple(questions))
@@ -250,17 +238,8 @@ def shaped(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> P
 
 def equally_long(stream: Sequence[int], tokens: int, count: int) -> list[list[int]]:
     """`count` documents of exactly `tokens` tokens, made of the corpus's own in order."""
-    repeats = -(-tokens * count // len(stream))
-    repeated = [*stream] * repeats
-    return [repeated[i * tokens : (i + 1) * tokens] for i in range(count)]
-
-
-def workload_name(prompt: PromptTokens, tokens: int) -> str:
-    labels = sum(len(question.labels) for question in prompt.questions)
-    return (
-        f"{tokens:,} tokens x {len(prompt.questions)} questions, {labels} labels, "
-        f"{len(prompt.prefix):,} before"
-    )
+    endless = cycle(stream)
+    return [list(islice(endless, tokens)) for _ in range(count)]
 
 
 def _processor() -> str:

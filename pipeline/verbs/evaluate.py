@@ -121,10 +121,8 @@ def evaluate(
     gold is wrong, or if there is no such snapshot.
     """
     _check_options(options)
-    labels = {task.name: tuple(task.labels) for task in spec.tasks}
-    gates = [parse_gate(written, labels) for written in options.gates]
     gold = read_gold(source, spec, gold_options)
-    check_gates(gates, gold)
+    gates = parse_gates(options.gates, gold, spec)
     store = open_store(spec.output, spec.storage_options)
     if candidate is not None:
         snapshot, newest = candidate, candidate.number
@@ -166,12 +164,15 @@ def _check_options(options: EvalOptions) -> None:
         raise SpecError(problems)
 
 
-def check_gates(gates: Sequence[Gate], gold: Gold) -> None:
-    """SpecError if the gold has no labels for a gate's task."""
+def parse_gates(written: Sequence[str], gold: Gold, spec: JobSpec) -> list[Gate]:
+    """The gates; SpecError if one is malformed, or the gold has no labels for its task."""
+    labels = {task.name: tuple(task.labels) for task in spec.tasks}
+    gates = [parse_gate(each, labels) for each in written]
     fix = f"{gold.source} has no labels for this task"
     problems = [Problem(PLACE, fix, gate.written) for gate in gates if gate.task not in gold.tasks]
     if problems:
         raise SpecError(problems)
+    return gates
 
 
 def _evaluate_task(

@@ -73,19 +73,15 @@ class Exactness:
     @property
     def allowed_mean(self) -> float | None:
         """The mean difference that rounding explains in half precision; None in float32."""
-        if self.dtype == "float32":
-            return None
         if self.rounding is None:
-            return HALF_MEAN[self.dtype]
+            return HALF_MEAN.get(self.dtype)
         return ROUNDINGS * self.rounding.mean_abs_dp + ROUNDING_FLOOR
 
     @property
     def allowed_max(self) -> float:
         """The largest difference that is allowed: a mean would hide one wrong answer."""
-        if self.dtype == "float32":
-            return FLOAT32_MAX
         if self.rounding is None:
-            return HALF_MAX[self.dtype]
+            return HALF_MAX.get(self.dtype, FLOAT32_MAX)
         return ROUNDINGS * self.rounding.max_abs_dp + ROUNDING_FLOOR
 
     @property
@@ -129,14 +125,14 @@ class _ModelAnswers:
     @property
     def change(self) -> Change:
         """Tree against independent prompts, for the labels that the tree's beam reached."""
-        tree, independent = [], []
         answers = compared_answers(self.compared, self.tree)
-        for of_tree, of_prompt in zip(answers, self.independent, strict=True):
-            reached = of_tree != -np.inf  # a beam in another dtype may reach fewer labels
-            if reached.any():
-                tree.append(of_tree[reached])
-                independent.append(of_prompt[reached])
-        return change([tree], [independent])
+        pairs = [
+            (of_tree[reached], of_prompt[reached])
+            for of_tree, of_prompt in zip(answers, self.independent, strict=True)
+            # — a beam in another dtype may reach fewer labels
+            if (reached := of_tree != -np.inf).any()
+        ]
+        return change([[tree for tree, _ in pairs]], [[prompt for _, prompt in pairs]])
 
 
 def prove(job: Job, folder: Path, prompt: PromptTokens, documents: Sequence[DocumentIds]) -> Proof:

@@ -18,11 +18,10 @@ from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
-from pipeline.ledger.cells import WorkItem
 from pipeline.options import PlanOptions
 from pipeline.runtime.assembly import job_model, job_prompt, label_engine
 from pipeline.runtime.job import Plan, make_job
-from pipeline.runtime.placement import Placement, place, this_machine
+from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.run import dry_run
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec, TaskSpec
@@ -88,7 +87,11 @@ def estimate(spec: JobSpec, options: PlanOptions, *, cache_dir: Path) -> Estimat
     The model is loaded only if documents are missing and no rate is given. SpecError as in a run.
     """
     planned = dry_run(spec, cache_dir=cache_dir)
-    missing = _missing(planned.work_items)
+    # For each set of tasks that needs the model: the number of documents that miss it.
+    missing: Counter[Tasks] = Counter()
+    for work in planned.work_items:
+        if work.asks:
+            missing[work.tasks] += work.shard.rows
     measured: Measured | None = None
     if options.rate is not None:
         seconds = dict.fromkeys(missing, 1 / options.rate)
@@ -101,15 +104,6 @@ def estimate(spec: JobSpec, options: PlanOptions, *, cache_dir: Path) -> Estimat
     return Estimate(planned, parts, measured, options.workers, options.price)
 
 
-def _missing(work_items: Iterable[WorkItem]) -> Counter[Tasks]:
-    """For each set of tasks that needs the model: the number of documents that miss it."""
-    missing: Counter[Tasks] = Counter()
-    for work in work_items:
-        if work.asks:
-            missing[work.tasks] += work.shard.rows
-    return missing
-
-
 def _measure(
     spec: JobSpec,
     missing: Iterable[Tasks],
@@ -120,7 +114,11 @@ def _measure(
 ) -> tuple[Measured, dict[Tasks, float]]:
     """Seconds per document for each set of tasks, on one worker of this machine."""
     require_torchao(spec.model.quantize)
-    placement = _here(spec)
+    try:
+        placement = place(spec.model, this_machine())
+    except SpecError as error:
+        fix = "or give the documents a second of one worker; the summary of a run shows them"
+        raise SpecError([*error.problems, Problem("--rate", fix, None)]) from error
     torch.set_num_threads(placement.threads)
     disable_malloc_trim()
     job = make_job(spec, placement, cache_dir)
@@ -137,20 +135,11 @@ def _measure(
     return measured, {tasks: whole / len(pieces) for tasks, whole in seconds.items()}
 
 
-def _here(spec: JobSpec) -> Placement:
-    try:
-        return place(spec.model, this_machine())
-    except SpecError as error:
-        fix = "or give the documents a second of one worker; the summary of a run shows them"
-        raise SpecError([*error.problems, Problem("--rate", fix, None)]) from error
-
-
 def _seconds(
     engine: LabelEngine, pieces: Sequence[Sequence[DocumentIds]], tasks: Sequence[TaskSpec]
 ) -> float:
-    ShardAnswers(pieces[:1], tasks).label_rows(
-        engine, 0, 1
-    )  # the first forward is slower than the others
+    # The first forward is slower than the others.
+    ShardAnswers(pieces[:1], tasks).label_rows(engine, 0, 1)
     answers = ShardAnswers(pieces, tasks)
     started = time.perf_counter()
     answers.label_rows(engine, 0, len(pieces))

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.audit.diff import Comparison, compare
+from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.gates import Decision
+from pipeline.gold.labels import read_gold
 from pipeline.ledger.snapshots import Contents, contents, last_snapshot
-from pipeline.options import Limits
+from pipeline.options import EvalOptions, GoldOptions, Limits
 from pipeline.runtime.job import Plan
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.run import LabelledOutput, Progress, label
 from pipeline.spec.schema import JobSpec
+from pipeline.verbs.evaluate import evaluate, parse_gates
 
 Gate = Callable[[Contents], tuple[Decision, ...]]  # decides on an unpublished snapshot
 
@@ -38,20 +41,37 @@ class ScheduledRun:
 
 def scheduled_run(
     spec: JobSpec,
+    gold: str | None,
+    gold_options: GoldOptions,
+    gates: tuple[str, ...],
+    limits: Limits,
     *,
     cache_dir: Path,
-    address: str | None = None,
-    gate: Gate | None = None,
-    limits: Limits | None = None,
+    address: str | None,
     announce: Callable[[Plan], Progress],
 ) -> ScheduledRun:
     """Labels missing documents and publishes a snapshot if gates and limits hold.
 
     Otherwise the previous snapshot stays current. Labels are kept in any case, so the next run
-    does not compute them again.
+    does not compute them again. SpecError for wrong gold or gates, before any work.
     """
+    if gates and gold is None:
+        raise SpecError([Problem("--gold", "missing; a gate needs gold labels: --gold FILE")])
+    if gold is not None:
+        if not gates:
+            raise SpecError([Problem("--gate", "missing; --gold judges nothing without a gate")])
+        parse_gates(gates, read_gold(gold, spec, gold_options), spec)
+
+    def decide(candidate: Contents) -> tuple[Decision, ...]:
+        assert gold is not None
+        of_gates = EvalOptions(gates=gates)
+        judged = evaluate(
+            spec, gold, gold_options, of_gates, cache_dir=cache_dir, candidate=candidate
+        )
+        return judged.decisions
+
     labelled = label(spec, cache_dir=cache_dir, address=address, announce=announce)
-    return judge(labelled, gate, limits or Limits())
+    return judge(labelled, decide if gates else None, limits)
 
 
 def judge(labelled: LabelledOutput, gate: Gate | None, limits: Limits) -> ScheduledRun:
@@ -84,20 +104,18 @@ def _drifted(comparison: Comparison, limits: Limits) -> tuple[str, ...]:
     """A reason for each limit that a task exceeds; only tasks of both snapshots are compared."""
     reasons = []
     for change in comparison.tasks:
+        name, failing = change.task, change.newly_failing / max(1, comparison.rows[1])
         if change.psi > limits.max_psi:
-            reasons.append(
-                f"the labels of {change.task} shifted: PSI {change.psi:.4f} is above "
-                f"{limits.max_psi:g}"
-            )
+            shift = f"PSI {change.psi:.4f} is above {limits.max_psi:g}"
+            reasons.append(f"the labels of {name} shifted: {shift}")
         if change.flip_rate > limits.max_flip_rate:
-            reasons.append(
-                f"the answers of {change.task} flipped: {change.flip_rate:.2%} of the shared texts "
-                f"is above {limits.max_flip_rate:.2%}"
+            flips = (
+                f"{change.flip_rate:.2%} of the shared texts is above {limits.max_flip_rate:.2%}"
             )
-        failing = change.newly_failing / max(1, comparison.rows[1])
+            reasons.append(f"the answers of {name} flipped: {flips}")
         if failing > limits.max_failing:
             reasons.append(
-                f"{change.newly_failing:,} rows of {change.task} had an answer and fail now: "
+                f"{change.newly_failing:,} rows of {name} had an answer and fail now: "
                 f"{failing:.2%} of all is above {limits.max_failing:.2%}"
             )
     return tuple(reasons)
