@@ -96,11 +96,17 @@ def compare(
     """What changed between two snapshots of the store."""
     common = [task for task in after.tasks if task in before.tasks]
     with _connect(store, before, after, common) as connection:
+        ((only_a, both, only_b),) = _rows(
+            connection,
+            "select count(*) filter (y is null), count(*) filter (x = y), count(*) filter "
+            "(x is null) from (select distinct content_hash x from a) full join "
+            "(select distinct content_hash y from b) on x = y",
+        )
         return Comparison(
             before=_name(before),
             after=_name(after),
             rows=(before.rows, after.rows),
-            documents=_documents(connection),
+            documents=(only_a, both, only_b),
             tasks=tuple(_change(connection, task, before, after, by) for task in common),
             only_before=tuple(task for task in before.tasks if task not in after.tasks),
             only_after=tuple(task for task in after.tasks if task not in before.tasks),
@@ -135,16 +141,6 @@ def _rows(connection: Connection, query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query).fetchall()
     except duckdb.Error as error:
         raise StorageError(f"the two snapshots cannot be compared: {error}") from error
-
-
-def _documents(connection: Connection) -> tuple[int, int, int]:
-    ((only_a, both, only_b),) = _rows(
-        connection,
-        "select count(*) filter (y is null), count(*) filter (x = y), count(*) filter (x is null) "
-        "from (select distinct content_hash x from a) full join "
-        "(select distinct content_hash y from b) on x = y",
-    )
-    return only_a, both, only_b
 
 
 def _change(

@@ -50,11 +50,14 @@ class Cells:
 
 
 @dataclass(frozen=True, slots=True)
-class Removable:
-    """What nothing needs, in the order in which it is deleted."""
+class GcResult:
+    """What a garbage collection kept and removed."""
 
-    objects: tuple[StoredObject, ...]
+    output: str
+    snapshots: tuple[int, ...]  # kept
+    objects: tuple[StoredObject, ...]  # that nothing needs, in the order of deletion
     unknown: int  # keys that assay does not write, inside its own folders
+    deleted: bool  # False: a dry run
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -69,16 +72,6 @@ class Removable:
             count, size_bytes = amounts[prefix]
             amounts[prefix] = count + 1, size_bytes + stored.size_bytes
         return amounts
-
-
-@dataclass(frozen=True, slots=True)
-class GcResult:
-    """What a garbage collection kept and removed."""
-
-    output: str
-    snapshots: tuple[int, ...]  # kept
-    removable: Removable
-    deleted: bool  # False: a dry run
 
 
 def collect_garbage(
@@ -97,11 +90,11 @@ def collect_garbage(
     cells = _cells_of_next_run(spec, output, cache_dir)
     kept = _kept_snapshots(output, keep)
     named = frozenset(key for snapshot in kept for key in _named_keys(snapshot))
-    removable = _unneeded(stored, named, cells)
+    objects, unknown = _unneeded(stored, named, cells)
     if delete:
         for prefix in DELETION_ORDER:
-            output.delete([key for key in removable.keys if key.startswith(prefix)])
-    return GcResult(output.url, tuple(s.number for s in kept), removable, delete)
+            output.delete([each.key for each in objects if each.key.startswith(prefix)])
+    return GcResult(output.url, tuple(s.number for s in kept), objects, unknown, delete)
 
 
 def _cells_of_next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
@@ -153,8 +146,10 @@ def _named_keys(snapshot: Contents) -> Iterator[str]:
             yield label_key(file.task, snapshot.tasks[file.task].fp, file.sid)
 
 
-def _unneeded(stored: Iterable[StoredObject], named: frozenset[str], cells: Cells) -> Removable:
-    """The objects with keys of assay that are neither named nor used by the next run."""
+def _unneeded(
+    stored: Iterable[StoredObject], named: frozenset[str], cells: Cells
+) -> tuple[tuple[StoredObject, ...], int]:
+    """The objects that are neither named nor used by the next run, and the unknown keys' number."""
     parsed = [(each, parse_key(each.key)) for each in stored]
     known = [(each, key) for each, key in parsed if key is not None]
     used = _used_cells(known, cells)
@@ -172,7 +167,7 @@ def _unneeded(stored: Iterable[StoredObject], named: frozenset[str], cells: Cell
         return key.folder == SPECS and (key.task, key.fp) in versions
 
     unneeded = tuple(each for each, key in known if not is_needed(each.key, key))
-    return Removable(unneeded, len(parsed) - len(known))
+    return unneeded, len(parsed) - len(known)
 
 
 def _used_cells(known: Iterable[tuple[StoredObject, Key]], cells: Cells) -> dict[str, str]:

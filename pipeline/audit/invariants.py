@@ -37,22 +37,23 @@ def broken_answers(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
         return
     status = _strings(table, "status")
     answered = _mask(pc.is_in(status, value_set=pa.array(ANSWERED)))
-    yield from _broken(_status_rules(table, "top" if ranked else "p", status, answered))
-    yield from _broken(
-        _ranked_rules(table, labels) if ranked else _p_rules(table, labels, answered)
-    )
+    rules = [*_status_rules(table, "top" if ranked else "p", status, answered)]
+    rules += _ranked_rules(table, labels) if ranked else _p_rules(table, labels, answered)
     if "levels" in table.column_names:
-        yield from _broken(_level_rules(table))
+        rules += _level_rules(table)
+    yield from _broken(rules)
     if CALIBRATED in table.column_names:
         yield from _broken_calibrated(table, labels)
 
 
 def broken_documents(table: pa.Table) -> Iterator[str]:
     """The rows of a documents file that no reading gives, one line for each rule."""
-    for column in ("doc_id", "content_hash", "n_chars"):
-        yield from _broken([(f"{column} is null", _mask(table.column(column).is_null()))])
-    known = _is_known(_strings(table, "status"), READ)
-    yield from _broken([("status is not one that reading gives", ~known)])
+    rules = [
+        (f"{column} is null", _mask(table.column(column).is_null()))
+        for column in ("doc_id", "content_hash", "n_chars")
+    ]
+    unknown = ~_is_known(_strings(table, "status"), READ)
+    yield from _broken([*rules, ("status is not one that reading gives", unknown)])
 
 
 def differing(

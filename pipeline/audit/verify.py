@@ -184,11 +184,11 @@ def _checked(
     if isinstance(table, Damage):
         damages.append(table)
         return None
+    broken = [*_misplaced(file, task, shard, table)]
     if not file.rows == shard.rows == table.num_rows:
-        what = f"has {table.num_rows} rows; {file.rows} of {shard.rows} were published"
-        damages.append(Damage(file.key, what))
-    broken = broken_documents(table) if task is None else broken_answers(table, task.labels)
-    damages += [Damage(file.key, what) for what in (*_misplaced(file, task, shard, table), *broken)]
+        broken.insert(0, f"has {table.num_rows} rows; {file.rows} of {shard.rows} were published")
+    broken += broken_documents(table) if task is None else broken_answers(table, task.labels)
+    damages += [Damage(file.key, what) for what in broken]
     return table
 
 
@@ -233,8 +233,7 @@ def _table(store: Store, key: str, columns: Sequence[str]) -> pa.Table | Damage:
     if isinstance(data, Damage):
         return data
     try:
-        table = pq.read_table(pa.BufferReader(data), use_threads=False)
-        return table.select(list(columns))
+        return pq.read_table(pa.BufferReader(data), use_threads=False).select(list(columns))
     except (pa.ArrowException, OSError, KeyError) as error:
         what = f"is not a label or documents file of assay: {' '.join(str(error).split())}"
         return Damage(key, what)

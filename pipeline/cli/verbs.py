@@ -119,12 +119,11 @@ def _submit(
     try:
         ended = follow(client, job.id, log.show)
     except KeyboardInterrupt:
+        next_step = "continues; the same command follows it again, "
+        next_step += f"`ray job stop {job.id} --address {address}` ends it"
         if wants_stop(job.id, sys.stderr, sys.stdin):
             client.stop_job(job.id)  # committed files stay
             next_step = "is being stopped; run the same command to continue"
-        else:
-            next_step = "continues; the same command follows it again, "
-            next_step += f"`ray job stop {job.id} --address {address}` ends it"
         print(f"assay: {job.id} {next_step}", file=sys.stderr)
         return EXIT_INCOMPLETE
     finally:
@@ -297,12 +296,7 @@ def verify(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
 
 @app.command(group=USE, sort_key=4)
 def gc(
-    spec: SpecFile,
-    /,
-    *,
-    keep: Annotated[int, WHOLE],
-    delete: bool = False,
-    as_json: AsJson = False,
+    spec: SpecFile, /, *, keep: Annotated[int, WHOLE], delete: bool = False, as_json: AsJson = False
 ) -> int:
     """List the objects of an output that no kept snapshot and no next run needs.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import Problem, SpecError
@@ -12,12 +12,7 @@ from pipeline.evaluation.metrics import HEADLINES, LABEL_METRICS, Scores
 
 PLACE = "--gate"
 RAW, CALIBRATED = "raw", "calibrated"
-_COMPARED: Mapping[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-}
+_COMPARED = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _GATE = re.compile(
     r"\s*(?P<task>[a-z][a-z0-9_]*)\.(?:(?P<version>raw|calibrated)\.)?(?P<metric>[a-z0-9]+)"
     r"(?:\.(?P<label>.+?))?\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>\d+(?:\.\d*)?|\.\d+)\s*",

@@ -161,11 +161,8 @@ def number_or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def label_metrics(
-    truth: Ints,  # [rows]
-    p: Floats,  # [rows, labels]
-) -> dict[str, Floats]:  # LABEL_METRICS, [labels] each
-    """The metrics of every label against all others; NaN where a metric is undefined.
+def label_metrics(truth: Ints, p: Floats) -> dict[str, Floats]:  # [rows], [rows, labels]
+    """LABEL_METRICS [labels] of every label against all others; NaN where one is undefined.
 
     Precision is undefined for a label that is never predicted, recall for a label without a gold
     row, F1 for a label with neither. A ranking needs a row with the label and one without.
@@ -282,31 +279,22 @@ def _calibration_errors(
     return errors
 
 
-def confidence_and_hits(
-    truth: Ints,  # [rows]
-    p: Floats,  # [rows, labels]
-) -> tuple[Floats, Bools]:  # [rows] each
-    """The predicted label's probability, and whether that label is the gold label."""
+def confidence_and_hits(truth: Ints, p: Floats) -> tuple[Floats, Bools]:  # [rows], [rows, labels]
+    """[rows]: the predicted label's probability, and whether that label is the gold label."""
     rows, _ = p.shape
     predicted = p.argmax(axis=1)
     return p[np.arange(rows), predicted], predicted == truth
 
 
-def reliability_curve(
-    confidence: Floats,  # [rows]
-    hits: Bools,  # [rows]
-) -> tuple[Bin, ...]:
+def reliability_curve(confidence: Floats, hits: Bools) -> tuple[Bin, ...]:  # [rows] each
     """The bins of the calibration error that are not empty, the least confident first.
 
     scikit-learn's `calibration_curve` does not return how many rows a bin has.
     """
     bins = _bins(confidence)
     rows = np.bincount(bins)
-    sums = np.bincount(bins, confidence), np.bincount(bins, hits)
-    return tuple(
-        Bin(int(rows[n]), float(sums[0][n] / rows[n]), float(sums[1][n] / rows[n]))
-        for n in np.flatnonzero(rows)
-    )
+    means = (np.bincount(bins, values)[rows > 0] / rows[rows > 0] for values in (confidence, hits))
+    return tuple(map(Bin, rows[rows > 0].tolist(), *(mean.tolist() for mean in means)))
 
 
 def _bins(confidence: Floats) -> Ints:  # [rows] -> [rows]
@@ -325,8 +313,8 @@ def _squared_errors(truth: Ints, p: Floats) -> Floats:  # [rows], [rows, labels]
 
 
 def _one_hot(index: Ints, number: int) -> csr_array:  # [rows] -> [rows, number]
-    rows = len(index)
-    return csr_array((np.ones(rows), index, np.arange(rows + 1)), shape=(rows, number))
+    ends = np.arange(len(index) + 1)
+    return csr_array((np.ones(len(index)), index, ends), shape=(len(index), number))
 
 
 def _ratio(a: Floats, b: Floats) -> Floats:

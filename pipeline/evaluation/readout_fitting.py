@@ -359,15 +359,18 @@ def learning_curve(
     """The metrics for each number of rows; the regularisation is chosen inside those rows."""
     points = []
     for number in rows:
-        by_split = [_metrics_after(gold, number, held_out, SEED + n) for n in range(splits)]
-        values = {name: np.array([of[name] for of in by_split]) for name in FIGURES}
-        figures = {name: interval(float(mean_defined(v)), v) for name, v in values.items()}
+        by_split: dict[str, list[float]] = {name: [] for name in FIGURES}
+        for seed in range(SEED, SEED + splits):
+            split = random_split(
+                gold.truth, gold.groups, fitted=number, held_out=held_out, seed=seed
+            )
+            fitted, asked = gold.part(split.fitted), gold.part(split.held_out)
+            map_ = refit(fitted, 0, 0, choose(fitted, STRENGTHS)[0][0])
+            p = softmax(map_.logits(asked.states[:, 0, 0]), axis=1)
+            metrics = task_metrics(asked.truth, p)
+            for name, values in by_split.items():
+                values.append(metrics[name])
+        arrays = {name: np.array(values) for name, values in by_split.items()}
+        figures = {name: interval(float(mean_defined(v)), v) for name, v in arrays.items()}
         points.append(CurvePoint(number, figures))
     return tuple(points)
-
-
-def _metrics_after(gold: GoldStates, rows: int, held_out: int, seed: int) -> dict[str, float]:
-    split = random_split(gold.truth, gold.groups, fitted=rows, held_out=held_out, seed=seed)
-    fitted, asked = gold.part(split.fitted), gold.part(split.held_out)
-    map_ = refit(fitted, 0, 0, choose(fitted, STRENGTHS)[0][0])
-    return task_metrics(asked.truth, softmax(map_.logits(asked.states[:, 0, 0]), axis=1))

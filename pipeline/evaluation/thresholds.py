@@ -44,11 +44,8 @@ class Threshold:
     flagged: int
 
 
-def operating_points(
-    positive: Bools,  # [rows]
-    score: Floats,  # [rows], 0 to 1
-) -> OperatingPoints:
-    """A threshold half-way between any two neighbouring scores; the last one flags all rows."""
+def operating_points(positive: Bools, score: Floats) -> OperatingPoints:  # [rows] each
+    """A threshold half-way between two neighbouring scores (0 to 1); the last one flags all rows."""
     (rows,) = score.shape
     order = np.argsort(-score, kind="stable")
     ordered = score[order]
@@ -66,20 +63,19 @@ def operating_points(
 
 def for_precision(points: OperatingPoints, least: float) -> Threshold | None:
     """The threshold of the highest recall with a precision of `least` or more, if there is one."""
-    return _best(points, points.precision >= least, by=(points.recall, points.precision))
+    return _best(points, points.precision >= least, points.recall, points.precision)
 
 
 def for_recall(points: OperatingPoints, least: float) -> Threshold | None:
     """The threshold of the highest precision with a recall of `least` or more, if there is one."""
-    return _best(points, points.recall >= least, by=(points.precision, points.recall))
+    return _best(points, points.recall >= least, points.precision, points.recall)
 
 
 def _best(
-    points: OperatingPoints, allowed: Bools, *, by: tuple[Floats, Floats]
+    points: OperatingPoints, allowed: Bools, first: Floats, second: Floats
 ) -> Threshold | None:
     if not points.positives or not allowed.any():
         return None
-    first, second = by
     candidates = np.flatnonzero(allowed)
     best = int(candidates[np.lexsort((second[candidates], first[candidates]))[-1]])
     return Threshold(
@@ -94,11 +90,10 @@ def _best(
 _ROUNDING = 1e-6
 
 
-def find_label_issues(
-    truth: Ints,  # [rows]
-    p: Floats,  # [rows, labels]; not of a model that was fitted to these rows
-) -> tuple[Ints, Ints]:  # [issues] each
-    """The rows whose gold label is probably wrong, and their likely labels; the surest first.
+def find_label_issues(truth: Ints, p: Floats) -> tuple[Ints, Ints]:  # [rows], [rows, labels]
+    """[issues]: the rows whose gold label is probably wrong, and their likely labels.
+
+    The surest issue comes first. `p` is not of a model that was fitted to these rows.
 
     Confident learning (Northcutt et al. 2021): a label's threshold is the mean probability that it
     gets from rows with this gold label. A row's likely label is the most probable one that reaches

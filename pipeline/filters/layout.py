@@ -39,9 +39,8 @@ class Layout:
         format = format_of(path)
         assert format is not None, path
         suffix = path[-len(format) - 1 :]
-        row = f"{shard.start_row:0{ROW_DIGITS}d}"
-        converted = CONVERTED.get(format, "")
-        return f"kept/{self.id}/{path.removesuffix(suffix)}.{row}{suffix}{converted}"
+        name = f"{path.removesuffix(suffix)}.{shard.start_row:0{ROW_DIGITS}d}{suffix}"
+        return f"kept/{self.id}/{name}{CONVERTED.get(format, '')}"
 
     def dropped_key(self, shard: NamedShard) -> str:
         """`dropped/<id>/<folders>/<name>.<format>.<first row>.parquet`."""

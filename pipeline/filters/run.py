@@ -78,13 +78,6 @@ class _Filter:
     kept: Store
     dropped: Store
 
-    def existing_keys(self) -> frozenset[str]:
-        """The keys of this filter that exist, from one LIST for each kind."""
-        id = self.layout.id
-        kept = self.kept.list(f"kept/{id}/"), self.kept.list(f"filters/{id}/")
-        lists = chain(*kept, self.dropped.list(f"dropped/{id}/"))
-        return frozenset(stored.key for stored in lists)
-
     def keys(self, shard: NamedShard) -> tuple[str, str, str]:
         """The keys of a shard's objects, in the order in which they are created."""
         layout = self.layout
@@ -95,7 +88,9 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
     """Writes the filtered corpus of the spec's last snapshot; a second call writes nothing."""
     job = _prepare(spec, options)
     contents, layout = job.contents, job.layout
-    existing = job.existing_keys()
+    folders = (job.kept, "kept"), (job.kept, "filters"), (job.dropped, "dropped")
+    lists = (store.list(f"{folder}/{layout.id}/") for store, folder in folders)
+    existing = frozenset(stored.key for stored in chain.from_iterable(lists))
     todo = [s for s in contents.shards if not existing.issuperset(job.keys(s))]
     created, new_files = 0, 0
     if todo or layout.manifest_key not in existing:
@@ -235,7 +230,7 @@ def _publish(job: _Filter) -> int:
     shards = contents.shards
     parts = [COUNTS.validate_json(job.kept.read(layout.counts_key(shard))) for shard in shards]
     counts = total(parts)
-    rows = counts.all.kept.documents + counts.all.dropped.documents
+    rows = counts.all.documents
     if rows != contents.rows:
         raise StorageError(
             f"{job.kept.url}/{layout.counts_folder}: counts {rows} documents, and the snapshot has "

@@ -72,6 +72,10 @@ class SplitAmounts:
     kept: Amount = Amount()
     dropped: Amount = Amount()
 
+    @property
+    def documents(self) -> int:
+        return self.kept.documents + self.dropped.documents
+
     def __add__(self, other: SplitAmounts) -> SplitAmounts:
         return SplitAmounts(self.kept + other.kept, self.dropped + other.dropped)
 
@@ -124,8 +128,9 @@ def filter_shard(
         counts=Counts(
             sum(amounts, SplitAmounts()),
             {
-                column: _sums(zip(_group_values(shard, options, column), amounts, strict=True))
+                column: _sums(zip(map(_value, every_row(grouped, options)), amounts, strict=True))
                 for column in split.by
+                for grouped in [_with_group(shard, column)]
             },
             dict(Counter(filter(None, reasons))),
         ),
@@ -166,12 +171,9 @@ def _drop_reasons(answers: pa.RecordBatch, split: FilterSplit) -> list[str]:
     failed = failed_status(answers, split.rule.columns)
     keep = split.rule.keep
     reasons = {True: "", False: f"keep is false: {keep}", None: f"keep is null: {keep}"}
+    on_error = "" if split.on_error == "keep" else "on_error: {}"
     return [
-        reasons[verdict]
-        if not status
-        else ""
-        if split.on_error == "keep"
-        else f"on_error: {status}"
+        on_error.format(status) if status else reasons[verdict]
         for verdict, status in zip(verdicts, failed, strict=True)
     ]
 
@@ -225,10 +227,6 @@ def _texts(
         if not keep[index]:
             texts.append(None if problem is not None else encoded.decode())
     return sizes, pa.array(texts, pa.large_string())
-
-
-def _group_values(shard: Shard, options: Options, column: str) -> list[str]:  # [docs]
-    return [_value(row) for row in every_row(_with_group(shard, column), options)]
 
 
 def check_columns_of(shards: Sequence[Shard], options: Options, columns: Sequence[str]) -> None:

@@ -49,7 +49,10 @@ def kept_rows(shard: Shard, options: Options, keep: Keep) -> bytes:
                 lines = _kept_pages if format == "warc.wet.gz" else _kept_lines
                 codec = CODECS.get((format + CONVERTED.get(format, "")).rpartition(".")[2])
                 data = _joined(lines(shard, options, keep), codec)
-                written = _lines_in(data, codec)
+                written = 0
+                if data:
+                    with pa.input_stream(pa.py_buffer(data), compression=codec) as stream:
+                        written = sum(1 for _ in lines_of(stream))
     except UnreadableError as error:
         raise _cannot_keep(shard, keep, one_line(error.__cause__ or error)) from error
     if written != keep.sum():
@@ -91,19 +94,10 @@ def _kept_pages(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
 
 def _joined(lines: Iterable[bytes], codec: str | None) -> bytes:
     sink = pa.BufferOutputStream()
-    with sink if codec is None else pa.CompressedOutputStream(sink, codec) as stream:
-        for line in lines:
-            stream.write(line)
+    with pa.output_stream(sink, compression=codec) as stream:
+        stream.writelines(lines)
     data: bytes = sink.getvalue().to_pybytes()
     return data
-
-
-def _lines_in(data: bytes, codec: str | None) -> int:
-    source = pa.BufferReader(data)
-    if not data:
-        return 0
-    with source if codec is None else pa.CompressedInputStream(source, codec) as stream:
-        return sum(1 for _ in lines_of(stream))
 
 
 def _kept_table(shard: Shard, options: Options, keep: Keep) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,25 +62,15 @@ def matching_snapshot(
             f"{store.url}: has no snapshot of {spec.name} yet; `assay run` publishes one when "
             f"all documents are labelled"
         )
-    raise SpecError(
-        [
-            Problem(
-                f"tasks.{task}",
-                f"no snapshot of {store.url} has it with its current fingerprint (the newest, "
-                f"{newest.number}, has {_fp(newest, task) or 'no such task'}); run `assay run`",
-                " or ".join(sorted(current[task])),
-            )
-            for task in tasks
-            if _fp(newest, task) not in current[task]
-        ]
-        or [
-            Problem(
-                "tasks",
-                "no snapshot has the current fingerprints of all of them; run `assay run`",
-                tasks,
-            )
-        ]
-    )
+    problems = []
+    for task in tasks:
+        fp = _fp(newest, task)
+        if fp not in current[task]:
+            fix = f"no snapshot of {store.url} has it with its current fingerprint (the newest, "
+            fix += f"{newest.number}, has {fp or 'no such task'}); run `assay run`"
+            problems.append(Problem(f"tasks.{task}", fix, " or ".join(sorted(current[task]))))
+    fix = "no snapshot has the current fingerprints of all of them; run `assay run`"
+    raise SpecError(problems or [Problem("tasks", fix, tasks)])
 
 
 def answers_for(
@@ -106,7 +95,9 @@ def answers_for(
         places = pc.index_in(batch.column(by), value_set=gold_keys)
         rows = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
         gold_rows = places.drop_null().to_numpy()
-        new = _first_times(gold_rows, doc_ids)
+        # — only the first row of the corpus for a document of the gold counts
+        _, first = np.unique(gold_rows, return_index=True)
+        new = np.array([i for i in np.sort(first) if doc_ids[gold_rows[i]] is None], np.int64)
         repeated += len(rows) - len(new)
         chosen = batch.take(pa.array(rows[new]))
         for row, doc_id in zip(gold_rows[new], chosen.column("doc_id").to_pylist(), strict=True):
@@ -119,13 +110,6 @@ def answers_for(
             for row, status in zip(gold_rows[new], status_column, strict=True):
                 task.status[row] = status
     return GoldAnswers(tuple(doc_ids), repeated, answers)
-
-
-def _first_times(places: NDArray[Any], doc_ids: Sequence[str | None]) -> NDArray[np.int64]:
-    """Indices of the places that occur for the first time, in this batch and before."""
-    _, first = np.unique(places, return_index=True)
-    new = [index for index in np.sort(first) if doc_ids[places[index]] is None]
-    return np.array(new, np.int64)
 
 
 def _fp(snapshot: Contents, task: str) -> str | None:

@@ -199,9 +199,8 @@ def _documents(
         documents = documents_from(map(RawRow, values))
         bad = [row for row, s in enumerate(documents["status"].to_pylist()) if "error" in s]
         if bad:
-            fix = (
-                f"its {column}, by which rows are matched, is not a text; name the id column: --id"
-            )
+            fix = f"its {column}, by which rows are matched, is not a text; "
+            fix += "name the id column: --id"
             raise SpecError([Problem(rows.place(bad[0]), fix, values[bad[0]])])
     return by, tuple(documents[by].to_pylist()), texts
 
@@ -210,11 +209,8 @@ def _key_column(rows: GoldRows, spec: JobSpec, options: GoldOptions) -> tuple[By
     choices: list[tuple[By, str | None]] = [("doc_id", options.id), ("content_hash", options.text)]
     if not (options.id or options.text):
         # — without an id column, the id of a document is the hash of its text
-        choices = [
-            ("doc_id", spec.input.id),
-            ("content_hash", spec.input.text),
-            ("doc_id", "id"),
-        ]
+        own_id, own_text = spec.input.id, spec.input.text
+        choices = [("doc_id", own_id), ("content_hash", own_text), ("doc_id", "id")]
     for by, column in choices:
         if column in rows.columns and column is not None:
             return by, column
@@ -228,31 +224,28 @@ def _gold_task(rows: GoldRows, task: TaskSpec, column: str, options: GoldOptions
     names = _label_names(task, options)
     written = [_written(value) for value in rows.columns[column]]
     times = Counter(value for value in written if value is not None and value not in names)
-    problems = [
-        Problem(
-            f"{rows.place(written.index(value))}, column {column}",
+    problems = []
+    for value, count in list(times.items())[:SHOWN_PROBLEMS]:
+        fix = (
             f"is not a label of task {task.name}; its labels are {', '.join(task.labels)} "
             f"({count} rows have it); write --value '{value}={next(iter(task.labels))}', or leave "
-            f"the task out with --task",
-            value,
+            f"the task out with --task"
         )
-        for value, count in times.items()
-    ]
+        place = f"{rows.place(written.index(value))}, column {column}"
+        problems.append(Problem(place, fix, value))
     if problems:
-        raise SpecError(problems[:SHOWN_PROBLEMS])
+        raise SpecError(problems)
     truth = [UNLABELLED if value is None else names[value] for value in written]
     return GoldTask(tuple(task.labels), np.array(truth, np.int64))
 
 
 def _written(value: object) -> str | None:
     """A gold value as its label is written in the spec; None for a row without a label."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        if np.isnan(value):
-            return None
-        return str(int(value)) if value.is_integer() else str(value)
-    return None if value in (None, "") else str(value)
+    if value is None or value == "" or value != value:  # NaN
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
@@ -284,9 +277,8 @@ def _opened(source: str, spec: JobSpec) -> LabelDataset:
     except StorageError as error:
         if "has no snapshot yet" not in str(error):
             raise
-        fix = (
-            f"is neither a file of gold labels ({_FORMATS}) nor an output of assay with a snapshot"
-        )
+        fix = f"is neither a file of gold labels ({_FORMATS}) nor an output of assay with a "
+        fix += "snapshot"
         raise SpecError([Problem("--gold", fix, source)]) from error
 
 

@@ -25,15 +25,13 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
     """A table of what was proved; with `prompts`, the first document's prompt for every task."""
     weights = "" if findings.quantize == "none" else f", {findings.quantize} weights"
     model = f"{findings.model_folder}, {findings.dtype}{weights} on {findings.device}"
+    template = "chat" if findings.has_chat_template else "none: plain text ending in 'Answer:'"
     rows = [
         ("storage", f"{findings.output} honours create-only writes"),
         ("documents", f"{findings.documents:,}"),
         ("model", model),
         ("context", f"{findings.context_tokens:,} tokens"),
-        (
-            "template",
-            "chat" if findings.has_chat_template else "none: plain text ending in 'Answer:'",
-        ),
+        ("template", template),
         *((f"  {task}", _tokens(labels)) for task, labels in findings.label_tokens.items()),
         *((f"  {task}", _readout(facts)) for task, facts in findings.readouts.items()),
         ("memory", _memory(findings.proof.memory)),
@@ -141,10 +139,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
 
 
 def _change_json(change: Change | None) -> dict[str, Any] | None:
-    if change is None:
-        return None
-    numbers = {name: _number(getattr(change, name)) for name in ("max_abs_dp", "mean_abs_dp")}
-    return asdict(change) | numbers
+    return None if change is None else {k: _number(v) for k, v in asdict(change).items()}
 
 
 def _number(value: float | None) -> float | None:

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
@@ -160,21 +160,15 @@ class JobLog:
     def close(self) -> None:
         """Print a last line that has no end."""
         if self._begun:
-            self._write(self._begun)
-        self._begun = ""
+            self.show("\n")
 
     def _write(self, line: str) -> None:
-        to_err = self._results and not _is_json_object(line)
-        print(line, file=self._err if to_err else self._out, flush=True)
-
-
-def _is_json_object(line: str) -> bool:
-    if not line.startswith("{"):
-        return False
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        stream = self._err if self._results else self._out
+        if line.startswith("{"):
+            with suppress(ValueError):
+                json.loads(line)
+                stream = self._out
+        print(line, file=stream, flush=True)
 
 
 def wants_stop(id: str, terminal: TextIO, answers: TextIO) -> bool:

@@ -110,10 +110,10 @@ def _flips_json(task: TaskChange) -> dict[str, Any]:
     """`flips`, the whole square; with many labels `flipped`, the cells of changed labels."""
     if len(task.labels) <= SHOWN_LABELS:
         return {"flips": task.flips.tolist()}
-    cells = [(int(x), int(y)) for x, y in np.argwhere(task.flips) if x != y]
     flipped = [
         {"from": task.labels[x], "to": task.labels[y], "documents": int(task.flips[x, y])}
-        for x, y in cells
+        for x, y in np.argwhere(task.flips)
+        if x != y
     ]
     return {"flipped": flipped}
 
@@ -148,11 +148,9 @@ def scheduled_run_json(run: ScheduledRun) -> dict[str, Any]:
 
 
 def _verdict(run: ScheduledRun) -> str:
-    current = (
-        "there is no snapshot yet"
-        if run.previous is None
-        else f"snapshot {run.previous:08d} stays current"
-    )
+    current = "there is no snapshot yet"
+    if run.previous is not None:
+        current = f"snapshot {run.previous:08d} stays current"
     if not run.outcome.complete:
         return f"incomplete, not compared; {current}; run again"
     if run.rejected:

@@ -50,6 +50,10 @@ def write_page(evaluation: Evaluation, path: Path) -> None:
 def page(evaluation: Evaluation) -> str:
     """The page's HTML."""
     title = f"{evaluation.spec}: answers against gold"
+    gates = [
+        (decision.gate, "passed" if decision.passed else "FAILED", number(decision.value))
+        for decision in evaluation.decisions
+    ]
     return "".join(
         [
             "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>",
@@ -58,19 +62,11 @@ def page(evaluation: Evaluation) -> str:
             f"<title>{_safe(title)}</title><style>{_CSS}</style></head><body>",
             f"<h1>{_safe(title)}</h1>",
             _table(Grid("", (), list(sources(evaluation)), texts=2)),
-            _gates(evaluation),
+            _table(Grid("", ("gate", "", "value"), gates, texts=2)) if gates else "",
             *(part for task in evaluation.tasks for part in _task(task)),
             "</body></html>\n",
         ]
     )
-
-
-def _gates(evaluation: Evaluation) -> str:
-    rows = [
-        (decision.gate, "passed" if decision.passed else "FAILED", number(decision.value))
-        for decision in evaluation.decisions
-    ]
-    return _table(Grid("", ("gate", "", "value"), rows, texts=2)) if rows else ""
 
 
 def _task(task: TaskEvaluation) -> Iterator[str]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.metrics import Floats
-from pipeline.evaluation.thresholds import OperatingPoints, operating_points
+from pipeline.evaluation.thresholds import operating_points
 from pipeline.report.console import truncate
 from pipeline.verbs.evaluate import TaskEvaluation
 
@@ -53,7 +53,11 @@ Draw = Callable[[Figure], None]
 
 def svg(draw: Draw, *, width: float, height: float, salt: str) -> str:
     """The SVG that `draw` draws; sizes in inches. `salt` makes the ids of a page's plots unique."""
-    with _style(salt):
+    style: Any = {**_STYLE, "svg.hashsalt": salt}
+    with rc_context(style), warnings.catch_warnings():
+        # — matplotlib measures text with its own font; the reader's font may have the glyph
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
         figure = Figure(figsize=(width, height), layout=layout)
         draw(figure)
@@ -63,49 +67,29 @@ def svg(draw: Draw, *, width: float, height: float, salt: str) -> str:
     return text[text.index("<svg") :]
 
 
-@contextmanager
-def _style(salt: str) -> Iterator[None]:
-    style: Any = {**_STYLE, "svg.hashsalt": salt}
-    with rc_context(style), warnings.catch_warnings():
-        # — matplotlib measures text with its own font; the reader's font may have the glyph
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
-        yield
-
-
 def plots(task: TaskEvaluation) -> Iterator[tuple[str, str]]:
     """Titles and SVGs of one task."""
     shown = drawn_labels(task)
     name = task.task
-    yield (
-        "Reliability, precision and recall, ROC",
-        svg(lambda f: _curves(f, task, shown[:MAX_LINES]), width=13, height=4.6, salt=f"{name} c"),
+    curves = svg(
+        partial(_curves, task=task, shown=shown[:MAX_LINES]), width=13, height=4.6, salt=f"{name} c"
     )
+    yield "Reliability, precision and recall, ROC", curves
     confused = confused_labels(task)
-    labels = len(task.labels)
-    of_all = (
-        ""
-        if len(confused) == labels
-        else f" (the {MAX_CONFUSED} most frequent of {labels:,} labels)"
-    )
+    title = "Confusion: a darker cell has a larger share of the gold label's documents"
+    if len(confused) < len(task.labels):
+        title += f" (the {MAX_CONFUSED} most frequent of {len(task.labels):,} labels)"
     side = min(12.0, 2.8 + 0.55 * len(confused))
-    yield (
-        "Confusion: a darker cell has a larger share of the gold label's documents" + of_all,
-        svg(
-            lambda f: _confusion(f, task, confused), width=side + 0.6, height=side, salt=f"{name} m"
-        ),
-    )
+    matrix = partial(_confusion, task=task, shown=confused)
+    yield title, svg(matrix, width=side + 0.6, height=side, salt=f"{name} m")
     panels = shown[:MAX_PANELS]
     across = min(3, len(panels))
     down = -(-len(panels) // across)
+    histograms = partial(_histograms, task=task, shown=panels, down=down, across=across)
+    width, height = max(5.5, 4.3 * across), 3.2 * down + 0.4
     yield (
         "Probabilities by gold label",
-        svg(
-            lambda f: _histograms(f, task, panels, down, across),
-            width=max(5.5, 4.3 * across),
-            height=3.2 * down + 0.4,
-            salt=f"{name} h",
-        ),
+        svg(histograms, width=width, height=height, salt=f"{name} h"),
     )
 
 
@@ -144,7 +128,9 @@ def _curves(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> None:
                 name = f"{name}, {version}"
             color = f"C{shown.index(label) if len(shown) > 1 else number}"
             look = {"color": color, "linestyle": _LINE_STYLES[number], "label": name}
-            kept = _thinned(points)
+            # — evenly spaced, with the last one
+            count = len(points.hits)
+            kept = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).astype(int))
             recall, of_label = points.recall[kept], points.precision[kept]
             # — between two thresholds precision is constant: a step
             precision.step(np.r_[0, recall], np.r_[of_label[0], of_label], where="pre", **look)
@@ -228,12 +214,6 @@ def _square(axes: Axes, x: str, y: str) -> None:
     axes.set_aspect("equal")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-
-
-def _thinned(points: OperatingPoints) -> list[int]:
-    """At most _POINTS of the points, evenly spaced, with the last one."""
-    count = len(points.hits)
-    return sorted({int(index) for index in np.linspace(0, count - 1, min(count, _POINTS))})
 
 
 def _name(label: str) -> str:

@@ -48,24 +48,17 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
     gold = evaluation.gold
     yield "output", f"{evaluation.output}, snapshot {evaluation.snapshot:08d} of {evaluation.spec}"
     if evaluation.newest_snapshot != evaluation.snapshot:
-        yield (
-            "not the newest",
-            f"snapshot {evaluation.newest_snapshot:08d} has other questions or another model than "
-            f"the spec now",
-        )
+        newest = f"snapshot {evaluation.newest_snapshot:08d}"
+        yield "not the newest", f"{newest} has other questions or another model than the spec now"
     joined = "id" if gold.by == "doc_id" else "the text's hash"
     yield "gold", f"{gold.source}, {gold.rows:,} documents, joined by {joined}"
-    yield (
-        "in the corpus",
-        f"{evaluation.in_corpus:,} of them; the corpus has {evaluation.corpus_rows:,} rows",
-    )
+    corpus = f"the corpus has {evaluation.corpus_rows:,} rows"
+    yield "in the corpus", f"{evaluation.in_corpus:,} of them; {corpus}"
     if gold.repeated:
         yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
     if gold.contradictory:
-        yield (
-            "left out",
-            f"{gold.contradictory:,} gold rows, which give one document different labels",
-        )
+        rows = f"{gold.contradictory:,} gold rows"
+        yield "left out", f"{rows}, which give one document different labels"
     if evaluation.repeated_in_corpus:
         rows = f"{evaluation.repeated_in_corpus:,} corpus rows have the key of another row"
         yield "ambiguous", f"{rows}; the first one is evaluated"

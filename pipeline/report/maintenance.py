@@ -46,34 +46,32 @@ def verified_json(verified: VerifyResult) -> dict[str, Any]:
 
 def show_gc(result: GcResult, console: Console) -> None:
     """A table of what is, or would be, removed below each prefix."""
-    removable = result.removable
     kept = ", ".join(f"{number:08d}" for number in result.snapshots) or "none"
     rows = {"output": result.output, "kept snapshots": kept}
-    for prefix, (count, size_bytes) in removable.per_prefix.items():
+    for prefix, (count, size_bytes) in result.per_prefix.items():
         rows[prefix] = f"{count:,} objects, {size_bytes / 1e6:,.1f} MB"
-    if removable.unknown:
-        rows["left alone"] = f"{removable.unknown:,} keys that are not assay's"
+    if result.unknown:
+        rows["left alone"] = f"{result.unknown:,} keys that are not assay's"
     rows["verdict"] = "nothing was deleted: --delete removes these"
     if result.deleted:
         rows["verdict"] = "deleted"
-    if not removable.objects:
+    if not result.objects:
         rows["verdict"] = "there is nothing to delete"
     console.print(two_columns(rows))
 
 
 def gc_json(result: GcResult) -> dict[str, Any]:
     """The same for other programs, with every key."""
-    removable = result.removable
     return {
         "output": result.output,
         "kept_snapshots": list(result.snapshots),
         "deleted": result.deleted,
-        "unknown": removable.unknown,
+        "unknown": result.unknown,
         "prefixes": {
             prefix: {"objects": count, "size_bytes": size_bytes}
-            for prefix, (count, size_bytes) in removable.per_prefix.items()
+            for prefix, (count, size_bytes) in result.per_prefix.items()
         },
-        "keys": list(removable.keys),
+        "keys": list(result.keys),
     }
 
 
@@ -81,9 +79,9 @@ def show_filtered(filtered: FilterResult, console: Console) -> None:
     """A table of what was kept and dropped, in all and by group, and where it is."""
     rows = [*_rows("all", filtered.counts.all)]
     for column, values in filtered.counts.groups.items():
-        largest = sorted(values.items(), key=_documents, reverse=True)
-        for value, amounts in largest[:SHOWN_GROUPS]:
-            rows += _rows(f"{column} = {value}", amounts)
+        largest = sorted(values, key=lambda v: -values[v].documents)
+        for value in largest[:SHOWN_GROUPS]:
+            rows += _rows(f"{column} = {value}", values[value])
         if len(values) > SHOWN_GROUPS:
             rows.append((f"{column}: {len(values) - SHOWN_GROUPS:,} more; --json has them all",))
     names = ("", *(name.replace("_", " ") for name in MEASURES))
@@ -100,15 +98,8 @@ def _rows(name: str, amounts: SplitAmounts) -> Iterator[tuple[str, ...]]:
     whole = amounts.kept + amounts.dropped
     for which, amount in (("kept", amounts.kept), ("dropped", amounts.dropped)):
         numbers = ((getattr(amount, m), getattr(whole, m)) for m in MEASURES)
-        yield f"{name}, {which}", *(f"{n:,} ({_share(n, of)})" for n, of in numbers)
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "-"
-
-
-def _documents(group: tuple[str, SplitAmounts]) -> int:
-    return group[1].kept.documents + group[1].dropped.documents
+        cells = (f"{n:,} ({f'{n / of:.1%}' if of else '-'})" for n, of in numbers)
+        yield f"{name}, {which}", *cells
 
 
 def _facts(filtered: FilterResult) -> dict[str, str]:

@@ -60,21 +60,6 @@ def show_summary(outcome: Outcome, console: Console) -> None:
 
 def summary_table(outcome: Outcome) -> Table:
     """What was labelled, how fast, what reuse saved, and where the output is."""
-    return two_columns(_summary(outcome))
-
-
-def _reading_command(output: str, storage_options: Mapping[str, Any]) -> str:
-    options = f", storage_options={dict(storage_options)!r}" if storage_options else ""
-    code = (
-        f"import duckdb, pipeline; labels = pipeline.open_labels({output!r}{options}); "
-        "print(duckdb.sql('select * from labels'))"
-    )
-    python = min(os.path.relpath(sys.executable), sys.executable, key=len)
-    quoted = shlex.quote(code) if set(code) & set('"$`\\!') else f'"{code}"'
-    return f"{shlex.quote(python)} -c {quoted}"
-
-
-def _summary(outcome: Outcome) -> list[tuple[str, str]]:
     tally = outcome.tally
     lines = [
         ("documents", f"{outcome.rows:,} in {outcome.shards:,} shards"),
@@ -96,12 +81,22 @@ def _summary(outcome: Outcome) -> list[tuple[str, str]]:
         missing = f"{outcome.missing_shards:,} shards are missing; run the command again"
         lines.append(("incomplete", missing))
     snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
-    return [*lines, ("output", outcome.output + snapshot)]
+    return two_columns([*lines, ("output", outcome.output + snapshot)])
+
+
+def _reading_command(output: str, storage_options: Mapping[str, Any]) -> str:
+    options = f", storage_options={dict(storage_options)!r}" if storage_options else ""
+    code = (
+        f"import duckdb, pipeline; labels = pipeline.open_labels({output!r}{options}); "
+        "print(duckdb.sql('select * from labels'))"
+    )
+    python = min(os.path.relpath(sys.executable), sys.executable, key=len)
+    quoted = shlex.quote(code) if set(code) & set('"$`\\!') else f'"{code}"'
+    return f"{shlex.quote(python)} -c {quoted}"
 
 
 def _shares(counted: Counter[str]) -> str:
-    whole = counted.total()
-    shares = (f"{name} {count / whole:.0%}" for name, count in counted.most_common())
+    shares = (f"{name} {n / counted.total():.0%}" for name, n in counted.most_common())
     return ", ".join(shares)
 
 

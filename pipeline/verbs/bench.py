@@ -198,10 +198,7 @@ def _measure(
 
 
 def _turns(
-    model: LoadedModel,
-    prompt: PromptTokens,
-    documents: Sequence[DocumentIds],
-    workload: Workload,
+    model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds], workload: Workload
 ) -> dict[str, Turn]:
     planned = memory_plan(model, prompt)
     engine = LabelEngine(model, prompt, max_batch_tokens=planned.max_batch_tokens)

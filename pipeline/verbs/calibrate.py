@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 from sklearn.isotonic import IsotonicRegression
 
 from pipeline.errors import Problem, SpecError
-from pipeline.evaluation.metrics import Bools, Floats, Ints
+from pipeline.evaluation.metrics import Floats, Ints
 from pipeline.evaluation.readout_fitting import log_loss
 from pipeline.fitted.calibration import (
     Calibration,
@@ -76,10 +76,8 @@ def _task(spec: JobSpec, options: CalibrateOptions) -> TaskSpec:
         problems.append(Problem("--gold", fix, options.gold))
     tasks = [task for task in spec.tasks if task.name == options.task]
     if not tasks:
-        names = ", ".join(task.name for task in spec.tasks)
-        problems.append(
-            Problem("--task", f"the spec has no such task; it has {names}", options.task)
-        )
+        fix = f"the spec has no such task; it has {', '.join(task.name for task in spec.tasks)}"
+        problems.append(Problem("--task", fix, options.task))
     if problems:
         raise SpecError(problems)
     return tasks[0]
@@ -87,7 +85,10 @@ def _task(spec: JobSpec, options: CalibrateOptions) -> TaskSpec:
 
 def _snapshot(spec: JobSpec, store: Store, options: CalibrateOptions, cache_dir: Path) -> Contents:
     """The snapshot of that number, or the newest, with raw answers to the spec's question."""
-    raw = _raw_fingerprints(spec, options.task, cache_dir)
+    # — the file of the spec's calibration may not exist yet
+    bare = [task.model_copy(update={"calibration": None}) for task in spec.tasks]
+    jobs = jobs_for_each_dtype(spec.model_copy(update={"tasks": tuple(bare)}), cache_dir)
+    raw = {job.fp[options.task] for job in jobs}
     numbers = snapshot_numbers(store) if options.snapshot is None else [options.snapshot]
     for number in numbers:
         snapshot = contents(store, number)
@@ -101,13 +102,6 @@ def _snapshot(spec: JobSpec, store: Store, options: CalibrateOptions, cache_dir:
         f"calibration out of the spec and run `assay run` first"
     )
     raise SpecError([Problem("--snapshot", fix, options.snapshot)])
-
-
-def _raw_fingerprints(spec: JobSpec, task: str, cache_dir: Path) -> set[str]:
-    """The task's fingerprints without calibration, whose file may not exist yet."""
-    raw = tuple(each.model_copy(update={"calibration": None}) for each in spec.tasks)
-    bare = spec.model_copy(update={"tasks": raw})
-    return {job.fp[task] for job in jobs_for_each_dtype(bare, cache_dir)}
 
 
 def _batch(spec: JobSpec, task: TaskSpec, snapshot: Contents) -> tuple[Calibration, int]:
@@ -160,10 +154,7 @@ def fit_temperature(p: Floats, truth: Ints) -> Temperature:  # [docs, labels], [
     logits, targets = log_p(p), np.eye(p.shape[1])[truth]
     limits = math.log(LOWEST_TEMPERATURE), math.log(HIGHEST_TEMPERATURE)
     best = minimize_scalar(
-        lambda log_temperature: log_loss(logits / math.exp(log_temperature), targets),
-        bounds=limits,
-        method="bounded",
-        options={"xatol": 1e-8},
+        lambda x: log_loss(logits / math.exp(x), targets), bounds=limits, options={"xatol": 1e-8}
     )
     return Temperature(math.exp(best.x))
 
@@ -171,12 +162,10 @@ def fit_temperature(p: Floats, truth: Ints) -> Temperature:  # [docs, labels], [
 def fit_isotonic(p: Floats, truth: Ints) -> Isotonic:  # [docs, labels], [docs]
     """A rising curve for each label against all others (Zadrozny & Elkan 2002)."""
     _docs, labels = p.shape
-    curved = range(labels - curves_for(labels), labels)
-    return Isotonic(tuple(_curve(p[:, label], truth == label) for label in curved))
-
-
-def _curve(p: NDArray[np.floating], positive: Bools) -> Curve:  # [docs] each
-    regression = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
-    regression.fit(p.astype(np.float64), positive.astype(np.float64))
-    knots = regression.X_thresholds_, regression.y_thresholds_
-    return Curve(tuple(map(float, knots[0])), tuple(map(float, knots[1])))
+    curves = []
+    for label in range(labels - curves_for(labels), labels):
+        regression = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
+        regression.fit(p[:, label].astype(np.float64), (truth == label).astype(np.float64))
+        knots = regression.X_thresholds_, regression.y_thresholds_
+        curves.append(Curve(tuple(map(float, knots[0])), tuple(map(float, knots[1]))))
+    return Isotonic(tuple(curves))

@@ -5,7 +5,6 @@ Entry point: `check`. Everything runs in this process, without Ray.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,7 +103,11 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
         has_chat_template=bool(tokenizer.chat_template),
         label_tokens=_label_tokens(tokenizer, prompt),
         readouts=_readout_facts(job),
-        prompts=_prompts(tokenizer, prompt, samples[:1]),
+        prompts=tuple(
+            _prompt(tokenizer, prompt, sample, question)
+            for sample in samples[:1]
+            for question in prompt.questions
+        ),
         proof=prove(job, folder, prompt, [sample.token_ids for sample in samples]),
     )
 
@@ -137,24 +140,14 @@ def _label_tokens(
     }
 
 
-def _prompts(
-    tokenizer: PreTrainedTokenizerBase, prompt: PromptTokens, samples: Sequence[Sample]
-) -> tuple[Prompt, ...]:
-    prompts = []
-    for sample in samples:
-        for question in prompt.questions:
-            token_ids = (*prompt.prefix, *sample.token_ids, *question.token_ids)
-            labels = {label: list(first) for label, first in question.labels.items()}
-            text = str(tokenizer.decode(list(token_ids)))
-            verbalizers = _verbalizers(question)
-            prompts.append(
-                Prompt(sample.doc_id, question.name, text, token_ids, labels, verbalizers)
-            )
-    return tuple(prompts)
-
-
-def _verbalizers(question: Question) -> dict[str, list[list[int]]] | None:
-    if question.trie is None:
-        return None
-    pairs = zip(question.labels, question.trie.verbalizers, strict=True)
-    return {label: [list(path) for path in paths] for label, paths in pairs}
+def _prompt(
+    tokenizer: PreTrainedTokenizerBase, prompt: PromptTokens, sample: Sample, question: Question
+) -> Prompt:
+    token_ids = (*prompt.prefix, *sample.token_ids, *question.token_ids)
+    text = str(tokenizer.decode(list(token_ids)))
+    labels = {label: list(first) for label, first in question.labels.items()}
+    verbalizers = None
+    if question.trie is not None:
+        pairs = zip(question.labels, question.trie.verbalizers, strict=True)
+        verbalizers = {label: [list(path) for path in paths] for label, paths in pairs}
+    return Prompt(sample.doc_id, question.name, text, token_ids, labels, verbalizers)

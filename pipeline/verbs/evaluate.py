@@ -130,12 +130,8 @@ def evaluate(
         snapshot, newest = matching_snapshot(spec, store, list(gold.tasks), cache_dir)
     answers = answers_for(spec, snapshot, gold.by, gold.keys, gold.tasks)
     fitted_to = {name: file.source.get("gold") for name, file in load_calibrations(spec).items()}
-    tasks = tuple(
-        _evaluate_task(
-            name, gold, answers, options, own=fitted_to.get(name) == gold_hash(gold, name)
-        )
-        for name in gold.tasks
-    )
+    own = {name: fitted_to.get(name) == gold_hash(gold, name) for name in gold.tasks}
+    tasks = tuple(_evaluate_task(n, gold, answers, options, own=own[n]) for n in gold.tasks)
     return Evaluation(
         spec=spec.name,
         output=store.url,

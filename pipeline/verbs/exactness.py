@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.engine import DocumentIds
@@ -43,7 +44,8 @@ _ALL_LABELS = 64
 _LIKELIEST = 8
 _USABLE = 0.8  # of free memory, for float32 weights
 
-LogProbs = Sequence[Iterable[NDArray[np.float32]]]  # by question, by document: [labels]
+Answer = NDArray[np.float32]  # [labels]: log-probabilities
+LogProbs = Sequence[Iterable[Answer]]  # by question, by document
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class _ModelAnswers:
     memory: MemoryPlan
     tree: LogProbs
     compared: Sequence[ComparedDocument]
-    independent: list[NDArray[np.float32]]  # by document and question: [compared labels]
+    independent: list[Answer]  # by document and question: [compared labels]
 
     @property
     def change(self) -> Change:
@@ -201,9 +203,7 @@ def choose_compared(
     return chosen
 
 
-def compared_answers(
-    compared: Sequence[ComparedDocument], answers: LogProbs
-) -> list[NDArray[np.float32]]:
+def compared_answers(compared: Sequence[ComparedDocument], answers: LogProbs) -> list[Answer]:
     """The tree's answers that are compared, by document and question."""
     by_question = [list(of_question) for of_question in answers]
     return [
@@ -211,7 +211,7 @@ def compared_answers(
     ]
 
 
-def _compared_labels(question: Question, log_probs: NDArray[np.float32]) -> list[int]:
+def _compared_labels(question: Question, log_probs: Answer) -> list[int]:
     """The indices of all labels; of full labels, of those that were reached, or the likeliest.
 
     A beam may drop one of several verbalizers of a label, and the answer is then a partial sum. So
@@ -239,25 +239,14 @@ def change(answers: LogProbs, others: LogProbs) -> Change:
         for pair in zip(of_task, of_task_others, strict=True)
     ]
     with np.errstate(invalid="ignore"):  # NaN answers show in the maximum below
-        differences = np.concatenate([np.zeros(0), *(_differences(a, b) for a, b in pairs)])
+        largest = [
+            np.maximum(np.abs(softmax(a) - softmax(b)), np.abs(np.exp(a) - np.exp(b)))
+            for a, b in pairs
+        ]
+        differences = np.concatenate([np.zeros(0), *largest])
     return Change(
         max_abs_dp=float(differences.max(initial=0.0)),  # NaN where there is any
         mean_abs_dp=float(differences.mean()) if pairs else 0.0,
         argmax_flips=sum(int(a.argmax() != b.argmax()) for a, b in pairs),
         answers=len(pairs),
     )
-
-
-def _differences(
-    a: NDArray[np.float32],  # [labels]
-    b: NDArray[np.float32],  # [labels]
-) -> NDArray[np.float32]:  # [labels]
-    among = np.abs(_among_labels(a) - _among_labels(b))
-    larger: NDArray[np.float32] = np.maximum(among, np.abs(np.exp(a) - np.exp(b)))
-    return larger
-
-
-def _among_labels(log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[labels] summing to 1."""
-    p: NDArray[np.float32] = np.exp(log_probs - np.logaddexp.reduce(log_probs))
-    return p

@@ -27,7 +27,6 @@ from pipeline.evaluation.readout_fitting import (
     HELD_OUT,
     SPLITS,
     CurvePoint,
-    Fitted,
     GoldStates,
     fit,
     learning_curve,
@@ -105,24 +104,28 @@ def fit_readouts(
     gold = read_gold(source, spec, gold_options)
     tasks = [task for task in spec.tasks if task.name in gold.tasks]
     questions = {t.name: None if options.document else t.question for t in tasks}
-    _check_counts({name: _rows_by_label(each) for name, each in gold.tasks.items()}, gold, options)
+    counts = {
+        name: [int((each.truth == label).sum()) for label in range(len(each.labels))]
+        for name, each in gold.tasks.items()
+    }
+    _check_counts(counts, gold, options)
     paths = _paths(tasks, options.to)
-    job = make_job(_without_fitted(spec), place(spec.model, this_machine()), cache_dir)
+    # — readouts and calibrations of the spec may not exist yet
+    bare = [task.model_copy(update={"readout": None, "calibration": None}) for task in spec.tasks]
+    unfitted = spec.model_copy(update={"tasks": tuple(bare), "exit": None})
+    job = make_job(unfitted, place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(job, gold, questions, layers=options.layers, announce=announce)
     states = {task.name: _gold_states(gold.tasks[task.name], task.name, read) for task in tasks}
-    _check_counts({name: _texts_by_label(each) for name, each in states.items()}, gold, options)
+    texts = {
+        name: [len(np.unique(each.groups[each.truth == n])) for n in range(each.targets.shape[1])]
+        for name, each in states.items()
+    }
+    _check_counts(texts, gold, options)
     fits = tuple(
         _fit_task(job, task, questions[task.name], states[task.name], read, options, path)
         for task, path in zip(tasks, paths, strict=True)
     )
     return Fit(spec.name, gold, read.left_out, options.folds, SPLITS, fits)
-
-
-def _without_fitted(spec: JobSpec) -> JobSpec:
-    """The spec without readouts and calibrations, whose files may not exist yet."""
-    fitted = {"readout": None, "calibration": None}
-    tasks = tuple(task.model_copy(update=fitted) for task in spec.tasks)
-    return spec.model_copy(update={"tasks": tasks, "exit": None})
 
 
 def readout_path(task: str, *, named: str | None, to: str | None, tasks: int) -> str | None:
@@ -158,21 +161,8 @@ def _gold_states(gold: GoldTask, task: str, read: ReadGold) -> GoldStates:
     return GoldStates(states, targets, read.groups[labelled])
 
 
-def _rows_by_label(gold: GoldTask) -> Sequence[int]:
-    return [int((gold.truth == label).sum()) for label in range(len(gold.labels))]
-
-
-def _texts_by_label(rows: GoldStates) -> Sequence[int]:
-    """The number of different texts of each label."""
-    return [len(np.unique(rows.groups[rows.truth == n])) for n in range(rows.targets.shape[1])]
-
-
-def _check_counts(
-    counts: Mapping[str, Sequence[int]],  # by task: documents of each label
-    gold: Gold,
-    options: FitOptions,
-) -> None:
-    """SpecError unless every fold can have a document of every label."""
+def _check_counts(counts: Mapping[str, Sequence[int]], gold: Gold, options: FitOptions) -> None:
+    """SpecError unless every fold can have a document of every label; `counts` is by task."""
     folds = options.folds
     problems = [] if folds >= 2 else [Problem("--folds", "write 2 or more", folds)]
     for task, of_task in counts.items():
@@ -220,7 +210,20 @@ def _fit_task(
         layer=read.layers[fitted.layer],
         balanced=fitted.balanced,
         scores=score(gold.truth, fitted.held_out, list(task.labels)),
-        layers=tuple(_layer_fit(n, gold, fitted, read, task) for n in range(len(read.layers))),
+        layers=tuple(
+            LayerFit(
+                layer=layer,
+                share=layer / read.all_layers,
+                seconds=read.seconds[n],
+                scores=score(gold.truth, fitted.by_layer[n], list(task.labels)),
+                by_pooling={
+                    POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
+                    for pooling, p in enumerate(fitted.by_place[n])
+                },
+                strength=fitted.choices[n].strength,
+            )
+            for n, layer in enumerate(read.layers)
+        ),
         curve=learning_curve(at_best, options.rows, held_out=held_out),
         curve_held_out=held_out,
         path=path,
@@ -230,26 +233,9 @@ def _fit_task(
         tensors[f"layer{layer}.weight"] = np.ascontiguousarray(fitted_map.weight, np.float32)
         tensors[f"layer{layer}.bias"] = np.ascontiguousarray(fitted_map.bias, np.float32)
     metadata = {"card": json.dumps(_card(job, task_fit, question, options.folds))}
-    write_fitted(
-        path, safetensors.numpy.save(tensors, metadata=metadata), options_for(path, job.spec)
-    )
+    data = safetensors.numpy.save(tensors, metadata=metadata)
+    write_fitted(path, data, options_for(path, job.spec))
     return task_fit
-
-
-def _layer_fit(
-    index: int, gold: GoldStates, fitted: Fitted, read: ReadGold, task: TaskSpec
-) -> LayerFit:
-    return LayerFit(
-        layer=read.layers[index],
-        share=read.layers[index] / read.all_layers,
-        seconds=read.seconds[index],
-        scores=score(gold.truth, fitted.by_layer[index], list(task.labels)),
-        by_pooling={
-            POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
-            for pooling, p in enumerate(fitted.by_place[index])
-        },
-        strength=fitted.choices[index].strength,
-    )
 
 
 def _card(job: Job, fitted: TaskFit, question: str | None, folds: int) -> dict[str, Any]:

@@ -86,18 +86,16 @@ def judge(labelled: LabelledOutput, gate: Gate | None, limits: Limits) -> Schedu
         before = contents(labelled.store, previous)
         if set(before.tasks) & set(candidate.tasks):
             comparison = compare(labelled.store, before, candidate)
-    rejected = (*_failed(decisions), *(_drifted(comparison, limits) if comparison else ()))
-    number = None if rejected else labelled.publish()
-    return ScheduledRun(labelled.outcome(number), previous, comparison, decisions, rejected)
-
-
-def _failed(decisions: tuple[Decision, ...]) -> tuple[str, ...]:
-    return tuple(
+    rejected = tuple(
         f"gate {each.gate} fails: the value is "
         f"{'undefined' if each.value is None else format(each.value, '.4f')}"
         for each in decisions
         if not each.passed
     )
+    if comparison:
+        rejected += _drifted(comparison, limits)
+    number = None if rejected else labelled.publish()
+    return ScheduledRun(labelled.outcome(number), previous, comparison, decisions, rejected)
 
 
 def _drifted(comparison: Comparison, limits: Limits) -> tuple[str, ...]:

@@ -139,10 +139,10 @@ def test_of_any_history_the_kept_snapshots_verify_and_nothing_else_is_left(
     expected |= before & {documents_key(shard.id) for shard in everything.corpus.shards(store)}
     dry = everything.gc(keep, delete=False)
     assert everything.keys == before and not dry.deleted
-    assert set(dry.removable.keys) == before - expected
+    assert set(dry.keys) == before - expected
     done = everything.gc(keep)
-    assert everything.keys == expected and done.removable.keys == dry.removable.keys
-    assert everything.gc(keep).removable.keys == ()
+    assert everything.keys == expected and done.keys == dry.keys
+    assert everything.gc(keep).keys == ()
     for number in done.snapshots:
         snapshot = contents(store, number)
         assert verify(store, snapshot, everything.corpus.cache_dir, {}).intact
@@ -155,10 +155,10 @@ def test_documents_of_a_file_that_left_the_input_go_with_its_last_snapshot(
     everything.finish("job", "1")
     gone = [s for s in everything.corpus.shards(everything.store) if s.path.endswith("1.jsonl")]
     (everything.corpus.folder / "1.jsonl").unlink()
-    assert everything.gc(1).removable.keys == ()
+    assert everything.gc(1).keys == ()
     everything.finish("job", "1")
-    assert everything.gc(2).removable.keys == ()
-    removed = everything.gc(1).removable.keys
+    assert everything.gc(2).keys == ()
+    removed = everything.gc(1).keys
     fps = {task: fingerprint.id for task, fingerprint in toy_fingerprints().items()}
     labels = {label_key(task, fp, shard.id) for task, fp in fps.items() for shard in gone}
     documents = {documents_key(shard.id) for shard in gone}
@@ -171,7 +171,7 @@ def test_answers_that_the_next_run_takes_over_from_an_earlier_version_are_kept(
     earlier = everything.begin("float32", 1)
     everything.corpus.write_file(0, seed=5)
     everything.corpus.shards(everything.store)
-    assert everything.gc(1).removable.keys == () and earlier <= everything.keys
+    assert everything.gc(1).keys == () and earlier <= everything.keys
 
 
 def test_the_retry_that_stands_is_kept_and_so_is_what_it_stands_behind(
@@ -181,7 +181,7 @@ def test_the_retry_that_stands_is_kept_and_so_is_what_it_stands_behind(
     first, second = everything.try_again("1")
     assert everything.finish("job", "1") == 2
     assert second in {file.key for file in contents(everything.store).files}
-    removed = everything.gc(1).removable.keys
+    removed = everything.gc(1).keys
     assert removed == ("snapshots/00000001.json", first)
     assert everything.finish("job", "1") == 2
 
@@ -193,7 +193,7 @@ def test_a_retry_of_an_interrupted_run_is_kept(everything: Everything) -> None:
     retries = [label_key(task, fp, name.removesuffix(".parquet"), number) for number in (1, 2)]
     for key in retries:
         everything.store.create(key, b"")
-    assert everything.gc(1).removable.keys == (retries[0],)
+    assert everything.gc(1).keys == (retries[0],)
 
 
 @pytest.mark.parametrize("recalibrated", [False, True])
@@ -208,7 +208,7 @@ def test_answers_of_another_calibration_are_kept_where_the_next_run_has_no_other
     if recalibrated:
         everything.begin("float32", 1)
     unused = {key for key in before if key.startswith("labels/") and shards[0].id in key}
-    assert set(everything.gc(1).removable.keys) == (unused if recalibrated else set())
+    assert set(everything.gc(1).keys) == (unused if recalibrated else set())
     work_items = plan(job, store).work_items
     assert not any(work.asks for work in work_items if work.shard in shards[:2])
 
@@ -233,7 +233,7 @@ def test_snapshots_are_deleted_before_the_files_that_they_name(everything: Every
     everything.store = recording = Recording(everything.store)
     for version in "123":
         everything.finish("job", version)
-    assert everything.gc(1).removable.keys == tuple(recording.deleted)
+    assert everything.gc(1).keys == tuple(recording.deleted)
     kinds = [key.partition("/")[0] for key in recording.deleted]
     assert kinds[:2] == ["snapshots"] * 2 and "snapshots" not in kinds[2:] and "labels" in kinds
 
@@ -249,7 +249,7 @@ def test_nothing_is_deleted_where_a_snapshot_is_broken(everything: Everything) -
 
 def test_a_new_input_is_neither_cut_nor_written_down(everything: Everything) -> None:
     check_create_only(everything.store)
-    assert everything.gc(1).removable.keys == ()
+    assert everything.gc(1).keys == ()
     assert everything.keys == {PROBE_KEY}
 
 
