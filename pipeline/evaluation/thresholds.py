@@ -45,7 +45,7 @@ class Threshold:
 
 
 def operating_points(positive: Bools, score: Floats) -> OperatingPoints:  # [rows] each
-    """A threshold half-way between two neighbouring scores (0 to 1); the last one flags all rows."""
+    """A threshold half-way between two neighbouring scores (0 to 1); the last flags all rows."""
     (rows,) = score.shape
     order = np.argsort(-score, kind="stable")
     ordered = score[order]
