@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,21 +45,6 @@ SHAPES = (
     Shape("2, one 4x slower", [1, 4]),
     Shape("4, one taken away", [1, 1, 1, 1], preempted=True),
 )
-
-
-@dataclass(slots=True)
-class Committed:
-    """Records when shards are committed; removes a node after `preempt_at` shards."""
-
-    cluster: Cluster
-    preempt_at: int | None  # number of shards; None: remove no node
-    shards: list[tuple[float, int]] = field(default_factory=list)  # when, and its rows
-
-    def __call__(self, rows: int) -> None:
-        self.shards.append((time.monotonic(), rows))
-        if len(self.shards) == self.preempt_at:
-            node = next(iter(self.cluster.worker_nodes))
-            self.cluster.remove_node(node, allow_graceful=False)
 
 
 def main(*, model: str, documents: int = 192, seconds: float = 0.25) -> None:
@@ -94,6 +79,7 @@ def measured(shape: Shape, model: str, documents: int, seconds: float) -> tuple[
     from pipeline.runtime.run import run
     from pipeline.spec.parse import spec_of
 
+    shards: list[tuple[float, int]] = []  # when each was committed, and its rows
     with tempfile.TemporaryDirectory() as folder:
         corpus, read = Path(folder) / "corpus.jsonl", Path(folder) / "read"
         line = json.dumps({"text": "word " * 40})
@@ -109,7 +95,13 @@ def measured(shape: Shape, model: str, documents: int, seconds: float) -> tuple[
         )
         with cluster_of(shape, _SLEEPS.format(seconds=seconds, read=str(read))) as cluster:
             preempt_at = documents // SHARD_DOCUMENTS // 3 if shape.preempted else None
-            committed = Committed(cluster, preempt_at)
+
+            def committed(rows: int) -> None:
+                shards.append((time.monotonic(), rows))
+                if len(shards) == preempt_at:
+                    node = next(iter(cluster.worker_nodes))
+                    cluster.remove_node(node, allow_graceful=False)
+
             outcome = run(
                 spec,
                 cache_dir=Path(folder) / "cache",
@@ -118,9 +110,9 @@ def measured(shape: Shape, model: str, documents: int, seconds: float) -> tuple[
             )
         assert outcome.complete and outcome.tally.rows == documents, outcome
         again = sum(map(int, read.read_text().split())) - documents
-    half = len(committed.shards) // 2
-    (start, _), (end, _) = committed.shards[half - 1], committed.shards[-1]
-    return sum(rows for _, rows in committed.shards[half:]) / (end - start), again
+    half = len(shards) // 2
+    (start, _), (end, _) = shards[half - 1], shards[-1]
+    return sum(rows for _, rows in shards[half:]) / (end - start), again
 
 
 @contextmanager

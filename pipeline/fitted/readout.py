@@ -145,10 +145,20 @@ def _map(tensors: Mapping[str, NDArray[Any]], name: str, card: Card) -> LinearMa
 
 
 def differences(
-    spec: JobSpec, task: TaskSpec, place: str, card: Card, *, weights: Mapping[str, str], dtype: str
+    spec: JobSpec,
+    task: TaskSpec,
+    place: str,
+    readout: Readout,
+    *,
+    weights: Mapping[str, str],
+    dtype: str,
 ) -> Iterator[Problem]:
-    """A problem for each setting of the task that differs from the card; `place` is the task's."""
-    model, rules = spec.model, spec.documents
+    """A problem for each setting of the task that the readout does not fit; `place` is the task's.
+
+    A setting differs from the card, `exit` reads the task at a layer that the readout does not
+    have, or the task has contextual calibration, which a readout of means cannot have.
+    """
+    card, model, rules = readout.card, spec.model, spec.documents
     settings: dict[str, tuple[object, object]] = {
         "labels": (list(task.labels), list(card.labels)),
         "question": (task.question, card.question),
@@ -169,10 +179,14 @@ def differences(
                 f"{shown}; fit it again, or change the spec"
             )
             yield Problem(f"{place}.readout", fix, None if isinstance(own, dict) else own)
-
-
-def unmeasurable(task: TaskSpec, place: str, card: Card) -> Iterator[Problem]:
-    """A problem if the task has contextual calibration, which a readout of means cannot have."""
+    if spec.exit is not None:
+        layers = spec.exit.layers if spec.exit.layer is None else (spec.exit.layer,)
+        if missing := sorted(set(layers) - set(readout.maps)):
+            fix = (
+                f"the readout {task.readout} of task {task.name!r} has the layers "
+                f"{readout.layers}, not {missing}; choose among them, or fit the missing ones"
+            )
+            yield Problem("exit", fix, list(layers))
     if isinstance(task.calibration, ContextualSpec) and card.pooling == "mean":
         fix = (
             f"the readout {task.readout} takes the mean over a document's tokens, and the empty "
@@ -193,16 +207,3 @@ def pointless_layers(spec: JobSpec, readouts: Mapping[str, Readout]) -> Iterator
     if readouts and layers and layers[-1] >= deepest:
         fix = f"all readouts are read by layer {deepest}; name earlier layers"
         yield Problem("exit.layers", fix, list(layers))
-
-
-def missing_layers(spec: JobSpec, task: TaskSpec, readout: Readout) -> Iterator[Problem]:
-    """A problem if `exit` reads the task at layers that its readout does not have."""
-    if spec.exit is None:
-        return
-    layers = spec.exit.layers if spec.exit.layer is None else (spec.exit.layer,)
-    if missing := sorted(set(layers) - set(readout.maps)):
-        fix = (
-            f"the readout {task.readout} of task {task.name!r} has the layers {readout.layers}, "
-            f"not {missing}; choose among them, or fit the missing ones"
-        )
-        yield Problem("exit", fix, list(layers))

@@ -56,9 +56,15 @@ class Attempts:
         if deaths[0, rows] < DEATHS_OF_A_SHARD:
             deaths[0, rows] = 0
         parts = sorted(_parts((0, rows), deaths), key=lambda p: (-deaths[p], p[1] - p[0]))
-        for part in parts:
-            if not _is_deadly(part, deaths):
-                self._attempt(part, label)
+        for start, end in parts:
+            if _is_deadly((start, end), deaths):
+                continue
+            key = attempt_key(self.name, Attempt(start, end, self.run_id), uuid.uuid4().hex)
+            self.store.create(key, b"")
+            try:
+                label(start, end)
+            finally:  # also after an exception: only a death leaves the marker
+                self.store.delete([key])
         return sorted(start for start, end in parts if _is_deadly((start, end), deaths))
 
     @contextmanager
@@ -85,15 +91,6 @@ class Attempts:
     def forget(self) -> None:
         """Deletes the remaining markers of the finished work."""
         self.store.delete([stored.key for stored in self.store.list(self._folder)])
-
-    def _attempt(self, part: RowRange, label: Callable[[int, int], None]) -> None:
-        start, end = part
-        key = attempt_key(self.name, Attempt(start, end, self.run_id), uuid.uuid4().hex)
-        self.store.create(key, b"")
-        try:
-            label(start, end)
-        finally:  # also after an exception: only a death leaves the marker
-            self.store.delete([key])
 
     def _deaths(self) -> Counter[RowRange]:
         own: Counter[RowRange] = Counter()

@@ -95,7 +95,7 @@ class LabelledDocuments:
 class LabelCost:
     """What labelling one shard took."""
 
-    seconds: float
+    label_seconds: float
     asked_rows: int  # rows that the model was asked about; others were known, empty or unreadable
     prefix_tokens_computed: int
     question_tokens_computed: int

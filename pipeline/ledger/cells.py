@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from pipeline.errors import StorageError
@@ -49,7 +49,6 @@ class Committed:
     retries: Mapping[str, Mapping[str, tuple[int, str]]]  # the highest number and its etag
 
     def documents_file(self, sid: str) -> File:
-        """The shard's documents file."""
         return File(documents_key(sid), self.documents[sid])
 
     def label_file(self, task: str, sid: str) -> File:
@@ -150,12 +149,11 @@ def is_whole(sid: str, tasks: Collection[str], done: Committed) -> bool:
 
 def unfinished(work_items: Sequence[WorkItem], done: Committed) -> list[WorkItem]:
     """The retries among the items whose files do not exist yet."""
-    left = (
-        (item, [task for task in item.tasks if done.retry(task, item.shard.id) < item.retry])
-        for item in work_items
-        if item.retry
-    )
-    return [WorkItem(i.shard, tuple(tasks), False, i.reuse, i.retry) for i, tasks in left if tasks]
+    left = []
+    for item in work_items:
+        tasks = tuple(t for t in item.tasks if done.retry(t, item.shard.id) < item.retry)
+        left += [replace(item, tasks=tasks)] * bool(tasks)
+    return left
 
 
 def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, bytes]) -> None:

@@ -24,16 +24,13 @@ def failpoint(name: str) -> None:
     """Kills or stops this process if `ASSAY_FAULT` names this point."""
     point, _, what = os.environ.get(VARIABLE, "").partition("=")
     action, _, file = what.partition(":")
-    if point != name or (file and not _is_first(Path(file))):
+    if point != name:
         return
+    if file:
+        try:
+            Path(file).touch(exist_ok=False)
+        except FileExistsError:
+            return
     if action == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(WAIT_SECONDS)
-
-
-def _is_first(file: Path) -> bool:
-    try:
-        file.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True

@@ -20,10 +20,8 @@ from pipeline.fitted.readout import (
     Readout,
     ReadoutError,
     differences,
-    missing_layers,
     parse_readout,
     pointless_layers,
-    unmeasurable,
 )
 from pipeline.hashes import sha256_hex
 from pipeline.sources.streams import Options
@@ -113,9 +111,7 @@ def find_readouts(
             problems.append(Problem(f"{where}.readout", str(error), task.readout))
             continue
         readouts[task.name] = readout
-        problems += differences(spec, task, where, readout.card, weights=weights, dtype=dtype)
-        problems += missing_layers(spec, task, readout)
-        problems += unmeasurable(task, where, readout.card)
+        problems += differences(spec, task, where, readout, weights=weights, dtype=dtype)
         refs[task.name] = ReadoutRef(task.readout, sha256_hex(data))
     problems += pointless_layers(spec, readouts)
     if problems:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -138,10 +138,11 @@ class TokeniseStage:
     def __init__(self, job: Job, reuse: Reuse) -> None:
         from pipeline.runtime.worker import Tokenise
 
-        self._worker = _built(lambda: Tokenise(job, reuse))
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            self._worker = _built(thread, Tokenise, job, reuse)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        yield from self._worker(block)
+        yield from self._worker.result()(block)
 
 
 class LabelStage:
@@ -156,28 +157,23 @@ class LabelStage:
         from pipeline.runtime.worker import LabelDocuments
 
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="label")
-        self._worker = _built(
-            lambda: self._thread.submit(lambda: LabelDocuments(job, asks=asks)).result()
-        )
+        self._worker = _built(self._thread, LabelDocuments, job, asks=asks)
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        return self._thread.submit(self._worker, block).result()
+        return self._thread.submit(self._worker.result(), block).result()
 
 
-def _built(build: Callable[[], Callable[[pa.Table], Result]]) -> Callable[[pa.Table], Result]:
-    """The worker. Where it cannot be built, a function that raises the reason when it is called.
+def _built(
+    thread: ThreadPoolExecutor, worker: Callable[..., Result], *arguments: Any, **named: Any
+) -> Future[Result]:
+    """The worker, which the thread has built. Our own errors are raised when it is called.
 
     Ray reports an error in an actor's constructor as the death of the actor, without its class.
     """
-    try:
-        return build()
-    except AssayError as error:
-        failure = error
-
-    def fail(_block: pa.Table) -> Result:
-        raise failure
-
-    return fail
+    built = thread.submit(worker, *arguments, **named)
+    if not isinstance(built.exception(), AssayError):
+        built.result()
+    return built
 
 
 def commit_block(block: pa.Table, job: Job) -> pa.Table:

@@ -23,7 +23,7 @@ from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import Committed, ReusableShard, WorkItem
 from pipeline.ledger.label_files import read_file
 from pipeline.sources.documents import OK, QUARANTINED
-from pipeline.sources.shards import Shard
+from pipeline.sources.shards import Shard, fields_of
 from pipeline.stores.store import Store
 
 READ_THREADS = 16
@@ -121,17 +121,15 @@ class RunCounts:
         for counts in self._counts:
             for task, by_label in counts.labels.items():
                 labels.setdefault(task, Counter()).update(by_label)
-        costs = [counts.cost for counts in self._counts]
+        costs: Counter[str] = Counter()
+        for counts in self._counts:
+            costs.update(fields_of(counts.cost))
         return Tally(
             rows=sum(shard.rows for shard in shards.values()),
-            asked_rows=sum(cost.asked_rows for cost in costs),
             created=sum(counts.created for counts in self._counts),
             status=status,
             labels=labels,
-            label_seconds=sum(cost.seconds for cost in costs),
-            prefix_tokens_computed=sum(cost.prefix_tokens_computed for cost in costs),
-            question_tokens_computed=sum(cost.question_tokens_computed for cost in costs),
-            tokens_saved=sum(cost.tokens_saved for cost in costs),
+            **costs,
         )
 
     def _check(self, failed: int, rows: int) -> None:

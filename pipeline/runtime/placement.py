@@ -47,8 +47,10 @@ def this_machine() -> Machine:
     affinity = getattr(os, "sched_getaffinity", None)
     cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    flags = _cpu_flags(Path("/proc/cpuinfo"))
-    return Machine(gpus=(gpus,) if gpus else (), cpus=cpus, cpu_flags=flags)
+    cpuinfo = Path("/proc/cpuinfo")  # of Linux alone
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    flags = next((line for line in lines if line.startswith("flags")), "").partition(":")[2]
+    return Machine((gpus,) if gpus else (), cpus, cpu_flags=frozenset(flags.split()))
 
 
 def cluster(nodes: Sequence[Resources]) -> Machine:
@@ -77,14 +79,6 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
         fix = f"no node has this many GPUs; the largest has {max(machine.gpus)}"
         raise SpecError([Problem("model.gpus", fix, model.gpus)])
     return Placement("cuda", dtype, actors, threads=1, gpus=model.gpus)
-
-
-def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
-    """The flags of the first processor; none where the system has no such file."""
-    if not cpuinfo.exists():
-        return frozenset()
-    lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
-    return frozenset(next(lines, ":").partition(":")[2].split())
 
 
 def node_resources() -> list[Resources]:

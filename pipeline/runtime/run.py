@@ -164,7 +164,12 @@ def label(
     with _ray_if_remote(address) as nodes:
         placement = place(spec.model, cluster(nodes) if nodes else this_machine())
         job = make_job(spec, placement, cache_dir)
-        last = _plan(job, store, retry_failed=retry_failed)
+        last = plan(job, store)
+        for reason in last.cuts.unreadable:
+            logger.warning("left out: %s", reason)
+        if retry_failed:
+            retries = retry_items(store, last.shards, last.done)
+            last = replace(last, work_items=(*last.work_items, *retries))
         failpoint("planned")
         progress = announce(last)
         counts = RunCounts(rows=last.rows, max_error_rate=spec.max_error_rate)
@@ -212,16 +217,6 @@ def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
     planned = plan(first, store, keep=False)
     plans = [planned, *(list_missing(job, store, planned.cuts) for job in others)]
     return min(plans, key=lambda each: each.missing_rows)
-
-
-def _plan(job: Job, store: Store, *, retry_failed: bool) -> Plan:
-    planned = plan(job, store)
-    for reason in planned.cuts.unreadable:
-        logger.warning("left out: %s", reason)
-    if not retry_failed:
-        return planned
-    retries = retry_items(store, planned.shards, planned.done)
-    return replace(planned, work_items=(*planned.work_items, *retries))
 
 
 def _label_rounds(

@@ -123,7 +123,7 @@ class LabelDocuments:
         answers = ShardAnswers(shard.chunks.to_pylist(), tasks)
         seconds = self._ask(shard, answers) if answers.asked_rows else 0.0
         labelled = labelled_documents(shard.documents, answers, shard.status)
-        cost = LabelCost(seconds=seconds, asked_rows=answers.asked_rows, **asdict(answers.usage))
+        cost = LabelCost(seconds, answers.asked_rows, **asdict(answers.usage))
         return LabelledShard(shard.work, labelled, shard.known, cost).to_table()
 
     def _ask(self, shard: TokenisedShard, answers: ShardAnswers) -> float:

@@ -62,7 +62,6 @@ class RowBuffer:
         self.blank = True
 
     def add(self, part: bytes) -> None:
-        """Appends a part of the row."""
         self._size_bytes += len(part)
         self.blank = self.blank and part.isspace()
         if self._size_bytes > MAX_ROW_BYTES:
@@ -103,12 +102,8 @@ def _next_slice(documents: Iterator[_Document]) -> Iterator[_Document]:
 
 
 def _table(documents: Iterable[_Document]) -> pa.Table:
-    columns: list[list[object]] = [[] for _ in SCHEMA]
-    for document in documents:
-        for column, value in zip(columns, document, strict=True):
-            column.append(value)
-    arrays = [pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+    columns = list(zip(*documents, strict=True)) or [()] * len(SCHEMA)
+    return pa.table(dict(zip(SCHEMA.names, columns, strict=True)), schema=SCHEMA)
 
 
 def _document(row: RawRow) -> _Document:

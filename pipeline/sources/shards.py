@@ -72,7 +72,6 @@ class Shard:
 
     @property
     def path(self) -> str:
-        """The object's path."""
         return self.version.path
 
     @property

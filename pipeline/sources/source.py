@@ -6,7 +6,7 @@ Entry points: `find_objects`, `cut`, `read_documents`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -41,7 +41,6 @@ FORMATS = tuple(_READERS)
 SUPPORTED = " ".join(f".{format}" for format in FORMATS)
 # Keys of remote file systems for a hash of the content, and for the modification time.
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
-_CLOCKS_APART_S = 60.0
 _TIME_KEYS = (
     "LastModified",
     "last_modified",
@@ -51,6 +50,7 @@ _TIME_KEYS = (
     "modified",
     "created",
 )
+_CLOCKS_APART_S = 60.0
 NO_OPTIONS: Options = {}
 # The length of the reason in each row of a file that cannot be read.
 REASON_CHARS = 200
@@ -82,16 +82,25 @@ def find_objects(
     be supported. A local file is hashed once (`hashes.content_hash`).
     """
     with fetching(path_glob), option_errors("input.storage_options", options):
-        file_system, place = _located(path_glob, options)
-        infos = list(_infos(file_system, place))
+        try:
+            file_system, place = url_to_fs(path_glob, **options)
+            file_system.invalidate_cache()  # forgets what it listed before
+        except (ValueError, ImportError) as error:  # no such protocol, or package not installed
+            fix = f"cannot be opened: {error}"
+            raise SpecError([Problem("input.path", fix, path_glob)]) from error
+        infos = list(_infos(file_system, stringify_path(place)))
     if not infos:
         fix = f"names no file; supported are {SUPPORTED}, globs and folders"
         raise SpecError([Problem("input.path", fix, path_glob)])
-    unsupported = sorted(info["name"] for info in infos if format_of(info["name"]) is None)
-    if unsupported:
+    names = [info["name"] for info in infos]
+    if unsupported := sorted(name for name in names if format_of(name) is None):
         fix = f"{len(unsupported)} of {len(infos)} files are not {SUPPORTED}; narrow the glob"
         raise SpecError([Problem("input.path", fix, unsupported[0])])
-    _refuse_unwritable([info["name"] for info in infos])
+    # — label files record the name; a local name may have other bytes than UTF-8
+    shown = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names]
+    if odd := sorted(one for one, name in zip(shown, names, strict=True) if one != name):
+        fix = f"{len(odd)} of {len(names)} files have a name that is not UTF-8; rename them"
+        raise SpecError([Problem("input.path", fix, odd[0])])
     objects = [_input_object(file_system, info, cache_dir, options) for info in infos]
     return sorted(objects, key=lambda each: each.path)
 
@@ -155,16 +164,6 @@ def _unread_rows(shard: Shard, count: int, error: UnreadableError) -> Iterator[R
         yield RawRow(id=f"{name}:{row}", problem=f"cannot be read: {reason}")
 
 
-def _located(path_glob: str, options: Options) -> tuple[AbstractFileSystem, str]:
-    """The file system, which has forgotten what it listed before, and the path in it."""
-    try:
-        file_system, place = url_to_fs(path_glob, **options)
-        file_system.invalidate_cache()
-    except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
-        raise SpecError([Problem("input.path", f"cannot be opened: {error}", path_glob)]) from error
-    return file_system, stringify_path(place)
-
-
 def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str, Any]]:
     """The file system's description of each file that `place` names."""
     itself: Mapping[str, Any] | None = None
@@ -180,15 +179,6 @@ def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str,
         yield from (info for info in below if format_of(info["name"]) is not None)
     else:
         yield itself
-
-
-def _refuse_unwritable(names: Sequence[str]) -> None:
-    """SpecError for local names that are not UTF-8, because label files record the name."""
-    written = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names]
-    odd = sorted(shown for shown, name in zip(written, names, strict=True) if shown != name)
-    if odd:
-        fix = f"{len(odd)} of {len(names)} files have a name that is not UTF-8; rename them"
-        raise SpecError([Problem("input.path", fix, odd[0])])
 
 
 def _input_object(
@@ -209,13 +199,13 @@ def _check_unchanged(shard: Shard, options: Options) -> None:
         file_system, place = url_to_fs(shard.path, **options)
         file_system.invalidate_cache()  # a cached listing may be older than the change
         info = retry_transient(partial(file_system.info, place))
-    now: tuple[int, str] = info["size"], shard.version.etag
-    if not isinstance(file_system, LocalFileSystem):
-        now = info["size"], _remote_etag(shard.path, info)
-    if now != (shard.version.size_bytes, shard.version.etag):
+    size_bytes, etag = shard.version.size_bytes, shard.version.etag
+    is_local = isinstance(file_system, LocalFileSystem)
+    now = info["size"], etag if is_local else _remote_etag(shard.path, info)
+    if now != (size_bytes, etag):
         raise StorageError(
             f"{shard.path}: changed while the job ran: size and etag are {now}, and were "
-            f"{(shard.version.size_bytes, shard.version.etag)}; run again to label the new version"
+            f"{(size_bytes, etag)}; run again to label the new version"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 from fsspec.core import url_to_fs
@@ -32,16 +32,6 @@ BLOCK_BYTES = 1024 * 1024
 _RETRY_POLICY = RetryPolicy(attempts=6)
 
 Result = TypeVar("Result")
-
-
-class Stream(Protocol):
-    """What the line and record readers need of an open object."""
-
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end."""
-
-    def seek(self, offset: int, /) -> int:
-        """Go to an offset from the start."""
 
 
 @contextmanager
@@ -157,3 +147,6 @@ class _Inflated:
         while self._offset < offset and self.read(min(BLOCK_BYTES, offset - self._offset)):
             pass
         return self._offset
+
+
+Stream = Fetched | _Inflated  # what the line and record readers read

@@ -6,7 +6,7 @@ Entry points: `table_units`, `table_rows` and `opened_table`. Parquet is cut fro
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from pyarrow import types
 
 from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong
-from pipeline.sources.shards import ObjectVersion, Piece, Shard, Unit, check_columns
+from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, Options, opened
 
 TABLES = ("parquet", "arrow")  # the formats whose rows all have the same columns
@@ -72,49 +72,43 @@ def table_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
             yield from map(RawRow, texts, written)
 
 
+@contextmanager
 def opened_table(
     shard: Shard, options: Options, columns: Sequence[str] | None = None
-) -> AbstractContextManager[Batches]:
-    """The rows of a shard whose format is one of TABLES, with these columns (None: all)."""
-    open_batches = opened_parquet if shard.version.format == "parquet" else _opened_arrow
-    return open_batches(shard.path, options, shard.piece, columns)
-
-
-@contextmanager
-def opened_parquet(
-    path: str, options: Options, piece: Piece, columns: Sequence[str] | None
 ) -> Iterator[Batches]:
-    """The rows of the piece, with these columns (None: all), in small batches."""
+    """The rows of a shard whose format is one of TABLES, with these columns (None: all)."""
+    start, end = shard.piece.start_row, shard.piece.end_row
+    if shard.version.format == "arrow":
+        with _all_batches(shard.path, options) as arrow:
+            within = _batches_between(arrow.batches, start, end)
+            chosen = within if columns is None else (batch.select(columns) for batch in within)
+            yield Batches(arrow.schema, chosen)
+        return
     # — buffered: without a buffer, a row group's whole column is fetched before its first row
     with (
-        opened(path, options) as file,
+        opened(shard.path, options) as file,
         pq.ParquetFile(file, buffer_size=BLOCK_BYTES) as parquet,
     ):
-        first_row, groups = _overlapping(parquet, piece.start_row, piece.end_row)
-        rows_at_once = _batch_rows(parquet, groups, columns)
-        # — one group at a time: a batch across two groups is lost when the second is broken
-        batches = (
-            batch
-            for group in groups
-            for batch in parquet.iter_batches(
-                rows_at_once, row_groups=[group], columns=columns, use_threads=False
+        batches = _parquet_batches(parquet, start, end, columns)
+        yield Batches(parquet.schema_arrow, batches, _codecs(parquet))
+
+
+def _parquet_batches(
+    parquet: pq.ParquetFile, start: int, end: int, columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """Rows `start` to before `end` in small batches."""
+    next_row = 0
+    # — one group at a time: a batch across two groups is lost when the second is broken
+    for index in range(parquet.metadata.num_row_groups):
+        group = parquet.metadata.row_group(index)
+        first_row, next_row = next_row, next_row + group.num_rows
+        if start < next_row and first_row < end:
+            rows = _batch_rows(group, columns)
+            batches = parquet.iter_batches(
+                rows, row_groups=[index], columns=columns, use_threads=False
             )
-        )
-        rows = sum(parquet.metadata.row_group(group).num_rows for group in groups)
-        within = _batches_between(
-            _complete(batches, rows), piece.start_row - first_row, piece.end_row - first_row
-        )
-        yield Batches(parquet.schema_arrow, within, _codecs(parquet))
-
-
-@contextmanager
-def _opened_arrow(
-    path: str, options: Options, piece: Piece, columns: Sequence[str] | None
-) -> Iterator[Batches]:
-    with _all_batches(path, options) as arrow:
-        within = _batches_between(arrow.batches, piece.start_row, piece.end_row)
-        chosen = within if columns is None else (batch.select(list(columns)) for batch in within)
-        yield Batches(arrow.schema, chosen)
+            complete = _complete(batches, group.num_rows)
+            yield from _batches_between(complete, start - first_row, end - first_row)
 
 
 @contextmanager
@@ -169,43 +163,20 @@ def _complete(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Recor
         raise OSError(f"its footer says {rows} rows, and its pages hold {read}")
 
 
-def _batch_rows(
-    parquet: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str] | None
-) -> int:
+def _batch_rows(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int:
     """Rows in a batch, bounded in memory even if each row has the longest value of its chunk.
 
     A dictionary, or a prefix shared by neighbours, stores one value for many rows. Such a value is
     at most as long as its whole column chunk.
     """
     longest = 0
-    for group in groups:
-        metadata = parquet.metadata.row_group(group)
-        leaves = (metadata.column(leaf) for leaf in range(metadata.num_columns))
-        longest = max(longest, sum(_value_bytes(leaf, columns) for leaf in leaves))
+    for index in range(group.num_columns):
+        chunk = group.column(index)
+        is_read = columns is None or chunk.path_in_schema in columns
+        shares_values = not SHARED_VALUES.isdisjoint(chunk.encodings)
+        if is_read and shares_values and chunk.physical_type == "BYTE_ARRAY":
+            longest += chunk.total_uncompressed_size
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, longest)))
-
-
-def _value_bytes(chunk: pq.ColumnChunkMetaData, columns: Sequence[str] | None) -> int:
-    """An upper bound for one value that may be stored once for many rows; 0 where none is."""
-    if columns is not None and chunk.path_in_schema not in columns:
-        return 0
-    if chunk.physical_type != "BYTE_ARRAY" or SHARED_VALUES.isdisjoint(chunk.encodings):
-        return 0
-    size_bytes: int = chunk.total_uncompressed_size
-    return size_bytes
-
-
-def _overlapping(parquet: pq.ParquetFile, start_row: int, end_row: int) -> tuple[int, list[int]]:
-    """The first row of the row groups that hold some of the rows, and these groups."""
-    groups: list[int] = []
-    first_row = row = 0
-    for index in range(parquet.metadata.num_row_groups):
-        next_row = row + parquet.metadata.row_group(index).num_rows
-        if start_row < next_row and row < end_row:
-            first_row = first_row if groups else row
-            groups.append(index)
-        row = next_row
-    return first_row, groups
 
 
 def _codecs(parquet: pq.ParquetFile) -> dict[str, str]:

@@ -66,7 +66,11 @@ class LocalStore:
             keys = sorted(file.relative_to(self.root).as_posix() for file in _files(folder))
             for key in keys:
                 if is_listed(key, prefix):
-                    yield from self._stored(key)
+                    with suppress(FileNotFoundError):  # deleted since the folder was read
+                        status = (self.root / key).lstat()
+                        if stat.S_ISREG(status.st_mode):
+                            etag = f"{status.st_size:x}-{status.st_mtime_ns:x}"
+                            yield StoredObject(key, status.st_size, etag)
         except OSError as error:
             raise StorageError(f"{folder}: cannot be listed: {error.strerror}") from error
 
@@ -91,14 +95,6 @@ class LocalStore:
             except OSError:
                 return
             folder = folder.parent
-
-    def _stored(self, key: str) -> Iterator[StoredObject]:
-        try:
-            status = (self.root / key).lstat()
-        except FileNotFoundError:  # deleted since the folder was read
-            return
-        if stat.S_ISREG(status.st_mode):
-            yield StoredObject(key, status.st_size, f"{status.st_size:x}-{status.st_mtime_ns:x}")
 
     def _path(self, key: str) -> Path:
         check_key(key)

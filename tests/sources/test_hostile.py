@@ -23,9 +23,9 @@ from whole_shards import all_documents
 
 from pipeline.sources import documents as row_limits
 from pipeline.sources import tables
-from pipeline.sources.shards import Piece
+from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.source import cut, find_objects
-from pipeline.sources.tables import opened_parquet
+from pipeline.sources.tables import opened_table
 
 MEGABYTE = 1024 * 1024
 # Reads every shard of argv[1], as a run does, and prints counts and the growth of memory.
@@ -135,7 +135,8 @@ def test_a_batch_of_values_that_are_stored_once_is_bounded(
     monkeypatch.setattr(tables, "BATCH_BYTES", 8 * MEGABYTE)
     path = tmp_path / "bomb.parquet"
     make(path)
-    with opened_parquet(str(path), {}, Piece(0, 100, 0, None, None), ["text"]) as table:
+    version = ObjectVersion(str(path), 0, "", "parquet", "text", None)
+    with opened_table(Shard(version, Piece(0, 100, 0, None, None)), {}, ["text"]) as table:
         sizes = [batch.num_rows * MEGABYTE for batch in table.batches]
     assert sum(sizes) == 100 * MEGABYTE
     assert max(sizes) <= 8 * MEGABYTE
