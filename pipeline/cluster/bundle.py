@@ -42,7 +42,10 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
     ]
     for place, holder, key in places:
         path = str(holder[key])
-        if not _is_relative(path, model=place == "model.path"):
+        # — a model's path may also be a hub id
+        is_file = path.endswith(".gguf") or Path(path).expanduser().is_dir()
+        is_hub_id = place == "model.path" and not is_file
+        if "://" in path or os.path.isabs(path) or is_hub_id:
             continue
         if not same_machine:
             fix = "is a folder of this machine; write a URL, or a path that every node has"
@@ -51,13 +54,6 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
     if problems:
         raise SpecError(problems)
     return content
-
-
-def _is_relative(path: str, *, model: bool) -> bool:
-    """Whether the path depends on the working directory; a hub id does not."""
-    if "://" in path or os.path.isabs(path):
-        return False
-    return not model or path.endswith(".gguf") or Path(path).expanduser().is_dir()
 
 
 def content_id(content: Mapping[str, Any]) -> str:

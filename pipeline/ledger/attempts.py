@@ -56,8 +56,9 @@ class Attempts:
         if deaths[0, rows] < DEATHS_OF_A_SHARD:
             deaths[0, rows] = 0
         parts = sorted(_parts((0, rows), deaths), key=lambda p: (-deaths[p], p[1] - p[0]))
+        deadly = {p for p in parts if p[1] - p[0] == 1 and deaths[p] >= DEATHS_OF_A_ROW}
         for start, end in parts:
-            if _is_deadly((start, end), deaths):
+            if (start, end) in deadly:
                 continue
             key = attempt_key(self.name, Attempt(start, end, self.run_id), uuid.uuid4().hex)
             self.store.create(key, b"")
@@ -65,7 +66,7 @@ class Attempts:
                 label(start, end)
             finally:  # also after an exception: only a death leaves the marker
                 self.store.delete([key])
-        return sorted(start for start, end in parts if _is_deadly((start, end), deaths))
+        return sorted(start for start, _ in deadly)
 
     @contextmanager
     def reading(self, place: str) -> Iterator[None]:
@@ -117,8 +118,3 @@ def _parts(rows: RowRange, deaths: Mapping[RowRange, int]) -> Iterator[RowRange]
     edges = sorted({start + (end - start) * part // FAN_OUT for part in range(FAN_OUT + 1)})
     for part in pairwise(edges):
         yield from _parts(part, deaths)
-
-
-def _is_deadly(part: RowRange, deaths: Mapping[RowRange, int]) -> bool:
-    start, end = part
-    return end - start == 1 and deaths[part] >= DEATHS_OF_A_ROW

@@ -110,7 +110,14 @@ class _Log:
             new = {version: tuple(s) for version, s in cuts.items() if version not in self.cuts}
             if not new:
                 return
-            if self._store.create(cuts_key(self._last + 1), _content(new)):
+            entries = [
+                {
+                    "object": list(fields_of(version).values()),
+                    "pieces": [list(fields_of(shard.piece).values()) for shard in shards],
+                }
+                for version, shards in new.items()
+            ]
+            if self._store.create(cuts_key(self._last + 1), canonical_json({"cuts": entries})):
                 self.take_in(new)
                 self._last += 1
                 return
@@ -134,7 +141,16 @@ class _Log:
         )
 
     def _read(self, number: int) -> None:
-        self.take_in(_parsed(self._store, number))
+        key = cuts_key(number)
+        try:
+            for entry in json.loads(self._store.read(key))["cuts"]:
+                version = ObjectVersion(*entry["object"])
+                self.take_in({version: [Shard(version, Piece(*p)) for p in entry["pieces"]]})
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageError(
+                f"{self._store.url}/{key}: is not a list of shards: {error!r}; restore it: without "
+                f"it the input would be cut and labelled again"
+            ) from error
         self._last = number
 
     def take_in(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
@@ -154,27 +170,3 @@ def _batches(cuts: Iterable[_Cut]) -> Iterator[list[_Cut]]:
             batch, since = [], time.monotonic()
     if batch:
         yield batch
-
-
-def _content(cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> bytes:
-    entries = [
-        {
-            "object": list(fields_of(version).values()),
-            "pieces": [list(fields_of(shard.piece).values()) for shard in shards],
-        }
-        for version, shards in cuts.items()
-    ]
-    return canonical_json({"cuts": entries})
-
-
-def _parsed(store: Store, number: int) -> dict[ObjectVersion, tuple[Shard, ...]]:
-    key = cuts_key(number)
-    try:
-        entries = json.loads(store.read(key))["cuts"]
-        versions = ((ObjectVersion(*entry["object"]), entry["pieces"]) for entry in entries)
-        return {v: tuple(Shard(v, Piece(*piece)) for piece in pieces) for v, pieces in versions}
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(
-            f"{store.url}/{key}: is not a list of shards: {error!r}; restore it: without it "
-            f"the input would be cut and labelled again"
-        ) from error

@@ -98,7 +98,14 @@ def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
                 path, options_for(path, spec), place=place, made_by="assay calibrate"
             )
             files[task.name] = parse_calibration(data)
-            _check(files[task.name].calibration, task.calibration.method, tuple(task.labels))
+            own = files[task.name].calibration
+            if own.method != task.calibration.method:
+                raise ValueError(f"it is of method {own.method!r}, not {task.calibration.method!r}")
+            if own.labels != tuple(task.labels):
+                raise ValueError(
+                    f"it is for the labels {list(own.labels)}, in this order, and the task has "
+                    f"{list(task.labels)}"
+                )
         except (ValueError, KeyError, TypeError) as error:
             what = f"missing {error}" if isinstance(error, KeyError) else str(error)
             fix = f"cannot calibrate task {task.name!r}: {what}; `assay calibrate` makes another"
@@ -154,13 +161,3 @@ def warn_of_stale_calibrations(
                 file.fingerprint,
                 raw,
             )
-
-
-def _check(calibration: Calibration, method: str, labels: tuple[str, ...]) -> None:
-    if calibration.method != method:
-        raise ValueError(f"it is of method {calibration.method!r}, not {method!r}")
-    if calibration.labels != labels:
-        raise ValueError(
-            f"it is for the labels {list(calibration.labels)}, in this order, and the task has "
-            f"{list(labels)}"
-        )

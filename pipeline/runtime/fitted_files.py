@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from fsspec.core import split_protocol, url_to_fs
@@ -85,20 +84,10 @@ def _replace(place: Path, data: bytes) -> None:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class ReadoutRef:
-    """A readout file: where a worker reads it, and the hash of its content."""
-
-    path: str
-    sha256: str
-
-
-def find_readouts(
-    spec: JobSpec, *, weights: Mapping[str, str], dtype: str
-) -> dict[str, ReadoutRef]:
-    """The readouts that the tasks name, by task; SpecError for those fitted for another spec."""
+def find_readouts(spec: JobSpec, *, weights: Mapping[str, str], dtype: str) -> dict[str, str]:
+    """The SHA-256 of each task's readout, by task; SpecError for those fitted for another spec."""
     problems: list[Problem] = []
-    refs: dict[str, ReadoutRef] = {}
+    hashes: dict[str, str] = {}
     readouts: dict[str, Readout] = {}
     for place, task in enumerate(spec.tasks):
         if task.readout is None:
@@ -112,24 +101,26 @@ def find_readouts(
             continue
         readouts[task.name] = readout
         problems += differences(spec, task, where, readout, weights=weights, dtype=dtype)
-        refs[task.name] = ReadoutRef(task.readout, sha256_hex(data))
+        hashes[task.name] = sha256_hex(data)
     problems += pointless_layers(spec, readouts)
     if problems:
         raise SpecError(problems)
-    return refs
+    return hashes
 
 
-def load_readouts(refs: Mapping[str, ReadoutRef], spec: JobSpec) -> dict[str, Readout]:  # by task
-    """The readouts; StorageError if a file changed since the driver read it."""
+def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout]:  # by task
+    """The readouts; StorageError if a file does not have the hash that `find_readouts` gave."""
     loaded = {}
-    for name, ref in refs.items():
-        data = _read(ref.path, spec, f"readout of {name}")
-        if sha256_hex(data) != ref.sha256:
+    for task in spec.tasks:
+        if task.readout is None:
+            continue
+        data = _read(task.readout, spec, f"readout of {task.name}")
+        if sha256_hex(data) != hashes[task.name]:
             raise StorageError(
-                f"{ref.path}: the readout of {name!r} changed while the job ran; run again, with a "
-                f"file that all machines can read and that does not change"
+                f"{task.readout}: the readout of {task.name!r} changed while the job ran; run "
+                f"again, with a file that all machines can read and that does not change"
             )
-        loaded[name] = parse_readout(data)
+        loaded[task.name] = parse_readout(data)
     return loaded
 
 

@@ -23,7 +23,7 @@ from pipeline.runtime.calibration_files import (
     versions_with_equal_raw_answers,
     warn_of_stale_calibrations,
 )
-from pipeline.runtime.fitted_files import ReadoutRef, find_readouts
+from pipeline.runtime.fitted_files import find_readouts
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.weights import ModelFiles, locate
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
@@ -51,7 +51,7 @@ class Job:
     fingerprints: Mapping[str, Fingerprint]  # by task
     cache_dir: str
     run_id: str
-    readouts: Mapping[str, ReadoutRef]  # by task, of those that have one
+    readouts: Mapping[str, str]  # the file's SHA-256 by task, of those that have one
     calibrations: Mapping[str, CalibrationFile]  # by task; `graph.calibrate` adds contextual ones
     began: float = field(default_factory=time.time)  # seconds since the epoch
 
@@ -110,7 +110,7 @@ def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
         spec,
         weights=files.hashes,
         dtype=placement.dtype,
-        readouts={name: ref.sha256 for name, ref in readouts.items()},
+        readouts=readouts,
         calibrations={name: calibration_hash(file) for name, file in calibrations.items()},
     )
     run_id = uuid.uuid4().hex

@@ -118,19 +118,15 @@ def _hub(model: ModelSpec) -> ModelFiles:
         files = [file for file in info.siblings or () if file.rfilename.endswith(".safetensors")]
         revision, size_bytes = info.sha, sum(file.size or 0 for file in files)
         assert revision is not None, info
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        revision, size_bytes = _cached(model, error)
+    except (HfHubHTTPError, HFValidationError, OSError) as reason:
+        try:  # the hub does not answer: a downloaded model is used
+            cached = snapshot_download(model.path, revision=model.revision, local_files_only=True)
+        except (LocalEntryNotFoundError, HFValidationError) as error:
+            fix = f"not a local folder, a .gguf file, or a model on the hub: {reason}"
+            raise SpecError([Problem("model.path", " ".join(fix.split()), model.path)]) from error
+        revision = Path(cached).name
+        size_bytes = sum(file.stat().st_size for file in Path(cached).glob("*.safetensors"))
     return ModelFiles("hub", model.path, revision, {"revision": revision}, size_bytes)
-
-
-def _cached(model: ModelSpec, reason: Exception) -> tuple[str, int]:
-    """The commit and size of a downloaded hub model, for when the hub does not answer."""
-    try:
-        folder = Path(snapshot_download(model.path, revision=model.revision, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError) as error:
-        fix = f"not a local folder, a .gguf file, or a model on the hub: {reason}"
-        raise SpecError([Problem("model.path", " ".join(fix.split()), model.path)]) from error
-    return folder.name, sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def cached_model(files: ModelFiles, cache_dir: Path, fill: Callable[[Path], None]) -> Path:

@@ -113,10 +113,11 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
 
 
 def _readout_facts(job: Job) -> dict[str, ReadoutFacts]:
+    paths = {task.name: str(task.readout) for task in job.spec.tasks}
     return {
         task: ReadoutFacts(
-            path=job.readouts[task].path,
-            sha256=job.readouts[task].sha256,
+            path=paths[task],
+            sha256=job.readouts[task],
             kind=readout.card.kind,
             pooling=readout.card.pooling,
             layer=readout.card.layer,
