@@ -95,7 +95,8 @@ def test_without_a_verb_the_help_is_shown_and_the_exit_code_is_2(
 
 def test_what_a_verb_calls_exists() -> None:
     for verb in VERBS.values():
-        for name in (verb.recipe, verb.show, verb.to_json):
+        report = verb.report
+        for name in (verb.recipe, report.replace(":", ":show_"), f"{report}_json"):
             module, _, function = name.partition(":")
             assert callable(getattr(importlib.import_module(f"pipeline.{module}"), function))
 

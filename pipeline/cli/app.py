@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal, get_args, get_origin
@@ -43,35 +43,34 @@ class Verb:
     recipe: str  # (spec, ..., cache_dir=...) -> result
     report: str  # `module:NAME`, with show_NAME(result, console) and NAME_json(result)
     exit_code: Callable[[Any], int] = lambda _result: EXIT_COMPLETE
-    progress: str | None = None  # context manager of a stream, which gives the recipe's `announce`
-
-    @property
-    def show(self) -> str:
-        return self.report.replace(":", ":show_")
-
-    @property
-    def to_json(self) -> str:
-        return f"{self.report}_json"
+    progress: str | None = None  # (what the recipe announces, stream) -> context manager
 
     def carry_out(self, spec_file: str, *options: Any, as_json: bool, **keywords: Any) -> int:
         """Call the recipe, print its result, and return the exit code."""
+        return self.print(self.result(spec_file, *options, **keywords), as_json=as_json)
+
+    def result(self, spec_file: str, *options: Any, **keywords: Any) -> Any:
+        """What the recipe returns; its progress goes to standard error."""
         from pipeline.spec.parse import load_spec
 
         spec, recipe = load_spec(spec_file), _function(self.recipe)
         with ExitStack() as stack:
             if self.progress:
-                keywords["announce"] = stack.enter_context(_function(self.progress)(sys.stderr))
-            result = recipe(spec, *options, cache_dir=cache_dir(), **keywords)
-        return self.print(result, as_json=as_json)
+                # — Ray reports workers that died there, but it is the place of the result
+                stack.enter_context(redirect_stdout(sys.stderr))
+                progress = _function(self.progress)
+                keywords["announce"] = lambda work: stack.enter_context(progress(work, sys.stderr))
+            return recipe(spec, *options, cache_dir=cache_dir(), **keywords)
 
     def print(self, result: Any, *, as_json: bool, **keywords: Any) -> int:
-        """Print the result as one JSON value, or with `show` and its keywords; the exit code."""
+        """Print the result as one JSON value, or as tables with the keywords; the exit code."""
         if as_json:
-            print(json.dumps(_function(self.to_json)(result)))
+            print(json.dumps(_function(f"{self.report}_json")(result)))
         else:
             from pipeline.report.console import console_on
 
-            _function(self.show)(result, console_on(sys.stdout), **keywords)
+            show = _function(self.report.replace(":", ":show_"))
+            show(result, console_on(sys.stdout), **keywords)
         return self.exit_code(result)
 
 
@@ -179,7 +178,6 @@ def _configure_process() -> None:
 
 
 def _problem(error: CycloptsError, command: App) -> Problem:
-    """What is wrong with an argument: its name, the fix and the value."""
     verb = " ".join((*command.name, *(error.command_chain or ())))
     place = error.argument.name if error.argument else verb
     help = f"`{verb} --help` lists what there is"

@@ -13,7 +13,6 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from pipeline.cache import cache_dir
 from pipeline.cli.app import EXIT_INCOMPLETE, VERBS, new_app
 from pipeline.options import (
     WHOLE,
@@ -149,10 +148,7 @@ def check(
     documents
         Number of documents to prove exactness on (default: 4; 0: none).
     """
-    from pipeline.spec.parse import load_spec
-    from pipeline.verbs.check import check
-
-    findings = check(load_spec(spec), cache_dir=cache_dir(), documents=documents)
+    findings = VERBS["check"].result(spec, documents=documents)
     return VERBS["check"].print(findings, as_json=as_json, prompts=prompts)
 
 
@@ -206,13 +202,9 @@ def evaluate(
     html
         Also write a page with plots to this file.
     """
-    from pipeline.spec.parse import load_spec
-    from pipeline.verbs.evaluate import evaluate
-
     if html:  # before the work, because the error may name an extra to install
         from pipeline.report.evaluation_page import write_page
-
-    evaluation = evaluate(load_spec(spec), gold, gold_options, options, cache_dir=cache_dir())
+    evaluation = VERBS["eval"].result(spec, gold, gold_options, options)
     code = VERBS["eval"].print(evaluation, as_json=as_json)
     if html:
         write_page(evaluation, Path(html))

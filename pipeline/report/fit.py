@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -24,16 +24,9 @@ _NAMES = {"auroc": "AUROC", "f1": "macro F1", "accuracy": "accuracy", "ece": "EC
 _NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
 
 
-@contextmanager
-def fit_progress(stream: TextIO) -> Iterator[Callable[[int], Callable[[int], None]]]:
-    """Gives the `announce` of a fit: it prints the progress of the reading to the stream."""
-    with ExitStack() as stack:
-
-        def announce(documents: int) -> Callable[[int], None]:
-            shown = shown_progress(console_on(stream), documents, doing="reading", done="read")
-            return stack.enter_context(shown)
-
-        yield announce
+def fit_progress(documents: int, stream: TextIO) -> AbstractContextManager[Callable[[int], None]]:
+    """Prints the progress of the reading to the stream."""
+    return shown_progress(console_on(stream), documents, doing="reading", done="read")
 
 
 def show_fit(fit: Fit, console: Console) -> None:

@@ -6,8 +6,8 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,31 +24,17 @@ if TYPE_CHECKING:
     from pipeline.verbs.plan import Estimate
 
 
-@contextmanager
-def run_progress(stream: TextIO) -> Iterator[Callable[[Plan], Progress]]:
-    """Gives the `announce` of a run: it prints the plan and then the progress to the stream.
-
-    Standard output goes to the stream too: Ray reports workers that died there, but it is the place
-    of the result.
-    """
-    with redirect_stdout(stream), ExitStack() as stack:
-
-        def announce(planned: Plan) -> Progress:
-            console = console_on(stream)
-            console.print(announced(planned))
-            return stack.enter_context(shown_progress(console, planned.work_rows))
-
-        yield announce
-
-
-def announced(planned: Plan) -> str:
-    """One line before the work begins."""
-    if not planned.work_items:
-        return f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
-    return (
-        f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
-        f"{planned.missing_shards:,} of {len(planned.shards):,} shards"
-    )
+def run_progress(planned: Plan, stream: TextIO) -> AbstractContextManager[Progress]:
+    """Prints one line before the work begins, and then the progress, to the stream."""
+    console = console_on(stream)
+    line = f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
+    if planned.work_items:
+        line = (
+            f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
+            f"{planned.missing_shards:,} of {len(planned.shards):,} shards"
+        )
+    console.print(line)
+    return shown_progress(console, planned.work_rows)
 
 
 def show_summary(outcome: Outcome, console: Console) -> None:
