@@ -98,7 +98,6 @@ def collect_garbage(
 
 
 def _cells_of_next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
-    """The cells that the spec's next run would reuse."""
     source = spec.input
     objects = find_objects(source.path, cache_dir, source.storage_options)
     cuts = cut_before(store, objects, source.text, source.id)

@@ -117,12 +117,13 @@ def _ranked_rules(table: pa.Table, labels: Sequence[str]) -> Iterator[Rule]:
     """The rules of `top`, which has the most probable labels alone."""
     top = table.column("top").combine_chunks()
     docs, names, p = _entries(top)
-    rows = len(top)
+    rows, every = len(top), np.arange(len(top))
     unknown = ~_mask(pc.is_in(names, value_set=pa.array(list(labels), pa.string())))
-    yield "top has a label that was not published", _marked(docs[unknown], rows)
-    yield "top is not between 0 and 1", _marked(docs[~((p > 0) & (p <= 1 + P_SUM_TOLERANCE))], rows)
+    yield "top has a label that was not published", np.isin(every, docs[unknown])
+    outside = ~((p > 0) & (p <= 1 + P_SUM_TOLERANCE))
+    yield "top is not between 0 and 1", np.isin(every, docs[outside])
     ascends = (docs[1:] == docs[:-1]) & ~(p[1:] <= p[:-1])
-    yield "top is not in descending order", _marked(docs[1:][ascends], rows)
+    yield "top is not in descending order", np.isin(every, docs[1:][ascends])
     sums = np.bincount(docs, weights=p, minlength=rows)
     yield "top sums to more than 1", sums > 1 + P_SUM_TOLERANCE
     counts = np.bincount(docs, minlength=rows)
@@ -139,26 +140,26 @@ def _ranked_rules(table: pa.Table, labels: Sequence[str]) -> Iterator[Rule]:
     second = np.where(counts > 1, padded[np.minimum(first + 1, len(p))], 0)
     wrong = ~(np.abs(margin - (padded[first] - second)) <= MARGIN_TOLERANCE)
     # — with one label the second probability is unknown, and the margin is at most the first
-    outside = ~((margin >= 0) & (margin <= padded[first] + MARGIN_TOLERANCE))
-    yield MARGIN_RULE, answered & np.where(counts > 1, wrong, outside)
+    impossible = ~((margin >= 0) & (margin <= padded[first] + MARGIN_TOLERANCE))
+    yield MARGIN_RULE, answered & np.where(counts > 1, wrong, impossible)
 
 
 def _level_rules(table: pa.Table) -> Iterator[Rule]:
     """The rules of `levels`, the path from the root of a taxonomy to the label."""
     levels = table.column("levels").combine_chunks()
     docs, names, p = _entries(levels)
-    rows = len(levels)
+    every = np.arange(len(levels))
     labels = _strings(table, "label")
     yield _only_with("levels", "a label", _mask(levels.is_valid()), _mask(labels.is_valid()))
-    yield "levels is not between 0 and 1", _marked(docs[~((p >= 0) & (p <= 1))], rows)
+    yield "levels is not between 0 and 1", np.isin(every, docs[~((p >= 0) & (p <= 1))])
     ascends = (docs[1:] == docs[:-1]) & ~(p[1:] <= p[:-1] + P_SUM_TOLERANCE)
-    yield "a level is more probable than its parent", _marked(docs[1:][ascends], rows)
+    yield "a level is more probable than its parent", np.isin(every, docs[1:][ascends])
     best = labels.to_pylist()
     beside = [
         not (best[doc] or "").startswith(name)
         for doc, name in zip(docs, names.to_pylist(), strict=True)
     ]
-    yield "a level is not on the label's path", _marked(docs[np.array(beside, dtype=bool)], rows)
+    yield "a level is not on the label's path", np.isin(every, docs[np.array(beside, dtype=bool)])
 
 
 def _broken(rules: Iterable[Rule]) -> Iterator[str]:
@@ -185,12 +186,6 @@ def _entries(lists: pa.ListArray) -> tuple[NDArray[np.int64], pa.Array, NDArray[
     docs = np.asarray(pc.list_parent_indices(lists).to_numpy(), dtype=np.int64)
     entries = lists.flatten()
     return docs, entries.field("label"), _floats(entries.field("p"))
-
-
-def _marked(docs: NDArray[np.int64], rows: int) -> Mask:
-    mask = np.zeros(rows, dtype=bool)
-    mask[docs] = True
-    return mask
 
 
 def _strings(table: pa.Table, column: str) -> pa.Array:

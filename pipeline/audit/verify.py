@@ -6,10 +6,11 @@ Entry point: `verify_output`. The rules for rows are in `invariants`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -114,9 +115,8 @@ def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) 
         cells=snapshot.rows * len(snapshot.tasks),
         documents_read_again=sum(each.read_again for each in checked),
         inputs_changed=len({each.changed for each in checked if each.changed}),
-        damages=(
-            *_damaged_specs(store, snapshot.tasks),
-            *(damage for each in checked for damage in each.damages),
+        damages=tuple(
+            chain(_damaged_specs(store, snapshot.tasks), *(each.damages for each in checked))
         ),
     )
 
@@ -133,15 +133,16 @@ def _is_unchanged(audit: _Audit, version: ObjectVersion) -> bool:
     return any(each.version(*columns) == version for each in objects)
 
 
-def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[Damage]:
+def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> list[Damage]:
+    damages: list[Damage] = []
+    fix = "restore it from a copy, or from the metadata `assay.spec` of the task's label files"
     for name, task in tasks.items():
         key = spec_key(name, task.fp)
-        fix = "restore it from a copy, or from the metadata `assay.spec` of the task's label files"
-        data = _read(store, key)
-        if isinstance(data, Damage):
-            yield Damage(key, data.what, fix)
-        elif (hashed := sha256_hex(data, 16)) != task.fp:
-            yield Damage(key, f"its content hashes to {hashed}: its content was changed", fix)
+        data = _read(store, key, damages, fix)
+        if data is not None and (hashed := sha256_hex(data, 16)) != task.fp:
+            what = f"its content hashes to {hashed}: its content was changed"
+            damages.append(Damage(key, what, fix))
+    return damages
 
 
 def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
@@ -180,9 +181,14 @@ def _checked(
             return None
     task = None if file.task is None else audit.tasks[file.task]
     columns = DOCUMENTS_FILE_COLUMNS if task is None else ("doc_id", *task.columns)
-    table = _table(audit.store, file.key, columns)
-    if isinstance(table, Damage):
-        damages.append(table)
+    data = _read(audit.store, file.key, damages)
+    if data is None:
+        return None
+    try:
+        table = pq.read_table(pa.BufferReader(data), use_threads=False).select(list(columns))
+    except (pa.ArrowException, OSError, KeyError) as error:
+        what = f"is not a label or documents file of assay: {' '.join(str(error).split())}"
+        damages.append(Damage(file.key, what))
         return None
     broken = [*_misplaced(file, task, shard, table)]
     if not file.rows == shard.rows == table.num_rows:
@@ -216,7 +222,6 @@ def _misplaced(
 
 
 def _origin(table: pa.Table) -> Shard | None:
-    """The shard in the metadata of a file."""
     try:
         return Shard.from_json(json.loads(_metadata(table, "shard") or ""))
     except (ValueError, KeyError, TypeError):
@@ -228,21 +233,12 @@ def _metadata(table: pa.Table, name: str) -> str | None:
     return None if value is None else value.decode("utf-8", "backslashreplace")
 
 
-def _table(store: Store, key: str, columns: Sequence[str]) -> pa.Table | Damage:
-    data = _read(store, key)
-    if isinstance(data, Damage):
-        return data
-    try:
-        return pq.read_table(pa.BufferReader(data), use_threads=False).select(list(columns))
-    except (pa.ArrowException, OSError, KeyError) as error:
-        what = f"is not a label or documents file of assay: {' '.join(str(error).split())}"
-        return Damage(key, what)
-
-
-def _read(store: Store, key: str) -> bytes | Damage:
+def _read(store: Store, key: str, damages: list[Damage], fix: str = MAKE_AGAIN) -> bytes | None:
+    """The object, or None if it cannot be read, which is appended to `damages`."""
     try:
         return store.read(key)
     except UnavailableError:
         raise
     except StorageError as error:
-        return Damage(key, f"cannot be read ({error})")
+        damages.append(Damage(key, f"cannot be read ({error})", fix))
+        return None

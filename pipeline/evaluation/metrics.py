@@ -123,15 +123,15 @@ def _resampled(truth: Ints, p: Floats, resamples: int) -> dict[str, Floats]:
     rows, labels = p.shape
     source = np.random.default_rng(_SEED)
     at_once = max(1, _BATCH_COUNTS // max(rows, labels))
-    batches: dict[str, list[Floats]] = {name: [np.zeros(0)] for name in HEADLINES}
+    rank = labels <= RANKED_LABELS
+    batches = []
     for start in range(0, resamples, at_once):
         number = min(at_once, resamples - start)
         drawn = source.integers(0, rows, (number, rows)) + rows * np.arange(number)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=number * rows).reshape(number, rows)
-        batch = resampled_metrics(truth, p, counts.astype(np.float64), rank=labels <= RANKED_LABELS)
-        for name in HEADLINES:
-            batches[name].append(batch[name])
-    return {name: np.concatenate(of_batches) for name, of_batches in batches.items()}
+        batches.append(resampled_metrics(truth, p, counts.astype(np.float64), rank=rank))
+    empty = np.zeros(0)
+    return {name: np.concatenate([empty, *(b[name] for b in batches)]) for name in HEADLINES}
 
 
 def interval(
@@ -275,8 +275,7 @@ def _calibration_errors(
     cells = bins + BINS * np.arange(resamples)[:, None]
     excess = weights * (hits - confidence)[order]
     sums = np.bincount(cells.ravel(), excess.ravel(), minlength=resamples * BINS)
-    errors: Floats = np.abs(sums.reshape(resamples, BINS)).sum(axis=1) / rows
-    return errors
+    return np.asarray(np.abs(sums.reshape(resamples, BINS)).sum(axis=1) / rows, np.float64)
 
 
 def confidence_and_hits(truth: Ints, p: Floats) -> tuple[Floats, Bools]:  # [rows], [rows, labels]
@@ -319,8 +318,7 @@ def _one_hot(index: Ints, number: int) -> csr_array:  # [rows] -> [rows, number]
 
 def _ratio(a: Floats, b: Floats) -> Floats:
     """a / b; NaN where b is 0."""
-    quotient: Floats = np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
-    return quotient
+    return np.asarray(np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0), np.float64)
 
 
 def mean_defined(values: Floats) -> Floats:  # [..., labels] -> [...]

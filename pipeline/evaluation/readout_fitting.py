@@ -64,8 +64,7 @@ class Linear:
     bias: Floats  # [labels]
 
     def logits(self, states: NDArray[np.floating]) -> Floats:  # [rows, hidden] -> [rows, labels]
-        logits: Floats = states.astype(np.float64) @ self.weight.T + self.bias
-        return logits
+        return np.asarray(states.astype(np.float64) @ self.weight.T + self.bias, np.float64)
 
     def scaled(self, scale: float, offset: Floats) -> Linear:
         """The map whose logits are `scale * logits + offset`."""
@@ -107,8 +106,7 @@ def balanced_weights(targets: Floats) -> Floats:  # [rows, labels] -> [rows]
     rows, _ = targets.shape
     counts = targets.sum(axis=0)
     by_label = np.divide(rows / (counts > 0).sum(), counts, where=counts > 0, out=0 * counts)
-    weights: Floats = targets @ by_label
-    return weights
+    return np.asarray(targets @ by_label, np.float64)
 
 
 def fit_path(
@@ -359,7 +357,7 @@ def learning_curve(
     """The metrics for each number of rows; the regularisation is chosen inside those rows."""
     points = []
     for number in rows:
-        by_split: dict[str, list[float]] = {name: [] for name in FIGURES}
+        metrics = []
         for seed in range(SEED, SEED + splits):
             split = random_split(
                 gold.truth, gold.groups, fitted=number, held_out=held_out, seed=seed
@@ -367,10 +365,8 @@ def learning_curve(
             fitted, asked = gold.part(split.fitted), gold.part(split.held_out)
             map_ = refit(fitted, 0, 0, choose(fitted, STRENGTHS)[0][0])
             p = softmax(map_.logits(asked.states[:, 0, 0]), axis=1)
-            metrics = task_metrics(asked.truth, p)
-            for name, values in by_split.items():
-                values.append(metrics[name])
-        arrays = {name: np.array(values) for name, values in by_split.items()}
+            metrics.append(task_metrics(asked.truth, p))
+        arrays = {name: np.array([each[name] for each in metrics]) for name in FIGURES}
         figures = {name: interval(float(mean_defined(v)), v) for name, v in arrays.items()}
         points.append(CurvePoint(number, figures))
     return tuple(points)

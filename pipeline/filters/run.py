@@ -214,8 +214,8 @@ def _write(
     stores = job.dropped, job.kept, job.kept
 
     def write_one(named: NamedShard) -> int:
-        made = filter_shard(job.store, named, shards[named.sid], options, job.split)
-        data = made.dropped, made.kept, canonical_json(COUNTS.dump_python(made.counts))
+        *files, counts = filter_shard(job.store, named, shards[named.sid], options, job.split)
+        data = *files, canonical_json(COUNTS.dump_python(counts))
         objects = zip(stores, job.keys(named), data, strict=True)
         return sum(store.create(key, each) for store, key, each in objects if key not in existing)
 

@@ -92,19 +92,10 @@ class Counts:
 COUNTS = TypeAdapter(Counts)  # to and from JSON
 
 
-@dataclass(frozen=True, slots=True)
-class FilteredShard:
-    """A shard's two files, and what they hold."""
-
-    kept: bytes
-    dropped: bytes
-    counts: Counts
-
-
 def filter_shard(
     store: Store, named: NamedShard, shard: Shard, options: Options, split: FilterSplit
-) -> FilteredShard:
-    """The shard's rows in two files, each row in exactly one of them."""
+) -> tuple[bytes, bytes, Counts]:
+    """A file of dropped rows, a file of kept rows, and the counts; each row is in one file."""
     tasks = [name for name in split.schema.names if name not in DOCUMENT_SCHEMA.names]
     answers = read_shard(store, named, schema=split.schema, tasks=tasks)
     reasons = _drop_reasons(answers, split)
@@ -122,19 +113,14 @@ def filter_shard(
         SplitAmounts(kept=Amount(1, *size)) if is_kept else SplitAmounts(dropped=Amount(1, *size))
         for is_kept, *size in zip(keep, text_bytes, tokens.to_pylist(), strict=True)
     ]
-    return FilteredShard(
-        kept=kept_rows(shard, options, keep),
-        dropped=_dropped_file(shard, answers, dropped_texts, reasons, split),
-        counts=Counts(
-            sum(amounts, SplitAmounts()),
-            {
-                column: _sums(zip(map(_value, every_row(grouped, options)), amounts, strict=True))
-                for column in split.by
-                for grouped in [_with_group(shard, column)]
-            },
-            dict(Counter(filter(None, reasons))),
-        ),
-    )
+    kept = kept_rows(shard, options, keep)
+    dropped = _dropped_file(shard, answers, dropped_texts, reasons, split)
+    groups = {}
+    for column in split.by:
+        values = map(_value, every_row(_with_group(shard, column), options))
+        groups[column] = _sums(zip(values, amounts, strict=True))
+    counts = Counts(sum(amounts, SplitAmounts()), groups, dict(Counter(filter(None, reasons))))
+    return dropped, kept, counts
 
 
 def total(parts: Sequence[Counts]) -> Counts:

@@ -82,7 +82,6 @@ def _kept_lines(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
 
 
 def _kept_pages(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
-    """The conversion records as JSON lines."""
     pages = islice(wet_values(shard, options, COLUMNS), _end(keep))
     for values in compress(pages, keep):
         text, _, problem = read_text(RawRow(values["text"]))
@@ -96,8 +95,7 @@ def _joined(lines: Iterable[bytes], codec: str | None) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.output_stream(sink, compression=codec) as stream:
         stream.writelines(lines)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return bytes(sink.getvalue())
 
 
 def _kept_table(shard: Shard, options: Options, keep: Keep) -> bytes:
@@ -108,8 +106,7 @@ def _kept_table(shard: Shard, options: Options, keep: Keep) -> bytes:
         with pq.ParquetWriter(sink, table.schema, compression=codecs, version="2.6") as writer:
             for group in _row_groups(_kept_batches(table.batches, keep), table.schema):
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return bytes(sink.getvalue())
 
 
 def _kept_batches(batches: Iterable[pa.RecordBatch], keep: Keep) -> Iterator[pa.RecordBatch]:

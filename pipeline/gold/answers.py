@@ -28,7 +28,7 @@ class GoldTaskAnswers:
     """The answers to one task for the documents of a gold set."""
 
     p: Mapping[str, NDArray[np.float64]]  # version -> [rows, labels]; NaN: no answer
-    status: list[str | None]  # [rows]; None: the corpus has no such document
+    status: NDArray[np.object_]  # [rows]; None: the corpus has no such document
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,9 @@ def answers_for(
     for name, of_task in labels.items():
         empty = np.full((len(keys), len(of_task)), np.nan)
         names = versions(dataset.schema.field(name).type)
-        answers[name] = GoldTaskAnswers({n: empty.copy() for n in names}, [None] * len(keys))
-    doc_ids: list[str | None] = [None] * len(keys)
+        status = np.full(len(keys), None, object)
+        answers[name] = GoldTaskAnswers({n: empty.copy() for n in names}, status)
+    doc_ids = np.full(len(keys), None, object)
     repeated = 0
     for batch in dataset.to_batches(columns=list(dict.fromkeys(["doc_id", by, *labels]))):
         places = pc.index_in(batch.column(by), value_set=gold_keys)
@@ -100,15 +101,12 @@ def answers_for(
         new = np.array([i for i in np.sort(first) if doc_ids[gold_rows[i]] is None], np.int64)
         repeated += len(rows) - len(new)
         chosen = batch.take(pa.array(rows[new]))
-        for row, doc_id in zip(gold_rows[new], chosen.column("doc_id").to_pylist(), strict=True):
-            doc_ids[row] = doc_id
+        doc_ids[gold_rows[new]] = chosen.column("doc_id").to_pylist()
         for name, task in answers.items():
             column = chosen.column(name)
             for version, p in task.p.items():
                 p[gold_rows[new]] = probabilities(column, version, labels[name])
-            status_column = pc.struct_field(column, "status").to_pylist()
-            for row, status in zip(gold_rows[new], status_column, strict=True):
-                task.status[row] = status
+            task.status[gold_rows[new]] = pc.struct_field(column, "status").to_pylist()
     return GoldAnswers(tuple(doc_ids), repeated, answers)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
 from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.columns import probabilities, versions
-from pipeline.ledger.dataset import LabelDataset, open_labels
+from pipeline.ledger.dataset import open_labels
 from pipeline.options import GoldOptions
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.schema import JobSpec, TaskSpec
@@ -63,7 +63,7 @@ class Gold:
         return len(self.keys)
 
 
-def read_gold(source: str, spec: JobSpec, options: GoldOptions | None = None) -> Gold:
+def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) -> Gold:
     """The gold labels at a path or URL, for the spec's tasks; SpecError names what does not fit.
 
     A file is opened with the storage options of the input. Another run's output (a folder, a URL,
@@ -72,18 +72,17 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions | None = None) ->
     the spec's text column and `id` that the file has is used. The labels of a task are in the
     column `options.columns[task]`, or in the column with the task's name.
     """
-    asked = options or GoldOptions()
-    _check_names(spec, asked)
+    _check_names(spec, options)
     format = gold_format(source)
     if format is None:
-        return _read_teacher(source, spec, asked)
+        return _read_teacher(source, spec, options)
     rows = read_gold_rows(source, format, spec.input.storage_options)
     if not rows.rows:
         fix = f"has no rows; gold labels are a file ({_FORMATS}) or another run's output"
         raise SpecError([Problem("--gold", fix, source)])
-    by, keys, texts = _documents(rows, spec, asked)
-    columns = _task_columns(spec, asked, tuple(rows.columns), source)
-    tasks = {task.name: _gold_task(rows, task, column, asked) for task, column in columns}
+    by, keys, texts = _documents(rows, spec, options)
+    columns = _task_columns(spec, options, tuple(rows.columns), source)
+    tasks = {task.name: _gold_task(rows, task, column, options) for task, column in columns}
     return _without_repeats(Gold(source, by, keys, tasks, texts))
 
 
@@ -157,13 +156,11 @@ def _without_repeats(gold: Gold) -> Gold:
                 contradicted.add(key)
     times = Counter(gold.keys)
     chosen = [row for key, row in kept.items() if key not in contradicted]
-    tasks = {name: _of_rows(task, labelled[name][chosen]) for name, task in gold.tasks.items()}
-    return Gold(
-        gold.source,
-        gold.by,
-        tuple(gold.keys[row] for row in chosen),
-        tasks,
-        None if gold.texts is None else tuple(gold.texts[row] for row in chosen),
+    return replace(
+        gold,
+        keys=tuple(gold.keys[row] for row in chosen),
+        tasks={name: _of_rows(task, labelled[name][chosen]) for name, task in gold.tasks.items()},
+        texts=None if gold.texts is None else tuple(gold.texts[row] for row in chosen),
         repeated=sum(n - 1 for key, n in times.items() if key not in contradicted),
         contradictory=sum(times[key] for key in contradicted),
     )
@@ -254,7 +251,16 @@ def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
     A label is the most probable one. Soft targets are the teacher's probabilities, calibrated where
     the output has calibrated ones. A document without an answer to any task is left out.
     """
-    teacher = _opened(source, spec)
+    match = _SNAPSHOT.fullmatch(source)
+    output, snapshot = (match["output"], int(match["number"])) if match else (source, None)
+    try:
+        teacher = open_labels(output, snapshot=snapshot, storage_options=spec.storage_options)
+    except StorageError as error:
+        if "has no snapshot yet" not in str(error):
+            raise
+        fix = f"is neither a file of gold labels ({_FORMATS}) nor an output of assay with a "
+        fix += "snapshot"
+        raise SpecError([Problem("--gold", fix, source)]) from error
     by: By = "doc_id" if options.id else "content_hash"
     columns = _task_columns(spec, options, tuple(teacher.labels), source)
     table = teacher.to_table(columns=[by, *dict.fromkeys(column for _, column in columns)])
@@ -267,19 +273,6 @@ def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
     keys = table.column(by).take(pa.array(kept)).to_pylist()
     answered_tasks = {name: _of_rows(task, kept) for name, task in tasks.items()}
     return _without_repeats(Gold(source, by, tuple(keys), answered_tasks, None))
-
-
-def _opened(source: str, spec: JobSpec) -> LabelDataset:
-    match = _SNAPSHOT.fullmatch(source)
-    output, snapshot = (match["output"], int(match["number"])) if match else (source, None)
-    try:
-        return open_labels(output, snapshot=snapshot, storage_options=spec.storage_options)
-    except StorageError as error:
-        if "has no snapshot yet" not in str(error):
-            raise
-        fix = f"is neither a file of gold labels ({_FORMATS}) nor an output of assay with a "
-        fix += "snapshot"
-        raise SpecError([Problem("--gold", fix, source)]) from error
 
 
 def _teacher_task(

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pipeline.report.console import Grid, escape_controls, renamed, two_columns
+from pipeline.verbs.exactness import FLOAT32_MAX, Change, Exactness
 
 if TYPE_CHECKING:
     from pipeline.inference.memory import MemoryPlan
     from pipeline.verbs.bench import Bench, Row
     from pipeline.verbs.check import Findings, ReadoutFacts
-    from pipeline.verbs.exactness import Change, Exactness
 
 SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 
@@ -58,8 +58,8 @@ def _exactness(exactness: Exactness) -> str:
     """The comparison in float32, which shows a wrong tree, and beside it the one in the dtype."""
     float32 = exactness.change if exactness.dtype == "float32" else exactness.in_float32
     verdict = "exact" if exactness.exact else "NOT exact"
-    if float32 and not float32.max_abs_dp <= exactness.allowed_in_float32:
-        verdict = f"{verdict}: {exactness.allowed_in_float32:g} is allowed"
+    if float32 and not float32.max_abs_dp <= FLOAT32_MAX:
+        verdict = f"{verdict}: {FLOAT32_MAX:g} is allowed"
     against = "tree against independent prompts"
     if float32 is exactness.change:
         return f"{verdict}; {_change(float32)}, {against}"
@@ -105,13 +105,11 @@ def _tokens(labels: dict[str, list[str]]) -> str:
 def findings_json(findings: Findings) -> dict[str, Any]:
     """The form that other programs read (DESIGN, section 7)."""
     exactness = findings.proof.exactness
+    same = ("dtype", "quantize", "device", "context_tokens")
     return {
         "model": {
             "path": findings.model_folder,
-            "dtype": findings.dtype,
-            "quantize": findings.quantize,
-            "device": findings.device,
-            "context_tokens": findings.context_tokens,
+            **{name: getattr(findings, name) for name in same},
             "chat_template": findings.has_chat_template,
         },
         "storage": {"url": findings.output, "create_only": True},
@@ -129,7 +127,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
             "allowed": {
                 "max_abs_dp": _number(exactness.allowed_max),
                 "mean_abs_dp": _number(exactness.allowed_mean),
-                "max_abs_dp_in_float32": exactness.allowed_in_float32,
+                "max_abs_dp_in_float32": FLOAT32_MAX,
             },
             "in_float32": _change_json(exactness.in_float32),
             "rounding": _change_json(exactness.rounding),

@@ -155,20 +155,17 @@ class JobLog:
         """Print the lines that this piece completes."""
         *complete, self._begun = (self._begun + piece).split("\n")
         for line in complete:
-            self._write(line)
+            stream = self._err if self._results else self._out
+            if line.startswith("{"):
+                with suppress(ValueError):
+                    json.loads(line)
+                    stream = self._out
+            print(line, file=stream, flush=True)
 
     def close(self) -> None:
         """Print a last line that has no end."""
         if self._begun:
             self.show("\n")
-
-    def _write(self, line: str) -> None:
-        stream = self._err if self._results else self._out
-        if line.startswith("{"):
-            with suppress(ValueError):
-                json.loads(line)
-                stream = self._out
-        print(line, file=stream, flush=True)
 
 
 def wants_stop(id: str, terminal: TextIO, answers: TextIO) -> bool:

@@ -91,6 +91,13 @@ def _drift_line(task: TaskChange) -> str:
 
 
 def _task_json(task: TaskChange) -> dict[str, Any]:
+    flips: dict[str, Any]
+    if len(task.labels) <= SHOWN_LABELS:
+        flips = {"flips": task.flips.tolist()}
+    else:  # only the cells of changed labels
+        cells = [(x, y) for x, y in np.argwhere(task.flips) if x != y]
+        names = [(task.labels[x], task.labels[y], int(task.flips[x, y])) for x, y in cells]
+        flips = {"flipped": [{"from": a, "to": b, "documents": n} for a, b, n in names]}
     return {
         "fps": list(task.fps),
         "labels": list(task.labels),
@@ -98,24 +105,12 @@ def _task_json(task: TaskChange) -> dict[str, Any]:
         "after": task.after.tolist(),
         "psi": task.psi,
         "jensen_shannon": task.jensen_shannon,
-        **_flips_json(task),
+        **flips,
         "flip_rate": task.flip_rate,
         "newly_failing": task.newly_failing,
         "failing_ids": list(task.failing_ids),
         "groups": {group: asdict(each) for group, each in task.groups.items()},
     }
-
-
-def _flips_json(task: TaskChange) -> dict[str, Any]:
-    """`flips`, the whole square; with many labels `flipped`, the cells of changed labels."""
-    if len(task.labels) <= SHOWN_LABELS:
-        return {"flips": task.flips.tolist()}
-    flipped = [
-        {"from": task.labels[x], "to": task.labels[y], "documents": int(task.flips[x, y])}
-        for x, y in np.argwhere(task.flips)
-        if x != y
-    ]
-    return {"flipped": flipped}
 
 
 def show_scheduled_run(run: ScheduledRun, console: Console) -> None:

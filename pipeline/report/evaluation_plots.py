@@ -48,10 +48,10 @@ _STYLE = {
     "legend.frameon": False,
 }
 
-Draw = Callable[[Figure], None]
+_name = partial(truncate, chars=LABEL_CHARS)
 
 
-def svg(draw: Draw, *, width: float, height: float, salt: str) -> str:
+def svg(draw: Callable[[Figure], None], *, width: float, height: float, salt: str) -> str:
     """The SVG that `draw` draws; sizes in inches. `salt` makes the ids of a page's plots unique."""
     style: Any = {**_STYLE, "svg.hashsalt": salt}
     with rc_context(style), warnings.catch_warnings():
@@ -214,7 +214,3 @@ def _square(axes: Axes, x: str, y: str) -> None:
     axes.set_aspect("equal")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-
-
-def _name(label: str) -> str:
-    return truncate(label, LABEL_CHARS)

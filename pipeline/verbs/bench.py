@@ -109,7 +109,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     With `options.tokens`, one workload of that length replaces the standard ones. Tasks with a
     readout are also asked as questions, if they have one; the method `readouts` is the spec itself.
     """
-    rounds, tokens = options.rounds, options.tokens
+    tokens = options.tokens
     placement = place(spec.model, this_machine())
     job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job, as_questions(spec.tasks))
@@ -129,8 +129,8 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
         room = max(prompt.room(model.context_tokens) - 1, 0)
         fix = f"the model's context has {room:,} beside the questions; write at most that"
         raise SpecError([Problem("--tokens", fix, tokens)])
-    if rounds is not None:
-        possible = [replace(each, rounds=rounds) for each in possible]
+    if options.rounds is not None:
+        possible = [replace(each, rounds=options.rounds) for each in possible]
     stream = [token for sample in samples for token in sample.token_ids]
     measured = [_measure(model, prompt, stream, workload, trained) for workload in possible]
     machine = Machine(
@@ -241,11 +241,9 @@ def equally_long(stream: Sequence[int], tokens: int, count: int) -> list[list[in
 
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return platform.processor() or platform.machine()
-    lines = cpuinfo.read_text().splitlines()
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    return next(names, platform.processor() or platform.machine())
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from sklearn.isotonic import IsotonicRegression
 
@@ -18,14 +17,13 @@ from pipeline.fitted.calibration import (
     Calibration,
     Curve,
     Isotonic,
-    Probabilities,
     Temperature,
     curves_for,
     log_p,
     mean_prior,
 )
 from pipeline.gold.answers import answers_for
-from pipeline.gold.labels import UNLABELLED, gold_hash, read_gold
+from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
 from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
@@ -60,8 +58,9 @@ def calibrate(spec: JobSpec, options: CalibrateOptions, to: str, *, cache_dir: P
     if options.gold is None:
         calibration, rows = _batch(spec, task, snapshot)
     else:
-        p, truth, source["gold"] = _gold_rows(spec, task, options.gold, snapshot)
-        calibration, rows = _fitted(task, options.method, p, truth), len(truth)
+        gold = read_gold(options.gold, spec, GoldOptions(tasks=(task.name,)))
+        calibration, rows = _fitted(spec, task, options.method, gold, snapshot)
+        source["gold"] = gold_hash(gold, task.name)
     fingerprint = raw_fingerprint(store, task.name, snapshot.tasks[task.name].fp)
     file = CalibrationFile(task.name, calibration, fingerprint, source, rows)
     write_fitted(to, file.json(), options_for(to, spec))
@@ -120,30 +119,25 @@ def _batch(spec: JobSpec, task: TaskSpec, snapshot: Contents) -> tuple[Calibrati
     return Calibration("batch", labels, mean_prior((total / rows)[None])), rows
 
 
-def _gold_rows(
-    spec: JobSpec, task: TaskSpec, source: str, snapshot: Contents
-) -> tuple[Probabilities, NDArray[np.int64], str]:
-    """Raw answers [rows, labels] and gold labels [rows] of the gold's documents, and its hash."""
-    gold = read_gold(source, spec, GoldOptions(tasks=(task.name,)))
+def _fitted(
+    spec: JobSpec, task: TaskSpec, method: str, gold: Gold, snapshot: Contents
+) -> tuple[Calibration, int]:
+    """A calibration by gold labels, and the number of documents that have one and an answer."""
     truth = gold.tasks[task.name].truth  # [rows]
     answers = answers_for(spec, snapshot, gold.by, gold.keys, [task.name])
     p = answers.tasks[task.name].p[RAW]  # [rows, labels]
     usable = (truth != UNLABELLED) & ~np.isnan(p).any(axis=1)
     if not usable.any():
         fix = f"none of its {gold.rows:,} rows has a label and an answer in the output"
-        raise SpecError([Problem("--gold", fix, source)])
-    return p[usable], truth[usable], gold_hash(gold, task.name)
-
-
-def _fitted(task: TaskSpec, method: str, p: Probabilities, truth: NDArray[np.int64]) -> Calibration:
-    labels = tuple(task.labels)
+        raise SpecError([Problem("--gold", fix, gold.source)])
+    p, truth, labels = p[usable], truth[usable], tuple(task.labels)
     if method == "temperature":
-        return Calibration(method, labels, fit_temperature(p, truth))
+        return Calibration(method, labels, fit_temperature(p, truth)), len(truth)
     absent = [label for index, label in enumerate(labels) if index not in truth]
     if absent:
         fix = "no gold row has these labels, so isotonic curves would never predict them; add some"
         raise SpecError([Problem("--gold", fix, absent)])
-    return Calibration(method, labels, fit_isotonic(p, truth))
+    return Calibration(method, labels, fit_isotonic(p, truth)), len(truth)
 
 
 def fit_temperature(p: Floats, truth: Ints) -> Temperature:  # [docs, labels], [docs]

@@ -15,7 +15,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_tokens
 from pipeline.runtime.assembly import job_prompt
 from pipeline.runtime.fitted_files import load_readouts
-from pipeline.runtime.job import Job, make_job, plan
+from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import check_create_only, open_store
@@ -92,6 +92,7 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     folder, tokenizer, prompt = job_prompt(job)
     count = DEFAULT_DOCUMENTS if documents is None else documents
     samples = take_samples(planned.shards, tokenizer, spec, count)
+    paths = {task.name: str(task.readout) for task in spec.tasks}
     return Findings(
         output=store.url,
         documents=planned.rows,
@@ -102,7 +103,18 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
         context_tokens=context_tokens(folder),
         has_chat_template=bool(tokenizer.chat_template),
         label_tokens=_label_tokens(tokenizer, prompt),
-        readouts=_readout_facts(job),
+        readouts={
+            task: ReadoutFacts(
+                path=paths[task],
+                sha256=job.readouts[task],
+                kind=readout.card.kind,
+                pooling=readout.card.pooling,
+                layer=readout.card.layer,
+                layers=tuple(readout.layers),
+                labels=readout.card.labels,
+            )
+            for task, readout in load_readouts(job.readouts, job.spec).items()
+        },
         prompts=tuple(
             _prompt(tokenizer, prompt, sample, question)
             for sample in samples[:1]
@@ -110,22 +122,6 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
         ),
         proof=prove(job, folder, prompt, [sample.token_ids for sample in samples]),
     )
-
-
-def _readout_facts(job: Job) -> dict[str, ReadoutFacts]:
-    paths = {task.name: str(task.readout) for task in job.spec.tasks}
-    return {
-        task: ReadoutFacts(
-            path=paths[task],
-            sha256=job.readouts[task],
-            kind=readout.card.kind,
-            pooling=readout.card.pooling,
-            layer=readout.card.layer,
-            layers=tuple(readout.layers),
-            labels=readout.card.labels,
-        )
-        for task, readout in load_readouts(job.readouts, job.spec).items()
-    }
 
 
 def _label_tokens(

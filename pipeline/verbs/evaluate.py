@@ -198,7 +198,17 @@ def _evaluate_task(
     if versions:
         # — the last version is calibrated; but not if the calibration was fitted to these rows
         trusted = list(versions.values())[0 if own else -1]
-        issues = _label_issues(truth, trusted.p, gold_task.labels, rows, gold, answers)
+        issues = tuple(
+            LabelIssue(
+                doc_id=str(answers.doc_ids[rows[row]]),
+                gold=gold_task.labels[truth[row]],
+                likely=gold_task.labels[label],
+                p_gold=float(trusted.p[row, truth[row]]),
+                p_likely=float(trusted.p[row, label]),
+                text=None if gold.texts is None else gold.texts[rows[row]],
+            )
+            for row, label in zip(*find_label_issues(truth, trusted.p), strict=True)
+        )
     return TaskEvaluation(name, gold_task.labels, counts, truth, versions, issues, own)
 
 
@@ -216,27 +226,6 @@ def _score_version(
         if (least := options.recall) is not None:
             cuts.append(Cut(label, "recall", least, for_recall(points, least)))
     return VersionScores(score(truth, p, labels, resamples=options.resamples), tuple(cuts), p)
-
-
-def _label_issues(
-    truth: NDArray[np.int64],  # [evaluated]
-    p: NDArray[np.float64],  # [evaluated, labels]
-    labels: Sequence[str],
-    rows: NDArray[np.int64],  # [evaluated]: indices into the gold
-    gold: Gold,
-    answers: GoldAnswers,
-) -> tuple[LabelIssue, ...]:
-    return tuple(
-        LabelIssue(
-            doc_id=str(answers.doc_ids[rows[row]]),
-            gold=labels[truth[row]],
-            likely=labels[label],
-            p_gold=float(p[row, truth[row]]),
-            p_likely=float(p[row, label]),
-            text=None if gold.texts is None else gold.texts[rows[row]],
-        )
-        for row, label in zip(*find_label_issues(truth, p), strict=True)
-    )
 
 
 def _decide(gate: Gate, tasks: Sequence[TaskEvaluation]) -> Decision:

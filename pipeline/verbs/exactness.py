@@ -68,11 +68,6 @@ class Exactness:
     rounding: Change | None  # independent prompts in the dtype against themselves in float32
 
     @property
-    def allowed_in_float32(self) -> float:
-        """The largest difference that is allowed in float32."""
-        return FLOAT32_MAX
-
-    @property
     def allowed_mean(self) -> float | None:
         """The mean difference that rounding explains in half precision; None in float32."""
         if self.rounding is None:

@@ -128,24 +128,18 @@ def fit_readouts(
     return Fit(spec.name, gold, read.left_out, options.folds, SPLITS, fits)
 
 
-def readout_path(task: str, *, named: str | None, to: str | None, tasks: int) -> str | None:
-    """The path of a task's readout: `to`, else the one that the spec names, else `readouts/`.
-
-    None if `to` is one file for several tasks.
-    """
+def readout_path(task: str, *, named: str | None, to: str | None) -> str:
+    """The path of a task's readout: `to`, else the one that the spec names, else `readouts/`."""
     if to is None:
         return named or f"readouts/{task}{SUFFIX}"
-    if to.endswith(SUFFIX):
-        return to if tasks == 1 else None
-    return f"{to.rstrip('/')}/{task}{SUFFIX}"
+    return to if to.endswith(SUFFIX) else f"{to.rstrip('/')}/{task}{SUFFIX}"
 
 
 def _paths(tasks: Sequence[TaskSpec], to: str | None) -> list[str]:
-    candidates = [readout_path(t.name, named=t.readout, to=to, tasks=len(tasks)) for t in tasks]
-    paths = [path for path in candidates if path is not None]
-    if len(paths) < len(tasks):
+    if len(tasks) > 1 and to is not None and to.endswith(SUFFIX):
         fix = f"is one file for {len(tasks)} tasks; write a folder, or name one task with --task"
         raise SpecError([Problem("--to", fix, to)])
+    paths = [readout_path(task.name, named=task.readout, to=to) for task in tasks]
     if repeated := sorted({path for path in paths if paths.count(path) > 1}):
         fix = "is the readout of several tasks; give each task its own file"
         raise SpecError([Problem("readout", fix, repeated[0])])

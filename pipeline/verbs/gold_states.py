@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from pipeline.errors import ModelError, Problem, SpecError
 from pipeline.gold.labels import Gold
 from pipeline.hashes import short_hash
-from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.loaded import LoadedModel
@@ -32,7 +30,6 @@ from pipeline.runtime.assembly import chunk_document, job_model, job_prompt, mem
 from pipeline.runtime.job import Job, plan
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.source import read_documents
-from pipeline.spec.schema import TaskSpec
 from pipeline.stores.store import open_store
 
 NO_TEXT = "not in the corpus, and the gold has no text"
@@ -72,8 +69,12 @@ def read_gold_states(
     the number of documents of each batch. SpecError if no document can be read, or a layer is
     wrong.
     """
-    folder, prompt, tokenizer = _prompt(job, questions)
-    documents, left_out = _documents(job, gold, tokenizer)
+    asked = [task for task in job.spec.tasks if task.name in questions]
+    # — without labels, because a readout needs no label tokens
+    updates = [{"question": questions[task.name] or "", "labels": {}} for task in asked]
+    tasks = [task.model_copy(update=each) for task, each in zip(asked, updates, strict=True)]
+    folder, tokenizer, prompt = job_prompt(job, tasks)
+    documents, left_out = _documents(job, gold, DocumentTokenizer(tokenizer))
     torch.set_num_threads(job.placement.threads)
     disable_malloc_trim()
     model = job_model(job, folder)
@@ -120,19 +121,6 @@ def chosen_layers(written: str | None, layers: int) -> tuple[int, ...]:
     return tuple(sorted({known[number] for number in numbers}))
 
 
-def _prompt(
-    job: Job, questions: Mapping[str, str | None]
-) -> tuple[Path, PromptTokens, DocumentTokenizer]:
-    """The prompt without labels, because a readout needs no label tokens."""
-    tasks: list[TaskSpec] = [
-        task.model_copy(update={"question": questions[task.name] or "", "labels": {}})
-        for task in job.spec.tasks
-        if task.name in questions
-    ]
-    folder, tokenizer, prompt = job_prompt(job, tasks)
-    return folder, prompt, DocumentTokenizer(tokenizer)
-
-
 def _documents(
     job: Job, gold: Gold, tokenizer: DocumentTokenizer
 ) -> tuple[dict[int, tuple[int, ...]], Counter[str]]:
@@ -160,20 +148,19 @@ def _texts(job: Job, gold: Gold) -> list[tuple[str, str]]:  # [rows]
     own = documents_from(RawRow(text) for text in gold_texts)
     columns = gold.keys, own["text"].to_pylist(), own["status"].to_pylist(), gold_texts
     texts = {
-        key: (text, status)
+        key: (text or "", status)
         for key, text, status, of_gold in zip(*columns, strict=True)
         if of_gold is not None
     }
     if missing := set(gold.keys) - set(texts):
         texts |= _corpus_texts(job, missing, gold.by)
-    rows = [texts.get(key, (None, NO_TEXT)) for key in gold.keys]
-    return [(text or "", status) for text, status in rows]
+    return [texts.get(key, ("", NO_TEXT)) for key in gold.keys]
 
 
-def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, tuple[str | None, str]]:
+def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, tuple[str, str]]:
     """The first text of each key in the corpus, and its status."""
     spec = job.spec
-    texts: dict[str, tuple[str | None, str]] = {}
+    texts: dict[str, tuple[str, str]] = {}
     for shard in plan(job, open_store(spec.output, spec.storage_options), keep=False).shards:
         if len(texts) == len(keys):
             break
@@ -181,7 +168,7 @@ def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, tuple[str | No
             for row, key in enumerate(documents.column(by).to_pylist()):
                 if key in keys and key not in texts:
                     status = documents.column("status")[row].as_py()
-                    texts[key] = documents.column("text")[row].as_py(), status
+                    texts[key] = documents.column("text")[row].as_py() or "", status
     return texts
 
 

@@ -23,7 +23,6 @@ from pipeline.runtime.assembly import job_model, job_prompt, label_engine
 from pipeline.runtime.job import Plan, make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.run import dry_run
-from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec, TaskSpec
 from pipeline.verbs.samples import take_samples
 
@@ -96,8 +95,7 @@ def estimate(spec: JobSpec, options: PlanOptions, *, cache_dir: Path) -> Estimat
     if options.rate is not None:
         seconds = dict.fromkeys(missing, 1 / options.rate)
     elif missing:
-        shards = [work.shard for work in planned.work_items if work.asks]
-        measured, seconds = _measure(spec, missing, shards, options.documents, cache_dir=cache_dir)
+        measured, seconds = _measure(spec, planned, missing, options, cache_dir)
     parts = tuple(
         Part(tasks, documents, seconds[tasks]) for tasks, documents in missing.most_common()
     )
@@ -105,12 +103,7 @@ def estimate(spec: JobSpec, options: PlanOptions, *, cache_dir: Path) -> Estimat
 
 
 def _measure(
-    spec: JobSpec,
-    missing: Iterable[Tasks],
-    shards: Sequence[Shard],
-    documents: int | None,
-    *,
-    cache_dir: Path,
+    spec: JobSpec, planned: Plan, missing: Iterable[Tasks], options: PlanOptions, cache_dir: Path
 ) -> tuple[Measured, dict[Tasks, float]]:
     """Seconds per document for each set of tasks, on one worker of this machine."""
     require_torchao(spec.model.quantize)
@@ -123,7 +116,8 @@ def _measure(
     disable_malloc_trim()
     job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job)
-    count = documents or DEFAULT_DOCUMENTS[placement.device]
+    count = options.documents or DEFAULT_DOCUMENTS[placement.device]
+    shards = [work.shard for work in planned.work_items if work.asks]
     pieces = [sample.pieces for sample in take_samples(shards, tokenizer, spec, count)]
     engine = label_engine(job, job_model(job, folder), prompt)
     seconds = {

@@ -177,9 +177,9 @@ def test_layers_are_spread_over_the_decoder() -> None:
 
 
 def test_the_path_of_a_readout_is_that_of_to_or_that_of_the_spec() -> None:
-    assert readout_path("a", named=None, to=None, tasks=1) == "readouts/a.safetensors"
-    assert readout_path("a", named="b.safetensors", to=None, tasks=2) == "b.safetensors"
-    assert readout_path("a", named="b", to="s3://x/y/", tasks=2) == "s3://x/y/a.safetensors"
+    assert readout_path("a", named=None, to=None) == "readouts/a.safetensors"
+    assert readout_path("a", named="b.safetensors", to=None) == "b.safetensors"
+    assert readout_path("a", named="b", to="s3://x/y/") == "s3://x/y/a.safetensors"
 
 
 def test_a_document_with_nan_states_is_left_out_and_counted(
