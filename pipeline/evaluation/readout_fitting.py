@@ -14,8 +14,7 @@ of the offset, 0.762 with all of it; after 100 rows 0.875, 0.874 and 0.871.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +24,6 @@ from scipy.special import log_softmax, softmax
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
-from threadpoolctl import threadpool_limits
 
 from pipeline.evaluation.metrics import Figure, Floats, Ints, interval, mean_defined, task_metrics
 from pipeline.options import FOLDS
@@ -47,13 +45,6 @@ _TOLERANCE = 1e-6
 _MAX_STEPS = 1_000
 # The logit of a label that no fitted row has; logits of other labels are near 0 on average.
 _ABSENT_LOGIT = -10.0
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One BLAS thread: for small products, several threads wait for each other."""
-    with threadpool_limits(1, user_api="blas"):
-        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +92,11 @@ def log_loss(logits: Floats, targets: Floats) -> float:  # [rows, labels] each
     return float(-(targets * log_softmax(logits, axis=1)).sum(axis=1).mean())
 
 
-def balanced_weights(targets: Floats) -> Floats:  # [rows, labels] -> [rows]
-    """Row weights that give every label that occurs the same total weight; they sum to the rows."""
+def row_weights(targets: Floats, balanced: bool) -> Floats:  # [rows, labels] -> [rows]
+    """Weights of 1, or those that give every label that occurs the same total; they sum to rows."""
     rows, _ = targets.shape
+    if not balanced:
+        return np.ones(rows)
     counts = targets.sum(axis=0)
     by_label = np.divide(rows / (counts > 0).sum(), counts, where=counts > 0, out=0 * counts)
     return np.asarray(targets @ by_label, np.float64)
@@ -217,7 +210,6 @@ class Fitted:
     by_place: Floats  # [layers, poolings, rows, labels]
 
 
-@one_thread()
 def fit(
     gold: GoldStates, *, strengths: Sequence[float] = STRENGTHS, folds_number: int = FOLDS
 ) -> Fitted:
@@ -268,7 +260,7 @@ def best(choices: Choices) -> tuple[int, int]:
 
 def refit(gold: GoldStates, layer: int, pooling: int, choice: Choice) -> Linear:
     """The calibrated map, fitted to all these rows."""
-    states, weights = gold.states[:, layer, pooling], _weights(gold.targets, gold.balanced)
+    states, weights = gold.states[:, layer, pooling], row_weights(gold.targets, gold.balanced)
     [fitted] = fit_path(states, gold.targets, weights, strengths=[choice.strength])
     return fitted.scaled(choice.scale, choice.offset)
 
@@ -281,7 +273,7 @@ def _choice(
     logits = np.zeros((len(strengths), rows, labels))
     for split in splits:
         targets = gold.targets[split.fitted]
-        weights = _weights(targets, gold.balanced)
+        weights = row_weights(targets, gold.balanced)
         # — fewer rows are regularised less, so that their logits are as large as those of all rows
         scaled = [strength * rows / len(split.fitted) for strength in strengths]
         path = fit_path(states[split.fitted], targets, weights, strengths=scaled)
@@ -293,10 +285,6 @@ def _choice(
         loss = log_loss(scale * of_strength + offset, gold.targets)
         choices.append(Choice(loss, strength, scale, offset))
     return min(choices, key=lambda choice: choice.loss)
-
-
-def _weights(targets: Floats, balanced: bool) -> Floats:  # [rows, labels] -> [rows]
-    return balanced_weights(targets) if balanced else np.ones(len(targets))
 
 
 def folds(truth: Ints, groups: Ints, *, number: int, seed: int) -> list[Split]:
@@ -346,7 +334,6 @@ class CurvePoint:
     figures: dict[str, Figure]  # FIGURES
 
 
-@one_thread()
 def learning_curve(
     gold: GoldStates,  # of one layer and pooling
     rows: Sequence[int],

@@ -69,13 +69,14 @@ def svg(draw: Callable[[Figure], None], *, width: float, height: float, salt: st
 
 def plots(task: TaskEvaluation) -> Iterator[tuple[str, str]]:
     """Titles and SVGs of one task."""
-    shown = drawn_labels(task)
+    # — of two labels the second mirrors the first
+    shown = [0] if len(task.labels) == 2 else _most_frequent(task, len(np.unique(task.truth)))
     name = task.task
     curves = svg(
         partial(_curves, task=task, shown=shown[:MAX_LINES]), width=13, height=4.6, salt=f"{name} c"
     )
     yield "Reliability, precision and recall, ROC", curves
-    confused = confused_labels(task)
+    confused = sorted(_most_frequent(task, MAX_CONFUSED))
     title = "Confusion: a darker cell has a larger share of the gold label's documents"
     if len(confused) < len(task.labels):
         title += f" (the {MAX_CONFUSED} most frequent of {len(task.labels):,} labels)"
@@ -91,20 +92,6 @@ def plots(task: TaskEvaluation) -> Iterator[tuple[str, str]]:
         "Probabilities by gold label",
         svg(histograms, width=width, height=height, salt=f"{name} h"),
     )
-
-
-def drawn_labels(task: TaskEvaluation) -> list[int]:
-    """The first of two labels, because the second mirrors it; else all, the most frequent first."""
-    if len(task.labels) == 2:
-        return [0]
-    return _most_frequent(task, len(np.unique(task.truth)))
-
-
-def confused_labels(task: TaskEvaluation) -> list[int]:
-    """The labels of the confusion matrix, in order: all, or those with the most gold rows."""
-    if len(task.labels) <= MAX_CONFUSED:
-        return list(range(len(task.labels)))
-    return sorted(_most_frequent(task, MAX_CONFUSED))
 
 
 def _most_frequent(task: TaskEvaluation, most: int) -> list[int]:

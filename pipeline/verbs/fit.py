@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import safetensors.numpy
+from threadpoolctl import threadpool_limits
 
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.metrics import Scores, number_or_none, score, task_metrics
@@ -121,10 +122,12 @@ def fit_readouts(
         for name, each in states.items()
     }
     _check_counts(texts, gold, options)
-    fits = tuple(
-        _fit_task(job, task, questions[task.name], states[task.name], read, options, path)
-        for task, path in zip(tasks, paths, strict=True)
-    )
+    # — for small products, several BLAS threads wait for each other
+    with threadpool_limits(1, user_api="blas"):
+        fits = tuple(
+            _fit_task(job, task, questions[task.name], states[task.name], read, options, path)
+            for task, path in zip(tasks, paths, strict=True)
+        )
     return Fit(spec.name, gold, read.left_out, options.folds, SPLITS, fits)
 
 

@@ -13,7 +13,6 @@ from pipeline.evaluation.metrics import score
 from pipeline.evaluation.readout_fitting import (
     STRENGTHS,
     GoldStates,
-    balanced_weights,
     fit,
     fit_logits,
     fit_path,
@@ -21,6 +20,7 @@ from pipeline.evaluation.readout_fitting import (
     learning_curve,
     log_loss,
     random_split,
+    row_weights,
 )
 
 HIDDEN = 24
@@ -188,7 +188,7 @@ def test_probabilities_are_those_of_scikit_learn(
     labels: int, rows: int, hidden: int, balanced: bool
 ) -> None:
     states, truth, targets = problem(rows, hidden, labels)
-    weights = balanced_weights(targets) if balanced else np.ones(rows)
+    weights = row_weights(targets, balanced)
     strengths = (0.01, 0.1, 1.0)
     for strength, fitted in zip(
         strengths, fit_path(states, targets, weights, strengths=strengths), strict=True
@@ -225,7 +225,7 @@ def test_soft_targets_equal_a_weighted_row_for_each_label() -> None:
 
 def test_the_weights_of_a_rare_label_add_up_to_those_of_a_common_one() -> None:
     targets = np.eye(3)[[0] * 9 + [1]]  # the third label is in no row
-    weights = balanced_weights(targets)
+    weights = row_weights(targets, True)
     assert weights[:9].sum() == pytest.approx(weights[9:].sum()) == pytest.approx(5)
 
 

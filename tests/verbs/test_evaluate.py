@@ -246,7 +246,7 @@ def test_answers_to_another_question_are_not_evaluated(
 
 def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) -> None:
     spec = load_spec(bench.spec)
-    for how, key in ((None, "content_hash"), (GoldOptions(id="doc_id"), "doc_id")):
+    for how, key in ((GoldOptions(), "content_hash"), (GoldOptions(id="doc_id"), "doc_id")):
         gold = read_gold(str(bench.output), spec, how)
         answers = bench.answers("topic")
         assert gold.by == key and gold.rows == sum(bool(a["label"]) for a in answers.values())
