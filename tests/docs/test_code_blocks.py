@@ -226,8 +226,9 @@ def test_an_example_of_a_docstring_runs(
         request.getfixturevalue("shared_ray")
     else:
         run_without_ray(monkeypatch)
+    assert any(each.want for each in example.examples)  # an example shows a result
     runner = doctest.DebugRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    runner.run(example)
+    assert runner.run(example) == (0, len(example.examples))  # failed, attempted
 
 
 @pytest.mark.parametrize("each", [*CALLED, *METHODS], ids=lambda each: each.__qualname__)
