@@ -161,8 +161,11 @@ def number_or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def label_metrics(truth: Ints, p: Floats) -> dict[str, Floats]:  # [rows], [rows, labels]
-    """LABEL_METRICS [labels] of every label against all others; NaN where one is undefined.
+def label_metrics(
+    truth: Ints,  # [rows]
+    p: Floats,  # [rows, labels]
+) -> dict[str, Floats]:  # [labels] each
+    """LABEL_METRICS of every label against all others; NaN where one is undefined.
 
     Precision is undefined for a label that is never predicted, recall for a label without a gold
     row, F1 for a label with neither. A ranking needs a row with the label and one without.
@@ -278,14 +281,20 @@ def _calibration_errors(
     return np.asarray(np.abs(sums.reshape(resamples, BINS)).sum(axis=1) / rows, np.float64)
 
 
-def confidence_and_hits(truth: Ints, p: Floats) -> tuple[Floats, Bools]:  # [rows], [rows, labels]
-    """[rows]: the predicted label's probability, and whether that label is the gold label."""
+def confidence_and_hits(
+    truth: Ints,  # [rows]
+    p: Floats,  # [rows, labels]
+) -> tuple[Floats, Bools]:  # [rows] each
+    """The predicted label's probability, and whether that label is the gold label."""
     rows, _ = p.shape
     predicted = p.argmax(axis=1)
     return p[np.arange(rows), predicted], predicted == truth
 
 
-def reliability_curve(confidence: Floats, hits: Bools) -> tuple[Bin, ...]:  # [rows] each
+def reliability_curve(
+    confidence: Floats,  # [rows]
+    hits: Bools,  # [rows]
+) -> tuple[Bin, ...]:
     """The bins of the calibration error that are not empty, the least confident first.
 
     scikit-learn's `calibration_curve` does not return how many rows a bin has.

@@ -44,8 +44,11 @@ class Threshold:
     flagged: int
 
 
-def operating_points(positive: Bools, score: Floats) -> OperatingPoints:  # [rows] each
-    """A threshold half-way between two neighbouring scores (0 to 1); the last flags all rows."""
+def operating_points(
+    positive: Bools,  # [rows]
+    score: Floats,  # [rows], 0 to 1
+) -> OperatingPoints:
+    """A threshold half-way between any two neighbouring scores; the last one flags all rows."""
     (rows,) = score.shape
     order = np.argsort(-score, kind="stable")
     ordered = score[order]
@@ -90,8 +93,11 @@ def _best(
 _ROUNDING = 1e-6
 
 
-def find_label_issues(truth: Ints, p: Floats) -> tuple[Ints, Ints]:  # [rows], [rows, labels]
-    """[issues]: the rows whose gold label is probably wrong, and their likely labels.
+def find_label_issues(
+    truth: Ints,  # [rows]
+    p: Floats,  # [rows, labels]
+) -> tuple[Ints, Ints]:  # [issues] each
+    """The rows whose gold label is probably wrong, and their likely labels.
 
     The surest issue comes first. `p` is not of a model that was fitted to these rows.
 

@@ -103,5 +103,5 @@ def refuse_own_input(path_glob: str, to: str, options: Options) -> None:
     takes_in_folders = glob is None or "/" in glob[0] or "**" in glob[0]
     folder = place.rstrip("/") if glob is None else place[: glob.start()].rpartition("/")[0]
     if takes_in_folders and f"{target.rstrip('/')}/".startswith(f"{folder}/"):
-        fix = f"lies in the input {path_glob}, which would be labelled again; keep the two apart"
+        fix = f"is in the input {path_glob}, which would be labelled again; keep the two apart"
         raise SpecError([Problem("--to", fix, to)])

@@ -121,7 +121,7 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
 
 
 def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
-    """The filter; whatever can be refused before any work is refused here."""
+    """The filter, after every check that needs no work."""
     if spec.filter is None:
         fix = "missing; write keep: and a condition, such as toxic.p.toxic < 0.5"
         raise SpecError([Problem("filter", fix)])

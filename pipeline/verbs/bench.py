@@ -40,7 +40,7 @@ FEW_SHOT_TOKENS = 1_500
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Documents of one length, under so many questions, below a prefix at least so long."""
+    """Documents of one length, the number of questions, and the least length of the prefix."""
 
     tokens: int
     questions: int | None = None  # this many; None: the spec's own

@@ -32,7 +32,7 @@ def compile_questions(
     readouts: Readouts,
     exit_policy: ExitSpec | None,
 ) -> QuestionBatch:
-    """The questions, compiled so that whatever can be read together is."""
+    """The questions, in as few forward passes as their kinds allow."""
     searched = [question for question in questions if question.searched]
     if not searched:
         return OnePassQuestions(questions, schedule, model, readouts, exit_policy)
