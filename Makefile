@@ -14,7 +14,7 @@ FAULTS := tests/runtime/test_fault_table.py tests/runtime/test_run_s3.py \
 .PHONY: demo test test-slow coverage docs
 
 demo: .venv/installed $(MODEL)
-	$(BIN)/assay run jobs/specs/demo.yaml
+	$(BIN)/python -m jobs.demo
 
 test: .venv/installed-dev $(MODEL)
 	$(BIN)/ruff format --check .
@@ -37,7 +37,7 @@ docs: .venv/installed-docs
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --editable '.[plots]'
 	touch $@
 
 .venv/installed-dev: .venv/installed tests/support/servers.txt

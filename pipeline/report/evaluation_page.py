@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline.errors import StorageError
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.report.console import Grid, escape_controls
+from pipeline.report.doubts import evaluation_doubt
 from pipeline.report.evaluation_plots import plots
 from pipeline.report.evaluation_table import issue_grid, number, row_counts, score_grids, sources
 from pipeline.verbs.evaluate import Evaluation, TaskEvaluation
@@ -73,6 +74,8 @@ def _task(task: TaskEvaluation) -> Iterator[str]:
     yield f"<h2>{_safe(task.task)}</h2><p>{_safe(row_counts(task))}</p>"
     if not task.versions:
         return
+    if doubt := evaluation_doubt(task):
+        yield f"<p><strong>{_safe(doubt)}</strong></p>"
     headlines, *others = score_grids(task)
     yield _table(headlines) + f"<p>{_safe(_NOTE)}</p>"
     for title, svg in plots(task):

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pipeline.evaluation.metrics import BINS, HEADLINES, Figure
 from pipeline.report.console import Grid, escape_controls, renamed, truncate, two_columns
+from pipeline.report.doubts import evaluation_doubt
 from pipeline.verbs.evaluate import Evaluation, TaskEvaluation, VersionScores
 
 SHOWN_ISSUES = 10
@@ -32,6 +33,8 @@ def show_evaluation(evaluation: Evaluation, console: Console) -> None:
         console.print(f"\n{task.task}: {row_counts(task)}", markup=False)
         for grid in score_grids(task):
             console.print(grid.table())
+        if doubt := evaluation_doubt(task):
+            console.print(f"warning: {doubt}", markup=False)
         if task.versions:
             confusion = next(iter(task.versions.values())).scores.confusion
             console.print(_confusion(task.labels, confusion).table())
@@ -227,5 +230,6 @@ def _task_json(task: TaskEvaluation) -> dict[str, Any]:
             for name, version in task.versions.items()
         },
         "calibrated_on_gold": task.calibrated_on_gold,
+        "at_chance": task.at_chance,
         "mislabelled": [renamed(issue, issues) for issue in task.label_issues],
     }

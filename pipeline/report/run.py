@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.report.console import console_on, shown_progress, two_columns
+from pipeline.report.doubts import label_doubts
 
 if TYPE_CHECKING:
     from pipeline.runtime.job import Plan
@@ -40,6 +41,8 @@ def run_progress(planned: Plan, stream: TextIO) -> AbstractContextManager[Progre
 def show_summary(outcome: Outcome, console: Console) -> None:
     """What was labelled, how fast, and where; then a shell command that reads the snapshot."""
     console.print(summary_table(outcome))
+    for doubt in label_doubts(outcome.tally.labels):
+        console.print(f"\nwarning: {doubt}", markup=False)
     if outcome.snapshot is not None:
         console.print(f"\n{_reading_command(outcome.output, outcome.storage_options)}")
 
@@ -102,6 +105,7 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "objects_created": tally.created,
         "status": dict(tally.status),
         "labels": {task: dict(labels) for task, labels in tally.labels.items()},
+        "warnings": list(label_doubts(tally.labels)),
         "seconds": outcome.seconds,
         **{name: getattr(tally, name) for name in measured},
         "output": outcome.output,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +82,16 @@ class TaskEvaluation:
     versions: Mapping[str, VersionScores]  # raw, then calibrated if any; empty without rows
     label_issues: tuple[LabelIssue, ...]
     calibrated_on_gold: bool  # the calibration was fitted to these rows: its scores are too good
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether the interval of AUROC (one against the rest) includes .5; False without one."""
+        if not self.versions:
+            return False
+        auroc = next(iter(self.versions.values())).scores.headlines["auroc"]
+        if auroc.low is None or auroc.high is None:
+            return False
+        return auroc.low <= 0.5 <= auroc.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +219,9 @@ def _evaluate_task(
             )
             for row, label in zip(*find_label_issues(truth, trusted.p), strict=True)
         )
-    return TaskEvaluation(name, gold_task.labels, counts, truth, versions, issues, own)
+    task = TaskEvaluation(name, gold_task.labels, counts, truth, versions, issues, own)
+    # — answers at chance say nothing about the gold
+    return replace(task, label_issues=()) if task.at_chance else task
 
 
 def _score_version(

@@ -18,7 +18,7 @@ from pipeline.spec.parse import load_spec
 
 # fp32 sums of a few thousand terms in another order; the contract allows 1e-4.
 TOLERANCE = 1e-4
-DEMO = Path(__file__).parents[2] / "jobs" / "specs" / "demo.yaml"
+SPEC = Path(__file__).parents[2] / "jobs" / "specs" / "eight_questions.yaml"
 TEXTS = [
     "You absolute clown, nobody asked you.",
     "The city council voted on Tuesday to extend the bus line. " * 20,
@@ -33,7 +33,7 @@ def smollm2(
     folder = tmp_path_factory.mktemp("smollm2")
     convert_gguf(smollm2_gguf, folder)
     tokenizer = load_tokenizer(folder)
-    spec = load_spec(DEMO)
+    spec = load_spec(SPEC)
     encoder = DocumentTokenizer(tokenizer)
     return (
         load_model(folder, dtype="float32", device="cpu"),
@@ -42,8 +42,8 @@ def smollm2(
     )
 
 
-def test_the_demo_asks_eight_questions_with_over_thirty_labels() -> None:
-    tasks = load_spec(DEMO).tasks
+def test_the_benchmark_asks_eight_questions_with_over_thirty_labels() -> None:
+    tasks = load_spec(SPEC).tasks
     assert len(tasks) >= 8
     assert sum(len(task.labels) for task in tasks) > 30
 

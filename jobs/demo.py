@@ -1,0 +1,157 @@
+"""The demo: label a mixed corpus, judge the answers by gold that people gave, filter, show all.
+
+    python -m jobs.demo
+
+It runs the commands `assay run`, `assay eval` and `assay filter`, and prints their main results on
+one screen. A second call labels nothing and shows the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import duckdb
+from rich.console import Console
+
+from pipeline import cache
+from pipeline.cli.app import call, new_app
+from pipeline.cli.verbs import run
+from pipeline.filters.run import FilterResult, filter_corpus
+from pipeline.ledger.dataset import open_labels
+from pipeline.options import EvalOptions, FilterOptions, GoldOptions
+from pipeline.report.console import Grid, console_on, truncate, two_columns
+from pipeline.report.doubts import evaluation_doubt
+from pipeline.report.evaluation_page import write_page
+from pipeline.spec.parse import load_spec
+from pipeline.spec.schema import JobSpec
+from pipeline.verbs.evaluate import Evaluation, evaluate
+
+SPEC = "jobs/specs/demo.yaml"
+CORPUS = "jobs/corpus"
+PAGE = Path("out/demo.html")
+FILTERED = "out/demo_filtered"
+# The same question twice: by a trained readout, and asked without training.
+UNTRAINED, TRAINED = "spam_asked", "spam"
+
+app = new_app("jobs.demo", "Label, judge and filter the demo corpus.")
+
+
+@app.default
+def demo() -> int:
+    """Label, judge and filter the demo corpus."""
+    if code := run(SPEC):
+        return code
+    spec, cache_dir = load_spec(SPEC), cache.cache_dir()
+    gold = GoldOptions(columns=((UNTRAINED, TRAINED),))
+    source = f"{CORPUS}/gold.jsonl"
+    evaluation = evaluate(spec, source, gold, EvalOptions(), cache_dir=cache_dir)
+    write_page(evaluation, PAGE)
+    filtered = filter_corpus(spec, FilterOptions(to=FILTERED), cache_dir=cache_dir)
+    show(spec, evaluation, filtered, console_on(sys.stdout))
+    return 0
+
+
+def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult, console: Console) -> None:
+    """Print how good the answers are, what the filter did, examples, and where everything is."""
+    console.print()
+    console.print(
+        Grid(
+            "How good the answers are, on gold that no readout has seen (95 % intervals)",
+            ("task", "", "accuracy", "AUROC", "gold"),
+            list(_quality(spec, evaluation)),
+            texts=2,
+        ).table(box=None)
+    )
+    for line in filter(None, map(evaluation_doubt, evaluation.tasks)):
+        console.print(f"warning: {line}")
+    kept, dropped = filtered.counts.all.kept.documents, filtered.counts.all.dropped.documents
+    assert spec.filter is not None
+    console.print(
+        f"\nThe filter keeps {kept:,} of {kept + dropped:,} documents: {spec.filter.keep}"
+    )
+    right, judged, bad = _filter_quality(spec)
+    console.print(
+        f"Of {judged:,} dropped documents that people judged, {right / judged:.1%} are toxic, spam "
+        f"or not English (precision). Of {bad:,} such documents, {right / bad:.1%} are dropped "
+        "(recall).\n"
+    )
+    names = ("document", "text", "toxic", "spam", "language")
+    console.print(Grid("Three documents", names, _examples(spec), texts=2).table(box=None))
+    console.print(
+        two_columns(
+            {
+                "\nresults": "",
+                "page with plots": str(PAGE),
+                "labels": f"{spec.output}/labels/*/*/*/*.parquet",
+                "kept documents": filtered.kept_at,
+                "\nnext": "write a spec for your own documents: docs/quickstart.md",
+            }
+        )
+    )
+
+
+def _quality(spec: JobSpec, evaluation: Evaluation) -> Iterable[tuple[str, ...]]:
+    readouts = {task.name for task in spec.tasks if task.readout}
+    for task in evaluation.tasks:
+        scores = task.versions["raw"].scores
+        figures = (scores.headlines["accuracy"], scores.headlines["auroc"])
+        yield (
+            task.task,
+            "trained readout" if task.task in readouts else "asked, without training",
+            *(f"{each.value:.3f} ({each.low:.3f} to {each.high:.3f})" for each in figures),
+            f"{scores.rows:,}",
+        )
+
+
+def _filter_quality(spec: JobSpec) -> tuple[int, int, int]:
+    """(dropped rightly, dropped and judged, judged to be dropped): numbers of documents."""
+    assert spec.filter is not None
+    labels = open_labels(spec.output)  # noqa: F841 - DuckDB reads it by its name
+    counts = duckdb.execute(
+        f"""
+        with answers as (select doc_id, not ({spec.filter.keep}) as dropped from labels),
+        gold as (
+            select id, coalesce(toxic = 'toxic', false) or coalesce(spam = 'spam', false)
+                or coalesce(language != 'English', false) as bad
+            from read_json('{CORPUS}/gold.jsonl')
+        )
+        select count(*) filter (dropped and bad), count(*) filter (dropped), count(*) filter (bad)
+        from gold join answers on doc_id = id
+        """
+    ).fetchone()
+    assert counts is not None
+    right, dropped, bad = counts
+    return right, dropped, bad
+
+
+def _examples(spec: JobSpec) -> list[tuple[str, ...]]:
+    """A mail that is spam, a text that is not English, and a document that is kept."""
+    assert spec.filter is not None
+    labels = open_labels(spec.output)  # noqa: F841
+    choices = ("spam.p.spam > 0.9", "language.label = 'Spanish'", spec.filter.keep)
+    rows: list[tuple[str, ...]] = []
+    for choice in choices:
+        row = duckdb.execute(
+            f"""
+            with texts as (
+                select id, text from read_json('{CORPUS}/parts/*.jsonl.zst')
+                union all select id, text from read_parquet('{CORPUS}/parts/*.parquet')
+            )
+            select doc_id, text, toxic.p.toxic, spam.p.spam, language.label
+            from labels join texts on doc_id = id where {choice} and toxic.p.toxic < 0.1
+            order by doc_id limit 1
+            """
+        ).fetchone()
+        assert row is not None, choice
+        name, text, toxic, spam, language = row
+        rows.append((name, truncate(text, 60), f"{toxic:.3f}", f"{spam:.3f}", language))
+    return rows
+
+
+main = partial(call, app)
+
+if __name__ == "__main__":
+    sys.exit(main())

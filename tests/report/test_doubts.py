@@ -1,0 +1,69 @@
+"""Answers that may mean nothing are named in one line."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pipeline.evaluation.metrics import score
+from pipeline.report.console import console_on
+from pipeline.report.doubts import LEAST_DOCUMENTS, evaluation_doubt, label_doubts
+from pipeline.report.run import show_summary, summary_json
+from pipeline.runtime.outcome import Outcome, Tally
+from pipeline.verbs.evaluate import RowCounts, TaskEvaluation, VersionScores
+
+
+@pytest.mark.parametrize(
+    "counts, named",
+    [
+        ({"clean": 400}, True),
+        ({"clean": 399, "toxic": 1}, True),
+        ({"clean": 390, "toxic": 10}, False),
+        ({"clean": LEAST_DOCUMENTS - 1}, False),
+        ({}, False),
+    ],
+)
+def test_one_label_for_nearly_all_documents_is_named(counts: dict[str, int], named: bool) -> None:
+    lines = list(label_doubts({"other": {"a": 200, "b": 200}, "toxic": counts}))
+    assert len(lines) == named
+    if named:
+        assert lines[0].startswith(f"toxic: 'clean' for {counts['clean']} of 400 documents.")
+
+
+def test_a_run_prints_the_doubt_after_its_summary() -> None:
+    tally = Tally(rows=60, labels={"t": Counter({"[b]": 60})}, label_seconds=1)
+    outcome = Outcome("out", 60, 1, 0, tally, 1.0, (), 1)
+    shown = io.StringIO()
+    show_summary(outcome, console_on(shown))
+    assert "warning: t: '[b]' for 60 of 60 documents." in shown.getvalue()
+    assert summary_json(outcome)["warnings"] == list(label_doubts(tally.labels))
+
+
+def evaluated(p_of_truth: float) -> TaskEvaluation:
+    """60 rows, whose p of the gold label is above .5 for this share."""
+    source = np.random.default_rng(0)
+    truth = np.tile([0, 1], 30)
+    right = source.random(60) < p_of_truth
+    first = np.where(right == (truth == 0), 0.8, 0.2) + source.uniform(-0.1, 0.1, 60)
+    p = np.column_stack([first, 1 - first])
+    versions = {"raw": VersionScores(score(truth, p, ("a", "b")), (), p)}
+    rows = RowCounts(60, 0, 0, {}, 60)
+    return TaskEvaluation("t", ("a", "b"), rows, truth, versions, (), False)
+
+
+def test_answers_at_chance_are_named_with_their_interval() -> None:
+    task = evaluated(0.5)
+    low, high = (
+        getattr(task.versions["raw"].scores.headlines["auroc"], e) for e in ("low", "high")
+    )
+    assert low < 0.5 < high and task.at_chance
+    doubt = evaluation_doubt(task)
+    assert doubt is not None
+    assert doubt.startswith(f"t: the interval of AUROC, {low:.3f} to {high:.3f}, includes .5")
+
+
+def test_answers_better_than_chance_are_not_named() -> None:
+    assert evaluation_doubt(evaluated(0.9)) is None
