@@ -32,9 +32,12 @@ class Problem:
     place: str
     fix: str
     value: object = None
+    where: str = ""
+    """The file, line and task of a mistake in a spec's file: `my.yaml, line 12, task 'topic'`."""
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.fix} (got {self.value!r})"
+        where = f" in {self.where}" if self.where else ""
+        return f"{self.place}: {self.fix} (got {self.value!r}){where}"
 
 
 class SpecError(AssayError):

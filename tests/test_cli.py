@@ -104,11 +104,14 @@ def test_what_a_verb_calls_exists() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"tsks": []}, "tsks: no such key; remove it or correct its spelling (got [])"),
+        ({"tsks": []}, "tsks: no such key; write tasks (got []) in "),
         ({"input": {"path": "/nowhere/*.parquet"}}, "input.path: names no file"),
         ({"model": {"path": "/nowhere/model.gguf"}}, "model.path: there is no such file"),
         ({"model": {"path": "."}}, "model.path: the folder holds no .safetensors file"),
-        ({"model": {"path": "x", "device": "tpu"}}, "model.device: Input should be"),
+        (
+            {"model": {"path": "x", "device": "tpu"}},
+            "model.device: write 'auto', 'cpu' or 'cuda' (got 'tpu') in ",
+        ),
     ],
 )
 def test_a_wrong_spec_is_one_line_and_exit_2(

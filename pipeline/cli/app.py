@@ -51,10 +51,12 @@ class Verb:
 
     def result(self, spec_file: str, *options: Any, **keywords: Any) -> Any:
         """What the recipe returns; its progress goes to standard error."""
-        from pipeline.spec.parse import load_spec
+        from pipeline.spec.parse import load_spec, located
 
-        spec, recipe = load_spec(spec_file), _function(self.recipe)
+        spec = load_spec(spec_file)
         with ExitStack() as stack:
+            stack.enter_context(located(spec_file))
+            recipe = _function(self.recipe)
             if self.progress:
                 # — Ray reports workers that died there, but it is the place of the result
                 stack.enter_context(redirect_stdout(sys.stderr))

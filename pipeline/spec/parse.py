@@ -1,28 +1,26 @@
 """A spec from YAML or from Python. Entry points: `load_spec`, `parse_spec`, `as_spec`.
 
 Errors are one line a problem, and never repeat a line of the YAML, which may hold a secret.
+`located` adds the line of the file to errors that are found after the spec was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from pipeline.errors import Problem, SpecError
-from pipeline.spec.locations import masked
+from pipeline.spec.problems import problems_of
 from pipeline.spec.schema import JobSpec
 
 # Where neither an input nor an output is used, a spec in Python may leave these keys out.
 _UNUSED: Mapping[str, Any] = {"name": "labeller", "input": {"path": "unused"}, "output": "unused"}
-_FIXES = {  # by pydantic's message
-    "Extra inputs are not permitted": "no such key; remove it or correct its spelling",
-    "Field required": "missing; add it",
-}
 
 
 def load_spec(path: str | Path) -> JobSpec:
@@ -64,19 +62,85 @@ def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
     Examples:
         >>> parse_spec("{name: a, model: {path: m}, input: {path: in}, output: out, tasks: []}")
         Traceback (most recent call last):
-        pipeline.errors.SpecError: tasks: Tuple should have at least 1 item ...
+        pipeline.errors.SpecError: tasks: write at least 1 (got []) in spec, line 1
     """
+    content, lines = _read(text, place)
+    if not isinstance(content, dict):
+        raise SpecError([Problem(place, "write a mapping of keys to values", content)])
     try:
-        content = yaml.load(text, Loader=PlainLoader)
+        return spec_of(content)
+    except SpecError as error:
+        raise SpecError(_with_lines(error, content, lines, place)) from error
+
+
+@contextmanager
+def located(path: str | Path) -> Iterator[None]:
+    """Adds the line of this spec's file to the SpecErrors that are raised inside."""
+    try:
+        yield
+    except SpecError as error:
+        try:
+            content, lines = _read(Path(path).read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError, SpecError):
+            raise error from None  # the file has changed since it was read
+        raise SpecError(_with_lines(error, content, lines, str(path))) from error
+
+
+def _read(text: str, place: str) -> tuple[Any, dict[str, int]]:
+    """The content of a YAML text, and the line of each key and list item."""
+    try:
+        loader = PlainLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None, {}
+        return loader.construct_document(root), dict(_lines(root, ""))
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a malformed number, such as `0x_`
         reason = " ".join(str(error).split())
         if isinstance(error, yaml.MarkedYAMLError):  # its text would repeat lines of the YAML
             line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
             reason = f"{' '.join(part for part in (error.context, error.problem) if part)}{line}"
         raise SpecError([Problem(place, f"is not plain YAML: {reason}", place)]) from None
-    if not isinstance(content, dict):
-        raise SpecError([Problem(place, "write a mapping of keys to values", content)])
-    return spec_of(content)
+
+
+def _lines(node: yaml.Node, place: str) -> Iterator[tuple[str, int]]:
+    """The place and the line of each key and list item below a node."""
+    below: list[tuple[str, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        below = [(str(key.value), key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        below = [(str(index), item, item) for index, item in enumerate(node.value)]
+    for name, key, value in below:
+        own = f"{place}.{name}" if place else name
+        yield own, key.start_mark.line + 1
+        yield from _lines(value, own)
+
+
+def _with_lines(
+    error: SpecError, content: Mapping[str, Any], lines: Mapping[str, int], file: str
+) -> list[Problem]:
+    """The problems with the line and the task of each whose place is a key of the spec."""
+    located = []
+    for problem in error.problems:
+        parts = problem.place.split(".")
+        above = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+        line = next((lines[place] for place in above if place in lines), None)
+        known = line is not None or parts[0] in JobSpec.model_fields
+        if not known or problem.where.startswith(file):
+            located.append(problem)
+            continue
+        where = file if line is None else f"{file}, line {line}"
+        located.append(replace(problem, where=where + _task(parts, content)))
+    return located
+
+
+def _task(parts: Sequence[str], content: Mapping[str, Any]) -> str:
+    """`, task 'topic'` for a place inside a task with a name; the name itself is shown anyway."""
+    match parts:
+        case ["tasks", index, key, *_] if index.isdecimal() and key != "name":
+            task = content["tasks"][int(index)]
+            name = task.get("name") if isinstance(task, Mapping) else None
+            return f", task {name!r}" if isinstance(name, str) else ""
+    return ""
 
 
 def as_spec(spec: str | Path | Mapping[str, Any] | JobSpec) -> JobSpec:
@@ -94,7 +158,7 @@ def spec_of(content: Mapping[str, Any]) -> JobSpec:
     try:
         return JobSpec.model_validate(dict(content))
     except ValidationError as error:
-        raise SpecError(_problems(error)) from error
+        raise SpecError(problems_of(error, content)) from error
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -129,31 +193,3 @@ PlainLoader.yaml_implicit_resolvers = {
     ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-
-
-def _problems(error: ValidationError) -> list[Problem]:
-    """One problem for each cause of a validation error."""
-    details = error.errors()
-    places = [".".join(str(part) for part in detail["loc"]) for detail in details]
-    return [
-        Problem(
-            place or "spec",
-            _FIXES.get(detail["msg"], detail["msg"].removeprefix("Value error, ")),
-            _value(detail),
-        )
-        for place, detail in zip(places, details, strict=True)
-        # A wrong element also makes its list "too short": report the cause, not this consequence.
-        if not (detail["type"] == "too_short" and any(p.startswith(f"{place}.") for p in places))
-    ]
-
-
-def _value(detail: ErrorDetails) -> object:
-    """The wrong value as an error may show it; None for a missing key."""
-    value = detail["input"]
-    if "storage_options" in detail["loc"]:  # only the names: a value may be a secret
-        return sorted(value) if isinstance(value, dict) else type(value).__name__
-    # Masked together with its key: a misspelt key may still name a secret.
-    key = str(detail["loc"][-1]) if detail["loc"] else ""
-    shown = masked({key: value})
-    assert isinstance(shown, dict)
-    return None if detail["type"] == "missing" else shown[key]

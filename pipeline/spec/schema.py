@@ -25,6 +25,12 @@ from pipeline.spec.locations import Location, StorageOptions
 Quantize = Literal["none", "int8", "fp8"]
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
+JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+IN_WORDS = {  # what an error says instead of a pattern
+    TASK_NAME: "write 1 to 63 lower case letters, digits and _, and begin with a letter",
+    JOB_NAME: "write 1 to 63 letters, digits and . _ - without spaces, and begin with a letter or "
+    "a digit",
+}
 # A task with more labels has no column for each of them; `top_k` says how many are kept.
 MOST_COLUMNS = 1_000
 # Columns of `open_labels` that every document has, beside one column a task.
@@ -146,12 +152,16 @@ class DocumentsSpec(Frozen):
 
 def _as_verbalizers(labels: object) -> object:
     """A plain list of labels -> each label with its name as its only verbalizer."""
-    if not isinstance(labels, list | tuple):
+    if isinstance(labels, Mapping):
         return labels
+    if not isinstance(labels, list | tuple):
+        raise ValueError("write a list of labels, or each label with its texts: {name: [form]}")
     odd = [label for label in labels if isinstance(label, dict | list)]
     if odd:
         raise ValueError(f"a list holds names of labels; verbalizers are {{name: [form]}}: {odd}")
-    repeated = sorted({str(label) for label in labels if labels.count(label) > 1})
+    if any(not isinstance(label, str) for label in labels):
+        raise ValueError(f"write each label as a text: {[str(label) for label in labels]}")
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
         raise ValueError(f"{repeated} listed more than once; list each label once")
     return {label: (label,) for label in labels}
@@ -333,7 +343,7 @@ class FilterSpec(Frozen):
 class JobSpec(Frozen):
     """One labelling job: a corpus, a model, and the questions."""
 
-    name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    name: str = Field(pattern=JOB_NAME)
     """Name of the job. Snapshots belong to a name."""
     model: ModelSpec
     """The model that answers."""

@@ -45,10 +45,10 @@ def test_the_papers_documents_are_the_default() -> None:
     ("calibration", "place"),
     [
         ({"method": "magic"}, "tasks.0.calibration"),
-        ({"method": "batch"}, "tasks.0.calibration.batch.file"),
-        ({**BATCH, "documents": [""]}, "tasks.0.calibration.batch.documents"),
-        ({**CONTEXTUAL, "documents": []}, "tasks.0.calibration.contextual.documents"),
-        ({**CONTEXTUAL, "file": "/b.json"}, "tasks.0.calibration.contextual.file"),
+        ({"method": "batch"}, "tasks.0.calibration.file"),
+        ({**BATCH, "documents": [""]}, "tasks.0.calibration.documents"),
+        ({**CONTEXTUAL, "documents": []}, "tasks.0.calibration.documents"),
+        ({**CONTEXTUAL, "file": "/b.json"}, "tasks.0.calibration.file"),
     ],
 )
 def test_a_mistake_is_named_where_it_is(calibration: dict[str, Any], place: str) -> None:

@@ -40,7 +40,7 @@ def test_without_a_choice_first_tokens_are_scored_where_they_suffice_and_all_lab
 @pytest.mark.parametrize(
     "more, line",
     [
-        ({"scoring": "last"}, "tasks.0.scoring: Input should be 'auto', 'first_token' or 'full'"),
+        ({"scoring": "last"}, "tasks.0.scoring: write 'auto', 'first_token' or 'full'"),
         ({"length_penalty": -1}, "tasks.0.length_penalty: "),
         ({"beam": 0}, "tasks.0.beam: "),
         ({"top_k": 0}, "tasks.0.top_k: "),

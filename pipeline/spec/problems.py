@@ -1,0 +1,129 @@
+"""The mistakes in a spec, in words. Entry point: `problems_of`.
+
+A value is shown without its secrets, because an error may be printed or logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import groupby
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from pipeline.errors import Problem
+from pipeline.spec.locations import masked
+from pipeline.spec.schema import IN_WORDS, JobSpec
+
+# By pydantic's type of error; the names in braces are those of its context.
+_FIXES = {
+    "missing": "missing; add it",
+    "tuple_type": "write a list, as in [a, b]",
+    "dict_type": "write a mapping of keys to values",
+    "model_type": "write a mapping of keys to values",
+    "model_attributes_type": "write a mapping of keys to values",
+    "too_short": "write at least {min_length}",
+    "string_too_short": "write a text; this one is empty",
+    "int_type": "write a whole number",
+    "float_type": "write a number",
+    "finite_number": "write a number",
+    "greater_than": "write a number above {gt}",
+    "greater_than_equal": "write a number of at least {ge}",
+    "less_than_equal": "write a number of at most {le}",
+    "literal_error": "write {expected}",
+    "union_tag_invalid": "the key {discriminator} must be one of {expected_tags}",
+    "union_tag_not_found": "missing the key {discriminator}; add it",
+}
+
+
+def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:
+    """One problem for each mistake that pydantic found in this content of a spec."""
+    details = error.errors()
+    places = [".".join(map(str, _written(detail["loc"], content))) for detail in details]
+    pairs = [
+        (place, detail)
+        for place, detail in zip(places, details, strict=True)
+        # A wrong element also makes its list "too short": report the cause, not this consequence.
+        if not (detail["type"] == "too_short" and any(p.startswith(f"{place}.") for p in places))
+    ]
+    found = []
+    # — a value that may be of two types has an error for each of them
+    for place, same in groupby(pairs, key=lambda pair: pair[0]):
+        each = [detail for _, detail in same]
+        fix = " or ".join(dict.fromkeys(_fix(detail) for detail in each))
+        found.append(Problem(place or "spec", fix, _value(each[0])))
+    return found
+
+
+def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> Iterator[int | str]:
+    """The parts of pydantic's place that the user wrote, and a missing key at its end.
+
+    The other parts are names of types.
+    """
+    value: Any = content
+    for index, part in enumerate(loc):
+        in_list = isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
+        if in_list or (isinstance(value, Mapping) and part in value):
+            yield part
+            value = value[part]
+        elif isinstance(value, Mapping) and index == len(loc) - 1 and part != "[key]":
+            yield part
+
+
+def _fix(detail: ErrorDetails) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _other_key(detail["loc"])
+    if kind == "string_pattern_mismatch":
+        return IN_WORDS[context["pattern"]]
+    if kind == "string_type":
+        value = detail["input"]
+        return f"write a text: '{value}'" if isinstance(value, int | float) else "write a text"
+    if kind in _FIXES:
+        return _FIXES[kind].format(**context)
+    return detail["msg"].removeprefix("Value error, ")
+
+
+def _other_key(loc: Sequence[int | str]) -> str:
+    """The fix of an unknown key: the nearest key there, or the place where this key belongs."""
+    *above, last = loc
+    models: list[type[BaseModel]] = [JobSpec]
+    for part in above:  # — indices and names of types are no keys of a model
+        models = [each for model in models for each in _models(model, str(part))] or models
+    key, keys = str(last), [name for model in models for name in model.model_fields]
+    sections = [
+        name
+        for name in JobSpec.model_fields
+        if name not in above and any(key in m.model_fields for m in _models(JobSpec, name))
+    ]
+    if len(sections) == 1:
+        return f"no such key; {key} belongs below {sections[0]}"
+    if nearest := get_close_matches(key.lower(), keys, n=1):
+        return f"no such key; write {nearest[0]}"
+    shown = ", ".join(dict.fromkeys(keys))
+    return f"no such key; remove it or correct its spelling: the keys are {shown}"
+
+
+def _models(model: type[BaseModel], name: str) -> Iterator[type[BaseModel]]:
+    """The models of the mappings that a key's value may be."""
+    field = model.model_fields.get(name)
+    waiting: list[Any] = [] if field is None else [field.annotation]
+    while waiting:
+        annotation = waiting.pop()
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield annotation
+        waiting += get_args(annotation)
+
+
+def _value(detail: ErrorDetails) -> object:
+    """The wrong value as an error may show it; None for a missing key."""
+    value = detail["input"]
+    if "storage_options" in detail["loc"]:  # only the names: a value may be a secret
+        return sorted(value) if isinstance(value, dict) else type(value).__name__
+    # Masked together with its key: a misspelt key may still name a secret.
+    key = str(detail["loc"][-1]) if detail["loc"] else ""
+    shown = masked({key: value})
+    assert isinstance(shown, dict)
+    return None if detail["type"] == "missing" else shown[key]
