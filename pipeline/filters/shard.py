@@ -17,23 +17,23 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.errors import Problem, SpecError
+from pipeline.filters.labelled import labelled_texts
 from pipeline.filters.rule import Rule
 from pipeline.filters.writers import kept_rows
-from pipeline.hashes import canonical_json, short_hash
+from pipeline.hashes import canonical_json
 from pipeline.ledger.label_files import to_parquet, verify
-from pipeline.ledger.rows import DOCUMENT_SCHEMA, read_shard
+from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN, read_shard
 from pipeline.ledger.snapshots import NamedShard
 from pipeline.options import OnError
-from pipeline.sources.documents import OK, TRUNCATED, RawRow, TooLong, id_text, read_text
+from pipeline.sources.documents import OK, TRUNCATED, RawRow, TooLong, id_text
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import every_row
 from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
 from pipeline.stores.store import Store
 
-# No task has a name that begins with an underscore.
-TEXT_COLUMN, WHY_COLUMN = "_text", "_dropped_by"
+WHY_COLUMN = "_dropped_by"  # no task has a name that begins with an underscore
 SAMPLE_ROWS = 100
 NO_VALUE = "null"
 FILES_AT_ONCE = 16
@@ -101,11 +101,6 @@ def filter_shard(
     reasons = _drop_reasons(answers, split)
     keep = np.array([not reason for reason in reasons], dtype=np.bool_)
     text_bytes, dropped_texts = _texts(shard, options, answers.column("content_hash"), keep)
-    if len(text_bytes) != named.rows:
-        raise StorageError(
-            f"{shard.path}: has {len(text_bytes)} rows, and {named.rows} were labelled; run "
-            f"`assay run` to label the file as it is now"
-        )
     # — the tokens of a task that the rule reads: other tasks may have no answer
     counted_task = next((task for task in tasks if task in split.rule.columns), tasks[0])
     tokens = answers.column(counted_task).field("n_tokens")
@@ -195,24 +190,13 @@ def _texts(
     hashes: pa.Array,  # [docs]: of the texts that were labelled
     keep: NDArray[np.bool_],  # [docs]
 ) -> tuple[list[int], pa.Array]:  # [docs], [dropped docs]
-    """The sizes of all texts, and the dropped texts; null where a row has no text.
-
-    StorageError if a document is not the one that was labelled.
-    """
+    """The sizes of all texts, and the dropped texts; null where a row has no text."""
     sizes: list[int] = []
-    texts: list[str | None] = []
-    # — read with the id column, as for labelling: a damaged id page made these rows unreadable too
-    for index, row in enumerate(every_row(shard, options)):
-        _, encoded, problem = read_text(row)
-        if short_hash(encoded) != hashes[index].as_py():
-            raise StorageError(
-                f"{shard.path}: row {shard.piece.start_row + index} is not the text that was "
-                f"labelled; run `assay run` to label the file as it is now"
-            )
-        sizes.append(len(encoded))
-        if not keep[index]:
-            texts.append(None if problem is not None else encoded.decode())
-    return sizes, pa.array(texts, pa.large_string())
+    dropped = []
+    for texts in labelled_texts(shard, options, hashes):
+        dropped.append(texts.filter(pa.array(~keep[len(sizes) : len(sizes) + len(texts)])))
+        sizes += pc.fill_null(pc.binary_length(texts), 0).to_pylist()
+    return sizes, pa.chunked_array(dropped, pa.large_string()).combine_chunks()
 
 
 def check_columns_of(shards: Sequence[Shard], options: Options, columns: Sequence[str]) -> None:

@@ -29,6 +29,8 @@ DOCUMENT_SCHEMA = pa.schema(
         ("status", pa.string()),  # of reading; each task has its own status of labelling
     ]
 )
+# The text, where rows are joined with it. No task has a name that begins with an underscore.
+TEXT_COLUMN = "_text"
 # The shards that are read ahead. They hide the store's latency and take memory.
 READ_AHEAD = 4
 

@@ -22,7 +22,7 @@ from rich.text import Text
 logger = logging.getLogger(__name__)
 
 LOG_INTERVAL_S = 30.0
-_UNLIMITED_COLUMNS = 10_000
+_UNLIMITED_COLUMNS, _LINES = 10_000, 25
 
 
 def console_on(stream: TextIO) -> Console:
@@ -30,6 +30,8 @@ def console_on(stream: TextIO) -> Console:
     return Console(
         file=stream,
         width=None if stream.isatty() else _UNLIMITED_COLUMNS,
+        # — without a height, rich takes 80 columns where FORCE_COLOR is set and TERM is dumb
+        height=None if stream.isatty() else _LINES,
         highlight=False,
         soft_wrap=True,
         # Labels, names and paths may look like markup or like the name of an emoji.

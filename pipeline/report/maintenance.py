@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from pipeline.report.console import Grid, two_columns
+from pipeline.report.console import Grid, escape_controls, two_columns
 
 if TYPE_CHECKING:
     from pipeline.audit.gc import GcResult
@@ -87,6 +87,11 @@ def show_filtered(filtered: FilterResult, console: Console) -> None:
     names = ("", *(name.replace("_", " ") for name in MEASURES))
     console.print(Grid("", names, rows).table(box=None, pad_edge=False))
     console.print(two_columns(_facts(filtered)))
+    # — not in a table, which breaks a path where the terminal ends
+    for kept in filtered.kept_globs:
+        console.print(f"kept: {escape_controls(kept)}")
+    console.print(f"dropped: {escape_controls(filtered.dropped_glob)}")
+    console.print(f"these paths, and those of later filters: {escape_controls(filtered.current)}")
 
 
 def filtered_json(filtered: FilterResult) -> dict[str, Any]:
@@ -106,8 +111,6 @@ def _facts(filtered: FilterResult) -> dict[str, str]:
     rows = {
         f"  {reason}": f"{count:,}" for reason, count in sorted(filtered.counts.reasons.items())
     }
-    rows["kept at"] = filtered.kept_at
-    rows["dropped at"] = filtered.dropped_at
     rows["snapshot"] = f"{filtered.snapshot:08d}, {filtered.shards:,} shards"
     rows["created now"] = f"{filtered.created:,} objects" if filtered.created else "nothing"
     if not filtered.complete:

@@ -62,6 +62,9 @@ def test_no_two_files_have_one_key() -> None:
     assert layout.kept_key(shard("A.PARQUET")) == "kept/id/A.0000000000.PARQUET"
     assert layout.kept_key(shard("a.arrow")) == "kept/id/a.0000000000.arrow.parquet"
     assert layout.kept_key(shard("a.warc.wet.gz", 7)).endswith("7.warc.wet.gz.jsonl.zst")
+    assert layout.kept_suffixes() == [".PARQUET", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
+    for key in map(layout.kept_key, shards):
+        assert [key.endswith(suffix) for suffix in layout.kept_suffixes()].count(True) == 1
     assert layout.dropped_key(shard("b/a.jsonl")) == "dropped/id/b/a.jsonl.0000000000.parquet"
 
 
@@ -76,6 +79,9 @@ def test_no_two_files_have_one_key() -> None:
         ("file://{in}", "{in}/clean", True),
         ("{in}", "{in}-clean", False),
         ("{in}/*.jsonl", "{in}/clean", False),
+        ("{in}/*.jsonl", "{in}/a.jsonl", True),
+        ("{in}/*.jsonl", "{in}/a.csv", False),
+        ("{in}/a.jsonl", "{in}/a.jsonl", True),
         ("{in}", "s3://bucket/in", False),
         ("memory://c/in", "memory://c/in/clean", True),
         ("memory://c/in/*.jsonl", "memory://c/in/clean", False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from collections.abc import Mapping
@@ -13,11 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from finished import Corpus, finish, toy_fingerprints
+from rich.console import Console
 
 from pipeline.errors import FailedRowsError, SpecError, StorageError
 from pipeline.filters.run import FilterResult, filter_corpus
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions, OnError
+from pipeline.report.console import console_on
+from pipeline.report.maintenance import show_filtered
 from pipeline.sources.source import read_documents
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
@@ -93,7 +97,7 @@ def state(folder: Path) -> dict[str, int]:
     return {
         str(file.relative_to(folder / "to")): file.stat().st_mtime_ns
         for file in files
-        if "attempts" not in file.parts
+        if "attempts" not in file.parts and file.name != "current.json"
     }
 
 
@@ -175,6 +179,68 @@ def test_another_rule_does_not_mix_with_the_first(folder: Path) -> None:
     assert other.kept_at != first.kept_at
     assert len(kept_lines(other)) == 87 and kept_lines(first) == kept_lines(run(folder))
     assert before.items() <= state(folder).items()
+
+
+def current_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "to" / "current.json").read_text())
+    return content
+
+
+def ids_in(globs: list[str], column: str) -> list[str]:
+    rows = duckdb.sql(f"select {column} from '{globs[0]}' order by 1").fetchall()
+    assert len(globs) == 1
+    return [identifier for (identifier,) in rows]
+
+
+def test_current_json_names_the_files_of_the_last_filter_and_no_others(folder: Path) -> None:
+    first = run(folder)
+    file = folder / "to" / "current.json"
+    wanted, _, _ = oracle(folder)
+    before = current_of(folder)
+    assert ids_in(before["kept"]["globs"], "id") == sorted(wanted)
+    assert (before["snapshot"], before["keep"], before["complete"]) == (1, KEEP, True)
+    written = file.stat().st_mtime_ns, file.stat().st_ino
+    run(folder)
+    assert (file.stat().st_mtime_ns, file.stat().st_ino) == written
+
+    filter_options = FilterOptions(str(folder / "to"), on_error="drop")
+    filter_corpus(
+        spec_of(folder, keep="topic.label = 'art'"), filter_options, cache_dir=folder / "cache"
+    )
+    now = current_of(folder)
+    art = duckdb.sql(
+        f"select doc_id from '{folder}/out/labels/topic/*/*/*.parquet' where label = 'art'"
+    ).fetchall()
+    assert ids_in(now["kept"]["globs"], "id") == sorted(i for (i,) in art)
+    dropped = ids_in(now["dropped"]["globs"], "doc_id")
+    assert len(dropped) == 90 - len(art) and dropped != ids_in(before["dropped"]["globs"], "doc_id")
+
+    run(folder)  # the first rule again: its files exist, and are current again
+    assert current_of(folder) == before and before["kept"]["folder"] == first.kept_at
+
+
+def test_current_json_is_not_replaced_by_a_filter_that_fails(folder: Path) -> None:
+    run(folder)
+    before = current_of(folder)
+    filter_options = FilterOptions(str(folder / "to"), on_error="fail")
+    with pytest.raises(FailedRowsError):
+        filter_corpus(spec_of(folder, keep="true"), filter_options, cache_dir=folder / "cache")
+    assert current_of(folder) == before
+
+
+@pytest.mark.parametrize("columns", [0, 80])
+def test_each_path_of_the_report_is_on_one_line(folder: Path, columns: int) -> None:
+    """On a stream that is no terminal (0) and on a terminal of 80 columns."""
+    filter_options = FilterOptions(str(folder / ("long-" * 12) / "to"), on_error="drop")
+    filtered = filter_corpus(spec_of(folder), filter_options, cache_dir=folder / "cache")
+    shown = io.StringIO()
+    console = console_on(shown)
+    if columns:
+        console = Console(file=shown, width=columns, highlight=False, soft_wrap=True)
+    show_filtered(filtered, console)
+    lines = shown.getvalue().splitlines()
+    for path in (*filtered.kept_globs, filtered.dropped_glob, filtered.current):
+        assert len(path) > 80 and [line for line in lines if line.endswith(f": {path}")], path
 
 
 def test_counting_by_another_column_writes_no_document_again(folder: Path) -> None:

@@ -20,11 +20,16 @@ from pipeline.report.console import (
 REPORTS = Path(__file__).parents[2] / "pipeline" / "report"
 
 
-@pytest.mark.parametrize("columns", ["", "40"])
+@pytest.mark.parametrize(
+    "variables",
+    [{"COLUMNS": ""}, {"COLUMNS": "40"}, {"FORCE_COLOR": "1", "TERM": "dumb"}],
+    ids=str,
+)
 def test_output_that_is_no_terminal_is_not_folded(
-    columns: str, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     shown = io.StringIO()
     long = "word " * 100
     console_on(shown).print(two_columns({"name": long.strip()}))

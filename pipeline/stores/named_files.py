@@ -1,0 +1,101 @@
+"""Files under names that users choose, at any fsspec URL: each is written whole, in one step.
+
+Entry points: `open_target` and `Target.replaced`. A reader sees the file before or after, and
+nothing between. Ledgers do not use this: their objects are created once (`stores.store`).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.errors import Problem, SpecError
+from pipeline.stores.retries import RetryPolicy, option_errors, retry, storage_errors
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A file or a folder in a file system."""
+
+    url: str  # as it is shown
+    file_system: AbstractFileSystem
+    place: str  # without the protocol
+
+    def below(self, name: str) -> Target:
+        """The file of this name below the folder."""
+        return Target(f"{self.url.rstrip('/')}/{name}", self.file_system, f"{self.place}/{name}")
+
+    def exists(self) -> bool:
+        """Whether there is a file, or a folder with something in it."""
+        with storage_errors(self.url, "read"):
+            self.file_system.invalidate_cache()  # forgets what it listed before
+            return bool(retry(partial(self.file_system.exists, self.place), RetryPolicy()))
+
+    def files(self) -> set[str]:
+        """The names of all files below the folder, at any depth."""
+        with storage_errors(self.url, "listed"):
+            self.file_system.invalidate_cache()
+            found = retry(partial(self.file_system.find, self.place), RetryPolicy())
+        prefix = f"{self.place.rstrip('/')}/"
+        return {name.removeprefix(prefix) for name in found if name.startswith(prefix)}
+
+    def read(self) -> bytes:
+        """The file's content."""
+        with storage_errors(self.url, "read"):
+            data: bytes = retry(partial(self.file_system.cat_file, self.place), RetryPolicy())
+            return data
+
+    def delete(self) -> None:
+        """Deletes the file."""
+        with storage_errors(self.url, "deleted"):
+            retry(partial(self.file_system.rm_file, self.place), RetryPolicy())
+
+    @contextmanager
+    def replaced(self) -> Iterator[Path]:
+        """Gives a path to write to. At the end, the file that was written there is put in place.
+
+        After an exception, nothing is put in place. On a local disk the file is renamed; elsewhere
+        it is uploaded from the folder for temporary files.
+        """
+        if isinstance(self.file_system, LocalFileSystem):
+            final = Path(self.place)
+            with storage_errors(self.url, "written"):
+                final.parent.mkdir(parents=True, exist_ok=True)
+            written = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
+            try:
+                yield written
+                with storage_errors(self.url, "written"):
+                    with written.open("rb") as file:
+                        os.fsync(file.fileno())
+                    written.replace(final)
+            finally:
+                written.unlink(missing_ok=True)
+            return
+        with tempfile.TemporaryDirectory(prefix="assay-") as folder:
+            written = Path(folder, "file")
+            yield written
+            with storage_errors(self.url, "written"):
+                upload = partial(self.file_system.put_file, str(written), self.place)
+                retry(upload, RetryPolicy())
+
+
+def open_target(url: str, options: Mapping[str, Any], *, flag: str) -> Target:
+    """The place that a flag names, opened with fsspec options; SpecError if that fails."""
+    with storage_errors(url, "opened"), option_errors("storage_options", options):
+        try:
+            file_system, place = url_to_fs(url, **options)
+        except (ValueError, ImportError) as error:  # no such protocol, or package not installed
+            raise SpecError([Problem(flag, f"cannot be opened: {error}", url)]) from error
+    shown = place if isinstance(file_system, LocalFileSystem) else url
+    return Target(shown, file_system, place.rstrip("/"))
