@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pipeline.labeller import Labeller
     from pipeline.ledger.dataset import open_labels
     from pipeline.ray_datasets import label_dataset
-    from pipeline.runtime.run import dry_run, run
+    from pipeline.runtime.job import dry_run
+    from pipeline.runtime.run import run
     from pipeline.spec.parse import load_spec, parse_spec
     from pipeline.spec.schema import JobSpec
 
@@ -35,7 +36,8 @@ __all__ = [
 
 _HOMES = {
     "pipeline.ledger.dataset": ("open_labels",),
-    "pipeline.runtime.run": ("dry_run", "run"),
+    "pipeline.runtime.job": ("dry_run",),
+    "pipeline.runtime.run": ("run",),
     "pipeline.errors": ("AssayError", "RefusedError", "SpecError"),
     "pipeline.labeller": ("Labeller",),
     "pipeline.ray_datasets": ("label_dataset",),

@@ -93,9 +93,10 @@ VERBS = {
         _unless("complete", EXIT_INCOMPLETE),
         "report.run:run_progress",
     ),
-    "dry run": Verb("runtime.run:dry_run", "report.run:plan"),
+    "dry run": Verb("runtime.job:dry_run", "report.run:plan"),
     "check": Verb("verbs.check:check", "report.check:findings", _unless("exact", EXIT_FAILED)),
     "plan": Verb("verbs.plan:estimate", "report.run:estimate"),
+    "status": Verb("verbs.status:status", "report.run:status"),
     "bench": Verb("verbs.bench:bench", "report.check:bench"),
     "eval": Verb(
         "verbs.evaluate:evaluate",

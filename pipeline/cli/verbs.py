@@ -168,6 +168,16 @@ def plan(
 
 
 @app.command(group=LABEL, sort_key=4)
+def status(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
+    """Show how many documents are done, missing and failed, the rate, and the time left.
+
+    It reads the output's storage, from any machine and while a run goes on. It starts no Ray, loads
+    no model and writes nothing.
+    """
+    return VERBS["status"].carry_out(spec, as_json=as_json)
+
+
+@app.command(group=LABEL, sort_key=5)
 def bench(
     spec: SpecFile,
     /,

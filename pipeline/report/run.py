@@ -1,4 +1,4 @@
-"""The reports of `run`, `run --dry-run` and `plan`: progress, tables for people, JSON values."""
+"""The reports of `run`, its dry run, `plan` and `status`: progress, tables, JSON values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.report.console import console_on, shown_progress, two_columns
+from pipeline.report.console import Grid, console_on, shown_progress, two_columns
 from pipeline.report.doubts import label_doubts
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.runtime.outcome import Outcome
     from pipeline.runtime.run import Progress
     from pipeline.verbs.plan import Estimate
+    from pipeline.verbs.status import Status
 
 
 def run_progress(planned: Plan, stream: TextIO) -> AbstractContextManager[Progress]:
@@ -166,6 +167,40 @@ def show_estimate(estimate: Estimate, console: Console) -> None:
         hours = estimate.worker_seconds / 3600
         rows["cost"] = f"about {estimate.cost:,.2f}, for {hours:,.2f} worker hours"
     console.print(two_columns(rows))
+
+
+def status_json(status: Status) -> dict[str, Any]:
+    """The counts, the rate and the time left; other programs read this form."""
+    return {
+        "documents": status.documents,
+        "snapshot": status.snapshot,
+        "tasks": {name: asdict(task) for name, task in status.tasks.items()},
+        "docs_per_s": status.docs_per_s,
+        "eta_s": status.eta_s,
+    }
+
+
+def show_status(status: Status, console: Console) -> None:
+    """The same for people."""
+    rate, left = "nothing was committed in the last 15 minutes", "unknown"
+    if status.docs_per_s is not None:
+        rate = f"{status.docs_per_s:,.2f} documents a second"
+    if status.eta_s is not None:
+        left = f"about {_duration(status.eta_s)}" if status.eta_s else "nothing is missing"
+    lines = [
+        ("output", status.output),
+        ("documents", f"{status.documents:,}"),
+        ("snapshot", "none" if status.snapshot is None else f"{status.snapshot:08d}"),
+        ("rate", rate),
+        ("time left", left),
+        *(("left out", reason) for reason in status.unreadable),
+    ]
+    console.print(two_columns(lines))
+    rows = [
+        (name, *(f"{count:,}" for count in asdict(task).values()))
+        for name, task in status.tasks.items()
+    ]
+    console.print(Grid("", ("task", "done", "missing", "failed"), rows).table(box=None))
 
 
 def _duration(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """One job and its plan: model, fingerprints, shards, and the cells that are missing.
 
-Entry points: `make_job` and `plan`. Opens no document. Must not import torch.
+Entry points: `make_job` and `plan`, and `dry_run` for both. Opens no document. Must import neither
+torch nor ray.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
 from pipeline.sources.source import find_objects
 from pipeline.spec.fingerprint import Fingerprint, fingerprints
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.store import Store
+from pipeline.stores.store import Store, open_store
 
 # A crash costs at most a shard: about a minute of one worker at these rates.
 _SHARD_SECONDS = 60
@@ -166,6 +167,40 @@ def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
     ]
     items = remaining(cuts.shards, list(job.fp), done, cuts.earlier, others)
     return Plan(cuts, done, tuple(items))
+
+
+def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
+    """The plan of `run`; nothing is written to the output.
+
+    An answer depends on the number format of the machine. Where the spec does not fix it, this is
+    the plan of the machine with the least to do.
+
+    Args:
+        spec: The job.
+        cache_dir: Folder of models and file hashes.
+
+    Returns:
+        The shards of the input and the work that is missing.
+
+    Raises:
+        SpecError: The spec names missing files, or fits no machine.
+        RefusedError: The output is in a store of an unsupported kind.
+        StorageError: The input or the output cannot be read.
+
+    Examples:
+        >>> dry_run(load_spec("my.yaml"), cache_dir=Path("cache")).missing_rows
+        0
+    """
+    store = open_store(spec.output, spec.storage_options)
+    return least_work(spec, store, cache_dir)[1]
+
+
+def least_work(spec: JobSpec, store: Store, cache_dir: Path) -> tuple[Job, Plan]:
+    """The job and the plan of the machine with the least to do; writes nothing."""
+    first, *others = jobs_for_each_dtype(spec, cache_dir)
+    planned = plan(first, store, keep=False)
+    plans = [(first, planned), *((job, list_missing(job, store, planned.cuts)) for job in others)]
+    return min(plans, key=lambda each: each[1].missing_rows)
 
 
 def shard_bytes(job: Job) -> int:

@@ -163,7 +163,7 @@ def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[
 def _failed_in(store: Store, done: Committed, shard: Shard) -> int:
     """The failed rows of the shard's worst task, from its label files."""
     files = [done.label_file(task, shard.id) for task in done.fp]
-    return max(int(_failed_mask(store, file.key).sum()) for file in files)
+    return max(int(failed_mask(store, file.key).sum()) for file in files)
 
 
 def _failures(counts: ShardCounts) -> int:
@@ -175,7 +175,7 @@ def _retries_of(store: Store, done: Committed, shard: Shard) -> Iterator[WorkIte
     tasks = [task for task in done.fp if sid in done.labels[task]]
     if sid not in done.documents or not tasks:
         return
-    failed = {task: _failed_mask(store, done.label_file(task, sid).key) for task in tasks}
+    failed = {task: failed_mask(store, done.label_file(task, sid).key) for task in tasks}
     if not any(mask.any() for mask in failed.values()):
         return
     status = _status(store, done.documents_file(sid).key)
@@ -190,7 +190,8 @@ def _retries_of(store: Store, done: Committed, shard: Shard) -> Iterator[WorkIte
         yield WorkItem(shard, tuple(group), documents=False, reuse=(answers,), retry=retry)
 
 
-def _failed_mask(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]
+def failed_mask(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]
+    """Which rows of a label file failed."""
     return np.array([is_failed_status(s) for s in _status(store, key).to_pylist()], np.bool_)
 
 

@@ -1,6 +1,6 @@
 """Bring an output up to date: start Ray, plan, check, label what is missing, publish.
 
-Entry points: `run`, `label` for the same without a snapshot, and `dry_run`.
+Entry points: `run`, and `label` for the same without a snapshot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.ledger.cells import is_whole, record_specs, unfinished
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import Contents, contents_of, publish
 from pipeline.runtime.graph import calibrate, check_model, label_cpus, label_items
-from pipeline.runtime.job import Job, Plan, jobs_for_each_dtype, list_missing, make_job, plan
+from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
 from pipeline.runtime.outcome import Outcome, RunCounts, retry_items
 from pipeline.runtime.placement import Placement, cluster, node_resources, place, this_machine
 from pipeline.spec.schema import JobSpec
@@ -188,35 +188,6 @@ def label(
         counts.check_shards(store, last.shards, last.done)
     failpoint("labelled")
     return LabelledOutput(job, store, last, counts, time.monotonic() - started)
-
-
-def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
-    """The plan of `run`; nothing is written to the output.
-
-    An answer depends on the number format of the machine. Where the spec does not fix it, this is
-    the plan of the machine with the least to do.
-
-    Args:
-        spec: The job.
-        cache_dir: Folder of models and file hashes.
-
-    Returns:
-        The shards of the input and the work that is missing.
-
-    Raises:
-        SpecError: The spec names missing files, or fits no machine.
-        RefusedError: The output is in a store of an unsupported kind.
-        StorageError: The input or the output cannot be read.
-
-    Examples:
-        >>> dry_run(load_spec("my.yaml"), cache_dir=Path("cache")).missing_rows
-        0
-    """
-    store = open_store(spec.output, spec.storage_options)
-    first, *others = jobs_for_each_dtype(spec, cache_dir)
-    planned = plan(first, store, keep=False)
-    plans = [planned, *(list_missing(job, store, planned.cuts) for job in others)]
-    return min(plans, key=lambda each: each.missing_rows)
 
 
 def _label_rounds(

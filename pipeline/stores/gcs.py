@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pipeline.errors import Problem, RefusedError, SpecError, UnavailableError
@@ -89,7 +90,12 @@ class GcsStore:
             page = self._get("b/{}/o", self.bucket, **query)
             for entry in page.get("items", ()):
                 key = entry["name"].removeprefix(self.prefix)
-                yield StoredObject(key, int(entry["size"]), entry.get("md5Hash") or entry["etag"])
+                yield StoredObject(
+                    key,
+                    int(entry["size"]),
+                    entry.get("md5Hash") or entry["etag"],
+                    datetime.fromisoformat(entry["updated"]).timestamp(),
+                )
             if not page.get("nextPageToken"):
                 return
             query = {**query, "pageToken": page["nextPageToken"]}

@@ -70,7 +70,7 @@ class LocalStore:
                         status = (self.root / key).lstat()
                         if stat.S_ISREG(status.st_mode):
                             etag = f"{status.st_size:x}-{status.st_mtime_ns:x}"
-                            yield StoredObject(key, status.st_size, etag)
+                            yield StoredObject(key, status.st_size, etag, status.st_mtime)
         except OSError as error:
             raise StorageError(f"{folder}: cannot be listed: {error.strerror}") from error
 

@@ -109,7 +109,12 @@ class S3Store:
             page = self._request("list_objects_v2", **query)
             for entry in page.get("Contents", ()):
                 key = entry["Key"].removeprefix(self.prefix)
-                yield StoredObject(key, int(entry["Size"]), entry["ETag"].strip('"'))
+                yield StoredObject(
+                    key,
+                    int(entry["Size"]),
+                    entry["ETag"].strip('"'),
+                    entry["LastModified"].timestamp(),
+                )
             if not page.get("IsTruncated"):
                 return
             if not page.get("NextContinuationToken"):

@@ -27,6 +27,7 @@ class StoredObject:
     key: str
     size_bytes: int
     etag: str
+    modified_s: float  # seconds since the epoch, by the store's clock
 
 
 class Store(Protocol):

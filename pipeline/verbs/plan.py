@@ -20,9 +20,8 @@ from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.options import PlanOptions
 from pipeline.runtime.assembly import job_model, job_prompt, label_engine
-from pipeline.runtime.job import Plan, make_job
+from pipeline.runtime.job import Plan, dry_run, make_job
 from pipeline.runtime.placement import place, this_machine
-from pipeline.runtime.run import dry_run
 from pipeline.spec.schema import JobSpec, TaskSpec
 from pipeline.verbs.samples import take_samples
 

@@ -9,16 +9,10 @@ import pytest
 from finished import commit_all
 
 from pipeline.errors import SpecError
-from pipeline.runtime import run
-from pipeline.runtime.job import make_job, plan
-from pipeline.runtime.placement import Machine, Placement
+from pipeline.runtime.job import dry_run, make_job, plan
+from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
-
-
-@pytest.fixture(autouse=True)
-def laptop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "this_machine", lambda: Machine(gpus=(), cpus=2))
 
 
 def test_it_leaves_the_cut_to_the_machine_that_labels(
@@ -27,7 +21,7 @@ def test_it_leaves_the_cut_to_the_machine_that_labels(
     spec = load_spec(str(write_spec()))
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "a", "text": "Hello."}\n' * 50_000)
-    here = run.dry_run(spec, cache_dir=tmp_path)
+    here = dry_run(spec, cache_dir=tmp_path)
     assert here.missing_rows == here.rows == 50_000
     store = LocalStore(tmp_path / "out")
     assert not store.root.exists()
@@ -47,7 +41,7 @@ def test_what_another_machine_answered_in_its_number_format_is_not_missing(
     job = make_job(spec, Placement("cuda", dtype, 8, 1), tmp_path)
     store = LocalStore(tmp_path / "out")
     commit_all(store, plan(job, store).shards, job.fingerprints)
-    assert run.dry_run(spec, cache_dir=tmp_path).missing_rows == 0
+    assert dry_run(spec, cache_dir=tmp_path).missing_rows == 0
 
 
 def test_it_counts_without_the_gpu_that_the_spec_wants(
@@ -55,7 +49,7 @@ def test_it_counts_without_the_gpu_that_the_spec_wants(
 ) -> None:
     folder = load_spec(str(write_spec())).model.path
     spec = load_spec(str(write_spec(model={"path": folder, "device": "cuda", "gpus": 2})))
-    assert run.dry_run(spec, cache_dir=tmp_path).missing_rows == 1
+    assert dry_run(spec, cache_dir=tmp_path).missing_rows == 1
 
 
 def test_an_error_of_the_spec_is_one_in_every_number_format(
@@ -64,4 +58,4 @@ def test_an_error_of_the_spec_is_one_in_every_number_format(
     labels = ["clean", "toxic"]
     task = {"name": "toxic", "question": None, "labels": labels, "readout": str(tmp_path / "none")}
     with pytest.raises(SpecError, match=r"readout: .*none"):
-        run.dry_run(load_spec(str(write_spec(tasks=[task]))), cache_dir=tmp_path)
+        dry_run(load_spec(str(write_spec(tasks=[task]))), cache_dir=tmp_path)

@@ -59,7 +59,7 @@ class NearlyDone:
             keys = (label_key(task, fp, s) if task else documents_key(s) for s in self.sids)
             for number, key in enumerate(keys):
                 if key not in self.gone:
-                    yield StoredObject(key, 4_000, f"{number:032x}")
+                    yield StoredObject(key, 4_000, f"{number:032x}", 0.0)
 
 
 class Stopwatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,13 +17,14 @@ class MemoryStore:
     """A dictionary of objects."""
 
     url: str = "memory://"
-    _objects: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # content and etag
+    # content, etag and time of creation
+    _objects: dict[str, tuple[bytes, str, float]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self, key: str, data: bytes) -> bool:
         """Whether this call made the object. An existing object stays."""
         check_key(key)
-        made = (bytes(data), hashlib.md5(data).hexdigest())
+        made = (bytes(data), hashlib.md5(data).hexdigest(), time.time())
         with self._lock:
             return self._objects.setdefault(key, made) is made
 
@@ -45,5 +47,5 @@ class MemoryStore:
         check_prefix(prefix)
         with self._lock:
             listed = sorted(item for item in self._objects.items() if is_listed(item[0], prefix))
-        for key, (data, etag) in listed:
-            yield StoredObject(key, len(data), etag)
+        for key, (data, etag, created_s) in listed:
+            yield StoredObject(key, len(data), etag, created_s)

@@ -1,0 +1,148 @@
+"""`assay status` counts what the store holds, while a run goes on or after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from command import COMMANDS
+from hypothesis import given
+from hypothesis import strategies as st
+from servers import Server
+from shell import DOCUMENTS, TASKS, Shell
+from toy_assay import main_of_toy
+
+from pipeline.cli import main
+from pipeline.spec.parse import load_spec
+from pipeline.verbs.status import SHORTEST_S, WINDOW_S, Status, TaskStatus, docs_per_s, status
+
+ROWS = [*(json.dumps({"id": f"d{i}", "text": f"Text {i}."}) for i in range(30)), "{broken"]
+DOCS = len(ROWS) + 1  # the last is empty
+
+
+@pytest.fixture
+def spec_file(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
+    corpus = tmp_path / "corpus.jsonl"
+    file = write_spec(input={"path": str(corpus), "id": "id", "shard_bytes": 2_600})
+    corpus.write_text("\n".join([*ROWS, json.dumps({"id": "empty", "text": ""})]))
+    return file
+
+
+def status_of(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    capsys.readouterr()
+    assert main(["status", str(spec_file), "--json"]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_before_the_first_run_every_document_is_missing_and_nothing_is_written(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = {"done": 0, "missing": DOCS, "failed": 0}
+    assert status_of(spec_file, capsys) == {
+        "documents": DOCS,
+        "snapshot": None,
+        "tasks": {"toxic": counts, "topic": counts},
+        "docs_per_s": None,
+        "eta_s": None,
+    }
+    assert not (tmp_path / "out").exists()
+
+
+def test_after_a_run_each_document_is_done_or_failed(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main_of_toy(["run", str(spec_file)]) == 0
+    found = status_of(spec_file, capsys)
+    counts = {"done": DOCS - 1, "missing": 0, "failed": 1}
+    assert found["tasks"] == {"toxic": counts, "topic": counts}
+    assert (found["documents"], found["snapshot"], found["eta_s"]) == (DOCS, 1, 0.0)
+
+
+def test_what_is_deleted_of_one_task_is_missing_in_that_task(
+    spec_file: Path, tmp_path: Path
+) -> None:
+    assert main_of_toy(["run", str(spec_file)]) == 0
+    labels = tmp_path / "out" / "labels"
+    now = time.time()
+    for task in TASKS:
+        for number, file in enumerate(sorted((labels / task).rglob("*.parquet"))):
+            os.utime(file, (now - 100 + number, now - 100 + number))
+    next((labels / "topic").rglob("*.parquet")).unlink()
+    found = status(load_spec(str(spec_file)), cache_dir=tmp_path)
+    assert found.tasks["toxic"] == TaskStatus(done=DOCS - 1, missing=0, failed=1)
+    missing = found.tasks["topic"].missing
+    assert 0 < missing < DOCS
+    assert found.tasks["topic"].done + found.tasks["topic"].failed == DOCS - missing
+    assert found.docs_per_s is not None
+    assert found.eta_s == pytest.approx(missing / found.docs_per_s)
+
+
+@given(
+    gaps=st.lists(st.floats(0.5, 60), min_size=2, max_size=10),
+    documents=st.integers(1, 50),
+    wait=st.floats(0, 60),
+)
+def test_the_rate_is_what_was_committed_after_the_first_commit_over_the_time_since(
+    gaps: list[float], documents: int, wait: float
+) -> None:
+    times = [1e9 + sum(gaps[: i + 1]) for i in range(len(gaps))]
+    now = times[-1] + wait
+    rate = docs_per_s([(at, documents) for at in reversed(times)], now)
+    if now - times[0] < SHORTEST_S:
+        assert rate is None
+    else:
+        assert rate == pytest.approx(documents * (len(times) - 1) / (now - times[0]))
+    later = now + WINDOW_S + 1
+    assert docs_per_s([(at, documents) for at in times], later) is None
+
+
+def test_status_loads_neither_ray_nor_torch(spec_file: Path) -> None:
+    program = (
+        "import sys; from pipeline.cli import main; code = main(sys.argv[1:]); "
+        "print({'ray', 'torch', 'transformers'} & set(sys.modules)); sys.exit(code)"
+    )
+    words = [sys.executable, "-c", program, "status", str(spec_file), "--json"]
+    environment = {**os.environ, "ASSAY_CACHE": str(spec_file.parent / "cache")}
+    out = subprocess.check_output(words, text=True, env=environment)
+    assert out.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_it_follows_a_run_in_another_process_on_an_object_store(
+    seaweedfs: Server,
+    command: Sequence[str],
+    shell_on: Callable[..., Shell],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    shell = shell_on("seaweedfs", command=command)
+    for name, value in shell.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", seaweedfs.endpoint)  # not through the proxy
+    spec = load_spec(str(shell.spec))
+    seen: list[Status] = []
+
+    def look(requests: list[str]) -> None:
+        # — the run waits for the reply to this request, so it is at work meanwhile
+        if not seen and sum("PUT" in line and "/labels/toxic/" in line for line in requests) == 5:
+            seen.append(status(spec, cache_dir=tmp_path))
+
+    shell.faults.watch = look
+    code, _, err = shell.run()
+    assert code == 0, err
+    (between,) = seen
+    for task in TASKS:
+        counts = between.tasks[task]
+        assert 0 < counts.done < DOCUMENTS and counts.failed == 0
+        assert counts.done + counts.missing == DOCUMENTS
+    assert between.snapshot is None
+    after = status(spec, cache_dir=tmp_path)
+    assert after.tasks == dict.fromkeys(TASKS, TaskStatus(DOCUMENTS, 0, 0))
+    assert after.snapshot == 1
