@@ -1,15 +1,16 @@
-"""The kept rows of a shard, as a file: Parquet for tables, JSON lines for lines and web pages.
+"""The kept rows of a shard, as a file.
 
-Entry point: `kept_rows`. Parquet and JSON lines keep their own format, their codecs and the bytes
-of each line. Rows of Arrow files become Parquet; rows of WET files become JSON lines with the keys
-`text`, `id`, `url` and `date`.
+Entry point: `kept_rows`. Parquet keeps its schema and codecs. JSON lines, CSV, TSV and JSON arrays
+keep their format, their codec and the bytes of each row; CSV and TSV also the header. Rows of Arrow
+files become Parquet; rows of WET files become JSON lines with the keys `text`, `id`, `url` and
+`date`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from itertools import compress, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, compress, islice
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +18,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.errors import StorageError, UnreadableError
+from pipeline.sources.delimited import file_segments, header_of, shard_records
 from pipeline.sources.documents import RawRow, TooLong, read_text, too_long
-from pipeline.sources.jsonl import lines_of, shard_lines
+from pipeline.sources.json_array import array_segments, shard_elements
+from pipeline.sources.jsonl import line_segments, shard_lines
+from pipeline.sources.records import Segment, units_of
 from pipeline.sources.shards import Shard
-from pipeline.sources.streams import CODECS, Options, one_line, reading
+from pipeline.sources.streams import CODECS, Options, Stream, one_line, reading
 from pipeline.sources.tables import TABLES, opened_table
 from pipeline.sources.wet import COLUMNS, wet_values
 
@@ -46,13 +50,13 @@ def kept_rows(shard: Shard, options: Options, keep: Keep) -> bytes:
                 data = _kept_table(shard, options, keep)
                 written = pq.read_table(pa.BufferReader(data), use_threads=False).num_rows
             else:
-                lines = _kept_pages if format == "warc.wet.gz" else _kept_lines
+                parts_of, rows_in = _TEXTS[format.partition(".")[0]]
                 codec = CODECS.get((format + CONVERTED.get(format, "")).rpartition(".")[2])
-                data = _joined(lines(shard, options, keep), codec)
+                data = _joined(parts_of(shard, options, keep), codec)
                 written = 0
                 if data:
                     with pa.input_stream(pa.py_buffer(data), compression=codec) as stream:
-                        written = sum(1 for _ in lines_of(stream))
+                        written = rows_in(stream)
     except UnreadableError as error:
         raise _cannot_keep(shard, keep, one_line(error.__cause__ or error)) from error
     if written != keep.sum():
@@ -75,10 +79,30 @@ def _end(keep: Keep) -> int:
 
 def _kept_lines(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
     """The exact lines, each with its newline; the last line of the file gets one."""
-    for line in compress(islice(shard_lines(shard, options), _end(keep)), keep):
-        if isinstance(line, TooLong):
-            raise OSError(f"a line is {too_long()}")
+    for line in _kept(shard_lines(shard, options), keep):
         yield line if line.endswith(b"\n") else line + b"\n"
+
+
+def _kept_records(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
+    """The header and the exact records, each with its newline; the last of the file gets one."""
+    header = header_of(shard.version, options)
+    for record in chain([header], _kept(shard_records(shard, options), keep)):
+        yield record if record.endswith((b"\n", b"\r")) else record + b"\n"
+
+
+def _kept_elements(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
+    """An array of the exact elements, each on a line of its own."""
+    yield b"["
+    for index, element in enumerate(_kept(shard_elements(shard, options), keep)):
+        yield (b",\n" if index else b"\n") + element.strip()
+    yield b"\n]\n"
+
+
+def _kept(records: Iterable[bytes | TooLong], keep: Keep) -> Iterator[bytes]:
+    for record in compress(islice(records, _end(keep)), keep):
+        if isinstance(record, TooLong):
+            raise OSError(f"a row is {too_long()}")
+        yield record
 
 
 def _kept_pages(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
@@ -89,6 +113,22 @@ def _kept_pages(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
             raise OSError(f"the text of record {values['id']} is not readable: {problem}")
         row = {**dict.fromkeys(COLUMNS), **values, "text": text}
         yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+def _rows_in(segments: Iterable[Segment]) -> int:
+    return sum(1 for _ in units_of(segments))
+
+
+# By the first part of a format: the parts of a file of the kept rows, and its number of rows.
+_TEXTS: Mapping[
+    str, tuple[Callable[[Shard, Options, Keep], Iterator[bytes]], Callable[[Stream], int]]
+] = {
+    "jsonl": (_kept_lines, lambda stream: _rows_in(line_segments(stream))),
+    "warc": (_kept_pages, lambda stream: _rows_in(line_segments(stream))),
+    "csv": (_kept_records, lambda stream: _rows_in(file_segments(stream, "csv")) - 1),
+    "tsv": (_kept_records, lambda stream: _rows_in(file_segments(stream, "tsv")) - 1),
+    "json": (_kept_elements, lambda stream: _rows_in(array_segments(stream))),
+}
 
 
 def _joined(lines: Iterable[bytes], codec: str | None) -> bytes:

@@ -59,11 +59,9 @@ class RowBuffer:
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size_bytes = 0
-        self.blank = True
 
     def add(self, part: bytes) -> None:
         self._size_bytes += len(part)
-        self.blank = self.blank and part.isspace()
         if self._size_bytes > MAX_ROW_BYTES:
             self._parts.clear()
         else:

@@ -7,40 +7,32 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import islice
 
-from pipeline.sources.documents import RawRow, RowBuffer, TooLong, too_long
+from pipeline.sources.documents import RawRow, TooLong, too_long
+from pipeline.sources.records import (
+    Segment,
+    blocks_of,
+    first_records,
+    records_of,
+    units_of,
+)
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
-
-# A key that none of the first rows has is reported as a misspelling.
-SAMPLE_ROWS = 100
+from pipeline.sources.streams import Options, Stream, decompressed
 
 
 def jsonl_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
-    """One unit for each row. No line is held, so any line takes the memory of one block."""
+    """One unit for each row."""
     with decompressed(version.path, version.format, options) as stream:
-        _check_keys(version, stream)
+        check_keys(version, first_records(line_segments(stream)))
     with decompressed(version.path, version.format, options) as stream:
-        start = position = 0
-        blank = True
-        for segment, ends in _segments(stream):
-            position += len(segment)
-            blank = blank and segment.isspace()
-            if ends:
-                if not blank:
-                    yield Unit(1, position - start, start, position)
-                start, blank = position, True
-        if not blank:  # the last line has no newline
-            yield Unit(1, position - start, start, position)
+        yield from units_of(line_segments(stream))
 
 
 def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; one line is held at a time, and none that is too long."""
-    read = partial(_row, text_column=shard.version.text_column, id_column=shard.version.id_column)
-    yield from map(read, shard_lines(shard, options))  # a loop would hold a line beside its text
+    yield from object_rows(shard, shard_lines(shard, options))
 
 
 def shard_lines(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
@@ -48,17 +40,30 @@ def shard_lines(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
     assert shard.piece.start_byte is not None and shard.piece.end_byte is not None, shard
     with decompressed(shard.path, shard.version.format, options) as stream:
         stream.seek(shard.piece.start_byte)
-        yield from lines_of(stream, shard.piece.end_byte - shard.piece.start_byte)
+        size_bytes = shard.piece.end_byte - shard.piece.start_byte
+        yield from records_of(line_segments(stream, size_bytes))
 
 
-def _check_keys(version: ObjectVersion, stream: Stream) -> None:
-    """SpecError if none of the first rows has the text key, or the id key; not without rows."""
+def line_segments(stream: Stream, size_bytes: int | None = None) -> Iterator[Segment]:
+    """The lines in the next `size_bytes` of the stream, or in all of it."""
+    for block in blocks_of(stream, size_bytes):
+        start = 0
+        while newline := block.find(b"\n", start) + 1:
+            line = block[start:newline]
+            yield Segment(line, ends=True, blank=line.isspace())
+            start = newline
+        if start < len(block):
+            yield Segment(block[start:], ends=False, blank=block[start:].isspace())
+
+
+def check_keys(version: ObjectVersion, records: Iterable[bytes | TooLong]) -> None:
+    """SpecError if none of these objects has the text key, or the id key; not without any."""
     keys: set[str] = set()
     required = {version.text_column, version.id_column} - {None}
     rows = 0
-    for line in islice(lines_of(stream), SAMPLE_ROWS):
+    for record in records:
         rows += 1
-        value, _ = _parsed(line)
+        value, _ = _parsed(record)
         keys.update(value or ())
         if required <= keys:
             return
@@ -66,30 +71,10 @@ def _check_keys(version: ObjectVersion, stream: Stream) -> None:
         check_columns(version, sorted(keys))
 
 
-def lines_of(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes | TooLong]:
-    """The rows in the next `size_bytes` of the stream, or in all of it."""
-    line = RowBuffer()
-    for segment, ends in _segments(stream, size_bytes):
-        line.add(segment)
-        if ends:
-            if not line.blank:
-                yield line.take()
-            line = RowBuffer()
-    if not line.blank:
-        yield line.take()
-
-
-def _segments(stream: Stream, size_bytes: int | None = None) -> Iterator[tuple[bytes, bool]]:
-    """The stream in segments that end at a newline (True) or at a block's edge (False)."""
-    left = size_bytes
-    while block := stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left)):
-        start = 0
-        while newline := block.find(b"\n", start) + 1:
-            yield block[start:newline], True
-            start = newline
-        if start < len(block):
-            yield block[start:], False
-        left = None if left is None else left - len(block)
+def object_rows(shard: Shard, records: Iterable[bytes | TooLong]) -> Iterator[RawRow]:
+    """The row of each JSON object."""
+    read = partial(_row, text_column=shard.version.text_column, id_column=shard.version.id_column)
+    yield from map(read, records)  # a loop would hold a record beside its text
 
 
 def _row(line: bytes | TooLong, text_column: str, id_column: str | None) -> RawRow:

@@ -16,6 +16,8 @@ MAX_SHARD_BYTES = 64 * 1024 * 1024
 # Each row also costs its questions, about a hundred tokens of prompt, even if its text is short.
 # Without this, a shard of a million rows of one word would weigh almost nothing.
 ROW_WEIGHT_BYTES = 512
+# The length of a column's name in errors.
+NAME_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,11 @@ def check_columns(version: ObjectVersion, names: list[str]) -> None:
     columns = {"input.text": version.text_column}
     if version.id_column:
         columns["input.id"] = version.id_column
-    existing = ", ".join(sorted(names)) or "none"
+    # — a file without a header has its first text in place of a name
+    existing = ", ".join(
+        n if len(n) <= NAME_CHARS else n[:NAME_CHARS] + "..." for n in sorted(names)
+    )
+    existing = existing or "none"
     problems = []
     for place, name in columns.items():
         if names.count(name) != 1:

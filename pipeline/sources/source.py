@@ -6,7 +6,7 @@ Entry points: `find_objects`, `cut`, `read_documents`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,7 +22,9 @@ from fsspec.utils import stringify_path
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import content_hash
+from pipeline.sources.delimited import delimited_rows, delimited_units
 from pipeline.sources.documents import RawRow, slices_from
+from pipeline.sources.json_array import json_rows, json_units
 from pipeline.sources.jsonl import jsonl_rows, jsonl_units
 from pipeline.sources.shards import ObjectVersion, Shard, cut_units
 from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
@@ -36,9 +38,15 @@ _READERS = {
     **dict.fromkeys(("jsonl", "jsonl.gz", "jsonl.zst"), (jsonl_units, jsonl_rows)),
     "arrow": (table_units, table_rows),
     "warc.wet.gz": (wet_units, wet_rows),
+    **dict.fromkeys(("csv", "csv.gz", "csv.zst"), (delimited_units, delimited_rows)),
+    **dict.fromkeys(("tsv", "tsv.gz", "tsv.zst"), (delimited_units, delimited_rows)),
+    **dict.fromkeys(("json", "json.gz", "json.zst"), (json_units, json_rows)),
 }
 FORMATS = tuple(_READERS)
 SUPPORTED = " ".join(f".{format}" for format in FORMATS)
+# A folder names its files of the first of these kinds that it has. Files of the later kinds often
+# describe the others: a card, a list of features, a licence.
+_KINDS = (("parquet", "jsonl", "arrow", "warc"), ("csv", "tsv"), ("json",))
 # Keys of remote file systems for a hash of the content, and for the modification time.
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
 _TIME_KEYS = (
@@ -78,8 +86,9 @@ def find_objects(
 ) -> list[InputObject]:
     """The objects that a file, a glob or a folder names, sorted by path.
 
-    A folder means the supported files below it. Each file that is named, or matched by a glob, must
-    be supported. A local file is hashed once (`hashes.content_hash`).
+    A folder means the supported files below it; CSV and TSV only if it has no Parquet, Arrow, JSON
+    lines or WET, and JSON arrays only if it has none of those. Each file that is named, or matched
+    by a glob, must be supported. A local file is hashed once (`hashes.content_hash`).
     """
     with fetching(path_glob), option_errors("input.storage_options", options):
         try:
@@ -176,9 +185,20 @@ def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str,
             yield from (info for info in matched if info["type"] != "directory")
     elif itself["type"] == "directory":
         below = retry_transient(partial(file_system.find, place, detail=True)).values()
-        yield from (info for info in below if format_of(info["name"]) is not None)
+        yield from _of_first_kind(below)
     else:
         yield itself
+
+
+def _of_first_kind(infos: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The files of the first of `_KINDS` that occurs."""
+    kinds: list[list[Mapping[str, Any]]] = [[] for _ in _KINDS]
+    for info in infos:
+        family = (format_of(info["name"]) or "").partition(".")[0]
+        for of_kind, families in zip(kinds, _KINDS, strict=True):
+            if family in families:
+                of_kind.append(info)
+    return next(filter(None, kinds), [])
 
 
 def _input_object(

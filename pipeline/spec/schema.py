@@ -88,8 +88,8 @@ class InputSpec(Frozen):
     """The documents: which files, and which columns of them."""
 
     path: Location = Field(min_length=1)
-    """File, folder or glob, local or at any fsspec URL. Formats: Parquet, Arrow, JSON lines (plain,
-    gzip or zstd) and WET."""
+    """File, folder or glob, local or at any fsspec URL. Formats: Parquet, Arrow, WET, and JSON
+    lines, CSV, TSV or JSON arrays, each plain or as gzip or zstd."""
     storage_options: StorageOptions = {}
     """Options of the fsspec file system that opens `path`. Secrets are refused."""
     text: str = Field(default="text", min_length=1)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
+import csv
 import gzip
 import io
 import json
 import random
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,7 +48,15 @@ def read_rows(name: str, data: bytes) -> list[Row]:
         table = pq.read_table(io.BytesIO(data))
         assert table.column_names == ["other", "text", "id"]
         return list(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
-    lines = unpacked("a.jsonl.zst" if "wet" in name else name, data).split(b"\n")
+    plain = unpacked("a.jsonl.zst" if "wet" in name else name, data)
+    if ".csv" in name or ".tsv" in name:
+        delimiter = "," if ".csv" in name else "\t"
+        text = io.StringIO(plain.decode(), newline="")
+        csv.field_size_limit(sys.maxsize)
+        return [(row["id"], row["text"]) for row in csv.DictReader(text, delimiter=delimiter)]
+    if ".json" in name and ".jsonl" not in name:
+        return [(row["id"], row["text"]) for row in json.loads(plain)]
+    lines = plain.split(b"\n")
     return [(row["id"], row["text"]) for row in map(json.loads, filter(bytes.strip, lines))]
 
 
@@ -73,6 +85,14 @@ def test_a_line_keeps_its_exact_bytes(corpus: Path, rows: Sequence[Row]) -> None
     keep = np.arange(len(rows)) % 3 != 1
     kept = [line for line, is_kept in zip(lines, keep, strict=True) if is_kept]
     assert unpacked(name, kept_rows(shard, {}, keep)) == b"".join(line + b"\n" for line in kept)
+
+
+@pytest.mark.parametrize("corpus", ["corpus.csv"], indirect=True)
+def test_a_csv_record_keeps_its_exact_bytes(corpus: Path, rows: Sequence[Row]) -> None:
+    (shard,) = shards_of(corpus, 64_000_000)
+    data = kept_rows(shard, {}, np.ones(len(rows), dtype=np.bool_))
+    records = corpus.read_bytes().removeprefix(codecs.BOM_UTF8)
+    assert data == re.sub(rb"(\r\n)+", b"\r\n", records) + b"\n"  # no row holds a newline
 
 
 def one_frame(path: Path) -> bytes:

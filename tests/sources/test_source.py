@@ -29,6 +29,10 @@ CORPORA = [
     "file.arrow",
     "stream.arrow",
     "corpus.warc.wet.gz",
+    "corpus.csv.zst",
+    "corpus.tsv.gz",
+    "corpus.json",
+    "corpus.json.gz",
 ]
 TARGETS = [1, 3000, 100_000, 10**9]
 
@@ -111,7 +115,9 @@ def test_a_truncated_file_is_one_line(corpus: Path, tmp_path: Path, kept: float)
     assert raised.value.exit_code == 1
 
 
-@pytest.mark.parametrize("format", [format for format in FORMATS if format != "jsonl"])
+@pytest.mark.parametrize(
+    "format", [format for format in FORMATS if format not in ("jsonl", "csv", "tsv")]
+)
 def test_a_file_that_is_not_what_its_name_says_is_one_line(write: Write, format: str) -> None:
     input_object = write(f"corpus.{format}", b"these are plain words, of no format at all " * 50)
     with pytest.raises(StorageError) as raised:
@@ -253,6 +259,24 @@ def test_a_file_a_glob_and_a_folder_name_their_objects_in_order(
         assert input_object.size_bytes == len(name)
 
 
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        (["a.parquet", "b.csv", "c/d.jsonl"], ["a.parquet", "c/d.jsonl"]),
+        (["a.csv", "b/c.tsv.gz", "info.json"], ["a.csv", "b/c.tsv.gz"]),
+        (["a.json", "b.json.zst", "README.md"], ["a.json", "b.json.zst"]),
+    ],
+)
+def test_a_folder_means_its_files_of_one_kind(
+    tmp_path: Path, names: list[str], taken: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    objects = find_objects(str(tmp_path), tmp_path / "cache")
+    assert [each.path for each in objects] == [str(tmp_path / name) for name in taken]
+
+
 def test_a_file_url_and_a_relative_path_are_the_same_object(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,11 +316,11 @@ def test_a_path_that_names_nothing_is_one_problem(tmp_path: Path, path: str) -> 
         find_objects(f"{tmp_path}/{path}", tmp_path / "cache")
 
 
-@pytest.mark.parametrize("path", ["notes.csv", "*"])
+@pytest.mark.parametrize("path", ["notes.pdf", "*"])
 def test_a_named_file_of_no_supported_format_is_refused(tmp_path: Path, path: str) -> None:
-    (tmp_path / "notes.csv").write_bytes(b"")
+    (tmp_path / "notes.pdf").write_bytes(b"")
     (tmp_path / "fine.jsonl").write_bytes(b"")
-    with pytest.raises(SpecError, match=r"files are not \.parquet .*notes\.csv"):
+    with pytest.raises(SpecError, match=r"files are not \.parquet .*notes\.pdf"):
         find_objects(f"{tmp_path}/{path}", tmp_path / "cache")
 
 

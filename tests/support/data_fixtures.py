@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import importlib
 import io
@@ -62,6 +63,23 @@ def _lines(rows: Sequence[Row]) -> bytes:
     return "".join(lines).rstrip().encode()
 
 
+def _csv(rows: Sequence[Row], **dialect: Any) -> bytes:
+    """A byte order mark, CRLF, blank lines, and quotes in a third of the fields or where needed."""
+    lines = io.StringIO(newline="")
+    lines.write("\ufeff")
+    for index, row in enumerate([("id", "text"), *rows]):
+        quoting = csv.QUOTE_ALL if index % 3 == 0 else csv.QUOTE_MINIMAL
+        csv.writer(lines, quoting=quoting, **dialect).writerow(row)
+        lines.write("\r\n" * (index % 5 == 0))
+    return lines.getvalue().removesuffix("\r\n").encode()
+
+
+def _array(rows: Sequence[Row]) -> bytes:
+    """A JSON array over many lines."""
+    objects = [{"id": identifier, "text": text} for identifier, text in rows]
+    return json.dumps(objects, ensure_ascii=False, indent=1).encode()
+
+
 def _table(rows: Sequence[Row]) -> pa.Table:
     ids, texts = zip(*rows, strict=True)
     return pa.table({"other": range(len(rows)), "text": list(texts), "id": list(ids)})
@@ -120,6 +138,11 @@ ENCODERS: dict[str, Callable[[Sequence[Row]], bytes]] = {
     "file.arrow": _arrow_file,
     "stream.arrow": _arrow_stream,
     "corpus.warc.wet.gz": _wet,
+    "corpus.csv": _csv,
+    "corpus.csv.zst": lambda rows: _halves(_csv(rows), zstandard.compress),
+    "corpus.tsv.gz": lambda rows: _halves(_csv(rows, delimiter="\t"), gzip.compress),
+    "corpus.json": _array,
+    "corpus.json.gz": lambda rows: _halves(_array(rows), gzip.compress),
 }
 
 

@@ -1,0 +1,162 @@
+"""CSV and TSV against Python's csv module: any bytes, any blocks, any cut."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from whole_shards import all_documents
+
+from pipeline.errors import SpecError, UnreadableError
+from pipeline.sources import records
+from pipeline.sources.source import InputObject, cut, every_row
+from pipeline.sources.streams import BLOCK_BYTES
+
+Write = Callable[[str, bytes], InputObject]
+HEADER = "text,id\n"
+PIECES = st.sampled_from(
+    ['"', '""', ",", "\t", "\n", "\r", "\r\n", "a", " ", "é", "\x00", "\x85", ',"', '",', "b,c\n"]
+)
+
+
+def rows_of(data: str, delimiter: str = ",") -> list[list[str]]:
+    """The rows as the csv module reads them, without blank lines and without the header."""
+    lines = csv.reader(io.StringIO(data, newline=""), delimiter=delimiter)
+    return [row for row in lines if row][1:]
+
+
+def is_open(data: str, delimiter: str = ",") -> bool:
+    """Whether the data ends within quotes: then what is added is a part of the last field."""
+    return len(rows_of(f"{data}\nmore\nrows", delimiter)) < len(rows_of(data, delimiter)) + 2
+
+
+def read(data: bytes, format: str, target_bytes: int, block_bytes: int) -> list[tuple[object, ...]]:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "BLOCK_BYTES", block_bytes)
+        path = Path(folder) / f"a.{format}"
+        path.write_bytes(data)
+        shards = cut(InputObject(str(path), len(data), "", format), "text", "id", target_bytes)
+        rows = [row for shard in shards for row in every_row(shard, {})]
+    return [(row.text, row.id, row.problem) for row in rows]
+
+
+@given(
+    st.lists(PIECES, max_size=25).map("".join),
+    st.sampled_from(["csv", "tsv"]),
+    st.integers(1, 2_000),
+    st.integers(1, 9),
+)
+@example('"a""\n\r', "csv", 1, 2)
+def test_the_rows_of_all_shards_are_those_of_the_csv_module(
+    body: str, format: str, target_bytes: int, block_bytes: int
+) -> None:
+    delimiter = {"csv": ",", "tsv": "\t"}[format]
+    data = HEADER.replace(",", delimiter) + body
+    expected: list[tuple[object, ...]] = []
+    for row in rows_of(data, delimiter):
+        if len(row) < 2 or any(row[2:]):
+            expected.append((None, None, f"{len(row)} fields, and the header has 2"))
+        else:
+            expected.append((row[0].encode(), row[1].encode(), None))
+    if is_open(data, delimiter):
+        expected[-1] = (None, None, "a quote is not closed")
+    assert read(data.encode(), format, target_bytes, block_bytes) == expected
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+def test_a_byte_order_mark_and_every_kind_of_newline_are_read(
+    write: Write, mark: bytes, newline: bytes
+) -> None:
+    lines = [b'"id",text', b'1,"two', b'lines"', b"", b'2,"a ""word"""']
+    input_object = write("a.csv", mark + newline.join(lines))
+    documents = pa.concat_tables(map(all_documents, cut(input_object, "text", "id", 1)))
+    assert documents.column("doc_id").to_pylist() == ["1", "2"]
+    assert documents.column("text").to_pylist() == [f"two{newline.decode()}lines", 'a "word"']
+
+
+def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(write: Write) -> None:
+    lines = [
+        b"id,text",
+        b"1,ok",
+        b"2,caf\xe9",  # Latin-1
+        b"3,Hello, world",
+        b"4",
+        b"5,ok,,",  # empty fields are no text that would be lost
+        b"6,",
+        b'7,"never closed',
+        b"8,ok",
+    ]
+    documents = all_documents(*cut(write("a.csv", b"\n".join(lines)), "text", "id", 10**6))
+    assert documents.column("status").to_pylist() == [
+        "ok",
+        "error:invalid UTF-8",
+        "error:3 fields, and the header has 2",
+        "error:1 fields, and the header has 2",
+        "ok",
+        "empty",
+        "error:a quote is not closed",
+    ]
+    assert documents.column("doc_id").to_pylist()[:2] == ["1", "2"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\r\n", b"\xef\xbb\xbf", b"text,id\n", b"text,id"])
+def test_a_file_without_a_row_makes_no_shard(write: Write, data: bytes) -> None:
+    assert cut(write("a.csv", data), "text", "id", 3000) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "fix"),
+    [
+        ("a.csv", "body,id", "has no such column; it has: body, id"),
+        ("a.csv", "text,id,text", "has 2 such column; it has: id, text, text"),
+        ("a.csv", "id;text", "separated by ';'; separate them by commas"),
+        ("a.csv", "id\ttext", "or by tabs in a .tsv file"),
+        ("a.tsv", "id,text", "separated by ','"),
+        ("a.csv", "x" * 5_000, "it has: " + "x" * 60 + "..."),
+    ],
+)
+def test_a_header_without_the_column_is_one_line_with_the_fix(
+    write: Write, name: str, header: str, fix: str
+) -> None:
+    with pytest.raises(SpecError) as raised:
+        cut(write(name, f"{header}\n1,2\n".encode()), "text", None, 3000)
+    (problem,) = raised.value.problems
+    assert problem.place == "input.text"
+    assert fix in problem.fix
+    assert len(problem.fix) < 400
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ("id,text\n".encode("utf-16"), "its text is UTF-16; save it as UTF-8"),
+        ("id,text,Größe\n".encode("latin-1"), "its header is not UTF-8; save the file as UTF-8"),
+        (b'id,"text\n', "a quote in its header is not closed"),
+    ],
+)
+def test_a_header_that_cannot_be_read_is_one_line(write: Write, data: bytes, reason: str) -> None:
+    with pytest.raises(UnreadableError, match=reason):
+        cut(write("a.csv", data), "text", None, 3000)
+
+
+def test_a_field_longer_than_many_blocks_is_cut_in_the_memory_of_a_few(write: Write) -> None:
+    long = b'"' + b"x,\n" * (10 * BLOCK_BYTES) + b'"'
+    input_object = write("a.csv.gz", gzip.compress(b"text\nshort\n" + long, compresslevel=1))
+    tracemalloc.start()
+    shards = cut(input_object, "text", None, 10_000)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [(shard.piece.start_row, shard.piece.end_row) for shard in shards] == [(0, 1), (1, 2)]
+    assert peak_bytes < 6 * BLOCK_BYTES
+    (length,) = all_documents(shards[1]).column("n_chars").to_pylist()
+    assert length == 30 * BLOCK_BYTES
