@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from pipeline.errors import Problem, SpecError, UnreadableError
+from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, one_line, opened
 from pipeline.stores.retries import option_errors
 
@@ -37,7 +37,7 @@ class GoldRows:
 
     def place(self, row: int) -> str:
         """A row's place, for errors."""
-        return f"{self.path}, row {row + 1}"
+        return f"--gold {self.path}, row {row + 1}"
 
 
 def gold_format(path: str) -> str | None:
@@ -53,6 +53,10 @@ def read_gold_rows(path: str, format: str, options: Options) -> GoldRows:
             return GoldRows(path, _columns(path, format, options))
     except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
         raise SpecError([Problem("--gold", f"cannot be opened: {error}", path)]) from error
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise SpecError([Problem("--gold", "there is no such file", path)]) from error
+        raise type(error)(f"--gold: {error}") from error
 
 
 def _columns(path: str, format: str, options: Options) -> dict[str, list[object]]:

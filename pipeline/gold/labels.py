@@ -7,9 +7,11 @@ another run of assay, a teacher.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from typing import Literal
 
 import numpy as np
@@ -29,6 +31,8 @@ By = Literal["doc_id", "content_hash"]
 UNLABELLED = -1
 # The number of unknown values that an error lists; the others usually have the same cause.
 SHOWN_PROBLEMS = 10
+# A ratio of difflib above this one means close names, by its documentation.
+LEAST_SIMILARITY = 0.6
 _FORMATS = " ".join(f".{format}" for format in FORMATS)
 _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 
@@ -114,16 +118,17 @@ def _task_columns(
     chosen = [task for task in spec.tasks if not options.tasks or task.name in options.tasks]
     columns = [(task, named.get(task.name, task.name)) for task in chosen]
     required = set(named) | set(options.tasks)
-    fix = f"{source} has no such column; it has {', '.join(names)}; write --column TASK=COLUMN"
+    shown = ", ".join(names)
+    fix = f"{source} has no such column; it has {shown}; write --column TASK=COLUMN"
     problems = [
-        Problem(f"gold of task {task.name}", fix, column)
+        Problem("--column" if task.name in named else f"--task {task.name}", fix, column)
         for task, column in columns
         if task.name in required and column not in names
     ]
     present = [(task, column) for task, column in columns if column in names]
     if not present and not problems:
         fix = f"has no column named as a task is ({', '.join(task.name for task in chosen)}); "
-        fix += f"it has {', '.join(names)}; write --column TASK=COLUMN"
+        fix += f"it has {shown}; write --column TASK=COLUMN"
         problems = [Problem("--gold", fix, source)]
     if problems:
         raise SpecError(problems)
@@ -221,19 +226,71 @@ def _gold_task(rows: GoldRows, task: TaskSpec, column: str, options: GoldOptions
     names = _label_names(task, options)
     written = [_written(value) for value in rows.columns[column]]
     times = Counter(value for value in written if value is not None and value not in names)
-    problems = []
-    for value, count in list(times.items())[:SHOWN_PROBLEMS]:
-        fix = (
-            f"is not a label of task {task.name}; its labels are {', '.join(task.labels)} "
-            f"({count} rows have it); write --value '{value}={next(iter(task.labels))}', or leave "
-            f"the task out with --task"
+    if times:
+        fixes = _fixes(list(times), set(written), task, names)
+        raise SpecError(
+            [
+                Problem(
+                    f"{rows.place(written.index(value))}, column {column}",
+                    f"is not a label of task {task.name} ({times[value]:,} rows have it); {fix}",
+                    value,
+                )
+                for value, fix in list(zip(times, fixes, strict=True))[:SHOWN_PROBLEMS]
+            ]
         )
-        place = f"{rows.place(written.index(value))}, column {column}"
-        problems.append(Problem(place, fix, value))
-    if problems:
-        raise SpecError(problems)
     truth = [UNLABELLED if value is None else names[value] for value in written]
     return GoldTask(tuple(task.labels), np.array(truth, np.int64))
+
+
+def _fixes(
+    unknown: Sequence[str], used: Set[str | None], task: TaskSpec, names: Mapping[str, int]
+) -> list[str]:
+    """What to write for each unknown gold value; `used` are all values of the gold."""
+    matched = {index for name, index in names.items() if name in used}
+    unmatched = [label for index, label in enumerate(task.labels) if index not in matched]
+    proposed = similar_labels(unknown, tuple(task.labels), unmatched)
+    free = [label for label in unmatched if label not in proposed.values()]
+    choices = f"one that no gold value has ({', '.join(free)})" if free else ", ".join(task.labels)
+    return [
+        f"if it means {label}, write --value {shlex.quote(f'{value}={label}')}"
+        if (label := proposed.get(value))
+        else f"no label has a similar name; write --value {shlex.quote(f'{value}=LABEL')} with "
+        f"{choices}, or leave the task out with --task"
+        for value in unknown
+    ]
+
+
+def similar_labels(
+    values: Sequence[str], labels: Sequence[str], unmatched: Sequence[str]
+) -> dict[str, str]:
+    """The label that each gold value probably means, by the similarity of their names.
+
+    A label is proposed for one value only, and a label that the gold also has for none, except
+    where the names differ in nothing but case.
+
+    Args:
+        values: Gold values that are no labels.
+        labels: All labels of the task.
+        unmatched: Those that no gold value has.
+
+    Returns:
+        The label of each value that has one.
+
+    Examples:
+        >>> similar_labels(["Sports", "Arts", "?"], ["art", "sport"], ["art", "sport"])
+        {'Sports': 'sport', 'Arts': 'art'}
+    """
+    scored = [
+        (SequenceMatcher(None, value.casefold(), label.casefold()).ratio(), value, label)
+        for value in values
+        for label in labels
+    ]
+    proposed: dict[str, str] = {}
+    for score, value, label in sorted(scored, key=lambda each: -each[0]):
+        is_free = label in unmatched and label not in proposed.values()
+        if value not in proposed and score >= LEAST_SIMILARITY and (is_free or score == 1):
+            proposed[value] = label
+    return proposed
 
 
 def _written(value: object) -> str | None:
@@ -281,9 +338,10 @@ def _teacher_task(
     names = _label_names(task, options)
     unknown = [label for label in teacher_labels if label not in names]
     if unknown:
-        fix = f"is not a label of task {task.name}; its labels are {', '.join(task.labels)}; "
-        fix += "write --value TEACHERS_LABEL=LABEL"
-        raise SpecError([Problem(f"--gold, task {task.name}", fix, label) for label in unknown])
+        fixes = _fixes(unknown, set(teacher_labels), task, names)
+        what = f"is not a label of task {task.name}"
+        pairs = zip(unknown, fixes, strict=True)
+        raise SpecError([Problem("--gold", f"{what}; {fix}", label) for label, fix in pairs])
     answers = column.combine_chunks()
     p = probabilities(answers, versions(answers.type)[-1], teacher_labels)  # [rows, theirs]
     soft = np.zeros((len(p), len(task.labels)))

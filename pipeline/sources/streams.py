@@ -77,7 +77,7 @@ def one_line(error: BaseException) -> str:
 
 def _message(path: str, error: BaseException) -> str:
     reason = one_line(error)
-    return f"{path}: cannot be read: {reason}; replace the file or take it out of input.path"
+    return f"{path}: cannot be read: {reason}; replace or remove the file"
 
 
 @contextmanager

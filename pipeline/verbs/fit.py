@@ -145,7 +145,7 @@ def _paths(tasks: Sequence[TaskSpec], to: str | None) -> list[str]:
     paths = [readout_path(task.name, named=task.readout, to=to) for task in tasks]
     if repeated := sorted({path for path in paths if paths.count(path) > 1}):
         fix = "is the readout of several tasks; give each task its own file"
-        raise SpecError([Problem("readout", fix, repeated[0])])
+        raise SpecError([Problem("tasks.readout", fix, repeated[0])])
     return paths
 
 
@@ -166,10 +166,10 @@ def _check_counts(counts: Mapping[str, Sequence[int]], gold: Gold, options: FitO
         for label, count in zip(gold.tasks[task].labels, of_task, strict=True):
             if count < folds:
                 fix = (
-                    f"label {label!r} has {count} documents, and one is needed in each of "
-                    f"{folds} folds; add some, or name only the other tasks with --task"
+                    f"label {label!r} of task {task} has {count} documents, and one is needed in "
+                    f"each of {folds} folds; add some, or name only the other tasks with --task"
                 )
-                problems.append(Problem(f"gold of task {task}", fix, gold.source))
+                problems.append(Problem("--gold", fix, gold.source))
         held_out = _held_out(sum(of_task))
         most = sum(of_task) - held_out
         if wrong := [number for number in options.rows if not 2 <= number <= most]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.gold.labels import UNLABELLED, read_gold
+from pipeline.gold.labels import UNLABELLED, read_gold, similar_labels
 from pipeline.options import GoldOptions
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
@@ -201,10 +202,14 @@ def test_each_problem_with_gold_is_one_line(
 
     odd = [{**row, "toxic": "Toxic" if n in (2, 5) else row["toxic"]} for n, row in enumerate(rows)]
     (line,) = lines(odd)
-    assert "bad.csv, row 3, column toxic: is not a label of task toxic; its labels are" in line
-    assert "clean, toxic (2 rows have it)" in line and line.endswith("(got 'Toxic')")
+    assert line == (
+        f"--gold {bench.folder}/bad.csv, row 3, column toxic: is not a label of task toxic (2 rows "
+        "have it); if it means toxic, write --value Toxic=toxic (got 'Toxic')"
+    )
     assert "has no doc, so" not in lines(rows, "--id", "doc")[0]
-    assert lines([{**rows[0], "id": ""}])[0].startswith(f"{bench.folder}/bad.csv, row 1: has no id")
+    assert lines([{**rows[0], "id": ""}])[0].startswith(
+        f"--gold {bench.folder}/bad.csv, row 1: has no"
+    )
     assert "write --column TASK=COLUMN" in lines([{"id": "1", "rude": "toxic"}])[0]
     assert lines(rows, "--column", "rude=toxic")[0].startswith("--column: the spec has no such")
     twice = ["--column", "toxic=toxic", "--column", "toxic=topic"]
@@ -212,10 +217,58 @@ def test_each_problem_with_gold_is_one_line(
     assert lines(rows, "--column", "toxic")[0].startswith("--column: write LEFT=RIGHT")
     assert lines(rows, "--value", "x=rude")[0].startswith("--value: no task has such a label")
     assert lines(rows, "--precision", "90")[0].startswith("--precision: write a share")
-    assert bench.evaluate(str(bench.folder / "nowhere.csv")) == 1
+    assert bench.evaluate(str(bench.folder / "nowhere.csv")) == 2
     assert bench.evaluate(str(bench.folder / "no-output")) == 2
     err = capsys.readouterr().err
-    assert "nowhere.csv: cannot be read" in err and "nor an output of assay" in err
+    assert "--gold: there is no such file (got" in err and "nor an output of assay" in err
+
+
+def test_copied_hints_map_each_gold_name_to_the_label_of_its_name(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"art": "Arts", "law": "LAW", "sport": "Some sport", None: ""}
+    rows = [{**row, "topic": own[row["topic"]]} for row in bench.gold()]
+    gold = bench.write(rows, "named.csv")
+    assert bench.evaluate(gold, "--task", "topic") == 2
+    lines = capsys.readouterr().err.splitlines()
+    written = [shlex.split(line.partition("write ")[2].partition(" (got")[0]) for line in lines]
+    hints = [word for words in written for word in words]
+    assert sorted(hints[1::2]) == ["Arts=art", "LAW=law", "Some sport=sport"]
+    assert bench.evaluate(gold, "--task", "topic", *hints, "--json") == 0
+    mapped = json.loads(capsys.readouterr().out)["tasks"]
+    assert bench.evaluate(bench.write(bench.gold()), "--task", "topic", "--json") == 0
+    expected = json.loads(capsys.readouterr().out)["tasks"]
+    assert mapped["topic"]["versions"] == expected["topic"]["versions"]
+
+
+def test_values_without_a_similar_label_are_listed_with_the_labels_that_are_free(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"art": "Art", "law": "7", "sport": "9", None: ""}
+    rows = [{**row, "topic": own[row["topic"]]} for row in bench.gold()]
+    assert bench.evaluate(bench.write(rows, "numbers.csv"), "--task", "topic") == 2
+    by_value = {line[-5:]: line for line in capsys.readouterr().err.splitlines()}
+    assert "if it means art, write --value Art=art" in by_value["Art')"]
+    free = "with one that no gold value has (law, sport), or leave the task out with --task"
+    assert f"no label has a similar name; write --value 7=LABEL {free}" in by_value[" '7')"]
+
+
+@pytest.mark.parametrize(
+    ("values", "used", "proposed"),
+    [
+        (["Business", "Sports"], [], {"Business": "business", "Sports": "sports"}),
+        (["sport", "sportz"], [], {"sport": "sports"}),  # one to one: the more similar value
+        (["sport"], ["sports"], {}),  # the gold has this label under its own name
+        (["SPORTS"], ["sports"], {"SPORTS": "sports"}),
+        (["1", "2"], [], {}),
+    ],
+)
+def test_labels_are_proposed_one_to_one(
+    values: list[str], used: list[str], proposed: dict[str, str]
+) -> None:
+    labels = ["world", "sports", "business"]
+    unmatched = [label for label in labels if label not in used]
+    assert similar_labels(values, labels, unmatched) == proposed
 
 
 def test_answers_to_another_question_are_not_evaluated(
@@ -264,7 +317,7 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
             }
     renamed = {"toxic": GoldOptions(columns=(("toxic", "topic"),), tasks=["toxic"])}["toxic"]
     with pytest.raises(
-        SpecError, match=r"--gold, task toxic: is not a label .*--value TEACHERS_LABEL"
+        SpecError, match=r"--gold: is not a label of task toxic; .* --value art=LABEL with one that"
     ):
         read_gold(f"{bench.output}/snapshots/00000001.json", spec, renamed)
     mapping = (("art", "toxic"), ("law", "clean"), ("sport", "clean"))
@@ -368,4 +421,4 @@ def test_a_broken_file_of_gold_is_one_line(
     path.write_bytes(data)
     assert bench.evaluate(str(path)) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"assay: {path}")
+    assert line.startswith(f"assay: --gold: {path}")

@@ -153,7 +153,7 @@ def test_document_leaves_the_question_out_and_tables_are_printed(
         (["--rows", "44"], "--rows: 23 documents of toxic are held out: write 2 to 23"),
         (["--rows", "ten"], "--rows: write whole numbers"),
         (["--folds", "1"], "--folds: write 2 or more"),
-        (["--folds", "16"], "gold of task toxic: label 'toxic' has 15 documents, and one is"),
+        (["--folds", "16"], "--gold: label 'toxic' of task toxic has 15 documents, and one is"),
         (["--column", "asked=toxic", "--to", "x.safetensors"], "--to: is one file for 2 tasks"),
     ],
 )
