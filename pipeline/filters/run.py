@@ -19,7 +19,6 @@ import pyarrow as pa
 from pipeline.errors import FailedRowsError, Problem, SpecError, StorageError
 from pipeline.filters.labelled import current_labels, identity_of, labelled_shards
 from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
-from pipeline.filters.rule import Rule
 from pipeline.filters.shard import (
     COUNTS,
     Counts,
@@ -34,6 +33,7 @@ from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.rows import aligned_batches, refuse_changed, wide_schema
 from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import FilterOptions, OnError
+from pipeline.sources.rule import Rule
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import format_of
 from pipeline.spec.schema import JobSpec
@@ -144,7 +144,8 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     contents = current_labels(spec, store)
     schema = wide_schema(contents, list(contents.tasks))
     on_error = options.on_error or spec.filter.on_error
-    split = FilterSplit(Rule(spec.filter.keep, schema), on_error, options.by, schema)
+    rule = Rule(spec.filter.keep, schema, place="filter.keep")
+    split = FilterSplit(rule, on_error, options.by, schema)
     paths = {shard.path for shard in contents.shards}
     layout = Layout(
         id=_filter_id(contents, spec.filter.keep, on_error),

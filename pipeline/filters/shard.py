@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 
 from pipeline.errors import Problem, SpecError
 from pipeline.filters.labelled import labelled_texts
-from pipeline.filters.rule import Rule
 from pipeline.filters.writers import kept_rows
 from pipeline.hashes import canonical_json
 from pipeline.ledger.label_files import to_parquet, verify
@@ -27,6 +26,7 @@ from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN, read_shard
 from pipeline.ledger.snapshots import NamedShard
 from pipeline.options import OnError
 from pipeline.sources.documents import OK, TRUNCATED, RawRow, TooLong, id_text
+from pipeline.sources.rule import Rule
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import every_row
 from pipeline.sources.streams import Options, reading

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import SpecError
-from pipeline.filters.rule import Rule
+from pipeline.sources.rule import Rule
 
 P = pa.struct([("toxic", pa.float32()), ("clean", pa.float32())])
 TASK = pa.struct([("label", pa.string()), ("p", P), ("mass", pa.float32())])
@@ -19,6 +19,10 @@ ROWS = pa.RecordBatch.from_pylist(
     ],
     SCHEMA,
 )
+
+
+def make_rule(keep: str) -> Rule:
+    return Rule(keep, SCHEMA, place="filter.keep")
 
 
 @pytest.mark.parametrize(
@@ -34,11 +38,11 @@ ROWS = pa.RecordBatch.from_pylist(
     ],
 )
 def test_a_rule_says_of_each_row_whether_it_is_kept(keep: str, verdicts: list[bool | None]) -> None:
-    assert Rule(keep, SCHEMA).verdicts(ROWS).to_pylist() == verdicts
+    assert make_rule(keep).verdicts(ROWS).to_pylist() == verdicts
 
 
 def test_a_rule_names_the_columns_that_it_reads() -> None:
-    assert Rule("Toxic.p.toxic < .5 AND N_CHARS > 1", SCHEMA).columns == ("n_chars", "toxic")
+    assert make_rule("Toxic.p.toxic < .5 AND N_CHARS > 1").columns == ("n_chars", "toxic")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ def test_a_rule_names_the_columns_that_it_reads() -> None:
 )
 def test_anything_else_is_refused_with_the_reason(keep: str, reason: str) -> None:
     with pytest.raises(SpecError) as refused:
-        Rule(keep, SCHEMA)
+        make_rule(keep)
     (problem,) = refused.value.problems
     assert problem.place == "filter.keep"
     assert reason in problem.fix
@@ -95,26 +99,26 @@ def test_anything_else_is_refused_with_the_reason(keep: str, reason: str) -> Non
 @pytest.mark.parametrize("depth", [2_000, 100_000])
 def test_a_rule_of_any_depth_is_refused_and_ends_nothing(depth: int) -> None:
     with pytest.raises(SpecError, match=r"filter\.keep: "):
-        Rule("abs(" * depth + "n_chars" + ")" * depth + " > 0", SCHEMA)
+        make_rule("abs(" * depth + "n_chars" + ")" * depth + " > 0")
 
 
 def test_a_rule_that_is_random_only_for_some_documents_is_refused_at_those() -> None:
-    rule = Rule("random() > toxic.p.toxic", SCHEMA)
-    rows = pa.RecordBatch.from_pylist([{"toxic": {"p": {"toxic": 0.5}}}] * 64, SCHEMA)
+    rule = make_rule("random() > toxic.p.toxic")
+    rows = pa.RecordBatch.from_pylist([{"toxic": {"p": {"toxic": 0.5}}}] * 64)
     with pytest.raises(SpecError, match="another value when it is evaluated again"):
         rule.verdicts(rows)
 
 
 def test_no_rows_have_no_verdicts() -> None:
-    assert Rule("n_chars > 1", SCHEMA).verdicts(ROWS.slice(0, 0)).to_pylist() == []
+    assert make_rule("n_chars > 1").verdicts(ROWS.slice(0, 0)).to_pylist() == []
 
 
 def test_a_string_that_looks_like_a_parse_tree_is_a_string() -> None:
-    rule = Rule("""doc_id = '"class":"SUBQUERY"'""", SCHEMA)
+    rule = make_rule("""doc_id = '"class":"SUBQUERY"'""")
     assert rule.verdicts(ROWS).to_pylist() == [False] * 3
 
 
 def test_a_value_that_cannot_be_computed_is_an_error_of_the_rule() -> None:
-    rule = Rule("doc_id::INTEGER > 0", SCHEMA)
+    rule = make_rule("doc_id::INTEGER > 0")
     with pytest.raises(SpecError, match=r"filter\.keep: .*Could not convert string 'a'"):
         rule.verdicts(ROWS)

@@ -1,4 +1,4 @@
-"""The rule that keeps a document: one boolean SQL expression over the columns of `open_labels`.
+"""A rule that chooses documents: one boolean SQL expression over the columns of one document.
 
 Entry point: `Rule`. DuckDB evaluates the rule without access to files, networks or settings.
 """
@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from pipeline.errors import Problem, SpecError
 
-PLACE = "filter.keep"
 SEALED = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
@@ -28,10 +27,14 @@ PROBE_ROWS = 256
 
 
 class Rule:
-    """A rule that parses, binds to the columns and gives a boolean; SpecError if it does not."""
+    """A rule that parses, binds to the columns and gives a boolean; SpecError if it does not.
 
-    def __init__(self, keep: str, schema: pa.Schema) -> None:
+    `place` is the key or the flag that the user wrote, for errors.
+    """
+
+    def __init__(self, keep: str, schema: pa.Schema, *, place: str) -> None:
         self.keep = keep
+        self._place = place
         self._connection = duckdb.connect(":memory:", config=dict(SEALED))
         self._expression = self._parse()
         nulls = [pa.nulls(PROBE_ROWS, field.type) for field in schema]
@@ -98,7 +101,7 @@ class Rule:
         return values.column(0).combine_chunks()
 
     def _wrong(self, fix: str) -> SpecError:
-        return SpecError([Problem(PLACE, fix, self.keep)])
+        return SpecError([Problem(self._place, fix, self.keep)])
 
 
 def _reason(error: duckdb.Error) -> str:
