@@ -233,9 +233,11 @@ def fit(
 ) -> int:
     """Fit trained readouts to gold labels, and write their files.
 
-    The figures come from rows that were held out by cross-validation.
+    The figures come from rows that were held out by cross-validation. Of the layers that are as
+    good as the best one, up to one standard error, the cheapest is chosen.
     """
-    return VERBS["fit"].carry_out(spec, gold, gold_options, options, as_json=as_json)
+    fitted = VERBS["fit"].result(spec, gold, gold_options, options)
+    return VERBS["fit"].print(fitted, as_json=as_json, spec_file=spec)
 
 
 @app.command(group=IMPROVE, sort_key=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -29,8 +30,8 @@ def fit_progress(documents: int, stream: TextIO) -> AbstractContextManager[Calla
     return shown_progress(console_on(stream), documents, doing="reading", done="read")
 
 
-def show_fit(fit: Fit, console: Console) -> None:
-    """Prints the gold, then each task's layers, learning curve and file."""
+def show_fit(fit: Fit, console: Console, *, spec_file: str = "SPEC") -> None:
+    """Prints the gold, each task's layers, learning curve and file, and the next command."""
     console.print(two_columns(_gold(fit)))
     for task in fit.tasks:
         console.print()
@@ -38,6 +39,17 @@ def show_fit(fit: Fit, console: Console) -> None:
         if task.curve:
             console.print(_curve(task, fit.splits).table(**_NARROW))
         console.print(two_columns(_readout(fit, task)))
+    console.print()
+    console.print(two_columns(_next_steps(fit, spec_file)))
+
+
+def _next_steps(fit: Fit, spec_file: str) -> Iterator[tuple[str, str]]:
+    run = f"assay run {shlex.quote(spec_file)}"
+    unnamed = [task for task in fit.tasks if not task.in_spec]
+    for task in unnamed:
+        question = "question: null, " if task.kind == "document" else ""
+        yield "next", f"in {spec_file}, below task {task.task}: {question}readout: {task.path}"
+    yield ("then" if unnamed else "next"), run
 
 
 def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
@@ -68,10 +80,11 @@ def _layers(task: TaskFit) -> Grid:
                 _figure(headlines["auroc"]),
                 _figure(headlines["f1"]),
                 number(headlines["ece"].value),
+                f"{number(each.loss)} ±{number(each.loss_error).removeprefix('0')}",
                 *([", ".join(aurocs)] if several else []),
             )
         )
-    names = ("layer", "depth", "s/doc", "AUROC", "macro F1", "ECE", *both)
+    names = ("layer", "depth", "s/doc", "AUROC", "macro F1", "ECE", "loss", *both)
     return Grid(f"{task.task}: {task.kind} readout{states}", names, rows, texts=0)
 
 
@@ -91,9 +104,13 @@ def _curve(task: TaskFit, splits: int) -> Grid:
 def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
     state = "last token" if task.pooling == "last" else "mean of the document's tokens"
     yield "readout", f"{task.path}: layer {task.layer}, {state}"
+    if len(task.layers) > 1:
+        best = min(task.layers, key=lambda each: each.loss)
+        rule = f"of at most {number(task.loss_limit)}, the smallest plus one standard error"
+        yield "layer", f"{task.layer} is the cheapest with a loss {rule} (layer {best.layer})"
     headlines = task.scores.headlines
     shown = ", ".join(f"{name} {_figure(headlines[key])}" for key, name in _NAMES.items())
-    yield "scores", f"{shown}: layer and state, too, are chosen without the row"
+    yield "scores", f"{shown}: each row is scored by a fit that has not seen it"
     counts = ", ".join(f"{each.label} {each.support:,}" for each in task.scores.labels)
     without = f"; {task.unlabelled:,} without a label for this task" if task.unlabelled else ""
     yield "rows", f"{task.rows:,}: {counts}{without}"
@@ -129,6 +146,7 @@ def _task_json(task: TaskFit, splits: int) -> dict[str, Any]:
     return {
         **{name: getattr(task, name) for name in same},
         "readout": task.path,
+        "loss_limit": task.loss_limit,
         "labels": {each.label: each.support for each in task.scores.labels},
         "scores": scores_json(task.scores),
         "layers": [
@@ -137,6 +155,8 @@ def _task_json(task: TaskFit, splits: int) -> dict[str, Any]:
                 "share": each.share,
                 "seconds_per_document": each.seconds,
                 "strength": each.strength,
+                "loss": each.loss,
+                "loss_standard_error": each.loss_error,
                 "scores": scores_json(each.scores),
                 "auroc_by_pooling": dict(each.by_pooling),
             }

@@ -31,6 +31,7 @@ from pipeline.evaluation.readout_fitting import (
     GoldStates,
     fit,
     learning_curve,
+    loss_limit,
 )
 from pipeline.gold.labels import UNLABELLED, Gold, GoldTask, read_gold
 from pipeline.options import FitOptions, GoldOptions
@@ -54,6 +55,8 @@ class LayerFit:
     scores: Scores
     by_pooling: Mapping[str, float | None]  # AUROC
     strength: float
+    loss: float  # cross-entropy of held-out rows, at the better pooling
+    loss_error: float  # its standard error
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +71,13 @@ class TaskFit:
     pooling: str
     layer: int
     balanced: bool
-    scores: Scores  # of held-out rows; layer and pooling, too, were chosen without the row
+    loss_limit: float  # the layer is the lowest one with at most this loss
+    scores: Scores  # of held-out rows; their layer and pooling were chosen by other rows
     layers: tuple[LayerFit, ...]
     curve: tuple[CurvePoint, ...]
     curve_held_out: int
     path: str
+    in_spec: bool  # the spec reads this file, at the state that it was fitted to
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +210,7 @@ def _fit_task(
         unlabelled=len(read.rows) - len(gold.targets),
         pooling=POOLINGS[fitted.pooling],
         layer=read.layers[fitted.layer],
+        loss_limit=loss_limit(fitted.best_choices),
         balanced=fitted.balanced,
         scores=score(gold.truth, fitted.held_out, list(task.labels)),
         layers=tuple(
@@ -218,12 +224,15 @@ def _fit_task(
                     for pooling, p in enumerate(fitted.by_place[n])
                 },
                 strength=fitted.choices[n].strength,
+                loss=fitted.best_choices[n].loss,
+                loss_error=fitted.best_choices[n].standard_error,
             )
             for n, layer in enumerate(read.layers)
         ),
         curve=learning_curve(at_best, options.rows, held_out=held_out),
         curve_held_out=held_out,
         path=path,
+        in_spec=task.readout == path and task.question == question,
     )
     tensors: dict[str, Any] = {}
     for layer, fitted_map in zip(read.layers, fitted.maps, strict=True):

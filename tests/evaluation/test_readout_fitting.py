@@ -12,7 +12,10 @@ from sklearn.preprocessing import StandardScaler
 from pipeline.evaluation.metrics import score
 from pipeline.evaluation.readout_fitting import (
     STRENGTHS,
+    Choice,
     GoldStates,
+    cheapest,
+    choose,
     fit,
     fit_logits,
     fit_path,
@@ -61,6 +64,51 @@ def test_the_layer_and_the_pooling_with_the_strongest_signal_are_chosen() -> Non
     assert (fitted.layer, fitted.pooling) == (1, 0)
     assert len(fitted.maps) == 3 and fitted.by_place.shape == (3, 2, 240, 2)
     assert auroc(rows.truth, fitted.held_out) > 0.9 > auroc(rows.truth, fitted.by_layer[0])
+
+
+def choice(loss: float, standard_error: float) -> Choice:
+    return Choice(loss, standard_error, 0.1, 1.0, np.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("by_layer", "chosen"),
+    [
+        # — by layer, by pooling: loss and standard error
+        ([[(0.32, 0.5), (0.31, 0.5)], [(0.3, 0.02), (0.9, 0.5)]], (0, 1)),
+        ([[(0.33, 0.5), (0.34, 0.5)], [(0.3, 0.02), (0.9, 0.5)]], (1, 0)),  # the best's own error
+        ([[(0.5, 0.01)], [(0.31, 0.01)], [(0.305, 0.01)], [(0.3, 0.01)]], (1, 0)),
+        ([[(0.3, 0.01)], [(0.3, 0.01)]], (0, 0)),
+    ],
+)
+def test_the_lowest_layer_within_one_standard_error_is_chosen(
+    by_layer: list[list[tuple[float, float]]], chosen: tuple[int, int]
+) -> None:
+    choices = [[choice(*figures) for figures in of_layer] for of_layer in by_layer]
+    assert cheapest(choices) == chosen
+
+
+def test_the_standard_error_is_that_of_the_mean_loss_of_the_rows() -> None:
+    rows = gold(signal=(1.0,)).at(0, 0)
+    [[found]] = choose(rows, [0.1])
+    logits = np.empty((240, 2))
+    for split in folds(rows.truth, rows.groups, number=3, seed=20_27):
+        scaler = StandardScaler().fit(rows.states[split.fitted, 0, 0].astype(np.float64))
+        # — as many rows as are fitted weaken the penalty
+        oracle = LogisticRegression(C=0.1 * 240 / len(split.fitted), tol=1e-8, max_iter=5_000)
+        oracle.fit(scaler.transform(rows.states[split.fitted, 0, 0]), rows.truth[split.fitted])
+        margin = oracle.decision_function(scaler.transform(rows.states[split.held_out, 0, 0]))
+        logits[split.held_out] = margin[:, None] * [-0.5, 0.5]
+    p = softmax(found.scale * logits + found.offset, axis=1)
+    split_loss = -np.log(p[np.arange(240), rows.truth])
+    assert found.loss == pytest.approx(split_loss.mean(), rel=1e-3)
+    assert found.standard_error == pytest.approx(split_loss.std(ddof=1) / np.sqrt(240), rel=1e-3)
+
+
+def test_of_equally_good_layers_the_lowest_is_fitted() -> None:
+    rows = gold(signal=(0.1, 1.5, 1.5, 1.5))
+    fitted = fit(rows)
+    assert fitted.layer == 1
+    assert auroc(rows.truth, fitted.held_out) > 0.9
 
 
 def test_random_labels_are_not_learnt() -> None:

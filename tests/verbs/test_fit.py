@@ -96,6 +96,10 @@ def test_a_fitted_file_has_the_maps_of_the_fit(
     readout = parse_readout(Path(asked, "asked.safetensors").read_bytes())
     assert (result["kind"], result["pooling"], result["rows"]) == ("question", "last", 45)
     assert readout.layers == [1, 2] and readout.card.layer == result["layer"]
+    best = min(result["layers"], key=lambda each: each["loss"])
+    assert result["loss_limit"] == best["loss"] + best["loss_standard_error"]
+    within = [each["layer"] for each in result["layers"] if each["loss"] <= result["loss_limit"]]
+    assert result["layer"] == within[0]
 
     # — the map is scikit-learn's over the standardised states, times a temperature
     spec = load_spec(spec_file)
@@ -127,6 +131,9 @@ def test_gold_with_ids_reads_the_corpus_and_the_spec_names_the_file(
     assert [row["rows"] for row in result["curve"]["rows"]] == [10, 20]
     spec = load_spec(spec_file)
     assert result["readout"] == spec.tasks[0].readout
+    assert main([*command[:4], "--layers", "1"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.strip().split(maxsplit=1) == ["next", f"assay run {spec_file}"]
     # — what a run does first: it refuses a readout that was fitted for something else
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     assert "toxic" in job.fingerprints
@@ -141,6 +148,12 @@ def test_document_leaves_the_question_out_and_tables_are_printed(
     assert main([*command, "--task", "asked", "--document", "--to", str(place_)]) == 0
     shown = capsys.readouterr().out
     assert "asked: document readout" in shown and "1 documents: empty" in shown
+    assert "the smallest plus one standard error (layer" in shown
+    steps = [line.strip().split(maxsplit=1) for line in shown.splitlines()[-2:]]
+    assert steps == [
+        ["next", f"in {spec_file}, below task asked: question: null, readout: {place_}"],
+        ["then", f"assay run {spec_file}"],
+    ]
     assert "…" not in shown and max(map(len, shown.splitlines())) <= 200  # nothing is cut off
     card = parse_readout(place_.read_bytes()).card
     assert (card.kind, card.question) == ("document", None)
