@@ -16,7 +16,7 @@ from fsspec.utils import glob_translate
 from pipeline.errors import Problem, SpecError
 from pipeline.filters.writers import CONVERTED
 from pipeline.ledger.snapshots import NamedShard
-from pipeline.sources.source import format_of
+from pipeline.sources.listing import format_of
 from pipeline.sources.streams import Options
 from pipeline.stores.store import check_key
 
@@ -34,12 +34,12 @@ class Layout:
     def kept_key(self, shard: NamedShard) -> str:
         """`kept/<id>/<folders>/<name>.<first row>.<format>`.
 
-        What another format is written as is added to the name: `<format>.parquet`.
+        What another format is written as is added to the name: `<format>.parquet`. Text files are
+        one object, named by a folder or a glob: `<folder>.<first row>.jsonl.zst`.
         """
         path = self.relative[shard.path]
-        format = format_of(path)
-        assert format is not None, path
-        suffix = path[-len(format) - 1 :]
+        format = format_of(path) or "txt"
+        suffix = path[-len(format) - 1 :] if format_of(path) else ""
         name = f"{path.removesuffix(suffix)}.{shard.start_row:0{ROW_DIGITS}d}{suffix}"
         return f"kept/{self.id}/{name}{CONVERTED.get(format, '')}"
 
@@ -51,8 +51,7 @@ class Layout:
         """The suffixes of the kept files: each file has exactly one of them."""
         suffixes = set()
         for path in self.relative.values():
-            format = format_of(path)
-            assert format is not None, path
+            format = format_of(path) or "txt"
             suffixes.add(CONVERTED.get(format, path[-len(format) - 1 :]))
         return sorted(suffixes)
 
@@ -82,6 +81,9 @@ def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> 
     if alone := [path for path, place in places.items() if not place.startswith(f"{folder}/")]:
         raise SpecError([Problem("input.path", f"{alone[0]} does not lie below it", path_glob)])
     relative = {path: _as_key(place.removeprefix(f"{folder}/")) for path, place in places.items()}
+    for path in relative:
+        if format_of(path) in (None, "txt"):  # the text files of a folder, or of a glob
+            relative[path] = re.sub(r"[*?\[\]]+", "_", relative[path])
     for below in relative.values():
         check_key(below)
     return relative
@@ -100,7 +102,7 @@ def _as_key(path: str) -> str:
 def _fixed_folder(place: str, places: Sequence[str]) -> str:
     """The folder of a file, a folder or a glob."""
     place = place.rstrip("/")
-    if place in places:
+    if list(places) == [place]:
         return place.rpartition("/")[0]
     if all(each.startswith(f"{place}/") for each in places):
         return place

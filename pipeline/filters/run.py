@@ -33,9 +33,9 @@ from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.rows import aligned_batches, refuse_changed, wide_schema
 from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import FilterOptions, OnError
+from pipeline.sources.listing import format_of
 from pipeline.sources.rule import Rule
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import format_of
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import Target, open_target
 from pipeline.stores.store import Store, check_create_only, open_store
@@ -168,8 +168,10 @@ def _filter_id(contents: Contents, keep: str, on_error: OnError) -> str:
         "on_error": on_error,
         **identity_of(contents),
     }
-    if any(format_of(shard.path) in CONVERTED for shard in contents.shards):
-        content["converted"] = CONVERTED  # earlier versions kept these in their own format
+    # — earlier versions kept these in their own format
+    changed = {format: CONVERTED[format] for format in ("arrow", "warc.wet.gz")}
+    if any(format_of(shard.path) in changed for shard in contents.shards):
+        content["converted"] = changed
     return sha256_hex(canonical_json(content), 16)
 
 

@@ -3,13 +3,14 @@
 Entry point: `kept_rows`. Parquet keeps its schema and codecs. JSON lines, CSV, TSV and JSON arrays
 keep their format, their codec and the bytes of each row; CSV and TSV also the header. Rows of Arrow
 files become Parquet; rows of WET files become JSON lines with the keys `text`, `id`, `url` and
-`date`.
+`date`; text files become JSON lines with the keys `text` and `id`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, compress, islice
 
 import numpy as np
@@ -26,12 +27,13 @@ from pipeline.sources.records import Segment, units_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import CODECS, Options, Stream, one_line, reading
 from pipeline.sources.tables import TABLES, opened_table
+from pipeline.sources.text_files import text_rows
 from pipeline.sources.wet import COLUMNS, wet_values
 
 Keep = NDArray[np.bool_]  # [rows of the shard]
 
 # The formats that are not written as they are read, with what is added to the file's name.
-CONVERTED = {"arrow": ".parquet", "warc.wet.gz": ".jsonl.zst"}
+CONVERTED = {"arrow": ".parquet", "warc.wet.gz": ".jsonl.zst", "txt": ".jsonl.zst"}
 # A row group is written when this much is gathered: the text of a shard fits, and the other columns
 # of wide rows are not all held at once.
 ROW_GROUP_BYTES = 128 * 1024 * 1024
@@ -115,6 +117,15 @@ def _kept_pages(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
         yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
+def _kept_files(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
+    named = replace(shard, version=replace(shard.version, text_column="text", id_column="id"))
+    for row in compress(islice(text_rows(named, options), _end(keep)), keep):
+        text, _, problem = read_text(row)
+        if problem is not None:
+            raise OSError(f"the text of {row.id} is not readable: {problem}")
+        yield json.dumps({"text": text, "id": row.id}, ensure_ascii=False).encode() + b"\n"
+
+
 def _rows_in(segments: Iterable[Segment]) -> int:
     return sum(1 for _ in units_of(segments))
 
@@ -125,6 +136,7 @@ _TEXTS: Mapping[
 ] = {
     "jsonl": (_kept_lines, lambda stream: _rows_in(line_segments(stream))),
     "warc": (_kept_pages, lambda stream: _rows_in(line_segments(stream))),
+    "txt": (_kept_files, lambda stream: _rows_in(line_segments(stream))),
     "csv": (_kept_records, lambda stream: _rows_in(file_segments(stream, "csv")) - 1),
     "tsv": (_kept_records, lambda stream: _rows_in(file_segments(stream, "tsv")) - 1),
     "json": (_kept_elements, lambda stream: _rows_in(array_segments(stream))),

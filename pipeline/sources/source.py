@@ -6,10 +6,8 @@ Entry points: `find_objects`, `cut`, `read_documents`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,38 +24,28 @@ from pipeline.sources.delimited import delimited_rows, delimited_units
 from pipeline.sources.documents import RawRow, slices_from
 from pipeline.sources.json_array import json_rows, json_units
 from pipeline.sources.jsonl import jsonl_rows, jsonl_units
-from pipeline.sources.shards import ObjectVersion, Shard, cut_units
+from pipeline.sources.listing import SUPPORTED, files_at, format_of, remote_etag
+from pipeline.sources.shards import ObjectVersion, Shard, Unit, cut_units
 from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
 from pipeline.sources.tables import table_rows, table_units
+from pipeline.sources.text_files import file_path, text_infos, text_rows, text_state, text_units
 from pipeline.sources.wet import wet_rows, wet_units
 from pipeline.stores.retries import option_errors
 
-# By format: the function that measures an object's units, and the one that reads a shard's rows.
-_READERS = {
+UnitsOf = Callable[[ObjectVersion, Options], Iterator[Unit]]
+RowsOf = Callable[[Shard, Options], Iterator[RawRow]]
+# By the first part of a format: the function that measures an object's units, and the one that
+# reads a shard's rows.
+_READERS: Mapping[str, tuple[UnitsOf, RowsOf]] = {
     "parquet": (table_units, table_rows),
-    **dict.fromkeys(("jsonl", "jsonl.gz", "jsonl.zst"), (jsonl_units, jsonl_rows)),
     "arrow": (table_units, table_rows),
-    "warc.wet.gz": (wet_units, wet_rows),
-    **dict.fromkeys(("csv", "csv.gz", "csv.zst"), (delimited_units, delimited_rows)),
-    **dict.fromkeys(("tsv", "tsv.gz", "tsv.zst"), (delimited_units, delimited_rows)),
-    **dict.fromkeys(("json", "json.gz", "json.zst"), (json_units, json_rows)),
+    "jsonl": (jsonl_units, jsonl_rows),
+    "warc": (wet_units, wet_rows),
+    "csv": (delimited_units, delimited_rows),
+    "tsv": (delimited_units, delimited_rows),
+    "json": (json_units, json_rows),
+    "txt": (text_units, text_rows),
 }
-FORMATS = tuple(_READERS)
-SUPPORTED = " ".join(f".{format}" for format in FORMATS)
-# A folder names its files of the first of these kinds that it has. Files of the later kinds often
-# describe the others: a card, a list of features, a licence.
-_KINDS = (("parquet", "jsonl", "arrow", "warc"), ("csv", "tsv"), ("json",))
-# Keys of remote file systems for a hash of the content, and for the modification time.
-_CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
-_TIME_KEYS = (
-    "LastModified",
-    "last_modified",
-    "Last-Modified",
-    "updated",
-    "mtime",
-    "modified",
-    "created",
-)
 _CLOCKS_APART_S = 60.0
 NO_OPTIONS: Options = {}
 # The length of the reason in each row of a file that cannot be read.
@@ -86,9 +74,9 @@ def find_objects(
 ) -> list[InputObject]:
     """The objects that a file, a glob or a folder names, sorted by path.
 
-    A folder means the supported files below it; CSV and TSV only if it has no Parquet, Arrow, JSON
-    lines or WET, and JSON arrays only if it has none of those. Each file that is named, or matched
-    by a glob, must be supported. A local file is hashed once (`hashes.content_hash`).
+    A folder means the files below it of the first kind that it has (`listing.KINDS`). Each file
+    that is named, or matched by a glob, must be supported. All text files are one object. A local
+    file is hashed once (`hashes.content_hash`).
     """
     with fetching(path_glob), option_errors("input.storage_options", options):
         try:
@@ -97,7 +85,7 @@ def find_objects(
         except (ValueError, ImportError) as error:  # no such protocol, or package not installed
             fix = f"cannot be opened: {error}"
             raise SpecError([Problem("input.path", fix, path_glob)]) from error
-        infos = list(_infos(file_system, stringify_path(place)))
+        infos = list(files_at(file_system, stringify_path(place)))
     if not infos:
         fix = f"names no file; supported are {SUPPORTED}, globs and folders"
         raise SpecError([Problem("input.path", fix, path_glob)])
@@ -110,7 +98,15 @@ def find_objects(
     if odd := sorted(one for one, name in zip(shown, names, strict=True) if one != name):
         fix = f"{len(odd)} of {len(names)} files have a name that is not UTF-8; rename them"
         raise SpecError([Problem("input.path", fix, odd[0])])
-    objects = [_input_object(file_system, info, cache_dir, options) for info in infos]
+    objects = [
+        _input_object(file_system, info, cache_dir, options)
+        for info in infos
+        if format_of(info["name"]) != "txt"
+    ]
+    if texts := [info for info in infos if format_of(info["name"]) == "txt"]:
+        path = file_path(file_system, stringify_path(place))
+        state = text_state(file_system, texts, cache_dir)
+        objects.append(InputObject(path, *state, "txt", options))
     return sorted(objects, key=lambda each: each.path)
 
 
@@ -120,7 +116,7 @@ def cut(
     """The object's rows in shards of about `target_bytes`: every row once, in order."""
     version = source.version(text_column, id_column)
     with reading(source.path):
-        measured_units, _ = _READERS[source.format]
+        measured_units, _ = _READERS[source.format.partition(".")[0]]
         units = measured_units(version, source.options)
         return [Shard(version, piece) for piece in cut_units(units, target_bytes)]
 
@@ -134,12 +130,6 @@ def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> Iterator[pa.T
     return slices_from(every_row(shard, options))
 
 
-def format_of(path: str) -> str | None:
-    """The supported format that a file's name ends in, or None."""
-    name = path.lower()
-    return next((format for format in FORMATS if name.endswith(f".{format}")), None)
-
-
 def every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows as their file has them, one at a time; raises as `read_documents` does."""
     _check_unchanged(shard, options)
@@ -147,7 +137,7 @@ def every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
     count = 0
     try:
         with reading(shard.path):
-            _, rows_of = _READERS[shard.version.format]
+            _, rows_of = _READERS[shard.version.format.partition(".")[0]]
             for row in rows_of(shard, options):
                 count += 1
                 yield row
@@ -173,44 +163,16 @@ def _unread_rows(shard: Shard, count: int, error: UnreadableError) -> Iterator[R
         yield RawRow(id=f"{name}:{row}", problem=f"cannot be read: {reason}")
 
 
-def _infos(file_system: AbstractFileSystem, place: str) -> Iterator[Mapping[str, Any]]:
-    """The file system's description of each file that `place` names."""
-    itself: Mapping[str, Any] | None = None
-    with suppress(FileNotFoundError):
-        # — first, so that a file with a bracket in its name is not taken for a glob
-        itself = retry_transient(partial(file_system.info, place))
-    if itself is None:
-        if any(sign in place for sign in "*?["):
-            matched = retry_transient(partial(file_system.glob, place, detail=True)).values()
-            yield from (info for info in matched if info["type"] != "directory")
-    elif itself["type"] == "directory":
-        below = retry_transient(partial(file_system.find, place, detail=True)).values()
-        yield from _of_first_kind(below)
-    else:
-        yield itself
-
-
-def _of_first_kind(infos: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The files of the first of `_KINDS` that occurs."""
-    kinds: list[list[Mapping[str, Any]]] = [[] for _ in _KINDS]
-    for info in infos:
-        family = (format_of(info["name"]) or "").partition(".")[0]
-        for of_kind, families in zip(kinds, _KINDS, strict=True):
-            if family in families:
-                of_kind.append(info)
-    return next(filter(None, kinds), [])
-
-
 def _input_object(
     file_system: AbstractFileSystem, info: Mapping[str, Any], cache_dir: Path, options: Options
 ) -> InputObject:
     name, size_bytes = info["name"], info["size"]
     format = format_of(name)
     assert format is not None, name
-    if isinstance(file_system, LocalFileSystem):
-        return InputObject(name, size_bytes, content_hash(Path(name), cache_dir), format, options)
-    path = file_system.unstrip_protocol(name)
-    return InputObject(path, size_bytes, _remote_etag(path, info), format, options)
+    path = file_path(file_system, name)
+    is_local = isinstance(file_system, LocalFileSystem)
+    etag = content_hash(Path(name), cache_dir) if is_local else remote_etag(path, info)
+    return InputObject(path, size_bytes, etag, format, options)
 
 
 def _check_unchanged(shard: Shard, options: Options) -> None:
@@ -218,10 +180,14 @@ def _check_unchanged(shard: Shard, options: Options) -> None:
     with fetching(shard.path):
         file_system, place = url_to_fs(shard.path, **options)
         file_system.invalidate_cache()  # a cached listing may be older than the change
-        info = retry_transient(partial(file_system.info, place))
-    size_bytes, etag = shard.version.size_bytes, shard.version.etag
-    is_local = isinstance(file_system, LocalFileSystem)
-    now = info["size"], etag if is_local else _remote_etag(shard.path, info)
+        size_bytes, etag = shard.version.size_bytes, shard.version.etag
+        if shard.version.format == "txt":
+            now = text_state(file_system, text_infos(file_system, place), cache_dir=None)
+            etag = etag.partition("-")[0]
+        else:
+            info = retry_transient(partial(file_system.info, place))
+            is_local = isinstance(file_system, LocalFileSystem)
+            now = info["size"], etag if is_local else remote_etag(shard.path, info)
     if now != (size_bytes, etag):
         raise StorageError(
             f"{shard.path}: changed while the job ran: size and etag are {now}, and were "
@@ -238,30 +204,20 @@ def check_content(shard: Shard, cache_dir: Path, since: float) -> None:
     if "://" in shard.path:
         return
     with fetching(shard.path):
-        written = Path(shard.path).stat().st_mtime
+        if shard.version.format == "txt":
+            file_system = LocalFileSystem()
+            infos = text_infos(file_system, shard.path)
+            written = max((info["mtime"] for info in infos), default=0.0)
+        else:
+            written = Path(shard.path).stat().st_mtime
     if written < since - _CLOCKS_APART_S:
         return
-    if content_hash(Path(shard.path), cache_dir) != shard.version.etag:
+    if shard.version.format == "txt":
+        _, etag = text_state(file_system, infos, cache_dir)
+    else:
+        etag = content_hash(Path(shard.path), cache_dir)
+    if etag != shard.version.etag:
         raise StorageError(
             f"{shard.path}: changed while the job ran, with the same size; run again to "
             f"label the new version"
         )
-
-
-def _remote_etag(path: str, info: Mapping[str, Any]) -> str:
-    if info["size"] is None:
-        raise StorageError(
-            f"{path}: its server does not send its size; copy it to a disk or an object store"
-        )
-    for key in _CONTENT_KEYS:
-        if info.get(key):
-            return str(info[key]).strip('"')
-    for key in _TIME_KEYS:
-        if time := info.get(key):
-            # — the same file system gives a number in a listing and a datetime for one file
-            seconds = time.timestamp() if isinstance(time, datetime) else time
-            return f"{seconds}-{info['size']}"
-    raise StorageError(
-        f"{path}: its file system has neither a hash nor a modification time, so a changed file "
-        f"would not be noticed; copy the files to a disk or an object store"
-    )

@@ -88,14 +88,16 @@ class InputSpec(Frozen):
     """The documents: which files, and which columns of them."""
 
     path: Location = Field(min_length=1)
-    """File, folder or glob, local or at any fsspec URL. Formats: Parquet, Arrow, WET, and JSON
-    lines, CSV, TSV or JSON arrays, each plain or as gzip or zstd."""
+    """File, folder or glob, local or at any fsspec URL. Formats: Parquet, Arrow, WET, text
+    files (`.txt`, one document each), and JSON lines, CSV, TSV or JSON arrays, each plain or as
+    gzip or zstd."""
     storage_options: StorageOptions = {}
     """Options of the fsspec file system that opens `path`. Secrets are refused."""
     text: str = Field(default="text", min_length=1)
     """Column with the text of a document."""
     id: str | None = Field(default=None, min_length=1)
-    """Column with the id of a document. Default: the hash of the text."""
+    """Column with the id of a document. Default: the hash of the text. Text files have the columns
+    `text` and `id`, which is the file's path below the folder."""
     shard_bytes: Literal["auto"] | PositiveInt = "auto"
     """Approximate size of a shard in bytes of input. A shard is the unit of work and of recovery.
     `auto` chooses the size from the size of the input."""

@@ -23,6 +23,9 @@ from pipeline.ledger.snapshots import NamedFile, NamedShard
         ("/in/a[1].jsonl", ["/in/a[1].jsonl"], ["a[1].jsonl"]),
         ("memory://c/in/**/*.gz", ["memory:///c/in/x/a.jsonl.gz"], ["x/a.jsonl.gz"]),
         ("memory://c/in", ["memory:///c/in/x/a.jsonl"], ["x/a.jsonl"]),
+        ("/in/texts", ["/in/texts"], ["texts"]),
+        ("/in/**/*.txt", ["/in/**/*.txt"], ["_.txt"]),
+        ("/in/**/*", ["/in/**/*", "/in/x/a.csv"], ["_/_", "x/a.csv"]),
     ],
 )
 def test_a_file_lies_as_deep_as_in_the_input(
@@ -54,6 +57,7 @@ def shard(path: str, start_row: int = 0) -> NamedShard:
 def test_no_two_files_have_one_key() -> None:
     names = ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.0000000000.jsonl", "A.PARQUET", "b/a.jsonl"]
     names += ["a.arrow", "a.arrow.parquet", "a.warc.wet.gz", "a.warc.wet.gz.jsonl.zst"]
+    names += ["a", "_.txt", "a.csv", "a.tsv.gz", "a.json", "a.json.zst"]
     layout = Layout("id", "all", {name: name for name in names})
     shards = [shard(name, row) for name in names for row in (0, 7)]
     keys = [key(each) for each in shards for key in (layout.kept_key, layout.dropped_key)]
@@ -62,7 +66,18 @@ def test_no_two_files_have_one_key() -> None:
     assert layout.kept_key(shard("A.PARQUET")) == "kept/id/A.0000000000.PARQUET"
     assert layout.kept_key(shard("a.arrow")) == "kept/id/a.0000000000.arrow.parquet"
     assert layout.kept_key(shard("a.warc.wet.gz", 7)).endswith("7.warc.wet.gz.jsonl.zst")
-    assert layout.kept_suffixes() == [".PARQUET", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
+    assert layout.kept_key(shard("a", 7)) == "kept/id/a.0000000007.jsonl.zst"
+    assert layout.kept_suffixes() == [
+        ".PARQUET",
+        ".csv",
+        ".json",
+        ".json.zst",
+        ".jsonl",
+        ".jsonl.gz",
+        ".jsonl.zst",
+        ".parquet",
+        ".tsv.gz",
+    ]
     for key in map(layout.kept_key, shards):
         assert [key.endswith(suffix) for suffix in layout.kept_suffixes()].count(True) == 1
     assert layout.dropped_key(shard("b/a.jsonl")) == "dropped/id/b/a.jsonl.0000000000.parquet"

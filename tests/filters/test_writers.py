@@ -22,8 +22,9 @@ import zstandard
 from pipeline.errors import StorageError
 from pipeline.filters.writers import kept_rows
 from pipeline.hashes import content_hash
+from pipeline.sources.listing import format_of
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import InputObject, cut, format_of
+from pipeline.sources.source import InputObject, cut, find_objects
 
 Row = tuple[str, str]  # id, text
 
@@ -111,6 +112,25 @@ def test_a_kept_web_page_has_text_id_url_and_date(corpus: Path, rows: Sequence[R
     assert [json.loads(line) for line in data.splitlines()] == [
         {"text": text, "id": identifier, "url": url, "date": date} for identifier, text in rows
     ]
+
+
+def test_kept_text_files_are_lines_with_the_text_and_the_path(tmp_path: Path) -> None:
+    (tmp_path / "in/deep").mkdir(parents=True)
+    for name, data in {
+        "a.txt": b"one",
+        "b.txt": b"\xff",
+        "deep/c.txt": 'drei\n"é'.encode(),
+    }.items():
+        (tmp_path / "in" / name).write_bytes(data)
+    (found,) = find_objects(str(tmp_path / "in"), tmp_path / "cache")
+    (shard,) = cut(found, "text", None, 64_000_000)
+    data = unpacked("a.jsonl.zst", kept_rows(shard, {}, np.array([True, False, True])))
+    assert [json.loads(line) for line in data.splitlines()] == [
+        {"text": "one", "id": "a.txt"},
+        {"text": 'drei\n"é', "id": "deep/c.txt"},
+    ]
+    with pytest.raises(StorageError, match=r"text of b\.txt is not readable: invalid UTF-8"):
+        kept_rows(shard, {}, np.ones(3, dtype=np.bool_))
 
 
 def test_a_web_page_that_is_not_utf8_can_be_dropped_and_not_kept(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""The files that a path names, and what changes when one of them does.
+
+Entry points: `files_at`, `format_of`, `remote_etag`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from fsspec import AbstractFileSystem
+
+from pipeline.errors import StorageError
+from pipeline.sources.streams import retry_transient
+
+FileInfo = Mapping[str, Any]  # a file system's description of a file
+
+# The supported formats, by kind. A folder names its files of the first kind that it has: files of
+# the later kinds often describe the others, as a card, a list of features or a licence.
+KINDS = (
+    ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz"),
+    ("csv", "csv.gz", "csv.zst", "tsv", "tsv.gz", "tsv.zst"),
+    ("json", "json.gz", "json.zst"),
+    ("txt",),
+)
+FORMATS = tuple(chain.from_iterable(KINDS))
+SUPPORTED = " ".join(f".{format}" for format in FORMATS)
+# Keys of remote file systems for a hash of the content, and for the modification time.
+_CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
+_TIME_KEYS = (
+    "LastModified",
+    "last_modified",
+    "Last-Modified",
+    "updated",
+    "mtime",
+    "modified",
+    "created",
+)
+
+
+def files_at(file_system: AbstractFileSystem, place: str) -> Iterator[FileInfo]:
+    """The file system's description of each file that `place` names."""
+    itself: FileInfo | None = None
+    with suppress(FileNotFoundError):
+        # — first, so that a file with a bracket in its name is not taken for a glob
+        itself = retry_transient(partial(file_system.info, place))
+    if itself is None:
+        if any(sign in place for sign in "*?["):
+            matched = retry_transient(partial(file_system.glob, place, detail=True)).values()
+            yield from (info for info in matched if info["type"] != "directory")
+    elif itself["type"] == "directory":
+        below = retry_transient(partial(file_system.find, place, detail=True)).values()
+        yield from _of_first_kind(below)
+    else:
+        yield itself
+
+
+def format_of(path: str) -> str | None:
+    """The supported format that a file's name ends in, or None."""
+    name = path.lower()
+    return next((format for format in FORMATS if name.endswith(f".{format}")), None)
+
+
+def _of_first_kind(infos: Iterable[FileInfo]) -> list[FileInfo]:
+    """The files of the first of `KINDS` that occurs."""
+    by_format: dict[str | None, list[FileInfo]] = {}
+    for info in infos:
+        by_format.setdefault(format_of(info["name"]), []).append(info)
+    kinds = ([info for each in kind for info in by_format.get(each, ())] for kind in KINDS)
+    return next(filter(None, kinds), [])
+
+
+def remote_etag(path: str, info: FileInfo) -> str:
+    """What changes with the content of a remote file, or at least with its time."""
+    if info["size"] is None:
+        raise StorageError(
+            f"{path}: its server does not send its size; copy it to a disk or an object store"
+        )
+    for key in _CONTENT_KEYS:
+        if info.get(key):
+            return str(info[key]).strip('"')
+    for key in _TIME_KEYS:
+        if time := info.get(key):
+            # — the same file system gives a number in a listing and a datetime for one file
+            seconds = time.timestamp() if isinstance(time, datetime) else time
+            return f"{seconds}-{info['size']}"
+    raise StorageError(
+        f"{path}: its file system has neither a hash nor a modification time, so a changed file "
+        f"would not be noticed; copy the files to a disk or an object store"
+    )

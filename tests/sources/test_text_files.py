@@ -1,0 +1,123 @@
+"""Text files: each is one row, all are one object, and any change of them is noticed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+from whole_shards import all_documents
+
+from pipeline.errors import SpecError, StorageError
+from pipeline.sources.source import check_content, cut, find_objects
+
+FILES = {
+    "b.txt": b"zwei\nZeilen",
+    "a.txt": b"\xef\xbb\xbfone",
+    "deep/c.TXT": b" \n",
+    "deep/er/a.txt": b"caf\xe9",
+    "deep/er/d.txt": b"",
+}
+EXPECTED = [
+    ("a.txt", "one", "ok"),
+    ("b.txt", "zwei\nZeilen", "ok"),
+    ("deep/c.TXT", " \n", "empty"),
+    ("deep/er/a.txt", None, "error:invalid UTF-8"),
+    ("deep/er/d.txt", "", "empty"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, data in FILES.items():
+        path = tmp_path / "notes" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "notes"
+
+
+def rows_of(path: str, cache_dir: Path, target_bytes: int = 10**6) -> list[tuple[str, str, str]]:
+    (found,) = find_objects(path, cache_dir)
+    shards = cut(found, "text", "id", target_bytes)
+    documents = pa.concat_tables(map(all_documents, shards)).to_pylist()
+    return [(row["doc_id"], row["text"], row["status"]) for row in documents]
+
+
+@pytest.mark.parametrize("target_bytes", [1, 1_200, 10**6])
+def test_each_file_is_a_row_and_its_id_is_the_path_below_the_folder(
+    folder: Path, tmp_path: Path, target_bytes: int
+) -> None:
+    assert rows_of(str(folder), tmp_path / "cache", target_bytes) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("path", "ids"),
+    [
+        ("a.txt", ["a.txt"]),
+        ("*.txt", ["a.txt", "b.txt"]),
+        ("*/er/*.txt", ["deep/er/a.txt", "deep/er/d.txt"]),
+        ("deep", ["c.TXT", "er/a.txt", "er/d.txt"]),
+    ],
+)
+def test_a_file_a_glob_and_a_folder_name_their_ids(
+    folder: Path, tmp_path: Path, path: str, ids: list[str]
+) -> None:
+    assert [row[0] for row in rows_of(f"{folder}/{path}", tmp_path / "cache")] == ids
+
+
+def test_many_small_files_are_few_shards(folder: Path, tmp_path: Path) -> None:
+    for number in range(300):
+        (folder / f"{number}.txt").write_text("word " * 20)
+    (found,) = find_objects(str(folder), tmp_path / "cache")
+    assert len(cut(found, "text", "id", 64_000)) == 3
+
+
+def test_files_in_a_remote_store_are_read(folder: Path, tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(folder), "/notes", recursive=True)
+    try:
+        assert rows_of("memory://notes", tmp_path / "cache") == EXPECTED
+    finally:
+        memory.rm("/notes", recursive=True)
+
+
+@pytest.mark.parametrize("change", ["more", "fewer", "longer", "renamed"])
+def test_another_list_of_files_is_another_version_and_is_not_read_as_the_old_one(
+    folder: Path, tmp_path: Path, change: str
+) -> None:
+    (before,) = find_objects(str(folder), tmp_path / "cache")
+    shard = cut(before, "text", "id", 10**6)[0]
+    match change:
+        case "more":
+            (folder / "e.txt").write_bytes(b"")
+        case "fewer":
+            (folder / "deep/er/d.txt").unlink()
+        case "longer":
+            (folder / "a.txt").write_bytes(b"one and more")
+        case "renamed":
+            (folder / "a.txt").rename(folder / "f.txt")
+    with pytest.raises(StorageError, match="changed while the job ran"):
+        all_documents(shard)
+    (after,) = find_objects(str(folder), tmp_path / "cache")
+    assert after.etag != before.etag
+
+
+def test_other_content_of_the_same_size_is_another_version(folder: Path, tmp_path: Path) -> None:
+    (before,) = find_objects(str(folder), tmp_path / "cache")
+    shard = cut(before, "text", "id", 10**6)[0]
+    check_content(shard, tmp_path / "cache", since=0)
+    state = (folder / "b.txt").stat()
+    (folder / "b.txt").write_bytes(b"drei\nZeilen")
+    os.utime(folder / "b.txt", ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+    (after,) = find_objects(str(folder), tmp_path / "cache")
+    assert after.etag != before.etag
+    with pytest.raises(StorageError, match="with the same size"):
+        check_content(shard, tmp_path / "cache", since=state.st_mtime)
+
+
+def test_another_column_is_named_with_those_there_are(folder: Path, tmp_path: Path) -> None:
+    (found,) = find_objects(str(folder), tmp_path / "cache")
+    with pytest.raises(SpecError, match=r"input\.text: .* it has: id, text"):
+        cut(found, "body", None, 10**6)
