@@ -26,6 +26,8 @@ import cyclopts
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
+    from pipeline.runtime.progress import Progress
+
 SHARD_DOCUMENTS = 8
 
 
@@ -96,8 +98,11 @@ def measured(shape: Shape, model: str, documents: int, seconds: float) -> tuple[
         with cluster_of(shape, _SLEEPS.format(seconds=seconds, read=str(read))) as cluster:
             preempt_at = documents // SHARD_DOCUMENTS // 3 if shape.preempted else None
 
-            def committed(rows: int) -> None:
-                shards.append((time.monotonic(), rows))
+            def announced(progress: Progress) -> None:
+                more = progress.committed - sum(rows for _, rows in shards)
+                if not more:
+                    return
+                shards.append((time.monotonic(), more))
                 if len(shards) == preempt_at:
                     node = next(iter(cluster.worker_nodes))
                     cluster.remove_node(node, allow_graceful=False)
@@ -106,7 +111,7 @@ def measured(shape: Shape, model: str, documents: int, seconds: float) -> tuple[
                 spec,
                 cache_dir=Path(folder) / "cache",
                 address=cluster.address,
-                announce=lambda _: committed,
+                announce=announced,
             )
         assert outcome.complete and outcome.tally.rows == documents, outcome
         again = sum(map(int, read.read_text().split())) - documents

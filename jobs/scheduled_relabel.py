@@ -35,7 +35,7 @@ RELABEL = Verb(
     "verbs.relabel:scheduled_run",
     "report.drift:scheduled_run",
     _exit_code,
-    progress="report.run:run_progress",
+    progress="report.progress:run_progress",
 )
 
 

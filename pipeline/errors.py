@@ -8,6 +8,7 @@ AssayError
 │   └── UnreadableError    an input file's own content is broken
 ├── ModelError      the model cannot be used           exit 1
 ├── FailedRowsError too many rows failed               exit 1
+├── StalledError    a worker stopped answering         exit 3
 └── DocumentError   this row gets the reason as its status, the run continues
 """
 
@@ -80,6 +81,12 @@ class ModelError(AssayError):
 
 class FailedRowsError(AssayError):
     """The share of failed rows exceeds `max_error_rate`."""
+
+
+class StalledError(AssayError):
+    """A worker stopped answering, so the run ended. Finished shards are kept; run again."""
+
+    exit_code = 3
 
 
 class DocumentError(AssayError):

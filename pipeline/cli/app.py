@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -43,7 +44,7 @@ class Verb:
     recipe: str  # (spec, ..., cache_dir=...) -> result
     report: str  # `module:NAME`, with show_NAME(result, console) and NAME_json(result)
     exit_code: Callable[[Any], int] = lambda _result: EXIT_COMPLETE
-    progress: str | None = None  # (what the recipe announces, stream) -> context manager
+    progress: str | None = None  # (stream) -> context manager of what the recipe announces to
 
     def carry_out(self, spec_file: str, *options: Any, as_json: bool, **keywords: Any) -> int:
         """Call the recipe, print its result, and return the exit code."""
@@ -56,12 +57,12 @@ class Verb:
         spec = load_spec(spec_file)
         with ExitStack() as stack:
             stack.enter_context(located(spec_file))
-            recipe = _function(self.recipe)
             if self.progress:
                 # — Ray reports workers that died there, but it is the place of the result
                 stack.enter_context(redirect_stdout(sys.stderr))
                 progress = _function(self.progress)
-                keywords["announce"] = lambda work: stack.enter_context(progress(work, sys.stderr))
+                keywords["announce"] = stack.enter_context(progress(sys.stderr))
+            recipe = _function(self.recipe)  # — after the first sign of life: to import ray is slow
             return recipe(spec, *options, cache_dir=cache_dir(), **keywords)
 
     def print(self, result: Any, *, as_json: bool, **keywords: Any) -> int:
@@ -91,7 +92,7 @@ VERBS = {
         "runtime.run:run",
         "report.run:summary",
         _unless("complete", EXIT_INCOMPLETE),
-        "report.run:run_progress",
+        "report.progress:run_progress",
     ),
     "dry run": Verb("runtime.job:dry_run", "report.run:plan"),
     "check": Verb("verbs.check:check", "report.check:findings", _unless("exact", EXIT_FAILED)),
@@ -155,8 +156,10 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
     except AssayError as error:
         print(f"assay: {error}" if error.exit_code != 2 else str(error), file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("assay: stopped; run the same command again to continue", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        kept = f"{stop}; " if str(stop) else ""
+        again = shlex.join([*command.name, *tokens])
+        print(f"assay: stopped; {kept}to continue, run: {again}", file=sys.stderr)
         return EXIT_INCOMPLETE
     if not tokens and command.default_command is None:
         return EXIT_WRONG_ARGUMENT  # the help was printed, because no verb was named
@@ -174,9 +177,7 @@ def _configure_process() -> None:
     # These log where they found credentials, and which fonts are installed.
     for name in ("botocore", "aiobotocore", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # Ray reads these when it is imported: no usage statistics, and of its core only fatal errors.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 

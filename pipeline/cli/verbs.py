@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -58,6 +58,7 @@ def run(
     dry_run: bool = False,
     retry_failed: bool = False,
     publish_partial: bool = False,
+    stall_limit: Annotated[float | None, Parameter(metavar="SECONDS")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Bring the output up to date, and publish a snapshot of it.
@@ -80,6 +81,9 @@ def run(
         Try the rows again that failed or were quarantined.
     publish_partial
         Publish a snapshot of the complete shards even if others are missing.
+    stall_limit
+        Seconds without an answer from a worker at work that end the run (default: 600, and at least
+        10 times the worker's slowest batch).
     """
     if dry_run:
         return VERBS["dry run"].carry_out(spec, as_json=as_json)
@@ -87,10 +91,13 @@ def run(
         flags = {"--json": as_json, "--retry-failed": retry_failed}
         flags["--publish-partial"] = publish_partial
         chosen = [flag for flag, is_set in flags.items() if is_set]
+        chosen += [] if stall_limit is None else ["--stall-limit", str(stall_limit)]
         return _submit(spec, address, chosen, insecure=insecure_cluster, installed=installed)
     if address is None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
-    how = {"retry_failed": retry_failed, "publish_partial": publish_partial}
+    how: dict[str, Any] = {"retry_failed": retry_failed, "publish_partial": publish_partial}
+    if stall_limit is not None:
+        how["stall_limit_s"] = stall_limit
     return VERBS["run"].carry_out(spec, as_json=as_json, address=address, **how)
 
 

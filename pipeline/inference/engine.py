@@ -6,7 +6,7 @@ Entry points: `LabelEngine.label`, from token ids to label log-probabilities, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,14 +67,19 @@ class LabelEngine:
         self._schedule = read_prefix(model, prompt.prefix, layers=deepest)
 
     def label(
-        self, documents: Sequence[DocumentIds], *, tasks: Collection[str] | None = None
+        self,
+        documents: Sequence[DocumentIds],
+        *,
+        tasks: Collection[str] | None = None,
+        on_batch: Callable[[Sequence[int]], None] = lambda _documents: None,
     ) -> Labelled:
         """Label log-probabilities of every document for each question.
 
         A document has at least one token. With `tasks`, only these questions are answered, in the
         prompt's order; answers do not depend on which others are asked. A document that does not
-        fit into memory even alone has no answer: its index is in `out_of_memory`. ModelError if
-        the model read more tokens than the documents and questions have.
+        fit into memory even alone has no answer: its index is in `out_of_memory`. `on_batch` is
+        called with the indices of each batch that was read; a GPU may still be at work on it.
+        ModelError if the model read more tokens than the documents and questions have.
         """
         asked = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
         if not asked:
@@ -87,7 +92,7 @@ class LabelEngine:
         )
         with count_tokens(self.model.network.get_input_embeddings()) as counter:
             labels = [len(q.labels) for q in to_read]
-            log_probs, too_large, rounds = self._answer(documents, questions, labels)
+            log_probs, too_large, rounds = self._answer(documents, questions, labels, on_batch)
         usage = self._usage(documents, questions)
         needed = usage.prefix_tokens_computed + usage.question_tokens_computed
         # — where memory was short, documents were read again
@@ -110,7 +115,11 @@ class LabelEngine:
         )
 
     def _answer(
-        self, documents: Sequence[DocumentIds], questions: QuestionBatch, labels: Sequence[int]
+        self,
+        documents: Sequence[DocumentIds],
+        questions: QuestionBatch,
+        labels: Sequence[int],
+        on_batch: Callable[[Sequence[int]], None],
     ) -> tuple[list[NDArray[np.float32]], set[int], int]:  # one [docs, labels] a question
         """Packs the documents and answers them, in smaller batches each time memory is short.
 
@@ -123,7 +132,7 @@ class LabelEngine:
             lengths = [len(documents[i]) + questions.question_tokens for i in waiting]
             packed = pack(lengths, max_tokens=self.max_batch_tokens)
             batches = [[waiting[i] for i in batch] for batch in packed]
-            answers = self._answer_batches(documents, batches, questions)
+            answers = self._answer_batches(documents, batches, questions, on_batch)
             for batch, by_question in zip(batches, answers, strict=False):
                 for of_all, of_batch in zip(log_probs, by_question, strict=True):
                     of_all[batch] = of_batch
@@ -143,6 +152,7 @@ class LabelEngine:
         documents: Sequence[DocumentIds],
         batches: Sequence[Sequence[int]],
         questions: QuestionBatch,
+        on_batch: Callable[[Sequence[int]], None],
     ) -> list[list[NDArray[np.float32]]]:  # by batch and question: [docs, labels]
         """The answers of each batch, up to the first for which memory is short.
 
@@ -160,6 +170,7 @@ class LabelEngine:
                 if not of_memory and "can't allocate memory" not in str(error):
                     raise
                 break
+            on_batch(batch)
         return [[tensor.numpy(force=True) for tensor in by_question] for by_question in answers]
 
     def _usage(self, documents: Sequence[DocumentIds], questions: QuestionBatch) -> Usage:

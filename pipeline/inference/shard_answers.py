@@ -5,7 +5,7 @@ Entry point: `ShardAnswers.label_rows`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,6 +22,8 @@ MAX_LOG_PROBS = 8_000_000
 
 OUT_OF_MEMORY = "error:out of memory, even alone"
 NOT_A_NUMBER = "error:the model's answer is not a number"
+
+Counts = NDArray[np.int64]
 
 
 class ShardAnswers:
@@ -43,12 +45,34 @@ class ShardAnswers:
         """How many rows the model reads."""
         return sum(1 for document in self.chunks if document) if self.tasks else 0
 
-    def label_rows(self, engine: LabelEngine, start: int, end: int) -> None:
-        """Adds the model's answers about the rows from `start` to before `end`."""
+    def label_rows(
+        self,
+        engine: LabelEngine,
+        start: int,
+        end: int,
+        on_rows: Callable[[int], None] = lambda _rows: None,
+    ) -> None:
+        """Adds the model's answers about the rows from `start` to before `end`.
+
+        `on_rows` is called after each batch with the number of rows of which it read the last
+        chunk.
+        """
         names = [task.name for task in self.tasks]
         for first, last in self.row_groups(start, end):
             chunks = self.chunks[first:last]
-            labelled = engine.label([chunk for row in chunks for chunk in row], tasks=names)
+            unread = np.array([len(row) for row in chunks])  # [rows] chunks
+            row_of = np.repeat(np.arange(len(chunks)), unread)  # [chunks]
+
+            def count(
+                batch: Sequence[int], unread: Counts = unread, row_of: Counts = row_of
+            ) -> None:
+                rows, read = np.unique(row_of[list(batch)], return_counts=True)
+                unread[rows] -= read
+                on_rows(int((unread[rows] == 0).sum()))
+
+            labelled = engine.label(
+                [chunk for row in chunks for chunk in row], tasks=names, on_batch=count
+            )
             self.usage += labelled.usage
             edges = np.cumsum([0, *map(len, chunks)])
             for row, (begin, stop) in enumerate(pairwise(edges), first):

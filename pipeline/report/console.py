@@ -1,4 +1,4 @@
-"""What all reports share: consoles, safe text, small tables, progress, the log of a cluster job.
+"""What all reports share: consoles, safe text, small tables, the log of a cluster job.
 
 Text of strangers (documents, labels, paths) passes through `escape_controls` or `truncate`, so that
 nothing in it controls a terminal or a page.
@@ -7,21 +7,15 @@ nothing in it controls a terminal or a page.
 from __future__ import annotations
 
 import json
-import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-logger = logging.getLogger(__name__)
-
-LOG_INTERVAL_S = 30.0
 _UNLIMITED_COLUMNS, _LINES = 10_000, 25
 
 
@@ -98,48 +92,6 @@ def _cell(text: str) -> Text:
 def renamed(value: Any, names: Mapping[str, str]) -> dict[str, Any]:
     """A dataclass as JSON values, with some of its fields renamed."""
     return {names.get(name, name): field for name, field in asdict(value).items()}
-
-
-@contextmanager
-def shown_progress(
-    console: Console, rows: int, *, doing: str = "labelling", done: str = "labelled"
-) -> Iterator[Callable[[int], None]]:
-    """Gives a function to call with the number of rows that are done since the last call.
-
-    Progress is a bar on a terminal, and lines of a log elsewhere.
-    """
-    if not console.is_terminal:
-        yield logged_progress(rows, now_s=time.monotonic, done=done)
-        return
-    columns = (
-        TextColumn(doing),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("documents"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(doing, total=rows)
-        yield lambda more: bar.advance(task, more)
-
-
-def logged_progress(
-    rows: int, *, now_s: Callable[[], float], done: str = "labelled"
-) -> Callable[[int], None]:
-    """Logs a line for the first rows, then at most one every 30 seconds, and one at the end."""
-    started_s = now_s()
-    rows_done = 0
-    last_s: float | None = None
-
-    def advance(more: int) -> None:
-        nonlocal rows_done, last_s
-        rows_done += more
-        if last_s is None or now_s() - last_s >= LOG_INTERVAL_S or rows_done >= rows:
-            last_s = now_s()
-            rate = rows_done / max(last_s - started_s, 1e-9)
-            logger.info("%d of %d documents %s, %.2f a second", rows_done, rows, done, rate)
-
-    return advance
 
 
 class JobLog:

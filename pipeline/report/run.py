@@ -1,4 +1,4 @@
-"""The reports of `run`, its dry run, `plan` and `status`: progress, tables, JSON values."""
+"""The reports of `run`, its dry run, `plan` and `status`: tables for people, JSON values."""
 
 from __future__ import annotations
 
@@ -7,36 +7,21 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.report.console import Grid, console_on, shown_progress, two_columns
+from pipeline.report.console import Grid, two_columns
 from pipeline.report.doubts import label_doubts
 
 if TYPE_CHECKING:
     from pipeline.runtime.job import Plan
     from pipeline.runtime.outcome import Outcome
-    from pipeline.runtime.run import Progress
     from pipeline.verbs.plan import Estimate
     from pipeline.verbs.status import Status
-
-
-def run_progress(planned: Plan, stream: TextIO) -> AbstractContextManager[Progress]:
-    """Prints one line before the work begins, and then the progress, to the stream."""
-    console = console_on(stream)
-    line = f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
-    if planned.work_items:
-        line = (
-            f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
-            f"{planned.missing_shards:,} of {len(planned.shards):,} shards"
-        )
-    console.print(line)
-    return shown_progress(console, planned.work_rows)
 
 
 def show_summary(outcome: Outcome, console: Console) -> None:

@@ -7,7 +7,6 @@ Imports torch, so the driver must not import it. Must not import Ray.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,14 @@ from pipeline.ledger.blocks import LabelledDocuments, TaskScores
 from pipeline.runtime.calibration_files import CalibrationFile
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
+from pipeline.runtime.progress import (
+    CONVERTING,
+    FETCHING,
+    LOADING,
+    Send,
+    WorkerReport,
+    ignore,
+)
 from pipeline.runtime.weights import cached_model, fetch
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.spec.schema import ContextualSpec, DocumentsSpec, Quantize, TaskSpec
@@ -57,13 +64,20 @@ def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
     return plan_memory(model, prefix_tokens=prefix, free_bytes=free_bytes, most_tokens=most_tokens)
 
 
-def local_model(job: Job) -> Path:
+def local_model(job: Job, send: Send = ignore) -> Path:
     """A local folder with the model's safetensors, downloaded or converted where necessary."""
     cache_dir = Path(job.cache_dir)
+    if job.files.kind in ("hub", "remote"):
+        send(WorkerReport(FETCHING))
     fetched = fetch(job.files, cache_dir, job.spec.model.storage_options)
     if job.files.kind != "gguf":
         return fetched
-    return cached_model(job.files, cache_dir, partial(convert_gguf, fetched))
+
+    def convert(folder: Path) -> None:
+        send(WorkerReport(CONVERTING))
+        convert_gguf(fetched, folder)
+
+    return cached_model(job.files, cache_dir, convert)
 
 
 def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> LoadedModel:
@@ -88,20 +102,21 @@ def label_engine(job: Job, model: LoadedModel, prompt: PromptTokens) -> LabelEng
     )
 
 
-def job_engine(job: Job) -> tuple[LabelEngine, DocumentTokenizer]:
-    """The job's engine, loaded, and the tokenizer of its documents."""
-    folder, tokenizer, prompt = job_prompt(job)
+def job_engine(job: Job, send: Send = ignore) -> tuple[LabelEngine, DocumentTokenizer]:
+    """The job's engine, loaded, and the tokenizer of its documents; `send` takes the phases."""
+    folder, tokenizer, prompt = job_prompt(job, send=send)
+    send(WorkerReport(LOADING))
     return label_engine(job, job_model(job, folder), prompt), DocumentTokenizer(tokenizer)
 
 
 def job_prompt(
-    job: Job, tasks: Sequence[TaskSpec] | None = None
+    job: Job, tasks: Sequence[TaskSpec] | None = None, *, send: Send = ignore
 ) -> tuple[Path, PreTrainedTokenizerBase, PromptTokens]:
     """The model's local folder, its tokenizer, and the prompt of the job's tasks or of `tasks`.
 
     SpecError unless the longest document and each question fit together into the model's context.
     """
-    folder = local_model(job)
+    folder = local_model(job, send)
     tokenizer = load_tokenizer(folder)
     prompt = tokenise_prompt(tokenizer, job.spec.prompt, job.spec.tasks if tasks is None else tasks)
     context = context_tokens(folder)
@@ -116,11 +131,11 @@ def job_prompt(
     return folder, tokenizer, prompt
 
 
-def preflight(job: Job) -> None:
+def preflight(job: Job, send: Send = ignore) -> None:
     """Raises what is wrong with the model or the prompt, before any document is read."""
     require_torchao(job.spec.model.quantize)
     load_readouts(job.readouts, job.spec)
-    _, tokenizer, _ = job_prompt(job)
+    _, tokenizer, _ = job_prompt(job, send=send)
     content_free_ids(job, DocumentTokenizer(tokenizer))
 
 

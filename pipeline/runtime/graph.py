@@ -33,6 +33,7 @@ from pipeline.ledger.reuse import overlaid
 from pipeline.runtime.calibration_files import stored_calibrations
 from pipeline.runtime.job import Job
 from pipeline.runtime.placement import Placement
+from pipeline.runtime.progress import sender
 from pipeline.spec.schema import ContextualSpec
 from pipeline.stores.store import Store, open_store
 
@@ -47,27 +48,31 @@ _WHOLE_BLOCKS: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow"}
 Result = TypeVar("Result")
 
 
-def check_model(job: Job) -> None:
+def check_model(job: Job, mailbox: Any = None) -> None:
     """Runs `assembly.preflight` on a worker, and raises its error.
 
-    A check that passed is remembered in the cache: a worker takes seconds to import torch.
+    A check that passed is remembered in the cache: a worker takes seconds to import torch. The
+    worker reports its phases to the mailbox.
     """
     passed = Path(job.cache_dir) / "checked" / short_hash(canonical_json([job.fp, _versions()]))
     if passed.exists():
         return
-    _on_worker("pipeline.runtime.assembly:preflight", job, num_cpus=1)
+    _on_worker("pipeline.runtime.assembly:preflight", job, mailbox=mailbox, num_cpus=1)
     passed.parent.mkdir(parents=True, exist_ok=True)
     passed.touch()
 
 
-def calibrate(job: Job, store: Store, measure: Callable[..., Any] | None = None) -> Job:
+def calibrate(
+    job: Job, store: Store, measure: Callable[..., Any] | None = None, mailbox: Any = None
+) -> Job:
     """The job with its contextual calibrations, which are measured once for each output.
 
     `measure` is `worker.measure_contextual`; by default it runs on a worker.
     """
     if measure is None:
         function = "pipeline.runtime.worker:measure_contextual"
-        measure = partial(_on_worker, function, **_label_resources(job.placement))
+        resources = _label_resources(job.placement)
+        measure = partial(_on_worker, function, mailbox=mailbox, **resources)
     versions = {
         task.name: job.fingerprints[task.name]
         for task in job.spec.tasks
@@ -77,18 +82,23 @@ def calibrate(job: Job, store: Store, measure: Callable[..., Any] | None = None)
     return replace(job, calibrations={**job.calibrations, **stored})
 
 
-def label_items(work_items: Sequence[WorkItem], job: Job) -> Iterator[ShardCounts]:
-    """Labels and commits every work item; counts come as shards are committed."""
+def label_items(
+    work_items: Sequence[WorkItem], job: Job, mailbox: Any = None
+) -> Iterator[ShardCounts]:
+    """Labels and commits every work item; counts come as shards are committed.
+
+    The workers report to the mailbox, the handle of an actor `progress.Mailbox`.
+    """
     for start in range(0, len(work_items), WINDOW_SHARDS):
         try:
-            dataset = build(work_items[start : start + WINDOW_SHARDS], job)
+            dataset = build(work_items[start : start + WINDOW_SHARDS], job, mailbox)
             for row in dataset.iter_rows():
                 yield ShardCounts.from_row(row)
         except RayTaskError as error:
             raise _cause(error) from error
 
 
-def build(work_items: Sequence[WorkItem], job: Job) -> ray.data.Dataset:
+def build(work_items: Sequence[WorkItem], job: Job, mailbox: Any = None) -> ray.data.Dataset:
     """The graph in four stages. One block is one shard from the first stage to the last."""
     _configure()
     rows, reuse = work_rows(work_items)
@@ -105,7 +115,7 @@ def build(work_items: Sequence[WorkItem], job: Job) -> ray.data.Dataset:
     )
     labelled = tokenised.map_batches(
         LabelStage,
-        fn_constructor_args=(job, asks),
+        fn_constructor_args=(job, asks, mailbox),
         # — actors that have work are requested together: by itself a pool grows one by one
         compute=ray.data.ActorPoolStrategy(
             min_size=1, max_size=actors, initial_size=min(actors, len(rows))
@@ -153,11 +163,12 @@ class LabelStage:
     instead of spinning: on two cores that cost a fifth of the documents a second.
     """
 
-    def __init__(self, job: Job, asks: bool) -> None:
+    def __init__(self, job: Job, asks: bool, mailbox: Any = None) -> None:
         from pipeline.runtime.worker import LabelDocuments
 
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="label")
-        self._worker = _built(self._thread, LabelDocuments, job, asks=asks)
+        send = sender(mailbox)
+        self._worker = _built(self._thread, LabelDocuments, job, asks=asks, send=send)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         return self._thread.submit(self._worker.result(), block).result()
@@ -225,11 +236,11 @@ def _versions(*others: str) -> dict[str, str]:
     return {"assay": version("corpus-assay"), **versions}
 
 
-def _on_worker(name: str, *arguments: Any, **resources: Any) -> Any:
+def _on_worker(name: str, *arguments: Any, mailbox: Any, **resources: Any) -> Any:
     """The result of the named function, in a Ray task; raises our own errors as they are."""
 
     def call() -> Any:  # imports the function's module, and torch with it, on the worker
-        return resolve_name(name)(*arguments)
+        return resolve_name(name)(*arguments, send=sender(mailbox))
 
     try:
         return ray.get(ray.remote(**resources)(call).remote())

@@ -90,7 +90,7 @@ class RunCounts:
     def add(self, counts: ShardCounts) -> None:
         """Takes in one committed shard; FailedRowsError when too many rows failed by now."""
         self._counts.append(counts)
-        more = max(0, _failures(counts) - self._failed[counts.sid])
+        more = max(0, failed_rows(counts) - self._failed[counts.sid])
         self._failed[counts.sid] += more
         self._failed_rows += more
         self._check(self._failed_rows, self._rows)
@@ -100,7 +100,7 @@ class RunCounts:
         if self._limit is None:
             return
         whole = [counts for counts in self._counts if set(counts.labels) == set(done.fp)]
-        counted = {counts.sid: _failures(counts) for counts in whole}
+        counted = {counts.sid: failed_rows(counts) for counts in whole}
         failed = sum(counted.get(shard.id, 0) for shard in shards)
         uncounted = [shard for shard in shards if shard.id not in counted]
         with ThreadPoolExecutor(READ_THREADS) as pool:
@@ -113,7 +113,7 @@ class RunCounts:
 
         Its statuses are those of the work item in which most rows failed.
         """
-        shards = {counts.sid: counts for counts in sorted(self._counts, key=_failures)}
+        shards = {counts.sid: counts for counts in sorted(self._counts, key=failed_rows)}
         status: Counter[str] = Counter()
         for shard in shards.values():
             status.update(shard.status)
@@ -166,7 +166,8 @@ def _failed_in(store: Store, done: Committed, shard: Shard) -> int:
     return max(int(failed_mask(store, file.key).sum()) for file in files)
 
 
-def _failures(counts: ShardCounts) -> int:
+def failed_rows(counts: ShardCounts) -> int:
+    """How many rows of the shard failed."""
     return sum(count for status, count in counts.status.items() if is_failed_status(status))
 
 

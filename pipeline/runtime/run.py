@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import ray
 
-from pipeline.errors import FailedRowsError, RefusedError
+from pipeline.errors import FailedRowsError, RefusedError, UnavailableError
 from pipeline.ledger.cells import is_whole, record_specs, unfinished
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import Contents, contents_of, publish
@@ -23,6 +24,18 @@ from pipeline.runtime.graph import calibrate, check_model, label_cpus, label_ite
 from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
 from pipeline.runtime.outcome import Outcome, RunCounts, retry_items
 from pipeline.runtime.placement import Placement, cluster, node_resources, place, this_machine
+from pipeline.runtime.progress import (
+    CHECKING,
+    CONNECTING,
+    LISTING,
+    LOCATING,
+    PUBLISHING,
+    STARTING_RAY,
+    STARTING_WORKERS,
+    Progress,
+    ignore,
+)
+from pipeline.runtime.watch import STALL_LIMIT_S, Watch
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
 
@@ -30,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 # After the graph ends the output is listed again. What is still missing runs again, this often.
 EXTRA_ROUNDS = 2
-
-Progress = Callable[[int], None]  # called with the rows of each shard as it is committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +113,8 @@ def run(
     address: str | None = None,
     retry_failed: bool = False,
     publish_partial: bool = False,
-    announce: Callable[[Plan], Progress] = lambda _plan: lambda _rows: None,
+    stall_limit_s: float = STALL_LIMIT_S,
+    announce: Callable[[Progress], None] = ignore,
 ) -> Outcome:
     """The outcome of a run, which labels what is missing and publishes a snapshot.
 
@@ -114,7 +126,9 @@ def run(
         address: A Ray cluster, such as `ray://head:10001` (default: a local Ray).
         retry_failed: Also try failed and quarantined rows again.
         publish_partial: Publish the complete shards if the run ends before the last of them.
-        announce: Called with the plan; returns a function that takes each committed shard's rows.
+        stall_limit_s: End the run if a worker answers nothing for this many seconds, and for ten
+            times its slowest batch. Only a run in the main thread can be ended.
+        announce: Takes the progress at each change, and once a second.
 
     Returns:
         Counts of rows and shards, and the number of the snapshot.
@@ -125,6 +139,7 @@ def run(
         StorageError: A store failed; UnavailableError if it may succeed later.
         ModelError: The model cannot be loaded, or is not supported exactly.
         FailedRowsError: The share of failed rows exceeds `max_error_rate`.
+        StalledError: A worker stopped answering.
 
     Examples:
         >>> run(load_spec("my.yaml"), cache_dir=Path("cache")).complete
@@ -136,8 +151,10 @@ def run(
         address=address,
         retry_failed=retry_failed,
         publish_partial=publish_partial,
+        stall_limit_s=stall_limit_s,
         announce=announce,
     )
+    announce(Progress(PUBLISHING))
     number = None
     if labelled.complete:
         number = labelled.publish()
@@ -154,44 +171,63 @@ def label(
     address: str | None = None,
     retry_failed: bool = False,
     publish_partial: bool = False,  # after an error
-    announce: Callable[[Plan], Progress],
+    stall_limit_s: float = STALL_LIMIT_S,
+    announce: Callable[[Progress], None],
 ) -> LabelledOutput:
     """Label every missing cell, as `run` does, and publish nothing."""
     started = time.monotonic()
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
     failpoint("probed")
-    with _ray_if_remote(address) as nodes:
-        placement = place(spec.model, cluster(nodes) if nodes else this_machine())
-        job = make_job(spec, placement, cache_dir)
-        last = plan(job, store)
-        for reason in last.cuts.unreadable:
-            logger.warning("left out: %s", reason)
-        if retry_failed:
-            retries = retry_items(store, last.shards, last.done)
-            last = replace(last, work_items=(*last.work_items, *retries))
-        failpoint("planned")
-        progress = announce(last)
-        counts = RunCounts(rows=last.rows, max_error_rate=spec.max_error_rate)
-        if last.work_items:
-            with _local_ray(placement):
-                check_model(job)
-                record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
-                failpoint("specs recorded")
-                try:
-                    last = _label_rounds(calibrate(job, store), store, last, counts, progress)
-                except BaseException as error:
-                    if publish_partial and not isinstance(error, FailedRowsError):
-                        _publish_after_error(job, store, last, counts)
-                    raise
+    with Watch(announce, stall_limit_s=stall_limit_s) as watch:
+        if address is not None:
+            watch.enter(CONNECTING)
+        with _ray_if_remote(address) as nodes:
+            watch.enter(LOCATING)
+            placement = place(spec.model, cluster(nodes) if nodes else this_machine())
+            job = make_job(spec, placement, cache_dir)
+            watch.enter(LISTING)
+            last = plan(job, store)
+            for reason in last.cuts.unreadable:
+                logger.warning("left out: %s", reason)
+            if retry_failed:
+                retries = retry_items(store, last.shards, last.done)
+                last = replace(last, work_items=(*last.work_items, *retries))
+            failpoint("planned")
+            counts = RunCounts(rows=last.rows, max_error_rate=spec.max_error_rate)
+            watch.enter(STARTING_RAY if last.work_items else LISTING, last)
+            if last.work_items:
+                with _local_ray(placement):
+                    last = _label_missing(
+                        job, store, last, counts, watch, publish_partial=publish_partial
+                    )
     if not last.work_items:
         counts.check_shards(store, last.shards, last.done)
     failpoint("labelled")
     return LabelledOutput(job, store, last, counts, time.monotonic() - started)
 
 
+def _label_missing(
+    job: Job, store: Store, first: Plan, counts: RunCounts, watch: Watch, *, publish_partial: bool
+) -> Plan:
+    """Checks the model, measures calibrations, and labels; the plan of the last LIST."""
+    with watch.mailbox() as mailbox:
+        watch.enter(CHECKING)
+        check_model(job, mailbox)
+        record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
+        failpoint("specs recorded")
+        try:
+            calibrated = calibrate(job, store, mailbox=mailbox)
+            watch.enter(STARTING_WORKERS)
+            return _label_rounds(calibrated, store, first, counts, watch, mailbox)
+        except BaseException as error:
+            if publish_partial and not isinstance(error, FailedRowsError):
+                _publish_after_error(job, store, first, counts)
+            raise
+
+
 def _label_rounds(
-    job: Job, store: Store, first: Plan, counts: RunCounts, progress: Progress
+    job: Job, store: Store, first: Plan, counts: RunCounts, watch: Watch, mailbox: Any
 ) -> Plan:
     """Runs the graph, lists the output, and runs what is still missing; the plan of the last LIST.
 
@@ -201,8 +237,8 @@ def _label_rounds(
     for round_number in range(1 + EXTRA_ROUNDS):
         if round_number:
             logger.warning("%d shards are still missing and run again", len(last.work_items))
-        for shard in label_items(last.work_items, job):
-            progress(shard.rows)
+        for shard in label_items(last.work_items, job, mailbox):
+            watch.committed(shard)
             counts.add(shard)
         listed = list_missing(job, store, first.cuts)
         retries = unfinished(first.work_items, listed.done)
@@ -235,14 +271,24 @@ def _ray_if_remote(address: str | None) -> Iterator[list[dict[str, float]]]:
         yield node_resources()
 
 
-def _local_ray(placement: Placement) -> AbstractContextManager[object]:
+@contextmanager
+def _local_ray(placement: Placement) -> Iterator[None]:
     """The Ray that this process is connected to, or a new one that ends with the run."""
     if ray.is_initialized():
-        return nullcontext()
-    return ray.init(
-        address="local",
-        num_cpus=int(label_cpus(placement.threads)) + 2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-    )
+        yield
+        return
+    try:
+        started = ray.init(
+            address="local",
+            num_cpus=int(label_cpus(placement.threads)) + 2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+    except Exception as error:
+        if "timed out during startup" not in str(error):  # — Ray has no class for this
+            raise
+        message = "Ray did not start within its 30 s: the machine is busy; run again"
+        raise UnavailableError(message) from error
+    with started:
+        yield

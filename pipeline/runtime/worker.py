@@ -35,6 +35,8 @@ from pipeline.runtime.assembly import (
 )
 from pipeline.runtime.calibration_files import CalibrationFile
 from pipeline.runtime.job import Job
+from pipeline.runtime.outcome import is_failed_status
+from pipeline.runtime.progress import Send, ShardProgress, ignore
 from pipeline.sources.documents import QUARANTINED
 from pipeline.sources.source import check_content, read_documents
 from pipeline.stores.store import open_store
@@ -102,31 +104,36 @@ class LabelDocuments:
     """Holds a model and answers a shard's missing tasks, one row a document.
 
     With `asks` the constructor loads the model. Otherwise the first document that needs it does:
-    no model is loaded where every answer is reused.
+    no model is loaded where every answer is reused. `send` takes reports of the progress.
     """
 
-    def __init__(self, job: Job, *, asks: bool) -> None:
+    def __init__(self, job: Job, *, asks: bool, send: Send = ignore) -> None:
         torch.set_num_threads(job.placement.threads)  # Ray sets 1 in an actor
         disable_malloc_trim()
         self.job = job
         self._store = open_store(job.spec.output, job.spec.storage_options)
+        self._send = send
+        self._slowest_s: float | None = None  # the longest time between two batches
         if asks:
             _ = self._engine
 
     @cached_property
     def _engine(self) -> LabelEngine:
-        return job_engine(self.job)[0]
+        return job_engine(self.job, self._send)[0]
 
     def __call__(self, block: pa.Table) -> pa.Table:
         shard = TokenisedShard.from_table(block)
         tasks = [task for task in self.job.spec.tasks if task.name in shard.work.tasks]
         answers = ShardAnswers(shard.chunks.to_pylist(), tasks)
-        seconds = self._ask(shard, answers) if answers.asked_rows else 0.0
+        progress = ShardProgress(self._send, shard.work, slowest_s=self._slowest_s)
+        seconds = self._ask(shard, answers, progress) if answers.asked_rows else 0.0
+        self._slowest_s = progress.slowest_s
         labelled = labelled_documents(shard.documents, answers, shard.status)
+        progress.finish(block.num_rows, sum(map(is_failed_status, labelled.status)))
         cost = LabelCost(seconds, answers.asked_rows, **asdict(answers.usage))
         return LabelledShard(shard.work, labelled, shard.known, cost).to_table()
 
-    def _ask(self, shard: TokenisedShard, answers: ShardAnswers) -> float:
+    def _ask(self, shard: TokenisedShard, answers: ShardAnswers, progress: ShardProgress) -> float:
         """Asks the model about every row; the seconds that it took, without loading the model."""
         engine = self._engine
         doc_ids = shard.documents.column("doc_id")
@@ -134,7 +141,7 @@ class LabelDocuments:
         def ask(start: int, end: int) -> None:
             for doc_id in doc_ids[start:end] if failpoints_set() else ():
                 failpoint(f"document {doc_id}")
-            answers.label_rows(engine, start, end)
+            answers.label_rows(engine, start, end, progress.advance)
 
         started = time.perf_counter()
         attempts = Attempts(self._store, attempt_name(self.job.fp, shard.work), self.job.run_id)
@@ -142,8 +149,10 @@ class LabelDocuments:
         return time.perf_counter() - started
 
 
-def measure_contextual(job: Job, tasks: Sequence[str]) -> dict[str, CalibrationFile]:
+def measure_contextual(
+    job: Job, tasks: Sequence[str], send: Send = ignore
+) -> dict[str, CalibrationFile]:
     """The contextual calibrations of these tasks, measured with a model of its own."""
     torch.set_num_threads(job.placement.threads)
-    engine, tokenizer = job_engine(job)
+    engine, tokenizer = job_engine(job, send)
     return contextual_calibrations(job, engine, tokenizer, tasks)

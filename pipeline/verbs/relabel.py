@@ -15,9 +15,9 @@ from pipeline.evaluation.gates import Decision
 from pipeline.gold.labels import read_gold
 from pipeline.ledger.snapshots import Contents, contents, last_snapshot
 from pipeline.options import EvalOptions, GoldOptions, Limits
-from pipeline.runtime.job import Plan
 from pipeline.runtime.outcome import Outcome
-from pipeline.runtime.run import LabelledOutput, Progress, label
+from pipeline.runtime.progress import Progress
+from pipeline.runtime.run import LabelledOutput, label
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.evaluate import evaluate, parse_gates
 
@@ -48,7 +48,7 @@ def scheduled_run(
     *,
     cache_dir: Path,
     address: str | None,
-    announce: Callable[[Plan], Progress],
+    announce: Callable[[Progress], None],
 ) -> ScheduledRun:
     """Labels missing documents and publishes a snapshot if gates and limits hold.
 

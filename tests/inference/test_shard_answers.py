@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pipeline.inference.engine import Labelled
+from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers, TaskAnswers, level_names
 from pipeline.spec.schema import TaskSpec
 
@@ -65,3 +67,20 @@ def test_no_more_answers_are_asked_for_at_once_than_fit(monkeypatch: pytest.Monk
         size <= 4 or last - first == 1 for size, (first, last) in zip(sizes, runs, strict=True)
     )
     assert len(runs) == 4 and list(answers.row_groups(3, 3)) == []
+
+
+def test_each_row_is_counted_once_when_its_last_chunk_is_read() -> None:
+    chunks = [[[1]] * n for n in (1, 0, 3, 2, 0, 1)]
+    answers = ShardAnswers(chunks, [task()])
+    counted: list[int] = []
+
+    class InOddBatches:
+        def label(self, documents, *, tasks, on_batch):  # type: ignore[no-untyped-def]
+            for batch in ([6, 1], [0], [2, 4], [3, 5]):  # of seven chunks; documents are split
+                on_batch(batch)
+            return Labelled((np.concatenate([some(i) for i in range(7)]),), Usage())
+
+    answers.label_rows(InOddBatches(), 0, 6, counted.append)  # type: ignore[arg-type]
+    # — chunks 1 to 3 are those of row 2, and 4 and 5 of row 3
+    assert counted == [1, 1, 0, 2]
+    assert sum(counted) == answers.asked_rows == 4

@@ -1,18 +1,15 @@
-"""Consoles, progress lines, the log of a cluster job, and the question after Ctrl-C."""
+"""Consoles, the log of a cluster job, and the question after Ctrl-C."""
 
 from __future__ import annotations
 
 import io
-import logging
 from pathlib import Path
 
 import pytest
 
 from pipeline.report.console import (
-    LOG_INTERVAL_S,
     JobLog,
     console_on,
-    logged_progress,
     two_columns,
     wants_stop,
 )
@@ -94,24 +91,3 @@ def test_a_job_is_stopped_only_where_somebody_says_so(answers: io.StringIO, stop
     asked = io.StringIO()
     assert wants_stop("job-1", asked, answers) is stops
     assert ("Stop job-1" in asked.getvalue()) is answers.isatty()
-
-
-def test_a_log_has_a_line_first_then_every_half_minute_then_one_at_the_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    clock_s = [0.0]
-    caplog.set_level(logging.INFO)
-    advance = logged_progress(100, now_s=lambda: clock_s[0])
-    for clock_s[0], rows in (
-        (1.0, 10),
-        (2.0, 10),
-        (1.0 + LOG_INTERVAL_S, 10),
-        (33.0, 60),
-        (34.0, 10),
-    ):
-        advance(rows)
-    assert [record.message.split(",")[0] for record in caplog.records] == [
-        "10 of 100 documents labelled",
-        "30 of 100 documents labelled",
-        "100 of 100 documents labelled",
-    ]

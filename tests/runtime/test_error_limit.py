@@ -34,7 +34,9 @@ class ToyGraph:
     work_items: int
     error: Exception | None = None
 
-    def __call__(self, work_items: Sequence[WorkItem], job: Job) -> Iterator[ShardCounts]:
+    def __call__(
+        self, work_items: Sequence[WorkItem], job: Job, _mailbox: None = None
+    ) -> Iterator[ShardCounts]:
         store = open_store(job.spec.output, {})
         for work in work_items[: self.work_items]:
             documents = documents_of(work.shard)
@@ -62,7 +64,7 @@ def run_toy(
         lines = (json.dumps({"id": f"{name}{i}", "text": text}) for i, text in enumerate(texts))
         (corpus / f"{name}.jsonl").write_text("\n".join(lines))
     monkeypatch.setattr("pipeline.runtime.run._local_ray", lambda _placement: nullcontext())
-    monkeypatch.setattr("pipeline.runtime.run.check_model", lambda _job: None)
+    monkeypatch.setattr("pipeline.runtime.run.check_model", lambda _job, _mailbox: None)
 
     def run_it(graph: ToyGraph, limit: float | None, *, publish_partial: bool = True) -> Outcome:
         monkeypatch.setattr("pipeline.runtime.run.label_items", graph)

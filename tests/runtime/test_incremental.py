@@ -52,7 +52,7 @@ class Life:
 
     def run(self, **changes: Any) -> Outcome:
         spec = self.spec(**changes)
-        return run(spec, cache_dir=self.folder / "cache", announce=lambda _plan: lambda _rows: None)
+        return run(spec, cache_dir=self.folder / "cache")
 
     def snapshot(self, outcome: Outcome) -> dict[str, Any]:
         name = f"{outcome.snapshot:08d}.json"

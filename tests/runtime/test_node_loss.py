@@ -55,12 +55,7 @@ def test_a_node_removed_without_warning(
 
     thread = threading.Thread(target=remove_busy_node)
     thread.start()
-    outcome = run(
-        spec,
-        cache_dir=tmp_path / "cache",
-        address=cluster.address,
-        announce=lambda _plan: lambda _rows: None,
-    )
+    outcome = run(spec, cache_dir=tmp_path / "cache", address=cluster.address)
     thread.join()
     assert len(removed) == 1, "the run ended before the node was removed"
     assert outcome.complete and outcome.snapshot == 1

@@ -97,7 +97,7 @@ def again(base: tuple[JobSpec, Outcome], runner: None, tmp_path: Path) -> Callab
 
 def run_quietly(spec: JobSpec, **options: bool) -> Outcome:
     cache_dir = Path(spec.output).parent / "cache"
-    return run(spec, cache_dir=cache_dir, announce=lambda _plan: lambda _rows: None, **options)
+    return run(spec, cache_dir=cache_dir, **options)
 
 
 def label_files(spec: JobSpec) -> dict[str, int]:
@@ -257,8 +257,8 @@ def test_on_ray_no_stage_is_fused_and_every_file_is_the_same(
     spec = parse_spec(json.dumps(content))
     built: list[ray.data.Dataset] = []
 
-    def keep(work_items: Any, job: Any) -> ray.data.Dataset:
-        built.append(build(work_items, job).materialize())
+    def keep(work_items: Any, job: Any, mailbox: Any) -> ray.data.Dataset:
+        built.append(build(work_items, job, mailbox).materialize())
         assert built[-1].num_blocks() == len(work_items) <= 3
         return built[-1]
 

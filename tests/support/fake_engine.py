@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,18 @@ class FakeEngine:
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
         self._labels = {task.name: len(task.labels) for task in tasks}
 
-    def label(self, documents: Sequence[Sequence[int]], *, tasks: Sequence[str]) -> Labelled:
+    def label(
+        self,
+        documents: Sequence[Sequence[int]],
+        *,
+        tasks: Sequence[str],
+        on_batch: Callable[[Sequence[int]], None] = lambda _documents: None,
+    ) -> Labelled:
         log_probs = tuple(
             np.stack([self._answer(document, task) for document in documents]) for task in tasks
         )
         usage = Usage(sum(map(len, documents)), len(documents) * len(tasks))
+        on_batch(range(len(documents)))
         return Labelled(log_probs, usage)
 
     def _answer(self, document: Sequence[int], task: str) -> NDArray[np.float32]:  # [labels]

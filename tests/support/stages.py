@@ -27,7 +27,10 @@ def tokenise(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[Tokenise
 
 
 def label_and_commit(
-    work_items: Sequence[WorkItem], job: Job, label: LabelDocuments | None = None
+    work_items: Sequence[WorkItem],
+    job: Job,
+    _mailbox: None = None,
+    label: LabelDocuments | None = None,
 ) -> Iterator[ShardCounts]:
     """What `graph.label_items` does."""
     worker = label or LabelDocuments(job, asks=any(work.asks for work in work_items))
@@ -40,5 +43,5 @@ def run_without_ray(patch: pytest.MonkeyPatch) -> None:
     """From now on, `run` calls the stages in this process, with the spec's own model."""
     patch.setattr("pipeline.runtime.run.label_items", label_and_commit)
     patch.setattr("pipeline.runtime.run._local_ray", lambda _placement: nullcontext())
-    patch.setattr("pipeline.runtime.run.check_model", preflight)
+    patch.setattr("pipeline.runtime.run.check_model", lambda job, _mailbox: preflight(job))
     patch.setattr("pipeline.runtime.run.calibrate", partial(calibrate, measure=measure_contextual))

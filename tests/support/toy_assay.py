@@ -29,7 +29,9 @@ from pipeline.stores.retries import retry
 CHILDREN = multiprocessing.get_context("fork")
 
 
-def in_children(work_items: Sequence[WorkItem], job: Job) -> Iterator[ShardCounts]:
+def in_children(
+    work_items: Sequence[WorkItem], job: Job, _mailbox: None = None
+) -> Iterator[ShardCounts]:
     """Labels and commits each work item in a child, until one is not killed."""
     for work in work_items:
         answer: Any = None
@@ -54,7 +56,9 @@ def _label(work: WorkItem, job: Job, answer: Connection) -> None:
         answer.send(error)
 
 
-def label_items(work_items: Sequence[WorkItem], job: Job) -> Iterator[ShardCounts]:
+def label_items(
+    work_items: Sequence[WorkItem], job: Job, _mailbox: None = None
+) -> Iterator[ShardCounts]:
     label = label_and_commit if "://" in job.spec.output else in_children
     yield from label(work_items, job)
 
@@ -70,10 +74,11 @@ def main_of_toy(words: Sequence[str]) -> int:
     """`assay` with these words, in one process and with the fake engine; its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         run_without_ray(patch)
-        patch.setattr("pipeline.runtime.run.check_model", lambda _job: None)
+        patch.setattr("pipeline.runtime.run.check_model", lambda _job, _mailbox: None)
         patch.setattr("pipeline.runtime.run.label_items", label_items)
         patch.setattr(
-            "pipeline.runtime.worker.job_engine", lambda job: (FakeEngine(job.spec.tasks), None)
+            "pipeline.runtime.worker.job_engine",
+            lambda job, _send: (FakeEngine(job.spec.tasks), None),
         )
         for user in ("stores.s3", "sources.streams"):
             patch.setattr(f"pipeline.{user}.retry", lambda call, _policy: retry(call, STUBBORN))

@@ -59,7 +59,7 @@ class Output:
         record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
         calibrated = calibrate(job, store, measure_contextual)
         label = LabelDocuments(calibrated, asks=any(work.asks for work in first.work_items))
-        counted = list(label_and_commit(first.work_items, calibrated, label))
+        counted = list(label_and_commit(first.work_items, calibrated, label=label))
         last = list_missing(job, store, first.cuts)
         assert not last.work_items
         publish(store, spec.name, job.snapshot_tasks, last.shards, last.done, created_at="now")

@@ -1,0 +1,258 @@
+"""Progress for people: a bar on a terminal, and lines of a log elsewhere.
+
+Entry points: `shown_progress` for work that is counted, and `run_progress` for the phases of a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.file_proxy import FileProxy
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from pipeline.report.console import console_on
+
+if TYPE_CHECKING:
+    from pipeline.runtime.job import Plan
+    from pipeline.runtime.progress import Progress as RunProgress
+
+logger = logging.getLogger(__name__)
+
+# Ticks come once a second, so the lines of a log are at most ten seconds apart.
+LOG_INTERVAL_S = 9.0
+# The rate is that of the last minute: workers come and go.
+RATE_WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is done at one moment, in words and numbers."""
+
+    doing: str  # the phase, such as `labelling`
+    documents: int = 0  # 0: nothing is counted in this phase
+    done: int = 0
+    verb: str = "done"  # what was done to the documents
+    failed: int = 0  # of the documents that are done
+    read: int | None = None  # documents that the model read; None: all that are done
+
+
+Show = Callable[[Shown], None]
+
+
+class Pace:
+    """The documents a second of the last minute, and the time left."""
+
+    def __init__(self) -> None:
+        self._changes: deque[tuple[float, int]] = deque()  # when a count was first seen
+        self._now_s = 0.0
+
+    def add(self, now_s: float, done: int) -> None:
+        """Notes the count at this time."""
+        self._now_s = now_s
+        if not self._changes or done != self._changes[-1][1]:
+            self._changes.append((now_s, done))
+        while len(self._changes) > 2 and self._changes[1][0] < now_s - RATE_WINDOW_S:
+            self._changes.popleft()
+
+    @property
+    def rate(self) -> float | None:
+        """Documents a second; None before the first of them."""
+        (start_s, start), (_, done) = self._changes[0], self._changes[-1]
+        elapsed_s = self._now_s - start_s
+        return (done - start) / elapsed_s if done > start and elapsed_s > 0 else None
+
+    def figures(self, shown: Shown) -> tuple[str, ...]:
+        """The rate, the time left, and the share of failed documents, where they are known."""
+        texts: list[str] = []
+        if self.rate is not None:
+            texts.append(f"{self.rate:.1f}/s" if self.rate >= 1 else f"{60 * self.rate:.1f}/min")
+            left_s = (shown.documents - shown.done) / self.rate
+            texts += [f"{timedelta(seconds=round(left_s))} left"] * (left_s > 0)
+        if shown.failed:
+            texts.append(f"{shown.failed / max(shown.done, 1):.2%} failed")
+        return tuple(texts)
+
+
+class LogLines:
+    """Logs each new phase, the first documents, then a line every ten seconds, and the last."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._last: Shown | None = None
+        self._began_s = self._logged_s = 0.0
+        self._pace = Pace()
+
+    def __call__(self, shown: Shown) -> None:
+        now_s, last = self._now_s(), self._last
+        self._last = shown
+        if last is None or shown.doing != last.doing:
+            self._began_s = self._logged_s = now_s
+            self._pace = Pace()
+            logger.info("%s", shown.doing)
+            last = Shown(shown.doing)
+        self._pace.add(now_s, shown.done)
+        news = shown.done > 0 and (last.done == 0 or shown.done >= shown.documents > last.done)
+        if news or now_s - self._logged_s >= LOG_INTERVAL_S:
+            self._logged_s = now_s
+            logger.info("%s", self._line(shown, now_s))
+
+    def _line(self, shown: Shown, now_s: float) -> str:
+        if not shown.documents:
+            return f"{shown.doing}, {now_s - self._began_s:.0f} s so far"
+        read = "" if shown.read in (None, shown.done) else f" ({shown.read:,} read by the model)"
+        count = f"{shown.done:,} of {shown.documents:,} documents {shown.verb}{read}"
+        return ", ".join((count, *self._pace.figures(shown)))
+
+
+class Bar:
+    """The same as one line of a terminal, which is erased at the end."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._doing = ""
+        self._task = TaskID(0)
+        self._pace = Pace()
+
+    def __call__(self, shown: Shown) -> None:
+        if shown.doing != self._doing:
+            self._pace = Pace()
+            if self._doing:
+                self._bar.remove_task(self._task)
+            # — without a total the bar shows that something happens
+            self._task = self._bar.add_task(shown.doing, total=shown.documents or None, figures="")
+            self._doing = shown.doing
+        self._pace.add(time.monotonic(), shown.done)
+        figures = ""
+        if shown.documents:
+            count = f"{shown.done:,}/{shown.documents:,}"
+            figures = "  ".join((count, *self._pace.figures(shown)))
+        self._bar.update(self._task, completed=shown.done, figures=figures)
+
+
+@contextmanager
+def display(console: Console) -> Iterator[Show]:
+    """Gives a function that shows what is done: on a bar if the console is a terminal."""
+    if not console.is_terminal:
+        yield LogLines(time.monotonic)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(None),
+        TextColumn("{task.fields[figures]}"),
+    )
+    bar = Progress(*columns, console=console, transient=True, expand=True, refresh_per_second=4)
+    with bar, _log_above(bar, console.file):
+        yield Bar(bar)
+
+
+@contextmanager
+def _log_above(bar: Progress, terminal: Any) -> Iterator[None]:
+    """Lines of the log are printed above the bar instead of into it."""
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler) and handler.stream is terminal
+    ]
+    for handler in handlers:
+        handler.setStream(FileProxy(bar.console, terminal))
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.setStream(terminal)
+
+
+@contextmanager
+def shown_progress(
+    console: Console, rows: int, *, doing: str = "labelling", done: str = "labelled"
+) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with the number of rows that are done since the last call."""
+    with display(console) as show:
+        count = 0
+
+        def advance(more: int) -> None:
+            nonlocal count
+            count += more
+            show(Shown(doing, rows, count, done))
+
+        advance(0)
+        yield advance
+
+
+@contextmanager
+def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
+    """Gives a function that shows a run's progress on the stream.
+
+    After Ctrl-C the KeyboardInterrupt says what is kept.
+    """
+    console = console_on(stream)
+    latest: list[RunProgress] = []  # with a plan
+    with display(console) as show:
+        show(Shown("starting"))
+
+        def announce(progress: RunProgress) -> None:
+            if progress.plan is not None:
+                if not latest:
+                    _print(console, work_line(progress.plan))
+                latest[:] = [progress]
+            show(_shown(progress))
+
+        try:
+            yield announce
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(kept_line(latest[0] if latest else None)) from None
+
+
+def _print(console: Console, line: str) -> None:
+    if console.is_terminal:
+        console.print(line)
+    else:
+        logger.info("%s", line)
+
+
+def _shown(progress: RunProgress) -> Shown:
+    if not progress.counts or progress.plan is None:
+        return Shown(progress.phase)
+    reuses = any(work.reuse for work in progress.plan.work_items)
+    return Shown(
+        progress.phase,
+        documents=progress.documents,
+        done=progress.answered,
+        verb="labelled",
+        failed=progress.failed,
+        read=progress.read if reuses else None,
+    )
+
+
+def work_line(planned: Plan) -> str:
+    """How many documents will be labelled, and how many of those the model reads at most."""
+    if not planned.work_items:
+        return f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
+    line = (
+        f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
+        f"{planned.missing_shards:,} of {len(planned.shards):,} shards"
+    )
+    asking = [work for work in planned.work_items if work.asks]
+    if not asking:
+        return f"{line}; the model reads none of them, because all answers are reused"
+    if any(work.reuse for work in planned.work_items):
+        rows = sum({work.shard.id: work.shard.rows for work in asking}.values())
+        return f"{line}; the model reads at most {rows:,} of them, and skips known texts"
+    return line
+
+
+def kept_line(progress: RunProgress | None) -> str:
+    """What a run that is stopped now leaves for the next one."""
+    if progress is None or progress.plan is None or not progress.plan.work_items:
+        return "nothing was lost"
+    kept = f"{progress.committed:,} of {progress.documents:,} documents are labelled and kept"
+    lost = progress.answered - progress.committed
+    return f"{kept}; {lost:,} in unfinished shards are asked again" if lost > 0 else kept

@@ -1,0 +1,177 @@
+"""What a run does at this moment: the reports of its workers, and their sum for people.
+
+Entry points: `ShardProgress`, with which a worker reports, and `Mailbox`, the actor in which the
+driver finds the reports. All of this is for display. Must import neither torch nor Arrow: the
+mailbox is a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.ledger.cells import WorkItem
+    from pipeline.runtime.job import Plan
+
+# A worker sends at most two reports a second, whatever its batches take.
+REPORT_S = 0.5
+
+LOCATING = "locating the model"
+LISTING = "listing the input"
+STARTING_RAY = "starting Ray"
+CONNECTING = "connecting to Ray"
+CHECKING = "checking the model"
+CONVERTING = "converting the model"
+FETCHING = "fetching the model"
+STARTING_WORKERS = "starting the workers"
+LOADING = "loading the model"
+LABELLING = "labelling"
+PUBLISHING = "publishing"
+# A phase replaces those before it: the driver's first, then those that workers report.
+WORKER_PHASES = (CHECKING, STARTING_WORKERS, FETCHING, CONVERTING, LOADING, LABELLING)
+
+WorkKey = tuple[str, tuple[str, ...]]  # shard id and sorted tasks of a work item
+
+
+def work_key(sid: str, tasks: Iterable[str]) -> WorkKey:
+    """What names a work item in reports: a shard may have several."""
+    return sid, tuple(sorted(tasks))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What one worker does."""
+
+    phase: str
+    worker: str = ""  # process and node, for people
+    actor_id: str = ""
+    pid: int = 0
+    work: WorkKey | None = None  # None: no shard is at work
+    place: str = ""  # of the shard: file and rows
+    answered: int = 0  # rows of the shard; those that the model does not read count at its end
+    read: int = 0  # rows of those that the model read
+    failed: int = 0  # of those
+    finished: bool = False  # the shard is labelled, and not yet committed
+    slowest_s: float | None = None  # the longest time between two batches; None: no batch yet
+
+
+Send = Callable[[WorkerReport], None]
+
+
+def ignore(_report: object) -> None:
+    """Takes a report that nobody reads."""
+
+
+class ShardProgress:
+    """Reports one worker's progress with one shard.
+
+    Args:
+        send: Takes the reports.
+        work: The shard and its tasks.
+        slowest_s: The longest time between two batches of the worker's earlier shards.
+    """
+
+    def __init__(self, send: Send, work: WorkItem, *, slowest_s: float | None) -> None:
+        piece = work.shard.piece
+        self._send = send
+        self._last_sent_s = self._last_batch_s = time.monotonic()
+        self._report = WorkerReport(
+            phase=LABELLING,
+            work=work_key(work.shard.id, work.tasks),
+            place=f"{work.shard.path}: rows {piece.start_row} to {piece.end_row}",
+            slowest_s=slowest_s,
+        )
+        send(self._report)
+
+    @property
+    def slowest_s(self) -> float | None:
+        """The longest time between two batches so far."""
+        return self._report.slowest_s
+
+    def advance(self, answered: int) -> None:
+        """Reports that one more batch is read, which was the last of `answered` rows."""
+        now_s = time.monotonic()
+        slowest_s = max(self._report.slowest_s or 0.0, now_s - self._last_batch_s)
+        self._last_batch_s = now_s
+        self._report = replace(
+            self._report,
+            answered=self._report.answered + answered,
+            read=self._report.read + answered,
+            slowest_s=slowest_s,
+        )
+        if now_s - self._last_sent_s >= REPORT_S:
+            self._last_sent_s = now_s
+            self._send(self._report)
+
+    def finish(self, rows: int, failed: int) -> None:
+        """Reports that the shard is labelled, with the rows that the model did not read."""
+        self._send(replace(self._report, answered=rows, failed=failed, finished=True))
+
+
+class Mailbox:
+    """Keeps the latest report of each worker about each shard until the driver takes it."""
+
+    def __init__(self) -> None:
+        self._latest: dict[object, WorkerReport] = {}
+
+    def put(self, report: WorkerReport) -> None:
+        """Keeps the report in place of the worker's earlier one about the same shard."""
+        key = report.worker, report.work
+        self._latest.pop(key, None)  # — the order is that of the latest reports
+        self._latest[key] = report
+
+    def take(self) -> list[WorkerReport]:
+        """The reports since the last call, the oldest first."""
+        latest, self._latest = self._latest, {}
+        return list(latest.values())
+
+
+def sender(mailbox: Any) -> Send:
+    """Sends this process's reports to the mailbox, the handle of an actor, and waits for nothing.
+
+    Without a mailbox (None) nobody reads the reports.
+    """
+    if mailbox is None:
+        return ignore
+    import ray
+
+    node, pid = ray.util.get_node_ip_address(), os.getpid()  # type: ignore[no-untyped-call]
+    actor_id = ray.get_runtime_context().get_actor_id() or ""
+
+    def send(report: WorkerReport) -> None:
+        own = replace(report, worker=f"process {pid} on {node}", actor_id=actor_id, pid=pid)
+        mailbox.put.remote(own)
+
+    return send
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a run does at one moment."""
+
+    phase: str
+    """What is being done, such as `loading the model`."""
+    plan: Plan | None = None
+    """What is there and what is missing; None before it is known."""
+    answered: int = 0
+    """Documents with a status: read by the model, reused, empty or failed."""
+    failed: int = 0
+    """Documents of those that failed."""
+    read: int = 0
+    """Documents of those that the model read."""
+    committed: int = 0
+    """Documents of finished shards, which a later run does not label again."""
+
+    @property
+    def documents(self) -> int:
+        """Documents of all work items; 0 before the plan is known."""
+        return 0 if self.plan is None else self.plan.work_rows
+
+    @property
+    def counts(self) -> bool:
+        """Whether documents are answered in this phase."""
+        return self.phase == LABELLING

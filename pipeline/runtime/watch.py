@@ -1,0 +1,256 @@
+"""The driver's view of a run: its phase, its progress, and workers that stopped answering.
+
+Entry point: `Watch`. It reads the workers' reports (`progress`) once a second on a thread of its
+own. If the reports are lost, the run continues, and progress counts committed shards.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+import ray
+from ray._private.state import state
+from ray.exceptions import GetTimeoutError, RayError
+
+from pipeline.errors import StalledError
+from pipeline.ledger.blocks import ShardCounts
+from pipeline.runtime.job import Plan
+from pipeline.runtime.outcome import failed_rows
+from pipeline.runtime.progress import (
+    LABELLING,
+    WORKER_PHASES,
+    Mailbox,
+    Progress,
+    WorkerReport,
+    WorkKey,
+    work_key,
+)
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+MAILBOX_TIMEOUT_S = 5.0
+# The run ends after a worker answered nothing for this long, unless its batches take long, too.
+STALL_LIMIT_S = 600.0
+# In slowest batches of the worker: when it is named, and at least so many before the run ends.
+_NAMED_AFTER, _ENDED_AFTER = 5, 10
+
+
+Counts = tuple[int, int, int]  # rows with a status, rows that failed, rows that the model read
+
+
+class Watch:
+    """Announces what a run does, at each change and every second, until it is closed.
+
+    Args:
+        announce: Takes the progress. Two threads call it, one at a time.
+        stall_limit_s: Seconds without an answer from a worker at work that end the run.
+    """
+
+    def __init__(self, announce: Callable[[Progress], None], *, stall_limit_s: float) -> None:
+        self._announce = announce
+        self._changing = threading.Lock()  # held while the counts change or are announced
+        self._phase = ""
+        self._plan: Plan | None = None
+        self._committed: dict[WorkKey, Counts] = {}
+        self._at_work: dict[WorkKey, WorkerReport] = {}
+        self._watchdog = Watchdog(stall_limit_s)
+        self._polling = threading.Lock()  # held while the mailbox is read
+        self._mailbox: Any = None
+        self._stalled: StalledError | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
+        # — only the main thread takes signals; from another, `run` names stalled workers
+        self._main = threading.get_ident() if _in_main_thread() else None
+
+    def __enter__(self) -> Watch:
+        # — a stalled run ends by SIGINT, which a background job of a shell ignores
+        if self._main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._end_if_stalled)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+        if self._main and signal.getsignal(signal.SIGINT) == self._end_if_stalled:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self._stalled is not None and isinstance(error, KeyboardInterrupt):
+            raise self._stalled from None
+
+    def enter(self, phase: str, plan: Plan | None = None) -> None:
+        """Announces a phase, and the plan once it is known."""
+        with self._changing:
+            self._phase, self._plan = phase, plan or self._plan
+            self._announce(self._progress())
+
+    def committed(self, counts: ShardCounts) -> None:
+        """Announces one more committed shard."""
+        key = work_key(counts.sid, counts.labels)
+        with self._changing:
+            self._phase = LABELLING
+            self._committed[key] = counts.rows, failed_rows(counts), counts.cost.asked_rows
+            self._at_work.pop(key, None)
+            self._announce(self._progress())
+
+    @contextmanager
+    def mailbox(self) -> Iterator[Any]:
+        """The handle of a new mailbox, which is read inside the block; None without Ray."""
+        if not ray.is_initialized():
+            yield None
+            return
+        # — a lost node takes the mailbox along; a new one gets each worker's next report
+        actor = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
+        self._mailbox = actor.remote()
+        try:
+            yield self._mailbox
+        finally:
+            with self._polling:
+                self._mailbox = None
+
+    def take_in(self, reports: Iterable[WorkerReport], now_s: float) -> None:
+        """Adds workers' reports to the progress, which is announced within a second."""
+        with self._changing:
+            for report in reports:
+                if _order(report.phase) > _order(self._phase):
+                    self._phase = report.phase
+                if report.work is not None and report.work not in self._committed:
+                    self._at_work[report.work] = report
+                    self._watchdog.hear(report, now_s)
+
+    def _progress(self) -> Progress:
+        at_work = [(each.answered, each.failed, each.read) for each in self._at_work.values()]
+        committed = list(self._committed.values())
+        answered, failed, read = map(sum, zip((0, 0, 0), *committed, *at_work, strict=True))
+        return Progress(
+            self._phase,
+            self._plan,
+            answered=answered,
+            failed=failed,
+            read=read,
+            committed=sum(rows for rows, _, _ in committed),
+        )
+
+    def _poll(self) -> None:
+        while not self._closed.wait(POLL_S):
+            with self._polling:
+                if self._mailbox is not None:
+                    self._read(self._mailbox)
+            with self._changing:
+                self._announce(self._progress())
+
+    def _read(self, mailbox: Any) -> None:
+        try:
+            reports = ray.get(mailbox.take.remote(), timeout=MAILBOX_TIMEOUT_S)
+        except (GetTimeoutError, RayError):  # no news, so nobody can be blamed for silence
+            self._watchdog.excuse(time.monotonic())
+            return
+        now_s = time.monotonic()
+        self.take_in(reports, now_s)
+        for stall in self._watchdog.stalls(now_s, _is_alive):
+            if not stall.ends:
+                logger.warning("%s; the run ends at %.0f s", stall, stall.limit_s)
+            elif self._main is not None and self._stalled is None:
+                self._stalled = StalledError(
+                    f"{stall}. Look at that machine, then run the same command again: finished "
+                    f"shards are kept. --stall-limit SECONDS gives workers more time"
+                )
+                signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _end_if_stalled(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._stalled is not None:
+            raise KeyboardInterrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A worker that has answered nothing for too long."""
+
+    report: WorkerReport  # its last one
+    silent_s: float
+    limit_s: float  # the run ends after this silence
+
+    @property
+    def ends(self) -> bool:
+        """Whether the run ends."""
+        return self.silent_s >= self.limit_s
+
+    def __str__(self) -> str:
+        report = self.report
+        return (
+            f"{report.worker} has answered nothing for {self.silent_s:.0f} s; it labels "
+            f"{report.place} ({report.answered:,} rows are answered)"
+        )
+
+
+class Watchdog:
+    """Knows when each worker answered last, and how long it may take by its own slowest batch."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._last: dict[str, tuple[WorkerReport, float]] = {}  # by worker; when it came
+        self._named: set[str] = set()  # workers
+
+    def hear(self, report: WorkerReport, now_s: float) -> None:
+        """Notes a report. A worker that finished its shard is not expected to answer."""
+        # — a shard whose worker died is at work in another
+        self._last = {
+            worker: (last, at_s)
+            for worker, (last, at_s) in self._last.items()
+            if worker != report.worker and last.work != report.work
+        }
+        self._named.discard(report.worker)
+        if not report.finished:
+            self._last[report.worker] = report, now_s
+
+    def excuse(self, now_s: float) -> None:
+        """Starts the time of each worker again: their reports may have been lost."""
+        self._last = {worker: (last, now_s) for worker, (last, _) in self._last.items()}
+
+    def stalls(self, now_s: float, is_alive: Callable[[WorkerReport], bool]) -> Iterator[Stall]:
+        """The workers to name now, each once, and those for which the run ends."""
+        for worker, (report, last_s) in list(self._last.items()):
+            named_after_s, limit_s = self._patience(report)
+            stall = Stall(report, now_s - last_s, limit_s)
+            if stall.silent_s < named_after_s or (worker in self._named and not stall.ends):
+                continue
+            if not is_alive(report):
+                del self._last[worker]  # Ray starts it again, and then it reports
+                continue
+            self._named.add(worker)
+            yield stall
+
+    def _patience(self, report: WorkerReport) -> tuple[float, float]:
+        """The seconds of silence after which the worker is named, and after which the run ends."""
+        if report.slowest_s is None:  # its first batch, whose duration nobody knows
+            return self._limit_s / 2, self._limit_s
+        named_after_s = max(self._limit_s / 10, _NAMED_AFTER * report.slowest_s)
+        return named_after_s, max(self._limit_s, _ENDED_AFTER * report.slowest_s)
+
+
+def _order(phase: str) -> int:
+    """A worker's phase replaces an earlier one of these, and no other phase of the driver."""
+    return WORKER_PHASES.index(phase) if phase in WORKER_PHASES else len(WORKER_PHASES)
+
+
+def _is_alive(report: WorkerReport) -> bool:
+    """Whether the worker's process runs, or is stopped, as far as Ray knows."""
+    actor = state.actor_table(report.actor_id)
+    return bool(actor) and actor["State"] == "ALIVE" and actor["Pid"] == report.pid
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -1,0 +1,244 @@
+"""Progress of a run: lines of a log, one line of a terminal, and what Ctrl-C says."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from pipeline.report.console import console_on
+from pipeline.report.progress import (
+    LOG_INTERVAL_S,
+    Bar,
+    LogLines,
+    Pace,
+    Shown,
+    display,
+    kept_line,
+    run_progress,
+    shown_progress,
+    work_line,
+)
+from pipeline.runtime.progress import LABELLING, LOADING, Progress
+
+COUNTED = Shown("labelling", documents=100, verb="labelled")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the lines ask of a work item."""
+
+    shard: Any
+    asks: bool = True
+    reuse: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A shard, or a plan."""
+
+    id: str = "s"
+    rows: int = 100
+    missing_rows: int = 60
+    shards: tuple[int, ...] = (1, 2)
+    missing_shards: int = 1
+    work_rows: int = 60
+    work_items: tuple[Work, ...] = ()
+
+
+def plan(*work_items: Work) -> Any:
+    return Toy(work_items=work_items)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_log_has_each_phase_the_first_documents_ten_seconds_and_the_last(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock_s = [0.0]
+    caplog.set_level(logging.INFO)
+    show = LogLines(lambda: clock_s[0])
+    for second, shown in (
+        (0, Shown("loading the model")),
+        (1, Shown("loading the model")),
+        (LOG_INTERVAL_S, Shown("loading the model")),
+        (10, COUNTED),
+        (12, replace(COUNTED, done=4)),
+        (13, replace(COUNTED, done=6)),
+        (12 + LOG_INTERVAL_S, replace(COUNTED, done=11, failed=1, read=9)),
+        (30, replace(COUNTED, done=100)),
+        (31, replace(COUNTED, done=100)),
+        (32, Shown("publishing")),
+    ):
+        clock_s[0] = second
+        show(shown)
+    assert messages(caplog) == [
+        "loading the model",
+        "loading the model, 9 s so far",
+        "labelling",
+        "4 of 100 documents labelled, 2.0/s, 0:00:48 left",
+        "11 of 100 documents labelled (9 read by the model), 1.0/s, 0:01:29 left, 9.09% failed",
+        "100 of 100 documents labelled, 5.0/s",
+        "publishing",
+    ]
+
+
+def test_a_log_says_that_a_phase_in_which_nothing_was_answered_yet_continues(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock_s = [0.0]
+    show = LogLines(lambda: clock_s[0])
+    for clock_s[0] in (0.0, LOG_INTERVAL_S, 2 * LOG_INTERVAL_S):
+        show(COUNTED)
+    assert messages(caplog) == ["labelling", *["0 of 100 documents labelled"] * 2]
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    pace = Pace()
+    for second in range(1_000):  # ten a second, then one
+        pace.add(second, 10 * second if second < 500 else 5_000 + second - 500)
+    assert pace.rate == pytest.approx(1, rel=0.02)
+    pace.add(1_090, 5_499)  # nothing for a while: the rate falls, and is not zero
+    assert pace.rate is not None and 0 < pace.rate < 0.6
+
+
+def test_slow_documents_are_counted_by_the_minute() -> None:
+    pace = Pace()
+    pace.add(0, 0)
+    assert pace.figures(COUNTED) == ()
+    pace.add(120, 4)
+    assert pace.figures(replace(COUNTED, done=4)) == ("2.0/min", "0:48:00 left")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_bar_is_one_line_however_long_its_numbers_are(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+    with display(console_on(stream)) as show:
+        assert isinstance(show, Bar)
+        show(Shown("loading the model"))
+        show._bar.refresh()
+        shown = Shown("labelling", 10_000_000, 0, "labelled")
+        show(shown)
+        show(replace(shown, done=1_234_567, failed=12_345))
+        logging.getLogger().debug("quiet")
+        show._bar.refresh()
+        last = show._bar.console.render_lines(show._bar.get_renderable())
+    assert len(last) == 1
+    text = "".join(segment.text for segment in last[0])
+    assert len(text) <= columns
+    for part in ("labelling", "━", "1,234,567/10,000,000", "/s", "left", "1.00% failed"):
+        assert part in text, text
+
+
+def test_lines_of_the_log_are_printed_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    handler = logging.StreamHandler(stream)
+    logging.getLogger().addHandler(handler)
+    try:
+        with display(console_on(stream)) as show:
+            show(COUNTED)
+            logging.getLogger("pipeline").warning("left out: a.jsonl")
+            assert handler.stream is not stream
+        assert handler.stream is stream
+    finally:
+        logging.getLogger().removeHandler(handler)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert "left out: a.jsonl" in re.split(r"[\r\n]+", plain)
+
+
+def test_counted_work_is_logged_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with shown_progress(console_on(io.StringIO()), 10, doing="reading", done="read") as advance:
+        advance(4)
+        advance(6)
+    lines = messages(caplog)
+    assert lines[0] == "reading"
+    assert [line.split(",")[0] for line in lines[1:]] == [
+        "4 of 10 documents read",
+        "10 of 10 documents read",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("work_items", "end"),
+    [
+        ((Work(Toy()),), " shards"),
+        (
+            (Work(Toy()), Work(Toy("t", rows=20), reuse=("r",))),
+            "; the model reads at most 120 ",
+        ),
+        ((Work(Toy(), asks=False, reuse=("r",)),), "; the model reads none of them"),
+    ],
+)
+def test_the_first_line_says_how_many_documents_the_model_reads(
+    work_items: tuple[Work, ...], end: str
+) -> None:
+    line = work_line(plan(*work_items))
+    assert line.startswith("60 of 100 documents to label, in 1 of 2 shards")
+    assert end in line and ("the model" in end) == ("the model" in line)
+
+
+def test_without_work_the_first_line_says_so() -> None:
+    assert work_line(plan()) == "nothing to do: 100 documents in 2 shards"
+
+
+@pytest.mark.parametrize(
+    ("progress", "line"),
+    [
+        (None, "nothing was lost"),
+        (Progress("x", plan()), "nothing was lost"),
+        (Progress("x", plan(Work(Toy()))), "0 of 60 documents are labelled and kept"),
+        (
+            Progress("x", plan(Work(Toy())), answered=25, committed=20),
+            "20 of 60 documents are labelled and kept; 5 in unfinished shards are asked again",
+        ),
+    ],
+)
+def test_a_run_that_is_stopped_says_what_is_kept(progress: Progress | None, line: str) -> None:
+    assert kept_line(progress) == line
+
+
+def test_a_run_shows_its_plan_once_and_ctrl_c_carries_what_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def stopped(announce: Callable[[Progress], None]) -> None:
+        work = plan(Work(Toy()))
+        announce(Progress("starting Ray"))
+        announce(Progress(LOADING, work))
+        announce(Progress(LABELLING, work, answered=6, committed=6))
+        raise KeyboardInterrupt
+
+    kept = "6 of 60 documents are labelled and kept"
+    with (
+        pytest.raises(KeyboardInterrupt, match=kept),
+        run_progress(io.StringIO()) as announce,
+    ):
+        stopped(announce)
+    assert messages(caplog) == [
+        "starting",
+        "starting Ray",
+        "60 of 100 documents to label, in 1 of 2 shards",
+        "loading the model",
+        "labelling",
+        "6 of 60 documents labelled",
+    ]
