@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,9 +34,9 @@ def test_the_demo_keeps_its_promises(smollm2_gguf: Path, tmp_path: Path) -> None
         ).stdout
 
     first, second = python(*DEMO), python(*DEMO)
-    assert "labelled now        474" in first and "warning: spam_asked" in first
+    assert re.search(r"labelled now +474,", first) and "warning: spam_asked" in first
     assert "of 474 documents. If they are not all alike" not in first  # a label for all of them
-    assert "labelled now        0" in second
+    assert re.search(r"labelled now +0,", second)
     tail = first.index("How good the answers are")
     assert first[tail:] == second[second.index("How good the answers are") :]
     assert (tmp_path / "out" / "demo.html").stat().st_size > 100_000
