@@ -18,7 +18,7 @@ from scipy.special import rel_entr
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset
-from pipeline.ledger.snapshots import Contents, contents
+from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import GroupBy
 from pipeline.stores.store import Store
 
@@ -83,11 +83,19 @@ class Comparison:
     only_after: tuple[str, ...]
 
 
-def side(store: Store, number: str) -> Contents:
-    """The snapshot with this number; SpecError if it is not a number."""
-    if not (number.isascii() and number.isdecimal()):
-        raise SpecError([Problem("A or B", "write the number of a snapshot", number)])
-    return contents(store, int(number))
+def sides(store: Store, before: str, after: str) -> tuple[Contents, Contents]:
+    """The snapshots with these numbers; SpecError that lists those that exist."""
+    written = {"A": before, "B": after}
+    existing = sorted(snapshot_numbers(store))
+    known = ", ".join(map(str, existing)) or "none yet; `assay run` publishes them"
+    wrong = [
+        Problem(place, f"write the number of a snapshot; {store.url} has {known}", number)
+        for place, number in written.items()
+        if not (number.isascii() and number.isdecimal() and int(number) in existing)
+    ]
+    if wrong:
+        raise SpecError(wrong)
+    return contents(store, int(before)), contents(store, int(after))
 
 
 def compare(

@@ -45,6 +45,7 @@ class Verb:
     report: str  # `module:NAME`, with show_NAME(result, console) and NAME_json(result)
     exit_code: Callable[[Any], int] = lambda _result: EXIT_COMPLETE
     progress: str | None = None  # (stream) -> context manager of what the recipe announces to
+    first: str | None = None  # (spec, cache_dir) -> None: checks before torch is imported
 
     def carry_out(self, spec_file: str, *options: Any, as_json: bool, **keywords: Any) -> int:
         """Call the recipe, print its result, and return the exit code."""
@@ -57,6 +58,8 @@ class Verb:
         spec = load_spec(spec_file)
         with ExitStack() as stack:
             stack.enter_context(located(spec_file))
+            if self.first:
+                _function(self.first)(spec, cache_dir())
             if self.progress:
                 # — Ray reports workers that died there, but it is the place of the result
                 stack.enter_context(redirect_stdout(sys.stderr))
@@ -95,7 +98,12 @@ VERBS = {
         "report.progress:run_progress",
     ),
     "dry run": Verb("runtime.job:dry_run", "report.run:plan"),
-    "check": Verb("verbs.check:check", "report.check:findings", _unless("exact", EXIT_FAILED)),
+    "check": Verb(
+        "verbs.check:check",
+        "report.check:findings",
+        _unless("exact", EXIT_FAILED),
+        first="runtime.job:check_places",
+    ),
     "plan": Verb("verbs.plan:estimate", "report.run:estimate"),
     "status": Verb("verbs.status:status", "report.run:status"),
     "bench": Verb("verbs.bench:bench", "report.check:bench"),

@@ -289,13 +289,13 @@ def diff(
     by
         Also show the rate of flipped answers for each file of the input.
     """
-    from pipeline.audit.diff import compare, side
+    from pipeline.audit.diff import compare, sides
     from pipeline.spec.parse import load_spec
     from pipeline.stores.store import open_store
 
     job = load_spec(spec)
     store = open_store(job.output, job.storage_options)
-    comparison = compare(store, side(store, before), side(store, after), by)
+    comparison = compare(store, *sides(store, before, after), by)
     return VERBS["diff"].print(comparison, as_json=as_json)
 
 

@@ -100,8 +100,8 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
     todo = [s for s in contents.shards if not existing.issuperset(job.keys(s))]
     created, new_files = 0, 0
     if todo or layout.manifest_key not in existing:
-        check_create_only(job.kept)
-        check_create_only(job.dropped)
+        check_create_only(job.kept, place="--to")
+        check_create_only(job.dropped, place="--dropped" if job.dropped is not job.kept else "--to")
         refuse_changed(job.store, contents, list(contents.tasks))
         shards, new_files = labelled_shards(spec, job.store, contents, cache_dir)
         todo_shards = [shards[named.sid] for named in todo]
@@ -154,8 +154,9 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     )
     target = spec.filter.storage_options
     target_options = spec.storage_options if target is None else target
-    kept = open_store(options.to, target_options)
-    dropped = kept if options.dropped is None else open_store(options.dropped, target_options)
+    kept = dropped = open_store(options.to, target_options, place="--to")
+    if options.dropped is not None:
+        dropped = open_store(options.dropped, target_options, place="--dropped")
     current = open_target(options.to, target_options, flag="--to").below(CURRENT)
     return _Filter(spec, store, contents, split, layout, kept, dropped, current)
 

@@ -312,8 +312,8 @@ def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
     output, snapshot = (match["output"], int(match["number"])) if match else (source, None)
     try:
         teacher = open_labels(output, snapshot=snapshot, storage_options=spec.storage_options)
-    except StorageError as error:
-        if "has no snapshot yet" not in str(error):
+    except (SpecError, StorageError) as error:  # SpecError: it is a file, and no folder
+        if isinstance(error, StorageError) and "has no snapshot yet" not in str(error):
             raise
         fix = f"is neither a file of gold labels ({_FORMATS}) nor an output of assay with a "
         fix += "snapshot"

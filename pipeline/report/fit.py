@@ -54,7 +54,7 @@ def _next_steps(fit: Fit, spec_file: str) -> Iterator[tuple[str, str]]:
     unnamed = [task for task in fit.tasks if not task.in_spec]
     for task in unnamed:
         question = "question: null, " if task.kind == "document" else ""
-        yield "next", f"in {spec_file}, below task {task.task}: {question}readout: {task.path}"
+        yield "next", f"in the spec, below task {task.task}: {question}readout: {task.path}"
     yield ("then" if unnamed else "next"), run
 
 

@@ -28,7 +28,7 @@ from pipeline.runtime.fitted_files import find_readouts
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.weights import ModelFiles, locate
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
-from pipeline.sources.source import find_objects
+from pipeline.sources.source import InputObject, find_objects
 from pipeline.spec.fingerprint import Fingerprint, fingerprints
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
@@ -144,14 +144,25 @@ def plan(job: Job, store: Store, *, keep: bool = True) -> Plan:
     """
     warn_of_stale_calibrations(job.calibrations, job.fingerprints)
     source = job.spec.input
-    objects = find_objects(source.path, Path(job.cache_dir), source.storage_options)
+    objects = _objects(job.spec, store, Path(job.cache_dir))
+    target = source.shard_bytes if source.shard_bytes != "auto" else shard_bytes(job)
+    cuts = load_or_cut(store, objects, source.text, source.id, target, keep=keep)
+    return list_missing(job, store, cuts)
+
+
+def check_places(spec: JobSpec, cache_dir: Path) -> None:
+    """The checks of output and input that need no model; SpecError or RefusedError."""
+    _objects(spec, open_store(spec.output, spec.storage_options), cache_dir)
+
+
+def _objects(spec: JobSpec, store: Store, cache_dir: Path) -> list[InputObject]:
+    """The input's files; SpecError if there are none, or if some are in the output."""
+    objects = find_objects(spec.input.path, cache_dir, spec.input.storage_options)
     inside = [each.path for each in objects if each.path.startswith(f"{store.url}/")]
     if inside:  # a run would label its own results
         fix = f"{len(inside)} of its files are in the output {store.url}; keep the two apart"
         raise SpecError([Problem("input.path", fix, inside[0])])
-    target = source.shard_bytes if source.shard_bytes != "auto" else shard_bytes(job)
-    cuts = load_or_cut(store, objects, source.text, source.id, target, keep=keep)
-    return list_missing(job, store, cuts)
+    return objects
 
 
 def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.errors import RefusedError, StorageError
+from pipeline.errors import Problem, RefusedError, SpecError, StorageError
 
 ATTEMPTS = "attempts/"
 PROBE_KEY = ATTEMPTS + "create-only-probe"
@@ -56,8 +56,12 @@ class Store(Protocol):
         """
 
 
-def open_store(url: str, options: Mapping[str, Any]) -> Store:
-    """The store at a URL, opened with fsspec options; RefusedError for another kind of URL."""
+def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -> Store:
+    """The store at a URL, opened with fsspec options.
+
+    `place` is the key or the flag that named the URL, for errors. RefusedError for another kind of
+    URL, and SpecError for a local path that is a file.
+    """
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
     protocol = scheme[1].lower() if scheme else "file"
     # — imported here: a run on a local disk loads no client of an object store
@@ -71,25 +75,34 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
         return open_gcs(url, options)
     if protocol != "file":
         raise RefusedError(
-            f"output: {protocol}:// is not a supported store; write {SUPPORTED} (got {url!r})"
+            f"{place}: {protocol}:// is not a supported store; write {SUPPORTED} (got {url!r})"
         )
     from pipeline.stores.local import LocalStore
 
     path = Path(url[scheme.end() :]) if scheme else Path(os.path.abspath(Path(url).expanduser()))
     if not path.is_absolute():
-        raise RefusedError(f"output: write file:///absolute/path, three slashes (got {url!r})")
+        raise RefusedError(f"{place}: write file:///absolute/path, three slashes (got {url!r})")
+    if path.exists() and not path.is_dir():
+        raise SpecError([Problem(place, "is a file; name a folder, or a new one", url)])
     return LocalStore(path)
 
 
-def check_create_only(store: Store) -> None:
-    """RefusedError if a second create of a key succeeds: such a store loses results."""
-    # — one key for all runs, so that no keys accumulate
-    store.create(PROBE_KEY, b"the first create of a key stands")
-    before = store.read(PROBE_KEY)
-    again = store.create(PROBE_KEY, b"a second create: " + uuid.uuid4().bytes)
-    if again or store.read(PROBE_KEY) != before:
+def check_create_only(store: Store, *, place: str = "output", key: str = PROBE_KEY) -> None:
+    """RefusedError if a second create of a key succeeds: such a store loses results.
+
+    `place` is the key or the flag that named the store, for errors.
+    """
+    try:
+        # — runs share one key, so that no keys accumulate
+        store.create(key, b"the first create of a key stands")
+        before = store.read(key)
+        again = store.create(key, b"a second create: " + uuid.uuid4().bytes)
+        kept = store.read(key) == before
+    except (RefusedError, StorageError) as error:
+        raise type(error)(f"{place}: {error}") from error
+    if again or not kept:
         raise RefusedError(
-            f"{store.url}: a second create of {PROBE_KEY} was not refused, so one run could "
+            f"{place}: {store.url}: a second create of {key} was not refused, so one run could "
             f"overwrite another's results; use a store that honours conditional create"
         )
 

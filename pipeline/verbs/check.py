@@ -5,12 +5,14 @@ Entry point: `check`. Everything runs in this process, without Ray.
 
 from __future__ import annotations
 
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, RefusedError, SpecError, StorageError
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_tokens
 from pipeline.runtime.assembly import job_prompt
@@ -18,7 +20,8 @@ from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.store import check_create_only, open_store
+from pipeline.stores.local import LocalStore
+from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
 from pipeline.verbs.exactness import Proof, prove
 from pipeline.verbs.samples import Sample, take_samples
 
@@ -85,7 +88,7 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     if documents is not None and documents < 0:
         raise SpecError([Problem("--documents", "write a number, or 0 for none", documents)])
     store = open_store(spec.output, spec.storage_options)
-    check_create_only(store)
+    _prove_create_only(store)
     placement = place(spec.model, this_machine())
     job = make_job(spec, placement, cache_dir)
     planned = plan(job, store, keep=False)
@@ -122,6 +125,25 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
         ),
         proof=prove(job, folder, prompt, [sample.token_ids for sample in samples]),
     )
+
+
+def _prove_create_only(store: Store) -> None:
+    """As a run does, but with a key of its own. Deletes what it made, also new local folders."""
+    made: list[Path] = []
+    if isinstance(store, LocalStore):
+        made = [folder for folder in (store.root, *store.root.parents) if not folder.exists()]
+    key = f"{PROBE_KEY}-{uuid.uuid4().hex}"
+    try:
+        check_create_only(store, key=key)
+        store.delete([key])
+    except RefusedError:
+        with suppress(StorageError):  # the first error says more
+            store.delete([key])
+        raise
+    finally:
+        for folder in made:
+            with suppress(OSError):  # another process has put something there
+                folder.rmdir()
 
 
 def _label_tokens(

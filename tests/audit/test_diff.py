@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from finished import LABELS, Corpus, finish
 
-from pipeline.audit.diff import compare, side
-from pipeline.errors import SpecError, StorageError
+from pipeline.audit.diff import compare, sides
+from pipeline.errors import SpecError
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import contents
 from pipeline.spec.fingerprint import Fingerprint
@@ -126,10 +126,14 @@ def test_a_task_may_be_called_like_a_word_of_sql(
 
 @pytest.mark.parametrize("number", ["latest", "fp:toxic", "-1", "²", ""])
 def test_a_side_that_is_not_a_number_is_refused(store: LocalStore, number: str) -> None:
-    with pytest.raises(SpecError, match=r"A or B: write the number of a snapshot"):
-        side(store, number)
+    with pytest.raises(SpecError, match=r"^A: write the number of a snapshot; .* has none yet"):
+        sides(store, number, number)
 
 
-def test_a_snapshot_that_does_not_exist_is_named(store: LocalStore) -> None:
-    with pytest.raises(StorageError, match=r"snapshots/00000009\.json"):
-        side(store, "9")
+def test_for_a_snapshot_that_does_not_exist_those_that_do_are_listed(finished: LocalStore) -> None:
+    assert [side.number for side in sides(finished, "1", "01")] == [1, 1]
+    with pytest.raises(SpecError) as refused:
+        sides(finished, "1", "2")
+    assert str(refused.value) == (
+        f"B: write the number of a snapshot; {finished.url} has 1 (got '2')"
+    )

@@ -151,7 +151,7 @@ def test_document_leaves_the_question_out_and_tables_are_printed(
     assert "the smallest plus one standard error (layer" in shown
     steps = [line.strip().split(maxsplit=1) for line in shown.splitlines()[-2:]]
     assert steps == [
-        ["next", f"in {spec_file}, below task asked: question: null, readout: {place_}"],
+        ["next", f"in the spec, below task asked: question: null, readout: {place_}"],
         ["then", f"assay run {spec_file}"],
     ]
     assert "…" not in shown and max(map(len, shown.splitlines())) <= 200  # nothing is cut off
