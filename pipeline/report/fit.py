@@ -81,7 +81,6 @@ def _layers(task: TaskFit) -> Grid:
         rows.append(
             (
                 f"{'→ ' if each.layer == task.layer else ''}{each.layer}",
-                f"{each.share:.0%}",
                 f"{each.seconds:.3f}",
                 _figure(headlines["auroc"]),
                 _figure(headlines["f1"]),
@@ -90,7 +89,7 @@ def _layers(task: TaskFit) -> Grid:
                 *([", ".join(aurocs)] if several else []),
             )
         )
-    names = ("layer", "depth", "s/doc", "AUROC", "macro F1", "ECE", "loss", *both)
+    names = ("layer", "s/doc", "AUROC", "macro F1", "ECE", "loss", *both)
     return Grid(f"{task.task}: {task.kind} readout{states}", names, rows, texts=0)
 
 
