@@ -58,6 +58,20 @@ WHOLE = Parameter(metavar="N", converter=_whole_number, n_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
+class InitOptions:
+    """What a new spec says; None is proposed from the data."""
+
+    to: Annotated[str, Parameter(metavar="FILE")] = "spec.yaml"
+    """Spec to write. An existing file is not overwritten."""
+    text: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+    """Column with the text (default: proposed from names, types and lengths)."""
+    id: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+    """Column with the id (default: proposed from names, types and uniqueness)."""
+    model: Annotated[str, Parameter(metavar="MODEL")] = "Qwen/Qwen2.5-1.5B-Instruct"
+    """Model: a name on the Hugging Face Hub, a folder or a .gguf file."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanOptions:
     """The workers that a plan is made for."""
 

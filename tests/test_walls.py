@@ -27,6 +27,8 @@ PROBE = "import sys, json, {module}; print(json.dumps(sorted(sys.modules)))"
         ("pipeline", {"torch", "transformers", "ray", "pyarrow", "duckdb"}),
         ("pipeline.cli", {"torch", "transformers", "ray", "pyarrow", "duckdb"}),
         ("pipeline.spec.parse", {"torch", "transformers", "ray", "pyarrow"}),
+        ("pipeline.verbs.init", {"torch", "transformers", "ray"}),
+        ("pipeline.report.init", {"torch", "transformers", "ray"}),
         ("pipeline.runtime.run", {"torch", "transformers"}),
         ("pipeline.inference.engine", {"ray", "pyarrow", "fsspec"}),
         ("pipeline.labeller", {"ray"}),

@@ -91,6 +91,7 @@ def _unless(attribute: str, code: int) -> Callable[[Any], int]:
 
 
 VERBS = {
+    "init": Verb("verbs.init:init", "report.init:proposal"),
     "run": Verb(
         "runtime.run:run",
         "report.run:summary",

@@ -23,6 +23,7 @@ from pipeline.options import (
     FitOptions,
     GoldOptions,
     GroupBy,
+    InitOptions,
     PlanOptions,
 )
 
@@ -45,6 +46,26 @@ app.register_install_completion_command(help="Install completion for the shell i
 LABEL = Group("Label a corpus", sort_key=1)
 IMPROVE = Group("Measure and improve the answers", sort_key=2)
 USE = Group("Use and maintain an output", sort_key=3)
+
+
+@app.command(group=LABEL, sort_key=0)
+def init(
+    data: Annotated[
+        str, Parameter("DATA", help="File, folder or glob of documents, local or at a URL.")
+    ],
+    /,
+    *,
+    options: Annotated[InitOptions, FLATTEN] = InitOptions(),
+    as_json: AsJson = False,
+) -> int:
+    """Look at files of documents, and write a commented spec to start from.
+
+    It reads the first rows, and proposes the columns with the text and the id. The task in the spec
+    is an example to edit.
+    """
+    from pipeline.verbs.init import init as propose
+
+    return VERBS["init"].print(propose(data, options), as_json=as_json)
 
 
 @app.command(group=LABEL, sort_key=1)

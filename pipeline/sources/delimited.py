@@ -47,7 +47,7 @@ def delimited_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     header = header_of(version, options)
     if not header:
         return
-    _check_names(version, _names(header, version.format))
+    _check_names(version, names_of(header, version.format))
     with decompressed(version.path, version.format, options) as stream:
         units = units_of(file_segments(stream, version.format))
         next(units)  # the header
@@ -57,7 +57,7 @@ def delimited_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
 def delimited_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; one record is held at a time, and none that is too long."""
     version = shard.version
-    names = _names(header_of(version, options), version.format)
+    names = names_of(header_of(version, options), version.format)
     places = [
         names.index(column) if column in names else None
         for column in (version.text_column, version.id_column)
@@ -66,7 +66,7 @@ def delimited_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
         if isinstance(record, TooLong):
             yield RawRow(problem=too_long())
             continue
-        fields, is_closed = _fields(record, version.format)
+        fields, is_closed = fields_of(record, version.format)
         del record  # a text may be long: it is held once
         if not is_closed:
             yield RawRow(problem="a quote is not closed")
@@ -147,9 +147,9 @@ def _dialect(format: str) -> Dialect:
     return _DIALECTS[format.partition(".")[0]]
 
 
-def _names(header: bytes, format: str) -> list[str]:
+def names_of(header: bytes, format: str) -> list[str]:
     """The columns; OSError if the header is not UTF-8."""
-    fields, is_closed = _fields(header, format)
+    fields, is_closed = fields_of(header, format)
     if not is_closed:
         raise OSError("a quote in its header is not closed")
     try:
@@ -158,7 +158,7 @@ def _names(header: bytes, format: str) -> list[str]:
         raise OSError("its header is not UTF-8; save the file as UTF-8") from None
 
 
-def _fields(record: bytes, format: str) -> tuple[list[bytes], bool]:
+def fields_of(record: bytes, format: str) -> tuple[list[bytes], bool]:
     """The record's fields, and whether its last quote is closed."""
     dialect = _dialect(format)
     pattern, fields, position = dialect.field, [], 0

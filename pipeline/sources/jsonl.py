@@ -63,7 +63,7 @@ def check_keys(version: ObjectVersion, records: Iterable[bytes | TooLong]) -> No
     rows = 0
     for record in records:
         rows += 1
-        value, _ = _parsed(record)
+        value, _ = parsed_object(record)
         keys.update(value or ())
         if required <= keys:
             return
@@ -78,13 +78,13 @@ def object_rows(shard: Shard, records: Iterable[bytes | TooLong]) -> Iterator[Ra
 
 
 def _row(line: bytes | TooLong, text_column: str, id_column: str | None) -> RawRow:
-    value, problem = _parsed(line)
+    value, problem = parsed_object(line)
     if value is None:
         return RawRow(problem=problem)
     return RawRow(value.get(text_column), value.get(id_column) if id_column else None)
 
 
-def _parsed(line: bytes | TooLong) -> tuple[dict[str, object] | None, str | None]:
+def parsed_object(line: bytes | TooLong) -> tuple[dict[str, object] | None, str | None]:
     """The line's object, or the reason that there is none."""
     if isinstance(line, TooLong):
         return None, too_long()

@@ -24,7 +24,7 @@ from pipeline.sources.delimited import delimited_rows, delimited_units
 from pipeline.sources.documents import RawRow, slices_from
 from pipeline.sources.json_array import json_rows, json_units
 from pipeline.sources.jsonl import jsonl_rows, jsonl_units
-from pipeline.sources.listing import SUPPORTED, files_at, format_of, remote_etag
+from pipeline.sources.listing import SUPPORTED, FileInfo, files_at, format_of, remote_etag
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, cut_units
 from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
 from pipeline.sources.tables import table_rows, table_units
@@ -74,9 +74,28 @@ def find_objects(
 ) -> list[InputObject]:
     """The objects that a file, a glob or a folder names, sorted by path.
 
+    A local file is hashed once (`hashes.content_hash`). All text files are one object.
+    """
+    file_system, place, infos = find_files(path_glob, options)
+    objects = [
+        _input_object(file_system, info, cache_dir, options)
+        for info in infos
+        if format_of(info["name"]) != "txt"
+    ]
+    if texts := [info for info in infos if format_of(info["name"]) == "txt"]:
+        path = file_path(file_system, place)
+        state = text_state(file_system, texts, cache_dir)
+        objects.append(InputObject(path, *state, "txt", options))
+    return sorted(objects, key=lambda each: each.path)
+
+
+def find_files(
+    path_glob: str, options: Options = NO_OPTIONS, *, key: str = "input.path"
+) -> tuple[AbstractFileSystem, str, list[FileInfo]]:
+    """The file system, the place in it, and the description of each file that a path names.
+
     A folder means the files below it of the first kind that it has (`listing.KINDS`). Each file
-    that is named, or matched by a glob, must be supported. All text files are one object. A local
-    file is hashed once (`hashes.content_hash`).
+    that is named, or matched by a glob, must be supported; SpecError at `key` if one is not.
     """
     with fetching(path_glob), option_errors("input.storage_options", options):
         try:
@@ -84,30 +103,21 @@ def find_objects(
             file_system.invalidate_cache()  # forgets what it listed before
         except (ValueError, ImportError) as error:  # no such protocol, or package not installed
             fix = f"cannot be opened: {error}"
-            raise SpecError([Problem("input.path", fix, path_glob)]) from error
+            raise SpecError([Problem(key, fix, path_glob)]) from error
         infos = list(files_at(file_system, stringify_path(place)))
     if not infos:
         fix = f"names no file; supported are {SUPPORTED}, globs and folders"
-        raise SpecError([Problem("input.path", fix, path_glob)])
+        raise SpecError([Problem(key, fix, path_glob)])
     names = [info["name"] for info in infos]
     if unsupported := sorted(name for name in names if format_of(name) is None):
         fix = f"{len(unsupported)} of {len(infos)} files are not {SUPPORTED}; narrow the glob"
-        raise SpecError([Problem("input.path", fix, unsupported[0])])
+        raise SpecError([Problem(key, fix, unsupported[0])])
     # — label files record the name; a local name may have other bytes than UTF-8
     shown = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names]
     if odd := sorted(one for one, name in zip(shown, names, strict=True) if one != name):
         fix = f"{len(odd)} of {len(names)} files have a name that is not UTF-8; rename them"
-        raise SpecError([Problem("input.path", fix, odd[0])])
-    objects = [
-        _input_object(file_system, info, cache_dir, options)
-        for info in infos
-        if format_of(info["name"]) != "txt"
-    ]
-    if texts := [info for info in infos if format_of(info["name"]) == "txt"]:
-        path = file_path(file_system, stringify_path(place))
-        state = text_state(file_system, texts, cache_dir)
-        objects.append(InputObject(path, *state, "txt", options))
-    return sorted(objects, key=lambda each: each.path)
+        raise SpecError([Problem(key, fix, odd[0])])
+    return file_system, stringify_path(place), infos
 
 
 def cut(

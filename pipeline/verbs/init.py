@@ -1,0 +1,278 @@
+"""A commented spec for files of documents. Entry point: `init`. Must not import torch or Ray."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.errors import Problem, SpecError
+from pipeline.options import InitOptions
+from pipeline.sources.listing import format_of
+from pipeline.sources.preview import preview
+from pipeline.sources.source import find_files
+from pipeline.sources.text_files import file_path
+from pipeline.spec.parse import parse_spec
+
+# Names that columns of texts and of ids often have, the likeliest first.
+TEXT_NAMES = (
+    "text", "content", "body", "document", "doc", "comment", "comment_text", "review", "message",
+    "article", "post", "sentence", "tweet", "abstract", "passage", "description",
+)  # fmt: skip
+ID_NAMES = ("id", "doc_id", "document_id", "docid", "_id", "uuid", "guid", "key", "url")
+# A column of an unusual name is taken for the text only if its values are this much longer.
+NAME_FACTOR = 4.0
+# A column of an unusual name holds no texts if fewer of its values have white space.
+LEAST_PROSE = 0.2
+MAX_ID_CHARS = 200
+SHOWN_COLUMNS = 8
+
+_PLAIN = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z_/][\w./-]*", re.ASCII)
+_SPEC = """\
+# Written by `assay init`. Edit the task, then type: assay check {file}
+# The manual's page "Spec" describes every key.
+name: {name}
+
+# A name on the Hugging Face Hub, a folder, or a .gguf file. `assay pull {file}` fetches it.
+# On a laptop take HuggingFaceTB/SmolLM2-135M-Instruct and fit readouts to some hundred documents
+# that people have labelled (`assay fit`): a model this small answers no question by itself.
+model: {{path: {model}}}
+
+input:
+  path: {path}
+  text: {text}{text_comment}
+{id}
+
+# Answers and snapshots: a folder, or an s3:// or gs:// URL. The same command adds what is missing.
+output: {output}
+
+# What is read of a long document. `too_long: chunk` reads all of it.
+documents: {{max_tokens: 2048, too_long: head}}
+
+# Closed questions. Each is asked of every document; more tasks cost little.
+# This one is an example: write your own question, and after each label what the model would say.
+tasks:
+  - name: toxic
+    question: "Does this text contain insults, threats or slurs? Answer yes or no."
+    labels: {{toxic: ["Yes", "yes"], clean: ["No", "no"]}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What the sample shows of a column."""
+
+    name: str
+    kind: str  # text, number, or other
+    filled: int  # rows with a value
+    distinct: int  # different values
+    mean_chars: float
+    longest_chars: int
+    spaced: float  # the share of values that have white space, or letters beyond ASCII
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What `init` found and wrote."""
+
+    file: str
+    path: str  # of the documents
+    formats: tuple[str, ...]
+    files: int
+    size_bytes: int
+    sample_rows: int
+    columns: tuple[Column, ...]
+    text: str
+    id: str | None  # None: the hash of the text
+    model: str
+    output: str
+
+
+def init(data: str, options: InitOptions) -> Proposal:
+    """Write a spec for the documents at `data`, with proposed columns.
+
+    Args:
+        data: File, folder or glob, local or at a URL.
+        options: The file to write, and what the caller chooses instead of a proposal.
+
+    Returns:
+        What was found, proposed and written.
+
+    Raises:
+        SpecError: The spec exists or cannot be written; or there are no documents, no text column,
+            or not the columns that the caller names.
+        StorageError: The files cannot be read.
+
+    Examples:
+        >>> init("data", InitOptions(to="new.yaml")).text
+        'text'
+    """
+    if Path(options.to).exists():
+        fix = "this file exists and is not overwritten; name another one"
+        raise SpecError([Problem("--to", fix, options.to)])
+    file_system, place, infos = find_files(data, key="DATA")
+    formats = {str(format_of(info["name"])) for info in infos}
+    first = min(str(info["name"]) for info in infos)
+    format = str(format_of(first))
+    # — text files are rows of what names them
+    values = preview(file_path(file_system, place if format == "txt" else first), format, {})
+    columns = tuple(_column(name, found) for name, found in values.items())
+    text = _named(columns, options.text, "--text") or _text_column(columns, data)
+    name = _job_name(data)
+    is_local = isinstance(file_system, LocalFileSystem)
+    proposal = Proposal(
+        file=options.to,
+        path=data,
+        formats=tuple(sorted(formats)),
+        files=len(infos),
+        size_bytes=sum(info["size"] or 0 for info in infos),
+        sample_rows=max(map(len, values.values()), default=0),
+        columns=columns,
+        text=text,
+        id=_named(columns, options.id, "--id") or _id_column(columns, text),
+        model=options.model,
+        output=_output(name, data) if is_local else f"out/{name}",
+    )
+    written = _spec(proposal, name)
+    parse_spec(written, place=options.to)
+    try:
+        with Path(options.to).open("x", encoding="utf-8") as file:
+            file.write(written)
+    except OSError as error:
+        raise SpecError([Problem("--to", f"cannot be written: {error}", options.to)]) from error
+    return proposal
+
+
+def _column(name: str, values: Sequence[object]) -> Column:
+    present = [value for value in values if value is not None and value != ""]
+    texts = [value if isinstance(value, str) else str(value) for value in present]
+    is_text = [isinstance(value, str) for value in present]
+    is_number = [isinstance(value, int) and not isinstance(value, bool) for value in present]
+    kinds = {"text": all(is_text), "number": all(is_number)}
+    return Column(
+        name=name,
+        kind=next((kind for kind, holds in kinds.items() if present and holds), "other"),
+        filled=len(present),
+        distinct=len(set(texts)),
+        mean_chars=sum(map(len, texts)) / max(1, len(texts)),
+        longest_chars=max(map(len, texts), default=0),
+        spaced=sum(_is_prose(text) for text in texts) / max(1, len(texts)),
+    )
+
+
+def _is_prose(text: str) -> bool:
+    """Whether a value may be a text: it has white space, or letters of a script without it."""
+    return any(char.isspace() for char in text.strip()) or not text.isascii()
+
+
+def _named(columns: Sequence[Column], name: str | None, flag: str) -> str | None:
+    """The column that the caller names; SpecError if there is none."""
+    if name is not None and name not in {column.name for column in columns}:
+        raise SpecError([Problem(flag, f"no such column; {_listed(columns)}", name)])
+    return name
+
+
+def _text_column(columns: Sequence[Column], data: str) -> str:
+    """The column with the longest prose; a usual name counts as much as some length."""
+
+    def score(column: Column) -> float:
+        factor = NAME_FACTOR if _last_part(column.name) in TEXT_NAMES else 1.0
+        # — a class or a state repeats, and a hash or a URL has no white space
+        varies = column.distinct > 1 + column.filled // 20 or column.filled < 20
+        return factor * column.mean_chars * (0.1 + column.spaced) * (1.0 if varies else 0.01)
+
+    texts = [
+        column
+        for column in columns
+        if column.kind == "text"
+        and (column.spaced >= LEAST_PROSE or _last_part(column.name) in TEXT_NAMES)
+    ]
+    if not texts:
+        fix = f"no column seems to hold texts; name one with --text; {_listed(columns)}"
+        raise SpecError([Problem("DATA", fix, data)])
+    return max(texts, key=score).name
+
+
+def _id_column(columns: Sequence[Column], text: str) -> str | None:
+    """A column whose values are all there, short and different, and whose name says that it is one.
+
+    A column of another name qualifies if its values look like ids: no white space, and long.
+    """
+
+    def rank(column: Column) -> int:
+        name = _last_part(column.name)
+        if name in ID_NAMES:
+            return ID_NAMES.index(name)
+        if re.search(r"(^|[_\W])(id|uid|uuid|guid)$|[a-z]I[dD]$", column.name):
+            return len(ID_NAMES)
+        looks_like_one = column.kind == "text" and column.spaced == 0 and column.mean_chars >= 8
+        return len(ID_NAMES) + 1 if looks_like_one else len(ID_NAMES) + 2
+
+    rows = max((column.filled for column in columns), default=0)
+    unique = [
+        column
+        for column in columns
+        if column.kind in ("text", "number")
+        and column.name not in (text, "")
+        and column.filled == column.distinct == rows
+        and column.longest_chars <= MAX_ID_CHARS
+    ]
+    best = min(unique, key=rank, default=None)
+    return best.name if best and rank(best) <= len(ID_NAMES) + 1 else None
+
+
+def _last_part(name: str) -> str:
+    return re.split(r"[.\s:]", name.strip().lower())[-1]
+
+
+def _listed(columns: Sequence[Column]) -> str:
+    return "it has: " + (", ".join(sorted(column.name for column in columns)) or "none")
+
+
+def _job_name(data: str) -> str:
+    """A name from the file's or folder's: letters, digits and what else a job's name may have."""
+    fixed = [part for part in data.split("/") if not re.search(r"^\W*$|[*?\[]|:$", part)]
+    last = fixed[-1] if fixed else ""
+    stem = last[: -len(format_of(last) or "") - 1] if format_of(last) else last
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", stem).strip("_.-")[:63] or "corpus"
+
+
+def _output(name: str, data: str) -> str:
+    """A folder outside the folder of documents: a run would label its own results."""
+    folder = Path(re.split(r"[*?\[]", data)[0]).absolute()
+    output = Path("out", name)
+    if output.absolute().is_relative_to(folder):
+        return str(folder.parent / f"{folder.name}_out" / name)
+    return str(output)
+
+
+def _spec(proposal: Proposal, name: str) -> str:
+    id = "  # No column looks like an id: the id of a document is the hash of its text."
+    if proposal.id is not None:
+        id = f"  id: {_yaml(proposal.id)}"
+    others = [_yaml(each.name) for each in proposal.columns if each.name != proposal.text]
+    more = ", ..." if len(others) > SHOWN_COLUMNS else ""
+    comment = f"  # other columns: {', '.join(others[:SHOWN_COLUMNS])}{more}" if others else ""
+    return _SPEC.format(
+        file=proposal.file,
+        name=_yaml(name),
+        model=_yaml(proposal.model),
+        path=_yaml(proposal.path),
+        text=_yaml(proposal.text),
+        text_comment=comment,
+        id=id,
+        output=_yaml(proposal.output),
+    )
+
+
+def _yaml(text: str) -> str:
+    """A string in YAML, in quotes where it needs them."""
+    if _PLAIN.fullmatch(text):
+        return text
+    quoted: str = yaml.safe_dump(text, default_style='"', allow_unicode=True, width=math.inf)
+    return quoted.strip()

@@ -1,0 +1,158 @@
+"""A new spec: its columns are those that a person would choose, and it is never in the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cli import main
+from pipeline.options import InitOptions
+from pipeline.spec.parse import PlainLoader, load_spec
+from pipeline.verbs.init import _yaml, init
+
+PROSE = [f"This is sentence {n} of a longer text, and it has words." for n in range(30)]
+UUIDS = [f"{n:08x}-00aa-4bcd-9eff-{n * 7919:012x}" for n in range(30)]
+TITLES = [f"Title {n}" for n in range(30)]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+
+
+def table(name: str, **columns: list[Any]) -> str:
+    pq.write_table(pa.table(columns), name)
+    return name
+
+
+def test_every_format_gets_its_columns_and_a_spec_that_is_valid(corpus: Path) -> None:
+    proposal = init(str(corpus), InitOptions(to="new.yaml"))
+    assert (proposal.text, proposal.id, proposal.files) == ("text", "id", 1)
+    spec = load_spec("new.yaml")
+    assert (spec.input.path, spec.input.text, spec.input.id) == (str(corpus), "text", "id")
+    assert spec.name in ("corpus", "file", "stream") and spec.output == f"out/{spec.name}"
+
+
+def test_a_folder_of_text_files_gets_the_columns_of_text_files(tmp_path: Path) -> None:
+    (tmp_path / "my notes").mkdir()
+    for number in range(3):
+        (tmp_path / "my notes" / f"{number}.txt").write_text("Some words.")
+    proposal = init("my notes", InitOptions())
+    spec = load_spec("spec.yaml")
+    assert (spec.name, spec.input.text, spec.input.id) == ("my_notes", "text", "id")
+    assert (proposal.files, proposal.size_bytes, proposal.formats) == (3, 33, ("txt",))
+
+
+@pytest.mark.parametrize(
+    ("columns", "text", "id"),
+    [
+        ({"title": TITLES, "body": PROSE, "id": list(range(30))}, "body", "id"),
+        ({"headline": TITLES, "story": PROSE}, "story", None),
+        ({"comment_text": TITLES, "reply": PROSE[:1] * 30}, "comment_text", None),
+        ({"hash": ["f" * 64] * 30, "sms": PROSE}, "sms", None),
+        ({"post_id": list(range(30)), "price": list(range(30)), "text": PROSE}, "text", "post_id"),
+        ({"price": list(range(30)), "text": PROSE}, "text", None),
+        ({"id": [1] * 30, "row": UUIDS, "text": PROSE}, "text", "row"),
+        ({"id": [None, *range(29)], "text": PROSE}, "text", None),
+        ({"userId": list(range(30)), "f": [0.5] * 30, "文": ["日本語です"] * 30}, "文", "userId"),
+        ({"text": PROSE, "id": PROSE}, "text", "id"),
+        ({"nested": [["a"]] * 30, "raw": [b"a b"] * 30, "text": PROSE}, "text", None),
+    ],
+)  # fmt: skip
+def test_columns_are_proposed_by_name_type_length_and_uniqueness(
+    columns: dict[str, list[Any]], text: str, id: str | None
+) -> None:
+    proposal = init(table("data.parquet", **columns), InitOptions())
+    assert (proposal.text, proposal.id) == (text, id)
+    spec = load_spec("spec.yaml")
+    assert (spec.input.text, spec.input.id) == (text, id)
+
+
+def test_the_caller_names_columns_and_model() -> None:
+    data = table("data.parquet", a=PROSE, b=PROSE, c=[1] * 30)
+    init(data, InitOptions(text="b", id="c", model="org/model: 2"))
+    spec = load_spec("spec.yaml")
+    assert (spec.input.text, spec.input.id, spec.model.path) == ("b", "c", "org/model: 2")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("data.parquet --to old.yaml", "--to: this file exists and is not overwritten; name "),
+        ("data.parquet --text body", "--text: no such column; it has: text"),
+        ("data.parquet --id key", "--id: no such column; it has: text"),
+        ("data.parquet --to no/where.yaml", "--to: cannot be written: "),
+        ("nothing.csv", "DATA: names no file; supported are "),
+        ("old.yaml", "DATA: 1 of 1 files are not "),
+        ("numbers.parquet", "DATA: no column seems to hold texts; name one with --text; it has: n"),
+        ("empty.csv", "DATA: no column seems to hold texts; name one with --text; it has: none"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line_and_exit_2(
+    words: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table("data.parquet", text=PROSE)
+    table("numbers.parquet", n=[1, 2])
+    Path("empty.csv").write_text("")
+    Path("old.yaml").write_text("mine")
+    assert main(["init", *words.split()]) == 2
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert shown.startswith(line)
+    assert Path("old.yaml").read_text() == "mine" and not Path("spec.yaml").exists()
+
+
+def test_the_json_value_has_the_files_the_columns_and_the_choice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["init", table("data.parquet", text=PROSE, id=UUIDS), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {key: shown[key] for key in ("file", "path", "formats", "files", "text", "id")} == {
+        "file": "spec.yaml",
+        "path": "data.parquet",
+        "formats": ["parquet"],
+        "files": 1,
+        "text": "text",
+        "id": "id",
+    }
+    assert [column["name"] for column in shown["columns"]] == ["text", "id"]
+    assert set(shown) >= {"size_bytes", "sample_rows", "model", "output"}
+
+
+def test_what_was_found_is_shown_with_the_next_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["init", table("data.parquet", text=PROSE), "--to", "new.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "none found; the id of a document is the hash of its text" in shown
+    assert [verb for verb in ("pull", "check", "run") if f"assay {verb} new.yaml" in shown] == [
+        "pull",
+        "check",
+        "run",
+    ]
+
+
+def test_the_output_is_outside_the_documents(tmp_path: Path) -> None:
+    table("data.parquet", text=PROSE)
+    init(".", InitOptions())
+    assert not Path(load_spec("spec.yaml").output).is_relative_to(tmp_path)
+
+
+@given(st.text(min_size=1, max_size=30))
+def test_any_string_is_the_same_in_the_spec(text: str) -> None:
+    assert yaml.load(f"{{path: {_yaml(text)}}}", Loader=PlainLoader) == {"path": text}
+
+
+def test_check_accepts_the_spec(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data.csv").write_text('id,text\n1,one line\n2,"two\nlines"\n')
+    assert main(["init", "data.csv", "--model", str(model_folder)]) == 0
+    assert main(["check", "spec.yaml", "--documents", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["documents"] == 2
