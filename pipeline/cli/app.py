@@ -186,7 +186,9 @@ def _configure_process() -> None:
     # These log where they found credentials, and which fonts are installed.
     for name in ("botocore", "aiobotocore", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported
+    # Ray reads these when it is imported: no usage statistics, and of its core only fatal errors.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 

@@ -6,10 +6,11 @@ Entry points: `shown_progress` for work that is counted, and `run_progress` for 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
@@ -50,24 +51,24 @@ Show = Callable[[Shown], None]
 class Pace:
     """The documents a second of the last minute, and the time left."""
 
-    def __init__(self) -> None:
-        self._changes: deque[tuple[float, int]] = deque()  # when a count was first seen
-        self._now_s = 0.0
+    def __init__(self, start_s: float) -> None:
+        self._changes = deque([(start_s, 0)])  # when a count was first seen, and the count
+        self._now_s = start_s
 
     def add(self, now_s: float, done: int) -> None:
         """Notes the count at this time."""
         self._now_s = now_s
-        if not self._changes or done != self._changes[-1][1]:
+        if done != self._changes[-1][1]:
             self._changes.append((now_s, done))
         while len(self._changes) > 2 and self._changes[1][0] < now_s - RATE_WINDOW_S:
             self._changes.popleft()
 
     @property
     def rate(self) -> float | None:
-        """Documents a second; None before the first of them."""
+        """Documents a second; None before the first of them, and in the first half second."""
         (start_s, start), (_, done) = self._changes[0], self._changes[-1]
         elapsed_s = self._now_s - start_s
-        return (done - start) / elapsed_s if done > start and elapsed_s > 0 else None
+        return (done - start) / elapsed_s if done > start and elapsed_s >= 0.5 else None
 
     def figures(self, shown: Shown) -> tuple[str, ...]:
         """The rate, the time left, and the share of failed documents, where they are known."""
@@ -87,17 +88,18 @@ class LogLines:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._last: Shown | None = None
-        self._began_s = self._logged_s = 0.0
-        self._pace = Pace()
+        self._began_s = self._logged_s = self._tick_s = now_s()
+        self._pace = Pace(now_s())
 
     def __call__(self, shown: Shown) -> None:
         now_s, last = self._now_s(), self._last
         self._last = shown
         if last is None or shown.doing != last.doing:
             self._began_s = self._logged_s = now_s
-            self._pace = Pace()
+            self._pace = Pace(self._tick_s)  # — the phase began after the last tick
             logger.info("%s", shown.doing)
             last = Shown(shown.doing)
+        self._tick_s = now_s
         self._pace.add(now_s, shown.done)
         news = shown.done > 0 and (last.done == 0 or shown.done >= shown.documents > last.done)
         if news or now_s - self._logged_s >= LOG_INTERVAL_S:
@@ -119,17 +121,19 @@ class Bar:
         self._bar = bar
         self._doing = ""
         self._task = TaskID(0)
-        self._pace = Pace()
+        self._tick_s = time.monotonic()
+        self._pace = Pace(self._tick_s)
 
     def __call__(self, shown: Shown) -> None:
         if shown.doing != self._doing:
-            self._pace = Pace()
+            self._pace = Pace(self._tick_s)
             if self._doing:
                 self._bar.remove_task(self._task)
             # — without a total the bar shows that something happens
             self._task = self._bar.add_task(shown.doing, total=shown.documents or None, figures="")
             self._doing = shown.doing
-        self._pace.add(time.monotonic(), shown.done)
+        self._tick_s = time.monotonic()
+        self._pace.add(self._tick_s, shown.done)
         figures = ""
         if shown.documents:
             count = f"{shown.done:,}/{shown.documents:,}"
@@ -149,25 +153,37 @@ def display(console: Console) -> Iterator[Show]:
         TextColumn("{task.fields[figures]}"),
     )
     bar = Progress(*columns, console=console, transient=True, expand=True, refresh_per_second=4)
-    with bar, _log_above(bar, console.file):
+    # — lines of the log are printed above the bar instead of into it
+    with bar, _log_to(FileProxy(bar.console, console.file), instead_of=console.file):
         yield Bar(bar)
 
 
 @contextmanager
-def _log_above(bar: Progress, terminal: Any) -> Iterator[None]:
-    """Lines of the log are printed above the bar instead of into it."""
+def _log_to(stream: Any, *, instead_of: Any) -> Iterator[None]:
+    """The log goes to this stream."""
     handlers = [
         handler
         for handler in logging.getLogger().handlers
-        if isinstance(handler, logging.StreamHandler) and handler.stream is terminal
+        if isinstance(handler, logging.StreamHandler) and handler.stream is instead_of
     ]
-    for handler in handlers:
-        handler.setStream(FileProxy(bar.console, terminal))
+    before = [handler.setStream(stream) for handler in handlers]
     try:
         yield
     finally:
-        for handler in handlers:
-            handler.setStream(terminal)
+        for handler, own in zip(handlers, before, strict=True):
+            handler.setStream(own)
+
+
+@contextmanager
+def _own_descriptor(stream: TextIO) -> Iterator[TextIO]:
+    """The stream on a file descriptor of its own: the original is held back while Ray starts."""
+    try:
+        descriptor = os.dup(stream.fileno())
+    except OSError:  # it is not a file
+        yield stream
+        return
+    with os.fdopen(descriptor, "w", buffering=1, encoding=stream.encoding) as own:
+        yield own
 
 
 @contextmanager
@@ -193,9 +209,12 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
 
     After Ctrl-C the KeyboardInterrupt says what is kept.
     """
-    console = console_on(stream)
     latest: list[RunProgress] = []  # with a plan
-    with display(console) as show:
+    with ExitStack() as stack:
+        own = stack.enter_context(_own_descriptor(stream))
+        stack.enter_context(_log_to(own, instead_of=stream))
+        console = console_on(own)
+        show = stack.enter_context(display(console))
         show(Shown("starting"))
 
         def announce(progress: RunProgress) -> None:

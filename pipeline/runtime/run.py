@@ -6,6 +6,9 @@ Entry points: `run`, and `label` for the same without a snapshot.
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -264,7 +267,10 @@ def _ray_if_remote(address: str | None) -> Iterator[list[dict[str, float]]]:
         yield []
         return
     try:
-        connected = ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        with _without_core_greeting():
+            connected = ray.init(
+                address=address, log_to_driver=False, logging_level=logging.WARNING
+            )
     except (ConnectionError, ValueError) as error:
         raise RefusedError(f"--address: no Ray cluster answers there: {error}") from error
     with connected:
@@ -278,13 +284,14 @@ def _local_ray(placement: Placement) -> Iterator[None]:
         yield
         return
     try:
-        started = ray.init(
-            address="local",
-            num_cpus=int(label_cpus(placement.threads)) + 2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-        )
+        with _without_core_greeting():
+            started = ray.init(
+                address="local",
+                num_cpus=int(label_cpus(placement.threads)) + 2,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
     except Exception as error:
         if "timed out during startup" not in str(error):  # — Ray has no class for this
             raise
@@ -292,3 +299,24 @@ def _local_ray(placement: Placement) -> Iterator[None]:
         raise UnavailableError(message) from error
     with started:
         yield
+
+
+@contextmanager
+def _without_core_greeting() -> Iterator[None]:
+    """Holds standard error back while Ray starts, and drops one line of it.
+
+    Ray's core prints that it takes its log level from the environment; nothing turns that off.
+    """
+    sys.stderr.flush()
+    error = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(error, 2)
+            os.close(error)
+            held.seek(0)
+            lines = held.read().splitlines(keepends=True)
+            os.write(2, b"".join(line for line in lines if b"RAY_BACKEND_LOG_LEVEL" not in line))

@@ -88,9 +88,9 @@ def test_a_log_has_each_phase_the_first_documents_ten_seconds_and_the_last(
         "loading the model",
         "loading the model, 9 s so far",
         "labelling",
-        "4 of 100 documents labelled, 2.0/s, 0:00:48 left",
-        "11 of 100 documents labelled (9 read by the model), 1.0/s, 0:01:29 left, 9.09% failed",
-        "100 of 100 documents labelled, 5.0/s",
+        "4 of 100 documents labelled, 1.3/s, 0:01:12 left",
+        "11 of 100 documents labelled (9 read by the model), 55.0/min, 0:01:37 left, 9.09% failed",
+        "100 of 100 documents labelled, 4.8/s",
         "publishing",
     ]
 
@@ -107,7 +107,7 @@ def test_a_log_says_that_a_phase_in_which_nothing_was_answered_yet_continues(
 
 
 def test_the_rate_is_that_of_the_last_minute() -> None:
-    pace = Pace()
+    pace = Pace(0)
     for second in range(1_000):  # ten a second, then one
         pace.add(second, 10 * second if second < 500 else 5_000 + second - 500)
     assert pace.rate == pytest.approx(1, rel=0.02)
@@ -116,8 +116,7 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
 
 
 def test_slow_documents_are_counted_by_the_minute() -> None:
-    pace = Pace()
-    pace.add(0, 0)
+    pace = Pace(0)
     assert pace.figures(COUNTED) == ()
     pace.add(120, 4)
     assert pace.figures(replace(COUNTED, done=4)) == ("2.0/min", "0:48:00 left")
