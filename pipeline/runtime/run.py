@@ -214,7 +214,7 @@ def _label_missing(
     job: Job, store: Store, first: Plan, counts: RunCounts, watch: Watch, *, publish_partial: bool
 ) -> Plan:
     """Checks the model, measures calibrations, and labels; the plan of the last LIST."""
-    with watch.mailbox() as mailbox:
+    with watch.mailbox(job.spec.name, first) as mailbox:
         watch.enter(CHECKING)
         check_model(job, mailbox)
         record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})

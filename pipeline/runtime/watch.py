@@ -23,6 +23,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from pipeline.errors import StalledError
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.runtime.job import Plan
+from pipeline.runtime.metrics import RunMetrics
 from pipeline.runtime.outcome import failed_rows
 from pipeline.runtime.progress import (
     LABELLING,
@@ -65,6 +66,7 @@ class Watch:
         self._watchdog = Watchdog(stall_limit_s)
         self._polling = threading.Lock()  # held while the mailbox is read
         self._mailbox: Any = None
+        self._metrics: RunMetrics | None = None
         self._stalled: StalledError | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
@@ -104,22 +106,28 @@ class Watch:
             self._phase = LABELLING
             self._committed[key] = counts.rows, failed_rows(counts), counts.cost.asked_rows
             self._at_work.pop(key, None)
+            if self._metrics is not None:
+                self._metrics.committed(counts)
             self._announce(self._progress())
 
     @contextmanager
-    def mailbox(self) -> Iterator[Any]:
-        """The handle of a new mailbox, which is read inside the block; None without Ray."""
+    def mailbox(self, spec: str, plan: Plan) -> Iterator[Any]:
+        """The handle of a new mailbox, which is read inside the block; None without Ray.
+
+        The run's metrics are counted there, too, under the name of the spec.
+        """
         if not ray.is_initialized():
             yield None
             return
+        self._metrics = RunMetrics(spec, plan)
         # — a lost node takes the mailbox along; a new one gets each worker's next report
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
         self._mailbox = actor.remote()
         try:
             yield self._mailbox
         finally:
-            with self._polling:
-                self._mailbox = None
+            with self._polling, self._changing:
+                self._mailbox = self._metrics = None
 
     def take_in(self, reports: Iterable[WorkerReport], now_s: float) -> None:
         """Adds workers' reports to the progress, which is announced within a second."""
@@ -145,12 +153,18 @@ class Watch:
         )
 
     def _poll(self) -> None:
+        last_s = time.monotonic()
         while not self._closed.wait(POLL_S):
             with self._polling:
                 if self._mailbox is not None:
                     self._read(self._mailbox)
+            now_s = time.monotonic()
             with self._changing:
-                self._announce(self._progress())
+                progress = self._progress()
+                if self._metrics is not None:
+                    self._metrics.tick(progress, now_s - last_s)
+                self._announce(progress)
+            last_s = now_s
 
     def _read(self, mailbox: Any) -> None:
         try:

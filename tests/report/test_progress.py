@@ -128,13 +128,15 @@ def test_a_bar_is_one_line_however_long_its_numbers_are(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm-256color")
-    stream = Terminal()
+    stream, clock_s = Terminal(), [0.0]
+    monkeypatch.setattr("pipeline.report.progress.time.monotonic", lambda: clock_s[0])
     with display(console_on(stream)) as show:
         assert isinstance(show, Bar)
         show(Shown("loading the model"))
         show._bar.refresh()
         shown = Shown("labelling", 10_000_000, 0, "labelled")
         show(shown)
+        clock_s[0] = 1_000.0
         show(replace(shown, done=1_234_567, failed=12_345))
         logging.getLogger().debug("quiet")
         show._bar.refresh()

@@ -1,0 +1,98 @@
+"""A run's counters in Ray's metrics, which Prometheus reads from the node of the driver.
+
+Entry point: `RunMetrics`. Ray adds `ray_` before the names, and `_total` after those of counters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from ray.util import metrics
+
+from pipeline.ledger.blocks import ShardCounts
+from pipeline.runtime.job import Plan
+from pipeline.runtime.progress import Progress
+
+# A task with more labels has no counter for each of them.
+MAX_LABELS = 100
+
+COUNTERS = {
+    "assay_documents": ("Documents answered.", ()),
+    "assay_rows": ("Rows of committed shards by status.", ("status",)),
+    "assay_answers": ("Answers of committed shards by task and label.", ("task", "label")),
+    "assay_tokens": ("Tokens of committed shards: read, or saved by reuse.", ("kind",)),
+    "assay_label_seconds": ("Seconds of the workers for committed shards, without loading.", ()),
+    "assay_phase_seconds": ("Seconds of the driver by phase.", ("phase",)),
+}
+GAUGES = {
+    "assay_shards_done": ("Finished shards of the input.", ()),
+    "assay_shards_missing": ("Shards of the input that are not finished.", ()),
+    "assay_documents_missing": ("Documents of this run that are not answered yet.", ()),
+}
+SPEC = "spec"  # the tag of every metric: the name of the spec
+
+
+class RunMetrics:
+    """The metrics of one run.
+
+    Args:
+        spec: The name of the spec.
+        plan: The shards of the input, and the work that is missing.
+    """
+
+    def __init__(self, spec: str, plan: Plan) -> None:
+        self._spec = spec
+        self._counters = {
+            name: metrics.Counter(name, text, (SPEC, *tags))
+            for name, (text, tags) in COUNTERS.items()
+        }
+        self._gauges = {
+            name: metrics.Gauge(name, text, (SPEC, *tags)) for name, (text, tags) in GAUGES.items()
+        }
+        self._items = Counter(work.shard.id for work in plan.work_items)  # left, by shard
+        self._shards = len(plan.shards)
+        self._missing = len(self._items)
+        self._answered = 0
+        self._set_shards()
+
+    def committed(self, counts: ShardCounts) -> None:
+        """Counts one committed shard."""
+        for status, rows in counts.status.items():
+            # — the kind of an error: its details would be a time series for each file
+            kind = ":".join(status.split(":")[:2])
+            self._add("assay_rows", rows, {"status": kind})
+        for task, by_label in counts.labels.items():
+            if len(by_label) <= MAX_LABELS:
+                for label, rows in by_label.items():
+                    self._add("assay_answers", rows, {"task": task, "label": label})
+        cost = counts.cost
+        for kind, tokens in (
+            ("document", cost.prefix_tokens_computed),
+            ("question", cost.question_tokens_computed),
+            ("saved", cost.tokens_saved),
+        ):
+            self._add("assay_tokens", tokens, {"kind": kind})
+        self._add("assay_label_seconds", cost.label_seconds, {})
+        self._items[counts.sid] -= 1
+        if self._items[counts.sid] == 0:
+            self._missing -= 1
+            self._set_shards()
+
+    def tick(self, progress: Progress, seconds: float) -> None:
+        """Counts the time since the last call, and the documents answered in it."""
+        self._add("assay_phase_seconds", seconds, {"phase": progress.phase})
+        # — a shard whose worker died is answered again: a counter must not fall
+        self._add("assay_documents", progress.answered - self._answered, {})
+        self._answered = max(self._answered, progress.answered)
+        missing = progress.documents - progress.answered
+        self._gauges["assay_documents_missing"].set(missing, {SPEC: self._spec})
+
+    def _set_shards(self) -> None:
+        tags = {SPEC: self._spec}
+        self._gauges["assay_shards_missing"].set(self._missing, tags)
+        self._gauges["assay_shards_done"].set(self._shards - self._missing, tags)
+
+    def _add(self, name: str, value: float, tags: Mapping[str, str]) -> None:
+        if value > 0:
+            self._counters[name].inc(value, {SPEC: self._spec, **tags})

@@ -1,0 +1,96 @@
+"""A run on a real Ray that is interrupted, or whose worker stops: exit code 3, and what is kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from command import ASSAY
+from many_rows import write_many
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+
+class Logged:
+    """A run whose lines of standard error are read as they come."""
+
+    def __init__(self, spec: Path, *options: str) -> None:
+        environment = {**os.environ, "ASSAY_CACHE": str(spec.parent / "cache")}
+        # — a shell's background job ignores SIGINT, and a test may run in one
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _DEFAULT_SIGINT, *ASSAY, "run", str(spec), *options],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._timer = threading.Timer(300, self.process.kill)
+        self._timer.start()
+
+    def until(self, pattern: str) -> None:
+        """Reads up to a line with the pattern."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip())
+            if re.search(pattern, line):
+                return
+        pytest.fail("\n".join(self.lines))
+
+    def end(self) -> int:
+        """Reads to the end; the exit code."""
+        assert self.process.stderr is not None
+        self.lines += self.process.stderr.read().splitlines()
+        self._timer.cancel()
+        return self.process.wait(timeout=60)
+
+
+_DEFAULT_SIGINT = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+@pytest.fixture
+def long_spec(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
+    return write_spec(input=write_many(tmp_path, 4_000, shard_bytes=20_000))
+
+
+@pytest.mark.parametrize(
+    "moment", ["starting Ray$", "starting the workers$", " documents labelled"]
+)
+def test_ctrl_c_ends_the_run_and_says_what_is_kept_and_how_to_continue(
+    moment: str, long_spec: Path
+) -> None:
+    run = Logged(long_spec)
+    run.until(moment)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 3, run.lines
+    last = run.lines[-1]
+    assert re.match(r"assay: stopped; [\d,]+ of 4,000 documents are labelled and kept; ", last)
+    assert last.endswith(f"to continue, run: assay run {long_spec}")
+    assert not [line for line in run.lines if "Traceback" in line or "core_worker" in line]
+
+
+def test_a_worker_that_is_stopped_is_named_and_ends_the_run(long_spec: Path) -> None:
+    run = Logged(long_spec, "--stall-limit", "10")
+    run.until(" documents labelled")
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    (worker,) = [each for each in family if "LabelStage" in " ".join(each.cmdline())]
+    worker.suspend()
+    assert run.end() == 3, run.lines
+    named = [line for line in run.lines if f"process {worker.pid} on " in line]
+    assert len(named) == 2 and named[-1] == run.lines[-1]
+    assert "has answered nothing for" in named[0] and "many.jsonl: rows " in named[0]
+    assert named[-1].startswith("assay: ") and "run the same command again" in named[-1]
+    gone, _ = psutil.wait_procs([worker], timeout=30)
+    assert gone, "the stopped worker is left behind"
