@@ -80,14 +80,14 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult, console:
     )
     names = ("document", "text", "toxic", "spam", "language")
     console.print(Grid("Three documents", names, _examples(spec), texts=2).table(box=None))
+    console.print()
     console.print(
         two_columns(
             {
-                "\nresults": "",
                 "page with plots": str(PAGE),
-                "labels": f"{spec.output}/labels/*/*/*/*.parquet",
+                "labels": f"{spec.output}; assay show {SPEC} prints more of them",
                 "kept documents": filtered.kept_at,
-                "\nnext": "write a spec for your own documents: docs/quickstart.md",
+                "your documents": "assay init DATA --to my.yaml, then docs/quickstart.md",
             }
         )
     )
