@@ -209,7 +209,8 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
 
     After Ctrl-C the KeyboardInterrupt says what is kept.
     """
-    latest: list[RunProgress] = []  # with a plan
+    latest: RunProgress | None = None  # with a plan
+    reuses = False
     with ExitStack() as stack:
         own = stack.enter_context(_own_descriptor(stream))
         stack.enter_context(_log_to(own, instead_of=stream))
@@ -218,16 +219,18 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
         show(Shown("starting"))
 
         def announce(progress: RunProgress) -> None:
+            nonlocal latest, reuses
             if progress.plan is not None:
-                if not latest:
+                if latest is None:
                     _print(console, work_line(progress.plan))
-                latest[:] = [progress]
-            show(_shown(progress))
+                    reuses = any(work.reuse for work in progress.plan.work_items)
+                latest = progress
+            show(_shown(progress, reuses=reuses))
 
         try:
             yield announce
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(kept_line(latest[0] if latest else None)) from None
+            raise KeyboardInterrupt(kept_line(latest)) from None
 
 
 def _print(console: Console, line: str) -> None:
@@ -237,10 +240,9 @@ def _print(console: Console, line: str) -> None:
         logger.info("%s", line)
 
 
-def _shown(progress: RunProgress) -> Shown:
-    if not progress.counts or progress.plan is None:
+def _shown(progress: RunProgress, *, reuses: bool) -> Shown:
+    if not progress.counts:
         return Shown(progress.phase)
-    reuses = any(work.reuse for work in progress.plan.work_items)
     return Shown(
         progress.phase,
         documents=progress.documents,

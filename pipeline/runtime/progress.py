@@ -157,6 +157,8 @@ class Progress:
     """What is being done, such as `loading the model`."""
     plan: Plan | None = None
     """What is there and what is missing; None before it is known."""
+    documents: int = 0
+    """Documents of all work items; 0 before the plan is known."""
     answered: int = 0
     """Documents with a status: read by the model, reused, empty or failed."""
     failed: int = 0
@@ -165,11 +167,6 @@ class Progress:
     """Documents of those that the model read."""
     committed: int = 0
     """Documents of finished shards, which a later run does not label again."""
-
-    @property
-    def documents(self) -> int:
-        """Documents of all work items; 0 before the plan is known."""
-        return 0 if self.plan is None else self.plan.work_rows
 
     @property
     def counts(self) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from ray._private.state import state
 from ray.exceptions import GetTimeoutError, RayError
+from ray.util.client import ray as client
 
 from pipeline.errors import StalledError
 from pipeline.ledger.blocks import ShardCounts
@@ -61,7 +62,9 @@ class Watch:
         self._changing = threading.Lock()  # held while the counts change or are announced
         self._phase = ""
         self._plan: Plan | None = None
-        self._committed: dict[WorkKey, Counts] = {}
+        self._documents = 0  # of the plan's work
+        self._committed: Counts = (0, 0, 0)  # of all committed shards
+        self._committed_work: set[WorkKey] = set()
         self._at_work: dict[WorkKey, WorkerReport] = {}
         self._watchdog = Watchdog(stall_limit_s)
         self._polling = threading.Lock()  # held while the mailbox is read
@@ -96,7 +99,9 @@ class Watch:
     def enter(self, phase: str, plan: Plan | None = None) -> None:
         """Announces a phase, and the plan once it is known."""
         with self._changing:
-            self._phase, self._plan = phase, plan or self._plan
+            self._phase = phase
+            if plan is not None:
+                self._plan, self._documents = plan, plan.work_rows
             self._announce(self._progress())
 
     def committed(self, counts: ShardCounts) -> None:
@@ -104,7 +109,9 @@ class Watch:
         key = work_key(counts.sid, counts.labels)
         with self._changing:
             self._phase = LABELLING
-            self._committed[key] = counts.rows, failed_rows(counts), counts.cost.asked_rows
+            more = counts.rows, failed_rows(counts), counts.cost.asked_rows
+            self._committed = _added(self._committed, more)
+            self._committed_work.add(key)
             self._at_work.pop(key, None)
             if self._metrics is not None:
                 self._metrics.committed(counts)
@@ -127,6 +134,8 @@ class Watch:
             yield self._mailbox
         finally:
             with self._polling, self._changing:
+                # — the last documents: after an error too, and before Ray ends
+                self._metrics.tick(self._progress(), 0.0)
                 self._mailbox = self._metrics = None
 
     def take_in(self, reports: Iterable[WorkerReport], now_s: float) -> None:
@@ -135,21 +144,23 @@ class Watch:
             for report in reports:
                 if _order(report.phase) > _order(self._phase):
                     self._phase = report.phase
-                if report.work is not None and report.work not in self._committed:
+                if report.work is not None and report.work not in self._committed_work:
                     self._at_work[report.work] = report
                     self._watchdog.hear(report, now_s)
 
     def _progress(self) -> Progress:
-        at_work = [(each.answered, each.failed, each.read) for each in self._at_work.values()]
-        committed = list(self._committed.values())
-        answered, failed, read = map(sum, zip((0, 0, 0), *committed, *at_work, strict=True))
+        counts = self._committed
+        for each in self._at_work.values():
+            counts = _added(counts, (each.answered, each.failed, each.read))
+        answered, failed, read = counts
         return Progress(
             self._phase,
             self._plan,
+            documents=self._documents,
             answered=answered,
             failed=failed,
             read=read,
-            committed=sum(rows for rows, _, _ in committed),
+            committed=self._committed[0],
         )
 
     def _poll(self) -> None:
@@ -255,6 +266,10 @@ class Watchdog:
         return named_after_s, max(self._limit_s, _ENDED_AFTER * report.slowest_s)
 
 
+def _added(a: Counts, b: Counts) -> Counts:
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+
+
 def _order(phase: str) -> int:
     """A worker's phase replaces an earlier one of these, and no other phase of the driver."""
     return WORKER_PHASES.index(phase) if phase in WORKER_PHASES else len(WORKER_PHASES)
@@ -262,6 +277,9 @@ def _order(phase: str) -> int:
 
 def _is_alive(report: WorkerReport) -> bool:
     """Whether the worker's process runs, or is stopped, as far as Ray knows."""
+    through_client: bool = client.is_connected()  # type: ignore[no-untyped-call]
+    if through_client:  # — only a process of the cluster can read the table of actors
+        return True
     actor = state.actor_table(report.actor_id)
     return bool(actor) and actor["State"] == "ALIVE" and actor["Pid"] == report.pid
 

@@ -99,7 +99,6 @@ class OneShard:
         shard = type("Shard", (), {"id": "s"})()
         self.work_items = [type("Work", (), {"shard": shard})()] * 2
         self.shards = (shard,)
-        self.work_rows = 8
 
 
 @pytest.mark.slow
@@ -113,7 +112,7 @@ def test_ray_exports_these_names_with_the_run_s_figures(shared_ray: None) -> Non
         cost = LabelCost(1.5, 4, 100, 50, 25)
         counted.committed(ShardCounts("s", 4, 1, {"ok": 3, "empty": 1}, {task: {"a": 3}}, cost))
     for answered in (3, 2, 8):  # a worker died in between
-        counted.tick(Progress(LABELLING, plan, answered=answered), 1.0)
+        counted.tick(Progress(LABELLING, plan, documents=8, answered=answered), 1.0)
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     found: dict[str, float] = {}

@@ -206,9 +206,9 @@ def test_without_work_the_first_line_says_so() -> None:
     [
         (None, "nothing was lost"),
         (Progress("x", plan()), "nothing was lost"),
-        (Progress("x", plan(Work(Toy()))), "0 of 60 documents are labelled and kept"),
+        (Progress("x", plan(Work(Toy())), documents=60), "0 of 60 documents are labelled and kept"),
         (
-            Progress("x", plan(Work(Toy())), answered=25, committed=20),
+            Progress("x", plan(Work(Toy())), documents=60, answered=25, committed=20),
             "20 of 60 documents are labelled and kept; 5 in unfinished shards are asked again",
         ),
     ],
@@ -226,7 +226,7 @@ def test_a_run_shows_its_plan_once_and_ctrl_c_carries_what_is_kept(
         work = plan(Work(Toy()))
         announce(Progress("starting Ray"))
         announce(Progress(LOADING, work))
-        announce(Progress(LABELLING, work, answered=6, committed=6))
+        announce(Progress(LABELLING, work, documents=60, answered=6, committed=6))
         raise KeyboardInterrupt
 
     kept = "6 of 60 documents are labelled and kept"

@@ -50,6 +50,7 @@ class Logged:
         """Reads to the end; the exit code."""
         assert self.process.stderr is not None
         self.lines += self.process.stderr.read().splitlines()
+        self.process.stderr.close()
         self._timer.cancel()
         return self.process.wait(timeout=60)
 
