@@ -108,7 +108,7 @@ def build(work_items: Sequence[WorkItem], job: Job, mailbox: Any = None) -> ray.
     work = ray.data.from_items(rows, override_num_blocks=len(rows))
     tokenised = work.map_batches(
         TokeniseStage,
-        fn_constructor_args=(job, reuse),
+        fn_constructor_args=(job, reuse, mailbox),
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors),
         num_cpus=TOKENISE_CPUS,
         **_WHOLE_BLOCKS,
@@ -145,11 +145,11 @@ def _label_resources(placement: Placement) -> dict[str, Any]:
 class TokeniseStage:
     """Builds `worker.Tokenise` in its actor."""
 
-    def __init__(self, job: Job, reuse: Reuse) -> None:
+    def __init__(self, job: Job, reuse: Reuse, mailbox: Any = None) -> None:
         from pipeline.runtime.worker import Tokenise
 
         with ThreadPoolExecutor(max_workers=1) as thread:
-            self._worker = _built(thread, Tokenise, job, reuse)
+            self._worker = _built(thread, Tokenise, job, reuse, send=sender(mailbox))
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
         yield from self._worker.result()(block)

@@ -79,9 +79,13 @@ class RunMetrics:
             self._missing -= 1
             self._set_shards()
 
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Counts seconds of a phase."""
+        self._add("assay_phase_seconds", seconds, {"phase": phase})
+
     def tick(self, progress: Progress, seconds: float) -> None:
         """Counts the time since the last call, and the documents answered in it."""
-        self._add("assay_phase_seconds", seconds, {"phase": progress.phase})
+        self.add_seconds(progress.phase, seconds)
         # — a shard whose worker died is answered again: a counter must not fall
         self._add("assay_documents", progress.answered - self._answered, {})
         self._answered = max(self._answered, progress.answered)

@@ -31,6 +31,7 @@ STARTING_WORKERS = "starting the workers"
 LOADING = "loading the model"
 LABELLING = "labelling"
 PUBLISHING = "publishing"
+READING = "reading"  # of a worker; a run has no such phase
 # A phase replaces those before it: the driver's first, then those that workers report.
 WORKER_PHASES = (CHECKING, STARTING_WORKERS, FETCHING, CONVERTING, LOADING, LABELLING)
 
@@ -55,7 +56,7 @@ class WorkerReport:
     answered: int = 0  # rows of the shard; those that the model does not read count at its end
     read: int = 0  # rows of those that the model read
     failed: int = 0  # of those
-    finished: bool = False  # the shard is labelled, and not yet committed
+    finished: bool = False  # the shard is read, or it is labelled and not yet committed
     slowest_s: float | None = None  # the longest time between two batches; None: no batch yet
 
 
@@ -64,6 +65,13 @@ Send = Callable[[WorkerReport], None]
 
 def ignore(_report: object) -> None:
     """Takes a report that nobody reads."""
+
+
+def work_report(phase: str, work: WorkItem) -> WorkerReport:
+    """The report of a worker that begins with a shard."""
+    piece = work.shard.piece
+    place = f"{work.shard.path}: rows {piece.start_row} to {piece.end_row}"
+    return WorkerReport(phase, work=work_key(work.shard.id, work.tasks), place=place)
 
 
 class ShardProgress:
@@ -76,15 +84,9 @@ class ShardProgress:
     """
 
     def __init__(self, send: Send, work: WorkItem, *, slowest_s: float | None) -> None:
-        piece = work.shard.piece
         self._send = send
         self._last_sent_s = self._last_batch_s = time.monotonic()
-        self._report = WorkerReport(
-            phase=LABELLING,
-            work=work_key(work.shard.id, work.tasks),
-            place=f"{work.shard.path}: rows {piece.start_row} to {piece.end_row}",
-            slowest_s=slowest_s,
-        )
+        self._report = replace(work_report(LABELLING, work), slowest_s=slowest_s)
         send(self._report)
 
     @property

@@ -10,9 +10,11 @@ import logging
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf, isfinite
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -28,6 +30,7 @@ from pipeline.runtime.metrics import RunMetrics
 from pipeline.runtime.outcome import failed_rows
 from pipeline.runtime.progress import (
     LABELLING,
+    READING,
     WORKER_PHASES,
     Mailbox,
     Progress,
@@ -61,6 +64,10 @@ class Watch:
         self._announce = announce
         self._changing = threading.Lock()  # held while the counts change or are announced
         self._phase = ""
+        self._seconds: defaultdict[str, float] = defaultdict(
+            float
+        )  # by phase, before there are metrics
+        self._entered_s = time.monotonic()
         self._plan: Plan | None = None
         self._documents = 0  # of the plan's work
         self._committed: Counts = (0, 0, 0)  # of all committed shards
@@ -99,6 +106,7 @@ class Watch:
     def enter(self, phase: str, plan: Plan | None = None) -> None:
         """Announces a phase, and the plan once it is known."""
         with self._changing:
+            self._count_seconds()
             self._phase = phase
             if plan is not None:
                 self._plan, self._documents = plan, plan.work_rows
@@ -126,7 +134,10 @@ class Watch:
         if not ray.is_initialized():
             yield None
             return
+        self._count_seconds()
         self._metrics = RunMetrics(spec, plan)
+        for phase, seconds in self._seconds.items():
+            self._metrics.add_seconds(phase, seconds)
         # — a lost node takes the mailbox along; a new one gets each worker's next report
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
         self._mailbox = actor.remote()
@@ -142,11 +153,19 @@ class Watch:
         """Adds workers' reports to the progress, which is announced within a second."""
         with self._changing:
             for report in reports:
-                if _order(report.phase) > _order(self._phase):
+                if report.phase != READING and _order(report.phase) > _order(self._phase):
                     self._phase = report.phase
-                if report.work is not None and report.work not in self._committed_work:
+                if report.work is None or report.work in self._committed_work:
+                    continue
+                if report.phase != READING:
                     self._at_work[report.work] = report
-                    self._watchdog.hear(report, now_s)
+                self._watchdog.hear(report, now_s)
+
+    def _count_seconds(self) -> None:
+        """Counts the time since the phase began; after that, `RunMetrics.tick` counts."""
+        now_s = time.monotonic()
+        self._seconds[self._phase or "starting"] += now_s - self._entered_s
+        self._entered_s = now_s
 
     def _progress(self) -> Progress:
         counts = self._committed
@@ -187,7 +206,8 @@ class Watch:
         self.take_in(reports, now_s)
         for stall in self._watchdog.stalls(now_s, _is_alive):
             if not stall.ends:
-                logger.warning("%s; the run ends at %.0f s", stall, stall.limit_s)
+                end = f"; the run ends at {stall.limit_s:.0f} s" if isfinite(stall.limit_s) else ""
+                logger.warning("%s%s", stall, end)
             elif self._main is not None and self._stalled is None:
                 self._stalled = StalledError(
                     f"{stall}. Look at that machine, then run the same command again: finished "
@@ -214,10 +234,12 @@ class Stall:
         return self.silent_s >= self.limit_s
 
     def __str__(self) -> str:
-        report = self.report
+        report, seconds = self.report, f"{self.silent_s:.0f} s"
+        if report.phase == READING:
+            return f"{report.worker} has been reading {report.place} for {seconds}"
         return (
-            f"{report.worker} has answered nothing for {self.silent_s:.0f} s; it labels "
-            f"{report.place} ({report.answered:,} rows are answered)"
+            f"{report.worker} has answered nothing for {seconds}; it labels {report.place} "
+            f"({report.answered:,} rows are answered)"
         )
 
 
@@ -260,6 +282,8 @@ class Watchdog:
 
     def _patience(self, report: WorkerReport) -> tuple[float, float]:
         """The seconds of silence after which the worker is named, and after which the run ends."""
+        if report.phase == READING:  # the last rows of a large compressed file take long
+            return self._limit_s / 2, inf
         if report.slowest_s is None:  # its first batch, whose duration nobody knows
             return self._limit_s / 2, self._limit_s
         named_after_s = max(self._limit_s / 10, _NAMED_AFTER * report.slowest_s)

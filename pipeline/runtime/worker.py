@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from pipeline.runtime.assembly import (
 from pipeline.runtime.calibration_files import CalibrationFile
 from pipeline.runtime.job import Job
 from pipeline.runtime.outcome import is_failed_status
-from pipeline.runtime.progress import Send, ShardProgress, ignore
+from pipeline.runtime.progress import READING, Send, ShardProgress, ignore, work_report
 from pipeline.sources.documents import QUARANTINED
 from pipeline.sources.source import check_content, read_documents
 from pipeline.stores.store import open_store
@@ -45,16 +45,20 @@ from pipeline.stores.store import open_store
 class Tokenise:
     """Reads a shard's documents and turns their text into token ids, one row a document."""
 
-    def __init__(self, job: Job, reuse: Reuse) -> None:
+    def __init__(self, job: Job, reuse: Reuse, *, send: Send = ignore) -> None:
         self.job = job
         self._reuse = reuse
+        self._send = send
         self._tokenizer = DocumentTokenizer(load_tokenizer(local_model(job)))
         self._store = open_store(job.spec.output, job.spec.storage_options)
         self._answers = AnswerCache(self._store)
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         for work in work_items_of(block, self._reuse):
+            report = work_report(READING, work)
+            self._send(report)
             yield self._tokenised(work)
+            self._send(replace(report, finished=True))
 
     def _tokenised(self, work: WorkItem) -> pa.Table:
         path, piece = work.shard.path, work.shard.piece

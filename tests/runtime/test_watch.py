@@ -16,6 +16,7 @@ from pipeline.runtime.progress import (
     LABELLING,
     LOADING,
     PUBLISHING,
+    READING,
     STARTING_WORKERS,
     Mailbox,
     Progress,
@@ -148,6 +149,26 @@ def test_nobody_is_blamed_without_work_after_death_or_while_reports_are_lost() -
     watchdog.excuse(9_500)
     assert not silent(watchdog, 9_509)
     assert silent(watchdog, 9_510) == [("another", False)]
+
+
+def test_a_worker_that_reads_for_long_is_named_and_does_not_end_the_run() -> None:
+    watchdog = Watchdog(LIMIT_S)
+    watchdog.hear(replace(BUSY, phase=READING, slowest_s=None), 0)
+    (stall,) = watchdog.stalls(50, lambda _: True)
+    assert str(stall) == "process 7 on a has been reading c.jsonl for 50 s"
+    assert list(watchdog.stalls(1e9, lambda _: True)) == []
+    watchdog.hear(replace(BUSY, phase=READING, finished=True), 1e9)
+    assert not silent(watchdog, 2e9)
+
+
+def test_documents_that_are_being_read_are_not_counted_as_answered(
+    watched: tuple[Watch, list[Progress]],
+) -> None:
+    watch, announced = watched
+    watch.enter(STARTING_WORKERS)
+    watch.take_in([replace(BUSY, phase=READING, answered=3)], 0.0)
+    watch.enter(announced[-1].phase)
+    assert announced[-1].phase == STARTING_WORKERS and announced[-1].answered == 0
 
 
 def test_a_stall_names_the_worker_the_shard_and_the_silence() -> None:
