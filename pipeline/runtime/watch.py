@@ -64,9 +64,8 @@ class Watch:
         self._announce = announce
         self._changing = threading.Lock()  # held while the counts change or are announced
         self._phase = ""
-        self._seconds: defaultdict[str, float] = defaultdict(
-            float
-        )  # by phase, before there are metrics
+        # — by phase, before there are metrics
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._entered_s = time.monotonic()
         self._plan: Plan | None = None
         self._documents = 0  # of the plan's work
