@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from pipeline.errors import require_positive
 
+TableFormat = Literal["parquet", "jsonl", "csv"]
 OnError = Literal["fail", "keep", "drop"]
 GroupBy = Literal["path"]
 
@@ -166,6 +167,36 @@ class FilterOptions:
     """What happens to documents without an answer (default: the spec's filter.on_error)."""
     by: Annotated[tuple[str, ...], Parameter(metavar="COLUMN")] = ()
     """Also count by this column of the input. Repeatable."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Which table of labels is written, and where."""
+
+    to: Annotated[str, Parameter(metavar="FILE_OR_FOLDER")]
+    """FILE.parquet, FILE.jsonl or FILE.csv for one file. Any other name is a folder, with one file
+    for each shard. A local path or a URL."""
+    with_text: bool = False
+    """Read the input again, and add a column with the text."""
+    format: TableFormat | None = None
+    """Format of the files of a folder (default: parquet)."""
+    overwrite: bool = False
+    """Replace a file that exists, or the files of another export in the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOptions:
+    """Which example rows are shown."""
+
+    where: Annotated[str | None, Parameter(metavar="SQL")] = None
+    """Condition such as "toxic.p.toxic > 0.9", with the columns of open_labels."""
+    n: Annotated[
+        int, Parameter(("--n", "-n"), metavar="N", converter=_whole_number, n_tokens=1)
+    ] = 10
+    """Largest number of rows."""
+
+    def __post_init__(self) -> None:
+        require_positive({"--n": self.n})
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,10 @@ VERBS = {
     ),
     "fit": Verb("verbs.fit:fit_readouts", "report.fit:fit", progress="report.fit:fit_progress"),
     "calibrate": Verb("verbs.calibrate:calibrate", "report.fit:calibrated"),
+    "show": Verb("verbs.show:show", "report.rows:examples"),
+    "export": Verb(
+        "verbs.export:export", "report.rows:exported", _unless("complete", EXIT_INCOMPLETE)
+    ),
     "filter": Verb(
         "filters.run:filter_corpus",
         "report.maintenance:filtered",

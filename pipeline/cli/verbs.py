@@ -19,12 +19,14 @@ from pipeline.options import (
     BenchOptions,
     CalibrateOptions,
     EvalOptions,
+    ExportOptions,
     FilterOptions,
     FitOptions,
     GoldOptions,
     GroupBy,
     InitOptions,
     PlanOptions,
+    ShowOptions,
 )
 
 FLATTEN = Parameter("*")  # each field of the dataclass is an option of its own
@@ -281,7 +283,34 @@ def calibrate(
     return VERBS["calibrate"].carry_out(spec, options, to, as_json=as_json)
 
 
-@app.command(name="filter", group=USE, sort_key=1)
+@app.command(group=USE, sort_key=1)
+def show(
+    spec: SpecFile,
+    /,
+    *,
+    options: Annotated[ShowOptions, FLATTEN] = ShowOptions(),
+    as_json: AsJson = False,
+) -> int:
+    """Show example rows: the id, the start of the text, and each task's label.
+
+    The rows come from the last snapshot. The same snapshot always gives the same rows.
+    """
+    return VERBS["show"].carry_out(spec, options, as_json=as_json)
+
+
+@app.command(group=USE, sort_key=2)
+def export(
+    spec: SpecFile, /, *, options: Annotated[ExportOptions, FLATTEN], as_json: AsJson = False
+) -> int:
+    """Write the labels as a flat table, one row a document: Parquet, JSON lines or CSV.
+
+    The labels come from the last snapshot. Running it again for a folder writes the files that are
+    missing. Exit code 3 means that the snapshot leaves out documents of the input.
+    """
+    return VERBS["export"].carry_out(spec, options, as_json=as_json)
+
+
+@app.command(name="filter", group=USE, sort_key=3)
 def filter_corpus(
     spec: SpecFile, /, *, options: Annotated[FilterOptions, FLATTEN], as_json: AsJson = False
 ) -> int:
@@ -293,7 +322,7 @@ def filter_corpus(
     return VERBS["filter"].carry_out(spec, options, as_json=as_json)
 
 
-@app.command(group=USE, sort_key=2)
+@app.command(group=USE, sort_key=4)
 def diff(
     spec: SpecFile,
     before: Annotated[str, Parameter("A", help="Number of the earlier snapshot.")],
@@ -320,13 +349,13 @@ def diff(
     return VERBS["diff"].print(comparison, as_json=as_json)
 
 
-@app.command(group=USE, sort_key=3)
+@app.command(group=USE, sort_key=5)
 def verify(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Read a finished output again, and prove that it is complete and undamaged."""
     return VERBS["verify"].carry_out(spec, as_json=as_json)
 
 
-@app.command(group=USE, sort_key=4)
+@app.command(group=USE, sort_key=6)
 def gc(
     spec: SpecFile, /, *, keep: Annotated[int, WHOLE], delete: bool = False, as_json: AsJson = False
 ) -> int:

@@ -1,7 +1,7 @@
 """The documents that a spec's last snapshot has labels of, joined with their texts in the input.
 
-Entry points: `current_labels` for the snapshot, `labelled_shards` and `labelled_texts` for the
-input. A text is read again only if it is the text that was labelled.
+Entry points: `current_labels` for the snapshot; `labelled_shards`, `labelled_texts` and `with_text`
+for the input. A text is read again only if it is the text that was labelled.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pipeline.errors import StorageError
 from pipeline.ledger.cuts import cut_before
+from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN
 from pipeline.ledger.snapshots import Contents, last_contents
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects, read_documents
@@ -97,3 +98,13 @@ def labelled_texts(
             f"{shard.path}: has {rows} rows, and {len(hashes)} were labelled; run `assay run` to "
             f"label the file as it is now"
         )
+
+
+def with_text(rows: pa.RecordBatch, texts: pa.Array) -> pa.RecordBatch:
+    """The rows of `open_labels` with the column `TEXT_COLUMN` before the tasks."""
+    return rows.add_column(len(DOCUMENT_SCHEMA), pa.field(TEXT_COLUMN, pa.large_string()), texts)
+
+
+def with_text_schema(rows: pa.Schema) -> pa.Schema:
+    """The schema of `with_text`."""
+    return rows.insert(len(DOCUMENT_SCHEMA), pa.field(TEXT_COLUMN, pa.large_string()))

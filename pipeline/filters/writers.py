@@ -1,7 +1,7 @@
 """The kept rows of a shard, as a file.
 
-Entry point: `kept_rows`. Parquet keeps its schema and codecs. JSON lines, CSV, TSV and JSON arrays
-keep their format, their codec and the bytes of each row; CSV and TSV also the header. Rows of Arrow
+Entry points: `kept_rows`, and `row_groups` for other tables. Parquet keeps its schema and codecs.
+JSON lines, CSV, TSV and JSON arrays keep their format, their codec and the bytes of each row; CSV and TSV also the header. Rows of Arrow
 files become Parquet; rows of WET files become JSON lines with the keys `text`, `id`, `url` and
 `date`; text files become JSON lines with the keys `text` and `id`.
 """
@@ -156,7 +156,7 @@ def _kept_table(shard: Shard, options: Options, keep: Keep) -> bytes:
     with opened_table(shard, options) as table:
         codecs = table.codecs or "zstd"
         with pq.ParquetWriter(sink, table.schema, compression=codecs, version="2.6") as writer:
-            for group in _row_groups(_kept_batches(table.batches, keep), table.schema):
+            for group in row_groups(_kept_batches(table.batches, keep), table.schema):
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
     return bytes(sink.getvalue())
 
@@ -174,7 +174,7 @@ def _kept_batches(batches: Iterable[pa.RecordBatch], keep: Keep) -> Iterator[pa.
             return
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     """The batches joined, each time that there is enough for a row group."""
     held: list[pa.RecordBatch] = []
     size_bytes = 0

@@ -1,7 +1,8 @@
 """The log of how input objects were cut into shards: `inputs/<number>.json` in the output.
 
-Entry points: `load_or_cut` and `cut_before`. Each run appends the cuts of new objects. A job that
-continues on another machine or version thus has the same shards; a finished job opens no input.
+Entry points: `load_or_cut`, `cut_before` and `logged_shards`. Each run appends the cuts of new
+objects. A job that continues on another machine or version thus has the same shards; a finished job
+opens no input.
 """
 
 from __future__ import annotations
@@ -91,6 +92,12 @@ def cut_before(
 ) -> Cuts:
     """The shards of the objects that are in the log; opens no object and writes nothing."""
     return _Log(store).cuts_of([each.version(text_column, id_column) for each in objects])
+
+
+def logged_shards(store: Store, sids: Collection[str]) -> dict[str, Shard]:
+    """The shards in the log with these ids; the input is not looked at."""
+    shards = (shard for of_object in _Log(store).cuts.values() for shard in of_object)
+    return {shard.id: shard for shard in shards if shard.id in sids}
 
 
 class _Log:

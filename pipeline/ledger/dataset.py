@@ -5,18 +5,24 @@ Entry point: `open_labels`. DuckDB, Polars, pandas and Arrow read the result as 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from pipeline.errors import Problem, SpecError
+from pipeline.ledger.flat import flat_columns, flatten
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.ledger.snapshots import Contents, contents
 from pipeline.stores.store import Store, open_store
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
 
 
 def open_labels(
@@ -102,6 +108,57 @@ class LabelDataset:
         """The rows of `to_batches` in memory."""
         return self._scanner(columns, filter).to_table()
 
+    def to_pandas(
+        self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pandas.DataFrame:
+        """The rows as a pandas DataFrame with the flat columns of `assay export`.
+
+        Args:
+            columns: Columns to read, such as `doc_id` and `toxic` (default: all). A task means all
+                of its values: the column `toxic` has the label, `toxic_p_clean` a probability.
+            filter: A condition such as `pyarrow.compute.field("n_chars") > 100`.
+
+        Returns:
+            One row a document.
+
+        Raises:
+            SpecError: pandas is not installed.
+            StorageError: A file of the snapshot cannot be read, or is another by now.
+
+        Examples:
+            >>> labels = open_labels("out/my_corpus")
+            >>> labels.to_pandas(["doc_id", "toxic"]).groupby("toxic").toxic_margin.count().sum()
+            np.int64(8)
+        """
+        _require("pandas")
+        return self._flat(columns, filter).to_pandas()
+
+    def to_polars(
+        self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> polars.DataFrame:
+        """The rows as a Polars DataFrame with the flat columns of `assay export`.
+
+        `polars.DataFrame(labels)` gives the columns of `open_labels`: one struct for each task.
+
+        Args:
+            columns: As in `to_pandas`.
+            filter: As in `to_pandas`.
+
+        Returns:
+            One row a document.
+
+        Raises:
+            SpecError: Polars is not installed.
+            StorageError: A file of the snapshot cannot be read, or is another by now.
+
+        Examples:
+            >>> labels = open_labels("out/my_corpus")
+            >>> labels.to_polars(["doc_id", "toxic"]).height
+            8
+        """
+        frame: polars.DataFrame = _require("polars").from_arrow(self._flat(columns, filter))
+        return frame
+
     def count_rows(self) -> int:
         """The number of rows; no file is read."""
         return self._contents.rows
@@ -114,6 +171,10 @@ class LabelDataset:
         reader = pa.RecordBatchReader.from_batches(self.schema, batches)
         return reader.__arrow_c_stream__(requested_schema)
 
+    def _flat(self, columns: Sequence[str] | None, filter: pc.Expression | None) -> pa.Table:
+        rows = self.to_table(columns, filter)
+        return flatten(rows, flat_columns(rows.schema))
+
     def _scanner(self, columns: Sequence[str] | None, filter: pc.Expression | None) -> ds.Scanner:
         schema = self.schema
         if columns is not None and filter is None:
@@ -123,3 +184,12 @@ class LabelDataset:
             schema = pa.schema([schema.field(name) for name in read])
         batches = aligned_batches(self._store, self._contents, schema)
         return ds.Scanner.from_batches(batches, schema=schema, columns=columns, filter=filter)
+
+
+def _require(package: str) -> Any:
+    """The imported package; SpecError that says how to install it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        fix = f"needs {package} ({error}); pip install 'corpus-assay[frames]'"
+        raise SpecError([Problem(f"to_{package}", fix, package)]) from error

@@ -74,8 +74,8 @@ class Target:
                 final.parent.mkdir(parents=True, exist_ok=True)
             written = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
             try:
-                yield written
                 with storage_errors(self.url, "written"):
+                    yield written
                     with written.open("rb") as file:
                         os.fsync(file.fileno())
                     written.replace(final)
@@ -84,8 +84,8 @@ class Target:
             return
         with tempfile.TemporaryDirectory(prefix="assay-") as folder:
             written = Path(folder, "file")
-            yield written
             with storage_errors(self.url, "written"):
+                yield written
                 upload = partial(self.file_system.put_file, str(written), self.place)
                 retry(upload, RetryPolicy())
 

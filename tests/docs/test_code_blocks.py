@@ -36,6 +36,7 @@ from stages import run_without_ray
 import pipeline
 from pipeline import errors
 from pipeline.cli import main
+from pipeline.ledger.dataset import LabelDataset
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 
@@ -209,7 +210,7 @@ def examples() -> Iterator[Any]:
     """A doctest for each public docstring with an example."""
     names = {name: getattr(pipeline, name) for name in pipeline.__all__}
     names |= {"Path": Path, "duckdb": duckdb, "ray": ray}
-    for each in [pipeline, *PUBLIC, *METHODS]:
+    for each in [pipeline, *PUBLIC, *METHODS, LabelDataset.to_pandas, LabelDataset.to_polars]:
         name = getattr(each, "__qualname__", each.__name__)
         marks = SLOW_ON_RAY if each is pipeline.label_dataset else MANUAL
         test = doctest.DocTestParser().get_doctest(each.__doc__ or "", dict(names), name, None, 0)

@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from finished import Corpus, finish, toy_fingerprints
+from finished import Corpus, finish, toy_fingerprints, toy_spec
 from rich.console import Console
 
 from pipeline.errors import FailedRowsError, SpecError, StorageError
@@ -48,17 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def spec_of(folder: Path, **filter: Any) -> JobSpec:
-    content = {
-        "name": "job",
-        "model": {"path": "none"},
-        "input": {"path": str(folder / "in"), "id": "id"},
-        "output": str(folder / "out"),
-        "tasks": [
-            {"name": "toxic", "question": "?", "labels": ["toxic", "clean"]},
-            {"name": "topic", "question": "?", "labels": ["art", "law", "sport"]},
-        ],
-        "filter": {"keep": KEEP, **filter},
-    }
+    content = toy_spec(folder, filter={"keep": KEEP, **filter})
     return parse_spec(json.dumps(content))
 
 

@@ -277,3 +277,43 @@ def test_importing_the_package_imports_no_arrow() -> None:
     subprocess.run([sys.executable, "-c", command], check=True)
     with pytest.raises(AttributeError, match="no attribute 'open_lables'"):
         pipeline.open_lables  # type: ignore[attr-defined]  # noqa: B018
+
+
+FLAT = ["doc_id", "toxic", "toxic_p_toxic", "topic", "topic_p_law", "topic_margin"]
+
+
+def flat_oracle(store: LocalStore) -> list[tuple[Any, ...]]:
+    files = {task: f"'{store.root}/labels/{task}/*/*/*.parquet'" for task in LABELS}
+    return duckdb.sql(
+        f"select doc_id, t.label::varchar, t.p.toxic, o.label::varchar, o.p.law, o.margin "
+        f"from {files['toxic']} t join {files['topic']} o using (doc_id) order by doc_id"
+    ).fetchall()
+
+
+def test_pandas_has_flat_columns(finished: LocalStore) -> None:
+    frame = open_labels(str(finished.root)).to_pandas().sort_values("doc_id")
+    rows = [tuple(row) for row in frame[FLAT].itertuples(index=False)]
+    found = [tuple(None if value != value else value for value in row) for row in rows]
+    assert found == flat_oracle(finished) and len(found) == ROWS * FILES
+    long = open_labels(str(finished.root)).to_pandas(["doc_id", "toxic"], pc.field("n_chars") > 5)
+    assert list(long.columns)[:3] == ["doc_id", "toxic", "toxic_p_toxic"]
+    assert len(long) == (ROWS - 1) * FILES and "topic" not in long
+
+
+def test_polars_has_flat_columns_or_structs(finished: LocalStore) -> None:
+    polars = pytest.importorskip("polars")
+    labels = open_labels(str(finished.root))
+    frame = labels.to_polars().sort("doc_id")
+    assert frame.select(FLAT).rows() == flat_oracle(finished)
+    structs = polars.DataFrame(labels).sort("doc_id")
+    margins = structs["topic"].struct.field("margin").to_list()
+    assert margins == frame["topic_margin"].to_list()
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_a_missing_package_is_named_with_its_extra(
+    finished: LocalStore, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(SpecError, match=rf"^to_{package}: needs .*pip install .*\[frames\]"):
+        getattr(open_labels(str(finished.root)), f"to_{package}")()

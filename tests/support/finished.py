@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -57,6 +58,21 @@ class Corpus:
     def shards(self, store: Store) -> tuple[Shard, ...]:
         objects = find_objects(str(self.folder), self.cache_dir)
         return load_or_cut(store, objects, "text", "id", SHARD_BYTES).shards
+
+
+def toy_spec(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The content of a spec for a corpus in `folder/in` with an output in `folder/out`."""
+    return {
+        "name": "job",
+        "model": {"path": "none"},
+        "input": {"path": str(folder / "in"), "id": "id"},
+        "output": str(folder / "out"),
+        "tasks": [
+            {"name": task, "question": "?", "labels": list(labels)}
+            for task, labels in LABELS.items()
+        ],
+        **changes,
+    }
 
 
 @pytest.fixture

@@ -1,0 +1,116 @@
+"""The rows of `open_labels` with one flat column for each value: `toxic`, `toxic_p_clean`, ...
+
+Entry points: `flat_columns` names the columns, `flatten` makes the rows, `json_rows` writes them as
+JSON values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.ledger.columns import CALIBRATED
+from pipeline.ledger.rows import TEXT_COLUMN
+
+
+@dataclass(frozen=True, slots=True)
+class FlatColumn:
+    """A flat column: its name, and where its values are in a row of `open_labels`."""
+
+    name: str
+    source: tuple[str, ...]  # ("toxic", "p", "clean")
+    type: pa.DataType
+
+
+def flat_columns(schema: pa.Schema) -> tuple[FlatColumn, ...]:
+    """The columns for the rows of a schema of `open_labels`, which may also have the text.
+
+    A name is the parts of its source joined by underscores. A column `label` has the name of what
+    it is in: `toxic` is the answer to the task `toxic`. Law: no two names are equal, also without
+    regard to case. Where they would be, the columns of documents come first, then the answers of
+    tasks, then the rest in order; the others end in `_2`, `_3`, ...
+    """
+    leaves = [leaf for field in schema for leaf in _leaves((field.name,), field.type)]
+
+    def rank(leaf: tuple[tuple[str, ...], pa.DataType]) -> int:
+        source, _ = leaf
+        return 0 if len(source) == 1 else 1 if source[1:] == ("label",) else 2
+
+    names: dict[tuple[str, ...], str] = {}
+    taken: set[str] = set()
+    for source, _ in sorted(leaves, key=rank):
+        name = _name(source)
+        numbered = (f"{name}_{number}" for number in count(2))
+        while name.casefold() in taken:
+            name = next(numbered)
+        taken.add(name.casefold())
+        names[source] = name
+    return tuple(FlatColumn(names[source], source, kind) for source, kind in leaves)
+
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
+
+
+def flatten(rows: Rows, columns: tuple[FlatColumn, ...]) -> Rows:
+    """The rows with these columns, which `flat_columns` named for their schema."""
+    arrays = []
+    for column in columns:
+        root, *parts = column.source
+        values = rows.column(root)
+        arrays.append(pc.struct_field(values, parts) if parts else values)
+    flat: Rows = type(rows).from_arrays(arrays, schema=flat_schema(columns))
+    return flat
+
+
+def flat_schema(columns: tuple[FlatColumn, ...]) -> pa.Schema:
+    """The Arrow schema of the columns."""
+    return pa.schema([(column.name, column.type) for column in columns])
+
+
+def json_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
+    """Each row as JSON values: a float32 in its few digits, and None for NaN."""
+    columns = [_in_few_digits(rows.column(name)) for name in rows.schema.names]
+    values = [column.to_pylist() for column in columns]
+    for row in zip(*values, strict=True):
+        yield dict(zip(rows.schema.names, row, strict=True))
+
+
+def _leaves(
+    source: tuple[str, ...], kind: pa.DataType
+) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
+    if not pa.types.is_struct(kind):
+        yield source, kind
+        return
+    for field in kind:
+        yield from _leaves((*source, field.name), field.type)
+
+
+def _name(source: tuple[str, ...]) -> str:
+    if source == (TEXT_COLUMN,):
+        return TEXT_COLUMN.lstrip("_")
+    # — a label of a task may be called `label`, too: its probability is below `p`
+    is_answer = source[1:] in (("label",), (CALIBRATED, "label"))
+    return "_".join(source[:-1] if is_answer else source)
+
+
+def _in_few_digits(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """0.1 in place of 0.10000000149011612: the shortest text that is the same float32."""
+    short = values.cast(_with_floats(values.type, pa.string()))
+    numbers = short.cast(_with_floats(values.type, pa.float64()))
+    if not pa.types.is_floating(numbers.type):
+        return numbers
+    return pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, pa.float64()))
+
+
+def _with_floats(kind: pa.DataType, number: pa.DataType) -> pa.DataType:
+    """The type with another in place of float32."""
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_floats(kind.value_type, number)))
+    if pa.types.is_struct(kind):
+        return pa.struct([f.with_type(_with_floats(f.type, number)) for f in kind])
+    return number if kind == pa.float32() else kind

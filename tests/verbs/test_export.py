@@ -1,0 +1,283 @@
+"""Exports equal a join that DuckDB makes over the Parquet files and the input by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import fsspec
+import pytest
+from finished import LABELS, Corpus, commit_all, finish, toy_fingerprints, toy_spec
+from servers import Server
+
+from pipeline.cli import main
+from pipeline.errors import SpecError, StorageError
+from pipeline.ledger.cells import committed
+from pipeline.ledger.snapshots import SnapshotTask, publish
+from pipeline.options import ExportOptions, TableFormat
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.local import LocalStore
+from pipeline.verbs.export import MANIFEST, ExportResult, export
+
+READERS = {"parquet": "read_parquet", "jsonl": "read_json", "csv": "read_csv"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A labelled corpus of three files of three shards each, one of them in a folder below."""
+    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
+    corpus.write()
+    (corpus.folder / "deep").mkdir()
+    (corpus.folder / "1.jsonl").rename(corpus.folder / "deep" / "1.jsonl")
+    store = LocalStore(tmp_path / "out")
+    finish(store, corpus.shards(store), toy_fingerprints())
+    return tmp_path
+
+
+def spec_of(folder: Path, **changes: Any) -> JobSpec:
+    return parse_spec(json.dumps(toy_spec(folder, **changes)))
+
+
+def run(folder: Path, to: str, **options: Any) -> ExportResult:
+    chosen = ExportOptions(str(folder / to) + "/" * to.endswith("/"), **options)
+    return export(spec_of(folder), chosen, cache_dir=folder / "cache")
+
+
+def rows_of(result: ExportResult) -> list[tuple[Any, ...]]:
+    """The rows of the files, in the files' order; the columns in that of the report."""
+    files = sorted(str(path) for path in Path(result.to).rglob(f"*.{result.format}"))
+    # — numbers as text are read as 64 bits
+    casts = {"float": "::float", "string": "::varchar"}
+    columns = ", ".join(f'"{c.name}"{casts.get(str(c.type), "")}' for c in result.columns)
+    files_read = f"{READERS[result.format]}({files or [result.to]})"
+    return duckdb.sql(f"select {columns} from {files_read}").fetchall()
+
+
+def joined(folder: Path, *, with_text: bool) -> list[tuple[Any, ...]]:
+    """The rows by a join of the raw files, in the order of the input's files."""
+    columns = ["doc_id", "i.path", "i.row", "d.content_hash", "d.n_chars", "d.status::varchar"]
+    columns += ["i.text"] * with_text
+    for task in sorted(LABELS):
+        p = [f"{task}.p.{label}" for label in LABELS[task]]
+        rest = [f"{task}.{name}" for name in ("mass", "margin", "n_tokens", "n_chunks")]
+        columns += [f"{task}.label::varchar", *p, *rest, f"{task}.status::varchar"]
+    answers = " ".join(
+        f"join '{folder}/out/labels/{task}/*/*/*.parquet' {task} using (doc_id)" for task in LABELS
+    )
+    lines = (
+        f"read_json('{folder}/in/**/*.jsonl', filename=true, columns={{id:'text', text:'text'}})"
+    )
+    numbered = f"(select *, filename as path, split_part(id, '-', 2)::int as row from {lines})"
+    return duckdb.sql(
+        f"select {', '.join(columns)} from {numbered} i "
+        f"join '{folder}/out/documents/*.parquet' d on i.id = doc_id {answers} "
+        f"order by i.path, i.row"
+    ).fetchall()
+
+
+@pytest.mark.parametrize("with_text", [False, True])
+@pytest.mark.parametrize("to", ["a/table", "there/"])
+@pytest.mark.parametrize("format", ["parquet", "jsonl", "csv"])
+def test_an_export_equals_a_join_of_the_raw_files(
+    folder: Path, format: TableFormat, to: str, with_text: bool
+) -> None:
+    is_folder = to.endswith("/")
+    name = to if is_folder else f"{to}.{format}"
+    result = run(folder, name, format=format if is_folder else None, with_text=with_text)
+    wanted = joined(folder, with_text=with_text)
+    found = rows_of(result)
+    assert found == wanted and len(found) == 90
+    assert (result.rows, result.files, result.created) == (90, *((9, 9) if is_folder else (1, 1)))
+    assert result.complete and result.format == format
+
+
+def test_rows_of_a_parquet_file_are_in_few_row_groups_and_typed(folder: Path) -> None:
+    result = run(folder, "a.parquet")
+    described = duckdb.sql(f"describe select * from '{result.to}'").fetchall()
+    types = {name: kind for name, kind, *_ in described}
+    assert types["toxic"] == "VARCHAR" and types["toxic_p_clean"] == "FLOAT"
+    assert types["row"] == "BIGINT" and types["toxic_n_chunks"] == "SMALLINT"
+    groups = duckdb.sql(f"select count(distinct row_group_id) from parquet_metadata('{result.to}')")
+    assert groups.fetchall() == [(1,)]
+
+
+def state(folder: Path) -> dict[str, int]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.stat().st_mtime_ns for file in files}
+
+
+class Stopped(Exception):
+    """What stands for a kill."""
+
+
+def test_a_folder_is_finished_by_the_same_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.verbs import export as module
+
+    read, calls = module.read_shard, iter(range(100))
+
+    def stop_at_fifth(*arguments: Any, **keywords: Any) -> Any:
+        if next(calls) >= 4:
+            raise Stopped
+        return read(*arguments, **keywords)
+
+    monkeypatch.setattr(module, "SHARDS_AT_ONCE", 1)
+    monkeypatch.setattr(module, "read_shard", stop_at_fifth)
+    with pytest.raises(Stopped):
+        run(folder, "there/", with_text=True)
+    before = state(folder / "there")
+    manifest = folder / "there" / MANIFEST
+    assert len(before) == 5 and json.loads(manifest.read_text())["finished"] is False
+    monkeypatch.undo()
+    result = run(folder, "there/", with_text=True)
+    after = state(folder / "there")
+    assert result.created == 5 and len(after) == 10
+    assert {name for name in before if before[name] != after[name]} == {MANIFEST}
+    assert rows_of(result) == joined(folder, with_text=True)
+    assert json.loads(manifest.read_text())["finished"] is True
+    assert run(folder, "there/", with_text=True).created == 0 and state(folder / "there") == after
+
+
+def test_a_file_that_is_not_finished_is_not_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.verbs import export as module
+
+    def stop_in_the_middle(*arguments: Any) -> Iterator[Any]:
+        batches = aligned(*arguments)
+        yield next(batches)
+        raise Stopped
+
+    (folder / "to").mkdir()
+    aligned = module.aligned_batches
+    monkeypatch.setattr(module, "aligned_batches", stop_in_the_middle)
+    with pytest.raises(Stopped):
+        run(folder, "to/a.csv")
+    assert not state(folder / "to")
+
+
+@pytest.mark.parametrize("to", ["a.csv", "there/"])
+def test_an_existing_target_is_replaced_only_where_asked(folder: Path, to: str) -> None:
+    first = run(folder, f"to/{to}")
+    before = state(folder / "to")
+    store = LocalStore(folder / "out")
+    corpus = Corpus(folder / "in", folder / "cache")
+    assert finish(store, corpus.shards(store), toy_fingerprints("2")) == 2
+    with pytest.raises(SpecError, match=r"^--to: .*--overwrite"):
+        run(folder, f"to/{to}")
+    assert before == state(folder / "to")
+    old = rows_of(first)
+    second = run(folder, f"to/{to}", overwrite=True)
+    assert second.snapshot == 2 and len(rows_of(second)) == 90 and rows_of(second) != old
+
+
+def test_files_of_others_are_never_deleted(folder: Path) -> None:
+    (folder / "there").mkdir()
+    (folder / "there" / "mine.parquet").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(SpecError, match="--to: is a folder with 1 files that no export wrote"):
+            run(folder, "there/", overwrite=overwrite)
+    (folder / "there" / "mine.parquet").unlink()
+    run(folder, "there/")
+    (folder / "there" / "mine.parquet").write_text("mine")
+    run(folder, "there/", format="csv", overwrite=True)
+    assert (folder / "there" / "mine.parquet").read_text() == "mine"
+    assert [path.name for path in (folder / "there").rglob("*.parquet")] == ["mine.parquet"]
+
+
+@pytest.mark.parametrize(
+    "to, options, line",
+    [
+        ("a.tsv", {}, "--to: end the name of a file in one of .parquet, .jsonl, .csv, and"),
+        ("a.csv", {"format": "jsonl"}, "--format: --to ends in .csv; leave --format out"),
+        ("in/a.csv", {}, "--to: is in the input"),
+        ("in/0.jsonl", {"overwrite": True}, "--to: is in the input"),
+        ("out/a.csv", {"overwrite": True}, "--to: is in the output"),
+    ],
+)
+def test_a_wrong_target_is_named_and_nothing_is_written(
+    folder: Path, to: str, options: dict[str, Any], line: str
+) -> None:
+    before = state(folder)
+    with pytest.raises(SpecError) as refused:
+        run(folder, to, **options)
+    assert str(refused.value).startswith(line) and state(folder) == before
+
+
+def test_a_glob_that_matches_the_target_is_its_input(folder: Path) -> None:
+    spec = spec_of(folder, input={"path": str(folder / "in/*.jsonl"), "id": "id"})
+    options = ExportOptions(str(folder / "in/0.jsonl"), overwrite=True)
+    with pytest.raises(SpecError, match="--to: is in the input"):
+        export(spec, options, cache_dir=folder / "cache")
+
+
+def test_texts_need_the_labelled_input_and_labels_do_not(folder: Path) -> None:
+    path = folder / "in" / "0.jsonl"
+    path.write_text(path.read_text().replace("0 1 ", "0 9 ", 1))
+    with pytest.raises(StorageError, match=r"0\.jsonl: is gone, or differs from what snapshot 1"):
+        run(folder, "a.csv", with_text=True)
+    assert not (folder / "a.csv").exists()
+    assert run(folder, "a.csv").rows == 90
+
+
+def test_a_partial_snapshot_is_exported_with_exit_code_3(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(folder / "cache"))
+    store, corpus = LocalStore(folder / "out"), Corpus(folder / "in", folder / "cache")
+    fingerprints = toy_fingerprints("2")
+    shards = corpus.shards(store)
+    commit_all(store, shards[:7], fingerprints)
+    fp = {task: fingerprint.id for task, fingerprint in fingerprints.items()}
+    tasks = {task: SnapshotTask(fp[task], LABELS[task]) for task in fp}
+    done = committed(store, fp, [shard.id for shard in shards])
+    publish(store, "job", tasks, shards, done, created_at="2026-11-02", partial=True)
+    (folder / "spec.json").write_text(json.dumps(toy_spec(folder)))
+    command = ["export", str(folder / "spec.json"), "--to", str(folder / "a.jsonl")]
+    assert main([*command, "--json"]) == 3
+    told = json.loads(capsys.readouterr().out)
+    missing = sum(shard.rows for shard in shards[7:])
+    assert (told["missing_rows"], told["rows"], told["complete"]) == (missing, 90 - missing, False)
+    assert len((folder / "a.jsonl").read_text().splitlines()) == 90 - missing
+    assert {"name": "toxic_p_clean", "source": ["toxic", "p", "clean"], "type": "float"} in told[
+        "columns"
+    ]
+    assert main([*command, "--overwrite"]) == 3
+    assert f"the snapshot leaves out {missing} documents" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("to", ["a.parquet", "there/"])
+def test_a_bucket_gets_the_same_rows(moto: Server, folder: Path, to: str) -> None:
+    spec = spec_of(folder).model_copy(update={"storage_options": moto.options})
+    options = ExportOptions(f"{moto.new_url()}/{to}", with_text=True)
+    result = export(spec, options, cache_dir=folder / "cache")
+    files = moto.file_system()
+    place = result.to.removeprefix("s3://")
+    names = sorted(name for name in files.find(place) if name.endswith(".parquet"))
+    for number, name in enumerate(names):
+        files.get_file(name, str(folder / f"copy-{number:02d}.parquet"))
+    copies = sorted(str(path) for path in folder.glob("copy-*.parquet"))
+    columns = ", ".join(f'"{column.name}"' for column in result.columns)
+    found = duckdb.sql(f"select {columns} from read_parquet({copies}) order by path, row")
+    assert found.fetchall() == joined(folder, with_text=True)
+    if to == "a.parquet":
+        with pytest.raises(SpecError, match="--to: exists"):
+            export(spec, options, cache_dir=folder / "cache")
+        options = replace(options, overwrite=True)
+    assert export(spec, options, cache_dir=folder / "cache").created == (to == "a.parquet")
+
+
+def test_any_fsspec_url_is_a_target(folder: Path) -> None:
+    options = ExportOptions("memory://exported/a.jsonl")
+    result = export(spec_of(folder), options, cache_dir=folder / "cache")
+    with fsspec.open(result.to, "rt") as file:
+        assert [json.loads(line)["doc_id"] for line in file][:2] == ["0-0", "0-1"]
+    with pytest.raises(SpecError, match="--to: cannot be opened"):
+        run_to = ExportOptions("nosuch://exported/a.jsonl")
+        export(spec_of(folder), run_to, cache_dir=folder / "cache")

@@ -1,0 +1,140 @@
+"""Example rows: the right ones, the same ones each time, and nothing that controls a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from finished import Corpus, finish, toy_fingerprints, toy_spec
+
+from pipeline.cli import main
+from pipeline.errors import SpecError, StorageError
+from pipeline.ledger.dataset import open_labels
+from pipeline.options import ShowOptions
+from pipeline.spec.parse import parse_spec
+from pipeline.stores.local import LocalStore
+from pipeline.verbs.show import TEXT_CHARS, show
+
+HOSTILE = "\x1b[2J\u202ehidden [bold]not markup[/bold] :smile: " + "long " * 500
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A labelled corpus in which one document is hostile."""
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
+    corpus.write()
+    file = corpus.folder / "1.jsonl"
+    lines = file.read_text().splitlines()
+    lines[14] = json.dumps({"id": "1-\x1b]14", "text": HOSTILE})
+    file.write_text("\n".join(lines))
+    store = LocalStore(tmp_path / "out")
+    finish(store, corpus.shards(store), toy_fingerprints())
+    (tmp_path / "spec.json").write_text(json.dumps(toy_spec(tmp_path)))
+    return tmp_path
+
+
+def rows_of(folder: Path, **options: Any) -> list[dict[str, Any]]:
+    spec = parse_spec((folder / "spec.json").read_text())
+    rows: list[dict[str, Any]] = show(
+        spec, ShowOptions(**options), cache_dir=folder / "cache"
+    ).rows.to_pylist()
+    return rows
+
+
+def texts_of(folder: Path) -> dict[str, str]:
+    lines = [line for file in (folder / "in").iterdir() for line in file.read_text().splitlines()]
+    return {row["id"]: row["text"] for row in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize(
+    "where", ["toxic.p.toxic > 0.8", "topic.label = 'law' and n_chars > 60", "status = 'empty'"]
+)
+@pytest.mark.parametrize("n", [2, 1_000])
+def test_the_rows_are_those_of_a_plain_query_with_their_texts(
+    folder: Path, where: str, n: int
+) -> None:
+    labels = open_labels(str(folder / "out"))
+    wanted = {
+        row["doc_id"]: row
+        for row in duckdb.sql(f"select * from labels where {where}").to_arrow_table().to_pylist()
+    }
+    assert labels.snapshot == 1 and len(wanted) > 2
+    found, texts = rows_of(folder, where=where, n=n), texts_of(folder)
+    assert len(found) == min(n, len(wanted)) == len({row["doc_id"] for row in found})
+    for row in found:
+        assert row.pop("_text") == texts[row["doc_id"]][:TEXT_CHARS]
+        assert row == wanted[row["doc_id"]]
+    assert found == sorted(found, key=lambda row: (row["path"], row["row"]))
+
+
+def test_the_choice_is_stable_and_spread_over_the_files(folder: Path) -> None:
+    ten = rows_of(folder)
+    assert len(ten) == 10 and rows_of(folder) == ten
+    assert len({row["path"] for row in ten}) == 3
+    store = LocalStore(folder / "out")
+    shards = Corpus(folder / "in", folder / "cache").shards(store)
+    finish(store, shards, toy_fingerprints("2"))
+    again = rows_of(folder)  # other answers to the same documents
+    assert [row["doc_id"] for row in again] == [row["doc_id"] for row in ten] and again != ten
+
+
+def test_a_document_that_is_hostile_is_shown_harmlessly(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["show", str(folder / "spec.json"), "--where", "n_chars > 1000"]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert all(char.isprintable() or char == "\n" for char in shown)
+    line, answers, end = shown.splitlines()
+    assert line.startswith(r"1-\x1b]14  \x1b[2J\u202ehidden [bold]not markup[/bold] :smile: long")
+    assert line.endswith("…") and len(line) < 250
+    label = duckdb.sql(
+        f"select label, p from '{folder}/out/labels/toxic/*/*/*.parquet' where doc_id like '%]14'"
+    ).fetchall()[0]
+    assert f"toxic {label[0]} {label[1][label[0]]:.2f}" in answers and "topic " in answers
+    assert end == "1 of 90 documents, snapshot 00000001 of job"
+
+
+def test_json_has_flat_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = "doc_id = '2-7' or doc_id = '2-8'"
+    command = ["show", str(folder / "spec.json"), "--where", where, "--json"]
+    assert main(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["spec"], told["snapshot"], told["documents"]) == ("job", 1, 90)
+    empty, answered = told["rows"]
+    assert (empty["doc_id"], empty["toxic"], empty["toxic_p_clean"]) == ("2-7", None, None)
+    assert answered["text"] == texts_of(folder)["2-8"] and answered["toxic_status"] == "ok"
+    assert answered["toxic_p_toxic"] + answered["toxic_p_clean"] == pytest.approx(1, abs=1e-6)
+
+
+def test_nothing_found_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(folder / "spec.json"), "--where", "n_chars < 0", "-n", "3"]) == 0
+    assert capsys.readouterr().out.startswith("no document fulfils --where\n0 of 90 documents")
+
+
+@pytest.mark.parametrize(
+    "where, line",
+    [
+        ("toxic.p.rude > 1", "--where: Binder Error: Could not find key"),
+        ("true; copy x to 'y'", "--where: is not one SQL expression"),
+        ("toxic.label", "--where: is string, not a boolean; compare it with a value"),
+    ],
+)
+def test_a_wrong_condition_is_one_line_that_names_the_flag(
+    folder: Path, where: str, line: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        rows_of(folder, where=where)
+    assert str(refused.value).startswith(line)
+
+
+def test_a_text_that_is_not_the_labelled_one_is_refused(folder: Path) -> None:
+    path = folder / "in" / "0.jsonl"
+    path.write_text(path.read_text().replace("0 1 ", "0 9 ", 1))
+    with pytest.raises(StorageError, match=r"0\.jsonl: row 1 is not the text that was labelled"):
+        rows_of(folder, where="doc_id = '0-2'")
+    assert len(rows_of(folder, where="path not like '%0.jsonl'", n=3)) == 3
