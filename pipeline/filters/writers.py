@@ -1,9 +1,10 @@
 """The kept rows of a shard, as a file.
 
 Entry points: `kept_rows`, and `row_groups` for other tables. Parquet keeps its schema and codecs.
-JSON lines, CSV, TSV and JSON arrays keep their format, their codec and the bytes of each row; CSV and TSV also the header. Rows of Arrow
-files become Parquet; rows of WET files become JSON lines with the keys `text`, `id`, `url` and
-`date`; text files become JSON lines with the keys `text` and `id`.
+JSON lines, CSV, TSV and JSON arrays keep their format, their codec and the bytes of each row; CSV
+and TSV also the header. Rows of Arrow files become Parquet; rows of WET files become JSON lines
+with the keys `text`, `id`, `url` and `date`; text files become JSON lines with the keys `text` and
+`id`.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from pipeline.errors import StorageError
 from pipeline.filters.labelled import current_labels, labelled_texts, with_text
-from pipeline.sources.rule import Rule
 from pipeline.ledger.cuts import logged_shards
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, aligned_batches, read_shard, wide_schema
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import ShowOptions
+from pipeline.sources.rule import Rule
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
