@@ -124,6 +124,13 @@ def test_a_wrong_spec_is_one_line_and_exit_2(
     assert code == 2 and len(errors) == 1 and errors[0].startswith(line), errors
 
 
+def test_rays_client_is_refused_with_what_to_write(
+    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(write_spec()), "--address", "ray://127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err.startswith("--address: Ray Data does not run through Ray's ")
+
+
 def test_a_missing_spec_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     code, errors = failing("/nowhere/spec.yaml", capsys)
     assert code == 2 and len(errors) == 1 and errors[0].startswith("/nowhere/spec.yaml: cannot")

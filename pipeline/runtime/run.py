@@ -19,7 +19,7 @@ from typing import Any
 
 import ray
 
-from pipeline.errors import FailedRowsError, RefusedError, UnavailableError
+from pipeline.errors import FailedRowsError, Problem, RefusedError, SpecError, UnavailableError
 from pipeline.ledger.cells import is_whole, record_specs, unfinished
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import Contents, contents_of, publish
@@ -126,7 +126,7 @@ def run(
     Args:
         spec: The job.
         cache_dir: Folder of models and file hashes, on every node.
-        address: A Ray cluster, such as `ray://head:10001` (default: a local Ray).
+        address: A Ray cluster, such as `auto` (default: a local Ray).
         retry_failed: Also try failed and quarantined rows again.
         publish_partial: Publish the complete shards if the run ends before the last of them.
         stall_limit_s: End the run if a worker answers nothing for this many seconds, and for ten
@@ -266,6 +266,12 @@ def _ray_if_remote(address: str | None) -> Iterator[list[dict[str, float]]]:
     if address is None:
         yield []
         return
+    if address.startswith("ray://"):
+        fix = (
+            "Ray Data does not run through Ray's client; write http://HEAD:8265 to submit the run, "
+            "or run it on a node of the cluster with auto"
+        )
+        raise SpecError([Problem("--address", fix, address)])
     try:
         with _without_core_greeting():
             connected = ray.init(

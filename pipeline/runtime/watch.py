@@ -21,7 +21,6 @@ from typing import Any
 import ray
 from ray._private.state import state
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.client import ray as client
 
 from pipeline.errors import StalledError
 from pipeline.ledger.blocks import ShardCounts
@@ -300,9 +299,6 @@ def _order(phase: str) -> int:
 
 def _is_alive(report: WorkerReport) -> bool:
     """Whether the worker's process runs, or is stopped, as far as Ray knows."""
-    through_client: bool = client.is_connected()  # type: ignore[no-untyped-call]
-    if through_client:  # — only a process of the cluster can read the table of actors
-        return True
     actor = state.actor_table(report.actor_id)
     return bool(actor) and actor["State"] == "ALIVE" and actor["Pid"] == report.pid
 

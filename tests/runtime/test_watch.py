@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -24,6 +26,7 @@ from pipeline.runtime.progress import (
     WorkerReport,
     work_key,
 )
+from pipeline.runtime.run import _without_core_greeting
 from pipeline.runtime.watch import Watch, Watchdog
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 
@@ -196,3 +199,22 @@ def test_a_worker_reports_its_shard_its_batches_and_its_slowest_one(
     assert {each.work for each in sent} == {work_key(work.shard.id, ["a", "b"])}
     assert sent[0].place == "/in/c.jsonl: rows 0 to 10"
     assert shard.slowest_s == 3.0 and sent[-1].finished
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_of_what_is_printed_while_ray_starts_only_the_cores_greeting_is_dropped(
+    fails: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def start() -> None:
+        with _without_core_greeting():
+            os.write(
+                2, b"[I 1] Set ray log level from environment variable RAY_BACKEND_LOG_LEVEL\n"
+            )
+            os.write(2, b"no space left on the disk\n")
+            if fails:
+                raise ValueError
+
+    with pytest.raises(ValueError) if fails else nullcontext():
+        start()
+    os.write(2, b"later\n")
+    assert capfd.readouterr().err == "no space left on the disk\nlater\n"
