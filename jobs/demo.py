@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def demo() -> int:
     gold = GoldOptions(columns=((UNTRAINED, TRAINED),))
     source = f"{CORPUS}/gold.jsonl"
     evaluation = evaluate(spec, source, gold, EvalOptions(), cache_dir=cache_dir)
-    write_page(evaluation, PAGE)
+    write_page(evaluation, PAGE, spec_file=SPEC, written_at=datetime.now(UTC))
     filtered = filter_corpus(spec, FilterOptions(to=FILTERED), cache_dir=cache_dir)
     show(spec, evaluation, filtered, console_on(sys.stdout))
     return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -247,7 +248,8 @@ def evaluate(
     evaluation = VERBS["eval"].result(spec, gold, gold_options, options)
     code = VERBS["eval"].print(evaluation, as_json=as_json)
     if html:
-        write_page(evaluation, Path(html))
+        write_page(evaluation, Path(html), spec_file=spec, written_at=datetime.now(UTC))
+        print(f"assay: wrote the page {html}", file=sys.stderr)
     return code
 
 

@@ -9,7 +9,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.errors import StorageError
@@ -76,6 +76,7 @@ class Contents:
     shards: tuple[NamedShard, ...]
     missing_rows: int = 0  # of a partial snapshot: rows of the input that it leaves out
     missing_files: int = 0  # of a partial snapshot: input files whose rows are not counted
+    created_at: str = field(default="", compare=False)  # ISO 8601; "" if it is not published
 
     @property
     def rows(self) -> int:
@@ -287,8 +288,15 @@ def _parsed(content: Mapping[str, Any]) -> Contents:
         for name, task in content["tasks"].items()
     }
     shards = tuple(_shard(entry, files[entry["sid"]], tasks) for entry in content["shards"])
-    missing = (int(content.get(name, 0)) for name in ("missing_rows", "missing_files"))
-    return Contents(int(content["number"]), str(content["spec"]), tasks, shards, *missing)
+    return Contents(
+        number=int(content["number"]),
+        spec=str(content["spec"]),
+        tasks=tasks,
+        shards=shards,
+        missing_rows=int(content.get("missing_rows", 0)),
+        missing_files=int(content.get("missing_files", 0)),
+        created_at=str(content.get("created_at", "")),
+    )
 
 
 def _shard(entry: Mapping[str, Any], files: list[NamedFile], tasks: Iterable[str]) -> NamedShard:

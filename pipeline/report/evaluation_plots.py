@@ -1,6 +1,7 @@
 """The plots of an evaluation page, as SVG. Entry point: `plots`.
 
-Labels are drawn as text, never as markup.
+A chart is as wide as a telephone, so that its words can be read there. Labels are
+drawn as text, never as markup.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.metrics import Floats
-from pipeline.evaluation.thresholds import operating_points
+from pipeline.evaluation.thresholds import OperatingPoints, operating_points
 from pipeline.report.console import truncate
 from pipeline.verbs.evaluate import TaskEvaluation
 
@@ -36,6 +39,7 @@ MAX_CONFUSED = 40  # labels of the confusion matrix: those with the most gold ro
 MAX_NAMED = 24  # labels; the cells of more are too small for numbers
 _LINE_STYLES = ("-", "--")  # raw, calibrated
 _POINTS = 400  # of a curve: more are not visible
+_WIDTH = 4.0  # inches: a chart fills a telephone, and three stand side by side on a desk
 _STYLE = {
     "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # a label may hold dollar signs
@@ -67,31 +71,52 @@ def svg(draw: Callable[[Figure], None], *, width: float, height: float, salt: st
     return text[text.index("<svg") :]
 
 
-def plots(task: TaskEvaluation) -> Iterator[tuple[str, str]]:
-    """Titles and SVGs of one task."""
+@dataclass(frozen=True, slots=True)
+class Plots:
+    """Charts under one title. A wide one keeps its size, and is scrolled on a narrow screen."""
+
+    title: str
+    svgs: tuple[str, ...]
+    wide: bool = False
+
+
+def plots(task: TaskEvaluation) -> Iterator[Plots]:
+    """The charts of one task."""
     # — of two labels the second mirrors the first
     shown = [0] if len(task.labels) == 2 else _most_frequent(task, len(np.unique(task.truth)))
-    name = task.task
-    curves = svg(
-        partial(_curves, task=task, shown=shown[:MAX_LINES]), width=13, height=4.6, salt=f"{name} c"
+    curves = [
+        partial(_reliability, task=task),
+        partial(_precision_recall, task=task, shown=shown[:MAX_LINES]),
+        partial(_roc, task=task, shown=shown[:MAX_LINES]),
+    ]
+    lines = len(shown[:MAX_LINES]) * len(task.versions)
+    height = _WIDTH + 0.2 * -(-lines // 2)
+    yield Plots(
+        "Reliability, precision and recall, ROC",
+        tuple(_one(draw, height, f"{task.task} c{n}") for n, draw in enumerate(curves)),
     )
-    yield "Reliability, precision and recall, ROC", curves
+    yield _confusion_plot(task)
+    panels = [partial(_probabilities, task=task, label=label) for label in shown[:MAX_PANELS]]
+    yield Plots(
+        "Probabilities by gold label",
+        tuple(_one(draw, 3.2, f"{task.task} h{n}") for n, draw in enumerate(panels)),
+    )
+
+
+def _one(draw: Callable[[Axes], None], height: float, salt: str) -> str:
+    """The SVG of one chart."""
+    return svg(lambda figure: draw(figure.subplots()), width=_WIDTH, height=height, salt=salt)
+
+
+def _confusion_plot(task: TaskEvaluation) -> Plots:
     confused = sorted(_most_frequent(task, MAX_CONFUSED))
     title = "Confusion: a darker cell has a larger share of the gold label's documents"
     if len(confused) < len(task.labels):
         title += f" (the {MAX_CONFUSED} most frequent of {len(task.labels):,} labels)"
     side = min(12.0, 2.8 + 0.55 * len(confused))
     matrix = partial(_confusion, task=task, shown=confused)
-    yield title, svg(matrix, width=side + 0.6, height=side, salt=f"{name} m")
-    panels = shown[:MAX_PANELS]
-    across = min(3, len(panels))
-    down = -(-len(panels) // across)
-    histograms = partial(_histograms, task=task, shown=panels, down=down, across=across)
-    width, height = max(5.5, 4.3 * across), 3.2 * down + 0.4
-    yield (
-        "Probabilities by gold label",
-        svg(histograms, width=width, height=height, salt=f"{name} h"),
-    )
+    drawn = svg(matrix, width=side + 0.6, height=side, salt=f"{task.task} m")
+    return Plots(title, (drawn,), wide=side > _WIDTH)
 
 
 def _most_frequent(task: TaskEvaluation, most: int) -> list[int]:
@@ -99,12 +124,32 @@ def _most_frequent(task: TaskEvaluation, most: int) -> list[int]:
     return [int(label) for label in np.argsort(-support, kind="stable")[:most]]
 
 
-def _curves(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> None:
-    reliability, precision, roc = figure.subplots(1, 3)
-    _reliability(reliability, task)
-    _square(precision, "recall", "precision")
-    _square(roc, "false positive rate", "true positive rate")
-    roc.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle=":")
+def _precision_recall(axes: Axes, task: TaskEvaluation, shown: Sequence[int]) -> None:
+    _square(axes, "recall", "precision")
+    for points, kept, look in _lines(task, shown):
+        recall, of_label = points.recall[kept], points.precision[kept]
+        # — between two thresholds precision is constant: a step
+        axes.step(np.r_[0, recall], np.r_[of_label[0], of_label], where="pre", **look)
+    _legend_below(axes)
+
+
+def _roc(axes: Axes, task: TaskEvaluation, shown: Sequence[int]) -> None:
+    _square(axes, "false positive rate", "true positive rate")
+    axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle=":")
+    for points, kept, look in _lines(task, shown):
+        axes.plot(np.r_[0, points.false_positive_rate[kept]], np.r_[0, points.recall[kept]], **look)
+    _legend_below(axes)
+
+
+def _legend_below(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
+
+
+def _lines(
+    task: TaskEvaluation, shown: Sequence[int]
+) -> Iterator[tuple[OperatingPoints, NDArray[np.int64], dict[str, Any]]]:
+    """The points of each version and label, the indices of those that are drawn, and the style."""
     for number, (version, scored) in enumerate(task.versions.items()):
         for label in shown:
             points = operating_points(task.truth == label, scored.p[:, label])
@@ -117,14 +162,8 @@ def _curves(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> None:
             look = {"color": color, "linestyle": _LINE_STYLES[number], "label": name}
             # — evenly spaced, with the last one
             count = len(points.hits)
-            kept = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).astype(int))
-            recall, of_label = points.recall[kept], points.precision[kept]
-            # — between two thresholds precision is constant: a step
-            precision.step(np.r_[0, recall], np.r_[of_label[0], of_label], where="pre", **look)
-            roc.plot(np.r_[0, points.false_positive_rate[kept]], np.r_[0, recall], **look)
-    for axes in (precision, roc):
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
+            kept = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).astype(np.int64))
+            yield points, kept, look
 
 
 def _reliability(axes: Axes, task: TaskEvaluation) -> None:
@@ -168,24 +207,18 @@ def _confusion(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> No
         axes.text(column + 0.5, row + 0.5, f"{count:,}", ha="center", va="center", color=color)
 
 
-def _histograms(
-    figure: Figure, task: TaskEvaluation, shown: Sequence[int], down: int, across: int
-) -> None:
+def _probabilities(axes: Axes, task: TaskEvaluation, label: int) -> None:
     version, scored = list(task.versions.items())[-1]
     which = f" ({version})" if len(task.versions) > 1 else ""
-    every = figure.subplots(down, across, squeeze=False).ravel()
-    for axes in every[len(shown) :]:
-        axes.set_axis_off()
-    for axes, label in zip(every, shown, strict=False):
-        name = _name(task.labels[label])
-        other = _name(task.labels[1]) if len(task.labels) == 2 else "another"
-        is_it = task.truth == label
-        _histogram(axes, scored.p[is_it, label], f"gold: {name}", "C3")
-        _histogram(axes, scored.p[~is_it, label], f"gold: {other}", "C0")
-        axes.set_xlim(0, 1)
-        axes.set_xlabel(f"p of {name}{which}")
-        axes.set_ylabel("share of documents")
-        axes.legend(loc="best")
+    name = _name(task.labels[label])
+    other = _name(task.labels[1]) if len(task.labels) == 2 else "another"
+    is_it = task.truth == label
+    _histogram(axes, scored.p[is_it, label], f"gold: {name}", "C3")
+    _histogram(axes, scored.p[~is_it, label], f"gold: {other}", "C0")
+    axes.set_xlim(0, 1)
+    axes.set_xlabel(f"p of {name}{which}")
+    axes.set_ylabel("share of documents")
+    axes.legend(loc="best")
 
 
 def _histogram(axes: Axes, p: Floats, name: str, color: str) -> None:

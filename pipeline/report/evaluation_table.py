@@ -97,7 +97,7 @@ def score_grids(task: TaskEvaluation) -> Iterator[Grid]:
     yield Grid(
         f"{task.task}, with 95 % intervals of {scores[0].resamples:,} resamples",
         ("", *task.versions),
-        [(_NAMES[n], *(_interval(each.headlines[n]) for each in scores)) for n in HEADLINES],
+        [(_NAMES[n], *(interval(each.headlines[n]) for each in scores)) for n in HEADLINES],
     )
     for name, version in task.versions.items():
         which = f" ({name})" if len(task.versions) > 1 else ""
@@ -106,7 +106,8 @@ def score_grids(task: TaskEvaluation) -> Iterator[Grid]:
             yield _cuts(version, which)
 
 
-def _interval(figure: Figure) -> str:
+def interval(figure: Figure) -> str:
+    """The figure with its 95 % interval, if it has one."""
     if figure.value is None or figure.low is None:
         return number(figure.value)
     return f"{number(figure.value)} [{number(figure.low)}, {number(figure.high)}]"

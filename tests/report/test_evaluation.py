@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import re
+from dataclasses import replace
+from datetime import datetime
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -32,6 +36,8 @@ from pipeline.verbs.evaluate import (
 )
 
 HOSTILE = "<script>alert('$x$')</script>\x1b[31m\u202e[red]\n\x00&\"日本"
+NOW = "2026-11-22T12:00:00+00:00"
+WRITTEN: Any = {"spec_file": "my spec.yaml", "written_at": datetime.fromisoformat(NOW)}
 SIGN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202e]")
 
 
@@ -58,7 +64,9 @@ def evaluation(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) ->
     )
     gold = Gold(HOSTILE, "doc_id", ("a",), {"toxic": GoldTask(labels, truth)}, None, 1, 2)
     decisions = (Decision(f"toxic.f1.{HOSTILE} >= 0.8", None, False),)
-    return Evaluation("job", "/out", 3, 4, 60, gold, 55, 2, (task,), ("topic",), decisions)
+    return Evaluation(
+        "job", "/out", 3, 4, 60, gold, 55, 2, (task,), ("topic",), decisions, HOSTILE, NOW
+    )
 
 
 class Seen(HTMLParser):
@@ -80,7 +88,7 @@ class Seen(HTMLParser):
 
 @cache
 def page_of(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) -> str:
-    return page(evaluation(labels, versions))
+    return page(evaluation(labels, versions), **WRITTEN)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +130,45 @@ def test_a_page_has_axis_names_and_all_scores() -> None:
         assert words in written, words
 
 
+def test_a_page_begins_with_the_headline_and_says_what_to_do_next() -> None:
+    whole = evaluation(("a", "b"), ("raw", "calibrated"))
+    (task,) = whole.tasks
+    headlines = task.versions["raw"].scores.headlines
+    written = page(whole, **WRITTEN)
+    auroc = headlines["auroc"]
+    first = f"AUROC {auroc.value:.3f} [{auroc.low:.3f}, {auroc.high:.3f}], accuracy "
+    begin, _, _ = written.partition("<h2>")
+    assert first in begin and "on 50 documents" in begin
+    assert "job job" in begin and NOW in begin and "<dt>model</dt>" in begin
+    assert "a gate failed" in begin and "read the 1 gold labels that may be wrong" in begin
+    assert ("assay fit 'my spec.yaml'" in html.unescape(begin)) == task.at_chance
+    passed = page(replace(whole, decisions=(), tasks=()), **WRITTEN)
+    assert "assay filter 'my spec.yaml' --to FOLDER" in html.unescape(passed)
+
+
+def test_no_rule_of_the_page_breaks_words_of_a_narrow_column() -> None:
+    css = re.search(r"<style>(.*?)</style>", page_of(("a", "b")), re.DOTALL)
+    assert css
+    rules = re.findall(r"([^{}]+){([^}]*)}", css[1])
+    broken = {selector.strip() for selector, rule in rules if "overflow-wrap: anywhere" in rule}
+    assert broken == {"td.long", "dd", "code"}  # each has a width of its own
+
+
+def test_a_chart_is_readable_on_a_telephone() -> None:
+    """400 pixels less the margins are 368; a chart is not shrunk below nine tenths of its size."""
+    written = page_of(("a", HOSTILE, "$y", "b"))
+    widths = [float(width) for width in re.findall(r'<svg[^>]* width="([\d.]+)pt"', written)]
+    assert len(widths) == 8
+    narrow = widths[:3] + widths[4:]
+    assert all(368 / (width * 96 / 72) >= 0.9 for width in narrow), narrow
+
+
 def test_ids_of_a_pages_plots_are_unique() -> None:
     written = page_of(("a", HOSTILE, "$y", "b"))
     svgs = re.findall(r"<svg.*?</svg>", written, re.DOTALL)
-    assert len(svgs) == 3
-    paths = [set(re.findall(r'id="([mp][0-9a-f]{10})"', svg)) for svg in svgs]
-    assert all(paths) and not (paths[0] & paths[1] | paths[0] & paths[2] | paths[1] & paths[2])
+    assert len(svgs) == 3 + 1 + 4
+    ids = [id for svg in svgs for id in set(re.findall(r'id="([mp][0-9a-f]{10})"', svg))]
+    assert len(ids) > len(svgs) and len(set(ids)) == len(ids)
 
 
 def test_control_characters_do_not_reach_a_terminal() -> None:
@@ -154,9 +195,10 @@ def test_with_many_labels_the_terminal_shows_the_most_frequent_confusions() -> N
 def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
     """Drawn whole, the square of a thousand has a million cells."""
     whole = evaluation(tuple(f"label {n}" for n in range(120)))
-    written = page(whole)
+    written = page(whole, **WRITTEN)
     assert "(the 40 most frequent of 120 labels)" in written
-    _, square, _ = re.findall(r"<svg.*?</svg>", written, re.DOTALL)
+    square = re.findall(r"<svg.*?</svg>", written, re.DOTALL)[3]
+    assert written.count("<div class='plots wide'>") == 1
     named = {int(n) for n in re.findall(r">label (\d+)<", square)}
     support = np.bincount(whole.tasks[0].truth, minlength=120)
     assert len(named) == 40 and support[list(named)].min() >= np.sort(support)[-40]
@@ -177,7 +219,7 @@ def test_a_task_without_an_evaluated_row_has_no_scores() -> None:
     )
     parts = {name: getattr(whole, name) for name in Evaluation.__dataclass_fields__}
     nothing = Evaluation(**{**parts, "tasks": (empty,)})
-    assert "0 of 3 gold documents evaluated, 3 not in the corpus" in page(nothing)
+    assert "0 of 3 gold documents evaluated, 3 not in the corpus" in page(nothing, **WRITTEN)
     assert evaluation_json(nothing)["tasks"]["toxic"]["versions"] == {}
 
 
@@ -192,7 +234,7 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     whole = evaluation(("a", "b"))
     parts = {name: getattr(whole, name) for name in Evaluation.__dataclass_fields__}
     with pytest.raises(StorageError, match="--html: "):
-        write_page(Evaluation(**{**parts, "tasks": ()}), tmp_path / "no" / "page.html")
+        write_page(Evaluation(**{**parts, "tasks": ()}), tmp_path / "no" / "page.html", **WRITTEN)
 
 
 @pytest.mark.parametrize(
