@@ -27,7 +27,7 @@ from pipeline.report.evaluation_table import (
 from pipeline.verbs.evaluate import Evaluation, TaskEvaluation
 
 SHOWN_ISSUES = 100
-_LONG_CHARS = 40  # a longer cell is shown on several lines
+_LONG_CHARS = 60  # a longer cell is shown on several lines
 _NOTE = (
     "The intervals are from bootstrap resamples. Macro F1 is the mean over the labels that occur. "
     "With two labels, AUROC and average precision are those of the first label; with more, they "
