@@ -92,6 +92,7 @@ def _unless(attribute: str, code: int) -> Callable[[Any], int]:
 
 VERBS = {
     "init": Verb("verbs.init:init", "report.init:proposal"),
+    "pull": Verb("verbs.pull:pull", "report.init:pulled"),
     "run": Verb(
         "runtime.run:run",
         "report.run:summary",

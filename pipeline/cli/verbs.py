@@ -71,6 +71,17 @@ def init(
     return VERBS["init"].print(propose(data, options), as_json=as_json)
 
 
+@app.command(group=LABEL, sort_key=0)
+def pull(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
+    """Fetch the model ahead of a run, and check that its files are whole.
+
+    A GGUF file is converted as a run would do. A model that is on this machine is only checked.
+    """
+    if sys.stderr.isatty():  # gigabytes may take minutes
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "0"
+    return VERBS["pull"].carry_out(spec, as_json=as_json)
+
+
 @app.command(group=LABEL, sort_key=1)
 def run(
     spec: SpecFile,

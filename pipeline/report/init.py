@@ -1,14 +1,17 @@
-"""What `assay init` found and wrote, and what to type next."""
+"""What `assay init` found and wrote, and what to type next; where `assay pull` put the model."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from pipeline.report.console import Grid, escape_controls, truncate, two_columns
 from pipeline.verbs.init import Proposal
+
+if TYPE_CHECKING:  # imports torch
+    from pipeline.verbs.pull import Pulled
 
 NAME_CHARS = 40
 
@@ -54,3 +57,21 @@ def show_proposal(proposal: Proposal, console: Console) -> None:
 def proposal_json(proposal: Proposal) -> dict[str, Any]:
     """What was found, proposed and written."""
     return asdict(proposal)
+
+
+def show_pulled(pulled: Pulled, console: Console) -> None:
+    """Where the model is, and its size."""
+    is_local = pulled.kind in ("folder", "gguf")
+    facts = {
+        "model": f"{pulled.path}, {'on this machine already' if is_local else 'fetched'}",
+        **({"commit": pulled.revision} if pulled.revision else {}),
+        "folder": pulled.folder,
+        "size": f"{pulled.size_bytes / 1e6:,.1f} MB, whole",
+        "context": f"{pulled.context_tokens:,} tokens",
+    }
+    console.print(two_columns(facts))
+
+
+def pulled_json(pulled: Pulled) -> dict[str, Any]:
+    """Where the model is, and its size."""
+    return asdict(pulled)

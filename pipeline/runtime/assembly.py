@@ -44,8 +44,9 @@ from pipeline.runtime.progress import (
     WorkerReport,
     ignore,
 )
-from pipeline.runtime.weights import cached_model, fetch
+from pipeline.runtime.weights import ModelFiles, cached_model, fetch
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
+from pipeline.sources.streams import Options
 from pipeline.spec.schema import ContextualSpec, DocumentsSpec, Quantize, TaskSpec
 
 # Larger batches do not use two cores better, and their activations no longer fit in the cache:
@@ -66,18 +67,22 @@ def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
 
 def local_model(job: Job, send: Send = ignore) -> Path:
     """A local folder with the model's safetensors, downloaded or converted where necessary."""
-    cache_dir = Path(job.cache_dir)
-    if job.files.kind in ("hub", "remote"):
+    return local_files(job.files, Path(job.cache_dir), job.spec.model.storage_options, send)
+
+
+def local_files(files: ModelFiles, cache_dir: Path, options: Options, send: Send = ignore) -> Path:
+    """A local folder with these files as safetensors, downloaded or converted where necessary."""
+    if files.kind in ("hub", "remote"):
         send(WorkerReport(FETCHING))
-    fetched = fetch(job.files, cache_dir, job.spec.model.storage_options)
-    if job.files.kind != "gguf":
+    fetched = fetch(files, cache_dir, options)
+    if files.kind != "gguf":
         return fetched
 
     def convert(folder: Path) -> None:
         send(WorkerReport(CONVERTING))
         convert_gguf(fetched, folder)
 
-    return cached_model(job.files, cache_dir, convert)
+    return cached_model(files, cache_dir, convert)
 
 
 def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> LoadedModel:

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from fsspec.core import url_to_fs
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
 
-from pipeline.errors import ModelError, Problem, SpecError
+from pipeline.errors import ModelError, Problem, SpecError, StorageError, UnavailableError
 from pipeline.hashes import canonical_json, content_hash, short_hash
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import ModelSpec
+from pipeline.stores.hub import HUB_ERRORS, NOT_THERE, hub_fix
 from pipeline.stores.retries import REMOTE_ERRORS, storage_errors
 
 # Weights, configuration, tokenizer, template. Other files in the folder do not change an answer.
@@ -65,10 +66,7 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
             raise ModelError(f"{files.location}: not on this machine; use a path all machines see")
         return Path(files.location)
     if files.kind == "hub":
-        patterns = list(_FILES)
-        return Path(
-            snapshot_download(files.location, revision=files.revision, allow_patterns=patterns)
-        )
+        return _download(files)
 
     def download(folder: Path) -> None:
         with storage_errors(files.location, "read"):
@@ -77,6 +75,22 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
                 file_system.get_file(name, str(folder / Path(name).name))
 
     return cached_model(files, cache_dir, download)
+
+
+def _download(files: ModelFiles) -> Path:
+    """The folder of a model of the Hub in its cache."""
+    patterns = list(_FILES)
+    try:
+        return Path(
+            snapshot_download(files.location, revision=files.revision, allow_patterns=patterns)
+        )
+    except HUB_ERRORS as error:
+        fix = hub_fix(error, files.location)
+        if isinstance(error, NOT_THERE) or isinstance(error.__cause__, NOT_THERE):
+            raise SpecError([Problem("model.path", fix, files.location)]) from error
+        raise UnavailableError(f"{files.location}: {fix}; run again to go on") from error
+    except OSError as error:
+        raise StorageError(f"{files.location}: cannot be downloaded: {error}") from error
 
 
 def _folder(path: Path, cache_dir: Path) -> ModelFiles:
@@ -113,20 +127,41 @@ def _is_ours(name: str) -> bool:
 
 
 def _hub(model: ModelSpec) -> ModelFiles:
+    patterns = list(_FILES)
     try:
         info = HfApi().model_info(model.path, revision=model.revision, files_metadata=True)
-        files = [file for file in info.siblings or () if file.rfilename.endswith(".safetensors")]
-        revision, size_bytes = info.sha, sum(file.size or 0 for file in files)
-        assert revision is not None, info
-    except (HfHubHTTPError, HFValidationError, OSError) as reason:
-        try:  # the hub does not answer: a downloaded model is used
-            cached = snapshot_download(model.path, revision=model.revision, local_files_only=True)
-        except (LocalEntryNotFoundError, HFValidationError) as error:
-            fix = f"not a local folder, a .gguf file, or a model on the hub: {reason}"
-            raise SpecError([Problem("model.path", " ".join(fix.split()), model.path)]) from error
+    except HUB_ERRORS as reason:
+        try:  # the Hub does not answer: a downloaded model is used
+            cached = snapshot_download(
+                model.path,
+                revision=model.revision,
+                allow_patterns=patterns,
+                local_files_only=True,
+            )
+        except HUB_ERRORS as error:
+            raise _unavailable(model, reason) from error
         revision = Path(cached).name
-        size_bytes = sum(file.stat().st_size for file in Path(cached).glob("*.safetensors"))
-    return ModelFiles("hub", model.path, revision, {"revision": revision}, size_bytes)
+        sizes = [file.stat().st_size for file in Path(cached).glob("*.safetensors")]
+    else:
+        assert info.sha is not None, info
+        revision = info.sha
+        files = [file for file in info.siblings or () if file.rfilename.endswith(".safetensors")]
+        sizes = [file.size or 0 for file in files]
+    if not sizes:
+        fix = "the repository on the Hub holds no .safetensors file; name a repository with them"
+        raise SpecError([Problem("model.path", fix, model.path)])
+    return ModelFiles("hub", model.path, revision, {"revision": revision}, sum(sizes))
+
+
+def _unavailable(model: ModelSpec, reason: Exception) -> SpecError:
+    fix = hub_fix(reason, model.path)
+    if isinstance(reason, RevisionNotFoundError):
+        return SpecError([Problem("model.revision", fix, model.revision)])
+    if not isinstance(reason, NOT_THERE):
+        fix += ", or write the path of a folder with the model"
+    if not isinstance(reason, GatedRepoError):
+        fix = f"no such folder here; {fix}"
+    return SpecError([Problem("model.path", fix, model.path)])
 
 
 def cached_model(files: ModelFiles, cache_dir: Path, fill: Callable[[Path], None]) -> Path:

@@ -30,6 +30,7 @@ from pipeline.sources.streams import Options, fetching, one_line, reading, retry
 from pipeline.sources.tables import table_rows, table_units
 from pipeline.sources.text_files import file_path, text_infos, text_rows, text_state, text_units
 from pipeline.sources.wet import wet_rows, wet_units
+from pipeline.stores.hub import PROTOCOL, pinned
 from pipeline.stores.retries import option_errors
 
 UnitsOf = Callable[[ObjectVersion, Options], Iterator[Unit]]
@@ -95,8 +96,12 @@ def find_files(
     """The file system, the place in it, and the description of each file that a path names.
 
     A folder means the files below it of the first kind that it has (`listing.KINDS`). Each file
-    that is named, or matched by a glob, must be supported; SpecError at `key` if one is not.
+    that is named, or matched by a glob, must be supported; SpecError at `key` if one is not. A
+    branch of a dataset on the Hub becomes its commit, which is then a part of every path.
     """
+    if path_glob.startswith(PROTOCOL):
+        with option_errors("input.storage_options", options):
+            path_glob = pinned(path_glob, options, key)
     with fetching(path_glob), option_errors("input.storage_options", options):
         try:
             file_system, place = url_to_fs(path_glob, **options)

@@ -26,6 +26,7 @@ from tenacity import (
 )
 
 from pipeline.errors import Problem, RefusedError, SpecError, StorageError, UnavailableError
+from pipeline.stores.hub import HubClientError
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,9 @@ class RetryPolicy:
 
 # All errors that the clients raise for a failed request. s3fs raises OSError for the S3 codes that
 # it knows, and passes botocore's or aiohttp's own error on for others.
-REMOTE_ERRORS = (OSError, boto.BotoCoreError, boto.ClientError, HttpClientError, HTTPException)
+REMOTE_ERRORS = (
+    OSError, boto.BotoCoreError, boto.ClientError, HttpClientError, HTTPException, HubClientError,
+)  # fmt: skip
 
 # 409 and its codes: another create of the key is in progress, and which one succeeds is not known.
 # The last four: the body was truncated or corrupted on its way.
@@ -96,7 +99,7 @@ _TYPES: tuple[tuple[Cause, tuple[type[BaseException], ...]], ...] = (
     (Cause.DENIED, (boto.NoCredentialsError, boto.PartialCredentialsError, PermissionError)),
     (Cause.BUSY, (TimeoutError, ConnectionError, boto.ConnectionError, boto.HTTPClientError)),
     (Cause.BUSY, (boto.IncompleteReadError, boto.FlexibleChecksumError, ResponseParserError)),
-    (Cause.BUSY, (HttpClientError, HTTPException)),
+    (Cause.BUSY, (HttpClientError, HTTPException, HubClientError)),
 )
 _ADVICE = {
     Cause.EXPIRED: "renew the credentials, or set the clock, and run again to go on",

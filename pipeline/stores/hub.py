@@ -1,0 +1,88 @@
+"""The Hugging Face Hub: why a repository cannot be had, and URLs that are pinned to a commit.
+
+Entry points: `hub_fix`, and `pinned` for `hf://` URLs.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub import HfApi, HfFileSystem, constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from pipeline.errors import Problem, SpecError
+
+logger = logging.getLogger(__name__)
+
+# What the Hub's HTTP client raises. The base class is of another package in each version.
+HubClientError: type[Exception] = next(
+    each for each in HfHubHTTPError.__mro__ if each.__name__ == "HTTPError"
+)
+NOT_THERE = (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError)  # gated ones, too
+HUB_ERRORS = (
+    HubClientError, HFValidationError, LocalEntryNotFoundError, ConnectionError, TimeoutError,
+)  # fmt: skip
+PROTOCOL = "hf://"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def hub_fix(error: BaseException, repo: str) -> str:
+    """What is wrong with a repository of the Hub, and what to do, on one line."""
+    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        return hub_fix(error.__cause__, repo)
+    endpoint = constants.ENDPOINT
+    match error:
+        case GatedRepoError():
+            return f"gated on the Hub; accept its terms at {endpoint}/{repo} and set HF_TOKEN"
+        case RevisionNotFoundError():
+            return "the repository on the Hub has no such branch, tag or commit; write another"
+        case RepositoryNotFoundError():
+            return "no such repository on the Hub; check the name, or set HF_TOKEN if it is private"
+        case HFValidationError():
+            return "not a name on the Hub either; a name is ORG/NAME"
+        case HfHubHTTPError():
+            return f"the Hub at {endpoint} refused: {_one_line(error)}; try again later"
+    return (
+        f"the Hub at {endpoint} cannot be reached: {_one_line(error)}; check the network, or set "
+        f"HF_ENDPOINT to a mirror"
+    )
+
+
+def pinned(url: str, options: Mapping[str, Any], key: str) -> str:
+    """The `hf://` URL with the commit that its branch or tag, or main, is at now.
+
+    A URL of a commit and one of a bucket stay. SpecError at `key` if the Hub has no such repository
+    or revision, or cannot be reached.
+    """
+    try:
+        # — a repository, or in new versions of the client also a bucket, which has no revisions
+        place: Any = HfFileSystem(**options, skip_instance_cache=True).resolve_path(url)
+        if not hasattr(place, "repo_id") or _COMMIT.fullmatch(place.revision):
+            return url
+        api = HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
+        found = api.repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision)
+    except (*HUB_ERRORS, FileNotFoundError) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, HUB_ERRORS) else error
+        repo = url.removeprefix(PROTOCOL)
+        raise SpecError([Problem(key, hub_fix(cause, repo), url)]) from error
+    except (ValueError, NotImplementedError) as error:
+        fix = f"write hf://datasets/ORG/NAME@REVISION/*.parquet: {_one_line(error)}"
+        raise SpecError([Problem(key, fix, url)]) from error
+    repo = constants.REPO_TYPES_URL_PREFIXES.get(place.repo_type, "") + place.repo_id
+    commit_url = f"{PROTOCOL}{repo}@{found.sha}/{place.path_in_repo}".rstrip("/")
+    logger.info("%s: %s is commit %s", url, place.revision, found.sha)
+    return commit_url
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

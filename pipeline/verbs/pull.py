@@ -1,0 +1,80 @@
+"""The model of a spec, fetched ahead of a run. Entry point: `pull`. Must not import Ray."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from pipeline.errors import ModelError
+from pipeline.inference.loading import context_tokens, load_tokenizer
+from pipeline.runtime.assembly import local_files
+from pipeline.runtime.weights import locate
+from pipeline.spec.schema import JobSpec
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A model that is on this machine and whole."""
+
+    path: str  # as in the spec
+    kind: str  # folder | gguf | hub | remote
+    revision: str | None  # the commit of a model of the Hub
+    folder: str  # what a run reads here
+    size_bytes: int
+    context_tokens: int
+
+
+def pull(spec: JobSpec, *, cache_dir: Path) -> Pulled:
+    """Fetch the spec's model to this machine, convert it where a run would, and check its files.
+
+    Args:
+        spec: The job; only its `model` is read.
+        cache_dir: Folder of models and file hashes.
+
+    Returns:
+        Where the model is, and its size.
+
+    Raises:
+        SpecError: There is no such model, or its terms are not accepted.
+        ModelError: The model's files are damaged or missing.
+        StorageError: The model cannot be downloaded; UnavailableError if it may succeed later.
+
+    Examples:
+        >>> pull(load_spec("my.yaml"), cache_dir=Path("cache")).kind
+        'folder'
+    """
+    files = locate(spec.model, cache_dir)
+    folder = local_files(files, cache_dir, spec.model.storage_options)
+    weights = sorted(folder.glob("*.safetensors"))
+    stored = {name for file in weights for name in _tensors(file)}
+    index = folder / INDEX
+    listed = set(json.loads(index.read_text())["weight_map"]) if index.is_file() else set()
+    if missing := sorted(listed - stored):
+        raise ModelError(
+            f"{folder}: {len(missing)} tensors of {INDEX} are in none of its files, such as "
+            f"{missing[0]}; fetch the model again"
+        )
+    load_tokenizer(folder)
+    return Pulled(
+        path=spec.model.path,
+        kind=files.kind,
+        revision=files.revision,
+        folder=str(folder),
+        size_bytes=sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
+        context_tokens=context_tokens(folder),
+    )
+
+
+def _tensors(file: Path) -> Iterator[str]:
+    """The names of the tensors in a file; ModelError if the file is not whole."""
+    try:
+        with safe_open(file, "np") as tensors:
+            yield from tensors.keys()
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: is not whole: {error}; fetch the model again") from error
