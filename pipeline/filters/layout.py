@@ -18,6 +18,7 @@ from pipeline.filters.writers import CONVERTED
 from pipeline.ledger.snapshots import NamedShard
 from pipeline.sources.listing import format_of
 from pipeline.sources.streams import Options
+from pipeline.stores.hub import PROTOCOL
 from pipeline.stores.store import check_key
 
 ROW_DIGITS = 10
@@ -76,8 +77,8 @@ def shard_file(relative: str, shard: NamedShard, format: str) -> str:
 
 def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> dict[str, str]:
     """Each path below the folder that a spec's `input.path` names; SpecError if it is no key."""
-    places = {path: url_to_fs(path, **options)[1] for path in paths}
-    folder = _fixed_folder(url_to_fs(path_glob, **options)[1], list(places.values()))
+    places = {path: _place(path, options) for path in paths}
+    folder = _fixed_folder(_place(path_glob, options), list(places.values()))
     if alone := [path for path, place in places.items() if not place.startswith(f"{folder}/")]:
         raise SpecError([Problem("input.path", f"{alone[0]} does not lie below it", path_glob)])
     relative = {path: _as_key(place.removeprefix(f"{folder}/")) for path, place in places.items()}
@@ -87,6 +88,12 @@ def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> 
     for below in relative.values():
         check_key(below)
     return relative
+
+
+def _place(path: str, options: Options) -> str:
+    """The path in its file system; without the revision that a dataset of the Hub is read at."""
+    place: str = url_to_fs(path, **options)[1]
+    return re.sub(r"@[^/]+", "", place, count=1) if path.startswith(PROTOCOL) else place
 
 
 def _as_key(path: str) -> str:

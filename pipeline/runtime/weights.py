@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def locate(model: ModelSpec, cache_dir: Path) -> ModelFiles:
         return ModelFiles("gguf", os.path.abspath(path), None, hashes, path.stat().st_size)
     if "://" in model.path:
         return _remote(model.path, model.storage_options)
-    return _hub(model)
+    return _hub(model, cache_dir)
 
 
 def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
@@ -126,31 +127,58 @@ def _is_ours(name: str) -> bool:
     return any(Path(name).match(pattern) for pattern in _FILES)
 
 
-def _hub(model: ModelSpec) -> ModelFiles:
-    patterns = list(_FILES)
+def _hub(model: ModelSpec, cache_dir: Path) -> ModelFiles:
     try:
         info = HfApi().model_info(model.path, revision=model.revision, files_metadata=True)
-    except HUB_ERRORS as reason:
-        try:  # the Hub does not answer: a downloaded model is used
-            cached = snapshot_download(
-                model.path,
-                revision=model.revision,
-                allow_patterns=patterns,
-                local_files_only=True,
-            )
-        except HUB_ERRORS as error:
-            raise _unavailable(model, reason) from error
-        revision = Path(cached).name
-        sizes = [file.stat().st_size for file in Path(cached).glob("*.safetensors")]
+    except HUB_ERRORS as reason:  # the Hub does not answer: a downloaded model is used
+        folder = _downloaded(model, cache_dir)
+        if folder is None:
+            raise _unavailable(model, reason) from reason
+        revision = folder.name
+        sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
     else:
         assert info.sha is not None, info
         revision = info.sha
         files = [file for file in info.siblings or () if file.rfilename.endswith(".safetensors")]
         sizes = [file.size or 0 for file in files]
+        _write_commit(_commit_file(model, cache_dir), revision)
     if not sizes:
         fix = "the repository on the Hub holds no .safetensors file; name a repository with them"
         raise SpecError([Problem("model.path", fix, model.path)])
     return ModelFiles("hub", model.path, revision, {"revision": revision}, sum(sizes))
+
+
+def _downloaded(model: ModelSpec, cache_dir: Path) -> Path | None:
+    """The folder of the model in the Hub's cache, of the commit that was seen last."""
+    # — a download by commit leaves no record of the branch in the Hub's own cache
+    file = _commit_file(model, cache_dir)
+    seen = [file.read_text(encoding="ascii")] if file.is_file() else []
+    for revision in (*seen, model.revision):
+        with suppress(*HUB_ERRORS):
+            return Path(
+                snapshot_download(
+                    model.path,
+                    revision=revision,
+                    allow_patterns=list(_FILES),
+                    local_files_only=True,
+                )
+            )
+    return None
+
+
+def _commit_file(model: ModelSpec, cache_dir: Path) -> Path:
+    name = short_hash(canonical_json([model.path, model.revision]))
+    return cache_dir / "hub" / f"{name}.commit"
+
+
+def _write_commit(file: Path, commit: str) -> None:
+    if file.is_file() and file.read_text(encoding="ascii") == commit:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=file.parent)
+    with os.fdopen(handle, "w", encoding="ascii") as stream:
+        stream.write(commit)
+    os.replace(partial, file)
 
 
 def _unavailable(model: ModelSpec, reason: Exception) -> SpecError:

@@ -1,0 +1,191 @@
+"""A small Hugging Face Hub on this machine: the routes that huggingface_hub uses to read.
+
+It stands in for the real one, which no test may reach: repositories with commits and branches,
+files by range, and the errors of a repository that is missing, private or gated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+from huggingface_hub import HfFileSystem, constants
+from huggingface_hub.utils import close_session
+
+_API = re.compile(
+    r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)/?(.*))?"
+)
+_FILE = re.compile(r"(/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+Files = Mapping[str, bytes]
+
+
+@dataclass
+class FakeHub:
+    """Repositories by `models/ORG/NAME` or `datasets/ORG/NAME`."""
+
+    url: str = ""
+    commits: dict[str, dict[str, Files]] = field(default_factory=dict)
+    branches: dict[str, dict[str, str]] = field(default_factory=dict)
+    gated: set[str] = field(default_factory=set)
+    requests: list[str] = field(default_factory=list)
+
+    def push(self, repo: str, files: Files, branch: str = "main") -> str:
+        """The new commit of the branch, which holds these files."""
+        content = json.dumps([repo, len(self.commits.get(repo, {})), branch])
+        commit = hashlib.sha1(content.encode()).hexdigest()
+        self.commits.setdefault(repo, {})[commit] = dict(files)
+        self.branches.setdefault(repo, {})[branch] = commit
+        return commit
+
+    def files(self, repo: str, revision: str) -> tuple[str, Files]:
+        """The commit and its files; KeyError without such a repository or revision."""
+        commit = self.branches[repo].get(revision, revision)
+        return commit, self.commits[repo][commit]
+
+
+def _entry(path: str, data: bytes) -> dict[str, Any]:
+    return {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: FakeHub
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = unquote(urlsplit(self.path).path)
+        self.hub.requests.append(f"{self.command} {path}")
+        if found := _API.fullmatch(path):
+            kind, name, what, revision, below = found.groups()
+            self._api(f"{kind}/{name}", what, revision or "main", below or "", body)
+        elif found := _FILE.fullmatch(path):
+            dataset, name, revision, below = found.groups()
+            self._file(f"{'datasets' if dataset else 'models'}/{name}", revision, below)
+        else:
+            self._send(404, b"{}")
+
+    def _found(self, repo: str, revision: str) -> tuple[str, Files] | None:
+        if repo not in self.hub.commits:
+            self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
+            return None
+        try:
+            return self.hub.files(repo, revision)
+        except KeyError:
+            self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            return None
+
+    def _api(self, repo: str, what: str | None, revision: str, below: str, body: bytes) -> None:
+        if (found := self._found(repo, revision)) is None:
+            return
+        commit, files = found
+        if what == "tree":
+            inside = {p: d for p, d in files.items() if not below or p.startswith(f"{below}/")}
+            if below and not inside:
+                self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+                return
+            value: Any = [_entry(p, d) for p, d in inside.items()]
+            if "recursive" not in self.path or "recursive=false" in self.path.lower():
+                value = _one_level(below, inside)
+        elif what == "paths-info":
+            as_json = body.startswith(b"{")
+            asked = json.loads(body)["paths"] if as_json else parse_qs(body.decode())["paths"]
+            value = [_entry(p, files[p]) for p in asked if p in files]
+            value += [
+                {"type": "directory", "path": p, "oid": "0"}
+                for p in asked
+                if p not in files and any(each.startswith(f"{p}/") for each in files)
+            ]
+        else:
+            siblings = [{"rfilename": p, "size": len(d)} for p, d in files.items()]
+            value = {"id": repo.partition("/")[2], "sha": commit, "siblings": siblings, "tags": []}
+        self._send(200, json.dumps(value).encode())
+
+    def _file(self, repo: str, revision: str, path: str) -> None:
+        if (found := self._found(repo, revision)) is None:
+            return
+        commit, files = found
+        if repo in self.hub.gated:
+            self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
+            return
+        if path not in files:
+            self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+            return
+        data, status = files[path], 200
+        headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": commit}
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+            start, end = int(asked[1]), int(asked[2] or len(data) - 1)
+            headers["Content-Range"] = f"bytes {start}-{min(end, len(data) - 1)}/{len(data)}"
+            data, status = data[start : end + 1], 206
+        self._send(status, data, headers)
+
+    def _send(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
+def _one_level(below: str, files: Files) -> list[dict[str, Any]]:
+    start = len(below) + 1 if below else 0
+    folders = {path[: path.index("/", start)] for path in files if "/" in path[start:]}
+    here = [_entry(path, data) for path, data in files.items() if "/" not in path[start:]]
+    return [*({"type": "directory", "path": path, "oid": "0"} for path in sorted(folders)), *here]
+
+
+def use_endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """What HF_ENDPOINT does when huggingface_hub is imported."""
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + template)
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(HfFileSystem, "_cache", {})  # instances that know another endpoint
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    """A hub without repositories, which huggingface_hub takes for the real one."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    with running_hub() as hub:
+        use_endpoint(monkeypatch, hub.url)
+        yield hub
+        close_session()  # before the server ends: it waits for its connections
+
+
+@contextmanager
+def running_hub() -> Iterator[FakeHub]:
+    """A hub that answers until the block ends."""
+    hub = FakeHub()
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield hub
+        server.shutdown()
+        thread.join()
