@@ -192,6 +192,22 @@ def test_a_python_block_runs(block: Block, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.xdist_group("manual")
+@pytest.mark.usefixtures("here")
+def test_the_page_on_the_format_reads_the_current_labels_without_assay() -> None:
+    page = (REPOSITORY / "docs" / "format.md").read_text().partition("## Without assay\n")[2]
+    block = BLOCK.search(page)
+    assert block is not None and "pipeline" not in block["code"]
+    read: dict[str, Any] = {}
+    exec(block["code"], read)
+    rows, labels = read["labels"].to_pylist(), pipeline.open_labels("out/my_corpus")
+    assert len(rows) == 8 and read["snapshot"]["number"] == labels.snapshot == 2
+    for row, wanted in zip(rows, labels.to_table().to_pylist(), strict=True):
+        tasks = {task: {"doc_id": row["doc_id"], **wanted[task]} for task in ("toxic", "topic")}
+        assert row == {name: value for name, value in {**wanted, **tasks}.items() if name in row}
+        assert row.keys() == {*wanted} - {"path", "row"}
+
+
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("block", params("bash"))
 def test_a_shell_block_runs(
