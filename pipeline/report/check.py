@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pipeline.report.console import Grid, escape_controls, renamed, two_columns
+from pipeline.report.doubts import check_doubts
 from pipeline.verbs.exactness import FLOAT32_MAX, Change, Exactness
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
     if quantization := findings.proof.quantization:
         rows.append(("quantized", f"{_change(quantization)}, against the model's own weights"))
     console.print(two_columns(rows))
+    for doubt in check_doubts(findings.answers):
+        console.print(f"\nwarning: {escape_controls(doubt)}", markup=False)
     for prompt in findings.prompts if prompts else ():
         console.print(f"\n--- {escape_controls(f'{prompt.task} · {prompt.doc_id}')} ---")
         console.print(prompt.text)
@@ -133,6 +136,15 @@ def findings_json(findings: Findings) -> dict[str, Any]:
             "rounding": _change_json(exactness.rounding),
         },
         "quantization": _change_json(findings.proof.quantization),
+        "answers": {
+            task: {
+                **asdict(facts),
+                "mass": _number(facts.mass),
+                "distance": _number(facts.distance),
+            }
+            for task, facts in findings.answers.items()
+        },
+        "warnings": list(check_doubts(findings.answers)),
     }
 
 

@@ -1,7 +1,7 @@
 """Answers that may mean nothing, each named in one line with what to do.
 
-Entry points: `label_doubts`, for the labels that a run gave, and `evaluation_doubt`, for the
-figures of an evaluation.
+Entry points: `label_doubts`, for the labels that a run gave, `evaluation_doubt`, for the figures
+of an evaluation, and `check_doubts`, for the answers to the few documents of a check.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipeline.verbs.check import AnswerFacts
     from pipeline.verbs.evaluate import TaskEvaluation
 
 # Fewer documents may have one label by accident, and so may a share below this one.
 LEAST_DOCUMENTS = 50
 CONSTANT_SHARE = 0.995
+# Below it the model would nearly always say something else, and p compares rare tokens.
+LEAST_MASS = 0.01
+# Total variation: a document moves no answer by more than five points.
+LEAST_DISTANCE = 0.05
 
 
 def label_doubts(labels: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
@@ -40,3 +45,26 @@ def evaluation_doubt(task: TaskEvaluation) -> str | None:
         "these answers may be no better than chance. Train a readout (assay fit), use a larger "
         "model, or give more gold rows"
     )
+
+
+def check_doubts(answers: Mapping[str, AnswerFacts]) -> Iterator[str]:
+    """The lines of a check, for each task; facts are by task."""
+    for task, facts in answers.items():
+        if facts.fragments:
+            read = ", ".join(f"{label!r} by {token!r}" for label, token in facts.fragments.items())
+            yield (
+                f"{task}: labels are read by the first letters of a word: {read}. Many words begin "
+                "so: score the whole label (scoring: full), or write other texts for it"
+            )
+        if facts.mass is not None and facts.mass < LEAST_MASS:
+            yield (
+                f"{task}: mass is at most {facts.mass:.2g}: the model would nearly always answer "
+                "something else. Let the question name its answers, or write the texts that the "
+                "model would say (labels: {name: [text, ...]})"
+            )
+        if facts.distance is not None and facts.distance < LEAST_DISTANCE:
+            yield (
+                f"{task}: the answers hardly depend on the document: they are those of a document "
+                f"without content, up to {facts.distance:.3f}. Reword the question, train a "
+                "readout (assay fit), or use a larger model"
+            )

@@ -6,20 +6,25 @@ Entry point: `check`. Everything runs in this process, without Ray.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from scipy.special import softmax
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import Problem, RefusedError, SpecError, StorageError
+from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import context_tokens
 from pipeline.runtime.assembly import job_prompt
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
-from pipeline.spec.schema import JobSpec
+from pipeline.spec.schema import ContextualSpec, JobSpec
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
 from pipeline.verbs.exactness import Proof, prove
@@ -61,6 +66,15 @@ class ReadoutFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerFacts:
+    """What the answers to one task are read from, and whether they depend on the document."""
+
+    fragments: Mapping[str, str]  # label -> its first token, where that says little
+    mass: float | None  # largest of the sampled documents; None without documents, or a readout
+    distance: float | None  # largest of p to that of documents without content, 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """The result of `check`."""
 
@@ -76,6 +90,7 @@ class Findings:
     readouts: dict[str, ReadoutFacts]  # by task, for tasks with a trained readout
     prompts: tuple[Prompt, ...]
     proof: Proof
+    answers: Mapping[str, AnswerFacts]  # by task
 
     @property
     def exact(self) -> bool:
@@ -96,6 +111,8 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     count = DEFAULT_DOCUMENTS if documents is None else documents
     samples = take_samples(planned.shards, tokenizer, spec, count)
     paths = {task.name: str(task.readout) for task in spec.tasks}
+    documents_ids = [sample.token_ids for sample in samples]
+    proof = prove(job, folder, prompt, documents_ids, _content_free(tokenizer))
     return Findings(
         output=store.url,
         documents=planned.rows,
@@ -123,8 +140,44 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
             for sample in samples[:1]
             for question in prompt.questions
         ),
-        proof=prove(job, folder, prompt, [sample.token_ids for sample in samples]),
+        proof=proof,
+        answers=_answer_facts(spec, prompt, proof, _label_tokens(tokenizer, prompt)),
     )
+
+
+def _content_free(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Documents without content, as contextual calibration has them; an empty one has no token."""
+    encoder = DocumentTokenizer(tokenizer)
+    texts = ContextualSpec(method="contextual").documents
+    return [ids for text in texts if (ids := encoder.encode(text))]
+
+
+def _answer_facts(
+    spec: JobSpec,
+    prompt: PromptTokens,
+    proof: Proof,
+    label_tokens: Mapping[str, Mapping[str, Sequence[str]]],
+) -> dict[str, AnswerFacts]:
+    facts = {}
+    content_free = proof.content_free or [()] * len(prompt.questions)
+    for task, question, answers, without in zip(
+        spec.tasks, prompt.questions, proof.answers, content_free, strict=True
+    ):
+        tokens = label_tokens.get(task.name, {}) if question.trie is None else {}
+        fragments = {
+            label: first[0]
+            for label, first in tokens.items()
+            if all(is_fragment(token, task.labels[label]) for token in first)
+        }
+        by_document, nothing = np.array([*answers]), np.array([*without])
+        mass = distance = None
+        if len(by_document) and task.readout is None:
+            mass = float(np.exp(by_document).sum(axis=1).max())
+        if len(by_document) and len(nothing):
+            p, mean = softmax(by_document, axis=1), softmax(nothing, axis=1).mean(axis=0)
+            distance = float(np.abs(p - mean).sum(axis=1).max() / 2)  # total variation
+        facts[task.name] = AnswerFacts(fragments, mass, distance)
+    return facts
 
 
 def _prove_create_only(store: Store) -> None:

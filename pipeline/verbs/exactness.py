@@ -99,6 +99,8 @@ class Proof:
     memory: MemoryPlan
     exactness: Exactness
     quantization: Change | None  # against the model's own weights; None without quantisation
+    answers: LogProbs  # by question, by document, in the job's dtype
+    content_free: LogProbs  # by question, by document without content
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class _ModelAnswers:
 
     memory: MemoryPlan
     tree: LogProbs
+    content_free: LogProbs
     compared: Sequence[ComparedDocument]
     independent: list[Answer]  # by document and question: [compared labels]
 
@@ -132,14 +135,20 @@ class _ModelAnswers:
         return change([[tree for tree, _ in pairs]], [[prompt for _, prompt in pairs]])
 
 
-def prove(job: Job, folder: Path, prompt: PromptTokens, documents: Sequence[DocumentIds]) -> Proof:
+def prove(
+    job: Job,
+    folder: Path,
+    prompt: PromptTokens,
+    documents: Sequence[DocumentIds],
+    content_free: Sequence[DocumentIds] = (),
+) -> Proof:
     """Measures the memory of a batch, and compares the answers of the model that the job runs.
 
     The tree is compared with independent prompts, and quantised weights with the model's own. One
-    model is loaded at a time.
+    model is loaded at a time. It also answers for documents without content.
     """
     dtype = job.placement.dtype
-    answers = _answers(job, folder, prompt, documents, None)
+    answers = _answers(job, folder, prompt, documents, None, content_free)
     in_float32 = rounding = None
     if dtype != "float32" and _have_room(2 * answers.memory.weights_bytes, job.placement.device):
         wide_job = replace(job, placement=replace(job.placement, dtype="float32"))
@@ -147,10 +156,11 @@ def prove(job: Job, folder: Path, prompt: PromptTokens, documents: Sequence[Docu
         in_float32, rounding = wide.change, change([answers.independent], [wide.independent])
     exactness = Exactness(dtype, answers.change, in_float32, rounding)
     if job.spec.model.quantize == "none":
-        return Proof(answers.memory, exactness, None)
+        return Proof(answers.memory, exactness, None, answers.tree, answers.content_free)
     unquantised = job_model(job, folder, quantize="none")
     own = label_engine(job, unquantised, prompt).label(documents).log_probs
-    return Proof(answers.memory, exactness, change(answers.tree, own))
+    quantization = change(answers.tree, own)
+    return Proof(answers.memory, exactness, quantization, answers.tree, answers.content_free)
 
 
 def _answers(
@@ -159,11 +169,14 @@ def _answers(
     prompt: PromptTokens,
     documents: Sequence[DocumentIds],
     compared: Sequence[ComparedDocument] | None,
+    content_free: Sequence[DocumentIds] = (),
 ) -> _ModelAnswers:
     """The answers of the job's model; without `compared`, its own answers choose the labels."""
     model, readouts = job_model(job, folder), load_readouts(job.readouts, job.spec)
     memory = memory_plan(model, prompt)
-    tree = label_engine(job, model, prompt).label(documents).log_probs
+    engine = label_engine(job, model, prompt)
+    tree = engine.label(documents).log_probs
+    nothing = engine.label(content_free).log_probs if content_free else ()
     compared = choose_compared(prompt, documents, tree) if compared is None else compared
     independent = [
         answer
@@ -172,7 +185,7 @@ def _answers(
             model, each.prompt, each.document, readouts=readouts, exit_policy=job.spec.exit
         )
     ]
-    return _ModelAnswers(memory, tree, compared, independent)
+    return _ModelAnswers(memory, tree, nothing, compared, independent)
 
 
 def _have_room(weights_bytes: int, device: str) -> bool:

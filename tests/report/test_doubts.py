@@ -10,9 +10,15 @@ import pytest
 
 from pipeline.evaluation.metrics import score
 from pipeline.report.console import console_on
-from pipeline.report.doubts import LEAST_DOCUMENTS, evaluation_doubt, label_doubts
+from pipeline.report.doubts import (
+    LEAST_DOCUMENTS,
+    check_doubts,
+    evaluation_doubt,
+    label_doubts,
+)
 from pipeline.report.run import show_summary, summary_json
 from pipeline.runtime.outcome import Outcome, Tally
+from pipeline.verbs.check import AnswerFacts
 from pipeline.verbs.evaluate import RowCounts, TaskEvaluation, VersionScores
 
 
@@ -67,3 +73,23 @@ def test_answers_at_chance_are_named_with_their_interval() -> None:
 
 def test_answers_better_than_chance_are_not_named() -> None:
     assert evaluation_doubt(evaluated(0.9)) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "lines"),
+    [
+        (AnswerFacts({}, 0.8, 0.3), []),
+        (AnswerFacts({}, None, None), []),
+        (AnswerFacts({}, np.nan, np.nan), []),
+        (AnswerFacts({"sports": " s"}, 0.8, 0.3), ["t: labels are read by the first letters of"]),
+        (AnswerFacts({}, 0.009, 0.3), ["t: mass is at most 0.009: "]),
+        (AnswerFacts({}, 0.8, 0.049), ["t: the answers hardly depend on the document: "]),
+        (
+            AnswerFacts({"a": "x"}, 0.0, 0.0),
+            ["t: labels are", "t: mass is", "t: the answers hardly"],
+        ),
+    ],
+)
+def test_a_check_names_answers_that_say_little(facts: AnswerFacts, lines: list[str]) -> None:
+    found = list(check_doubts({"good": AnswerFacts({}, 0.9, 0.5), "t": facts}))
+    assert [line[: len(start)] for line, start in zip(found, lines, strict=True)] == lines

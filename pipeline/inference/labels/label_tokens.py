@@ -18,6 +18,7 @@ from pipeline.spec.schema import TaskSpec
 # Texts that are tokenised in one call, by the tokenizer's own threads. Each repeats the suffix.
 _BATCH = 1_024
 _MAX_SHOWN = 10  # problems that one mistake makes
+FRAGMENT_CHARS = 2  # a longer beginning of a word is shared by few other words
 
 Verbalizers = Mapping[str, Collection[Path]]  # each label's verbalizers, as tokens
 _Tokens = TypeVar("_Tokens", int, Path)
@@ -82,6 +83,24 @@ def collisions(
         )
         for path, labels in shared.items()
     ]
+
+
+def is_fragment(token: str, verbalizers: Iterable[str]) -> bool:
+    """Whether a label's first token says little: one or two characters that end inside a word.
+
+    Args:
+        token: The token as text.
+        verbalizers: The texts of the label.
+
+    Examples:
+        >>> is_fragment(" s", ["sports"]), is_fragment(" no", ["No", "no"])
+        (True, False)
+    """
+    text = token.strip()
+    ends = [each.strip()[len(text) :] for each in verbalizers if each.strip().startswith(text)]
+    inside_words = bool(ends) and all(end[:1].isalnum() for end in ends)
+    # — in other scripts, a word may have one character
+    return text.isascii() and len(text) <= FRAGMENT_CHARS and inside_words
 
 
 def _beginnings(verbalizers: Verbalizers) -> list[tuple[str, str]]:
