@@ -79,9 +79,9 @@ class PlanOptions:
     workers: Annotated[int, WHOLE] = 1
     """Number of workers to plan for."""
     price: Annotated[float | None, Parameter(metavar="PRICE")] = None
-    """Price of one worker for one hour, in any currency. Without it, no cost is shown."""
+    """Price of one worker for one hour, in any currency (default: no cost is shown)."""
     rate: Annotated[float | None, Parameter(metavar="RATE")] = None
-    """Documents that one worker labels in a second. Without it, the rate is measured here."""
+    """Documents that one worker labels in a second (default: measured here)."""
     documents: Annotated[int | None, WHOLE] = None
     """Number of documents to measure the rate on (default: 8 on a CPU, 256 on a GPU)."""
 
@@ -94,9 +94,10 @@ class GoldOptions:
     """How gold labels are read where their names differ from the spec's."""
 
     id: Annotated[str | None, Parameter(metavar="COLUMN")] = None
-    """Column of the gold file with document ids (default: the id column of the spec)."""
+    """Column of the gold file with document ids (default: the spec's id column, or `id`)."""
     text: Annotated[str | None, Parameter(metavar="COLUMN")] = None
-    """Column of the gold file with texts; joins gold and corpus by text instead of by id."""
+    """Column of the gold file with texts, to match documents by text instead of by id (default: the
+    spec's text column, if the file has no column of ids)."""
     columns: Annotated[
         tuple[tuple[str, str], ...],
         Parameter("--column", metavar="TASK=COLUMN", converter=_distinct_pairs, n_tokens=1),
@@ -106,7 +107,8 @@ class GoldOptions:
         tuple[tuple[str, str], ...],
         Parameter("--value", metavar="GOLD=LABEL", converter=_pairs, n_tokens=1),
     ] = ()
-    """Value of the gold file that means a label of the spec. Repeatable."""
+    """Value of the gold file that means a label of the spec (default: the label's name).
+    Repeatable."""
     tasks: Annotated[tuple[str, ...], Parameter("--task", metavar="TASK")] = ()
     """Use this task only (default: every task that the gold file has labels for). Repeatable."""
 
@@ -116,11 +118,14 @@ class EvalOptions:
     """What an evaluation reports beside its figures."""
 
     precision: Annotated[float | None, Parameter(metavar="P")] = None
-    """Find for each label the threshold that reaches this precision, from 0 to 1."""
+    """Find for each label the threshold that reaches this precision, from 0 to 1 (default: none is
+    searched)."""
     recall: Annotated[float | None, Parameter(metavar="R")] = None
-    """Find for each label the threshold that reaches this recall, from 0 to 1."""
+    """Find for each label the threshold that reaches this recall, from 0 to 1 (default: none is
+    searched)."""
     gates: Annotated[tuple[str, ...], Parameter("--gate", metavar="GATE")] = ()
-    """Requirement such as 'toxic.f1 >= 0.8'; the exit code is 1 if it fails. Repeatable."""
+    """Requirement such as 'toxic.f1 >= 0.8'; the exit code is 1 if it fails (default: none).
+    Repeatable."""
     resamples: Annotated[int, WHOLE] = RESAMPLES
     """Number of bootstrap resamples for the confidence intervals."""
 
@@ -138,7 +143,7 @@ class FitOptions:
     folds: Annotated[int, WHOLE] = FOLDS
     """Number of cross-validation folds."""
     rows: Annotated[tuple[int, ...], Parameter(metavar="N,N", converter=_numbers, n_tokens=1)] = ()
-    """Also print a learning curve: the figures after these numbers of gold rows."""
+    """Also print a learning curve: the figures after these numbers of gold rows (default: none)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ class CalibrateOptions:
     method: Literal["batch", "temperature", "isotonic"]
     """Calibration method; temperature and isotonic need --gold."""
     gold: Annotated[str | None, Parameter(metavar="FILE")] = None
-    """Gold labels: a CSV, JSON lines or Parquet file, or another run's output."""
+    """Gold labels: a CSV, JSON lines or Parquet file, or another run's output (default: none)."""
     snapshot: Annotated[int | None, WHOLE] = None
     """Number of the snapshot with the answers (default: the last one that has them)."""
 
@@ -166,7 +171,7 @@ class FilterOptions:
     on_error: OnError | None = None
     """What happens to documents without an answer (default: the spec's filter.on_error)."""
     by: Annotated[tuple[str, ...], Parameter(metavar="COLUMN")] = ()
-    """Also count by this column of the input. Repeatable."""
+    """Also count by this column of the input (default: by none). Repeatable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,8 @@ class ShowOptions:
     """Which example rows are shown."""
 
     where: Annotated[str | None, Parameter(metavar="SQL")] = None
-    """Condition such as "toxic.p.toxic > 0.9", with the columns of open_labels."""
+    """Condition such as "toxic.p.toxic > 0.9", with the columns of open_labels (default: every
+    row)."""
     n: Annotated[
         int, Parameter(("--n", "-n"), metavar="N", converter=_whole_number, n_tokens=1)
     ] = 10

@@ -16,6 +16,7 @@ import ray.data
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError
 from pipeline.runtime.placement import Placement, cluster, node_resources, place
+from pipeline.runtime.weights import locate
 from pipeline.spec.parse import as_spec
 from pipeline.spec.schema import JobSpec
 
@@ -31,7 +32,9 @@ def label_dataset(
 ) -> ray.data.Dataset:
     """The dataset with a struct column of answers for each task, as in a label file.
 
-    Ray computes it when it is read, and raises the workers' errors as its own, with their text.
+    Ray computes it when it is read, and raises the workers' errors as its own, with their text. The
+    spec, the model's files and the columns are checked now, as far as `ds` knows its columns
+    without being computed.
 
     Args:
         ds: Documents, with their text in the column that `input.text` names (default: `text`), and
@@ -44,20 +47,26 @@ def label_dataset(
         The rows and columns of `ds`, and a column for each task. The order is Ray's.
 
     Raises:
-        SpecError: The spec is wrong, or asks for more GPUs than a node of the cluster has.
+        SpecError: The spec is wrong, the dataset lacks the text column or has one with a task's
+            name, the model does not exist, or a node of the cluster has too few GPUs.
+        StorageError: The model's files cannot be listed.
 
     Examples:
         >>> documents = ray.data.from_items([{"text": "What a day!"}])
         >>> label_dataset(documents, "my.yaml").columns()
         ['text', 'toxic', 'topic']
     """
-    job_spec = as_spec(spec)
+    job_spec, models = as_spec(spec), cache_dir or default_cache_dir()
+    names = ds.columns(fetch_if_missing=False)
+    if names is not None:
+        check_columns(names, job_spec)
+    locate(job_spec.model, models)
     placement = place(job_spec.model, cluster(node_resources()))
     cpus = max(1, placement.threads - 1)
     device: dict[str, Any] = {"num_gpus": placement.gpus} if placement.gpus else {"num_cpus": cpus}
     return ds.map_batches(
         _Label,
-        fn_constructor_args=(job_spec, placement, str(cache_dir or default_cache_dir())),
+        fn_constructor_args=(job_spec, placement, str(models)),
         batch_size=batch_rows,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors),

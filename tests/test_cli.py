@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     ("words", "line"),
     [
         ("frob", "VERB: no such verb; `assay --help` lists what there is (got 'frob')"),
+        ("chek s.yaml", "VERB: no such verb; write check (got 'chek')"),
         ("plan", "SPEC: missing; add it: `assay plan --help` lists what there is (got None)"),
         ("plan s extra", "assay plan: takes fewer arguments; "),
         ("plan s --wrkers 3", "--wrkers: no such option; write --workers (got '--wrkers')"),
@@ -84,6 +87,37 @@ def test_help_is_in_sentences(verb: str, capsys: pytest.CaptureFixture[str]) -> 
     assert main([*verb.split(), "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Usage: assay" in shown and (not verb or "--json" in shown) and "None" not in shown
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "dry run"])
+def test_the_help_of_an_option_with_a_value_names_its_default(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert main([verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    options = re.findall(r"^│ +(?:\* +)?--\S+ (?:-\w )?[A-Z]\S* .*$", shown, re.MULTILINE)
+    assert [line for line in options if "default: " not in line and "[required]" not in line] == []
+    assert len(options) >= shown.count("[default: ")
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == version("corpus-assay")
+
+
+def test_the_shell_completes_verbs_and_options_after_the_completion_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    assert main(["--install-completion", "--shell", "bash"]) == 0
+    script = tmp_path / ".local/share/bash-completion/completions/assay"
+    asked = """source "$1"; complete() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+        _assay assay "${@: -1}" "${@: -2:1}"; echo "${COMPREPLY[@]}"; }
+        complete assay che; complete assay run --retry"""
+    shown = subprocess.check_output(["bash", "-c", asked, "bash", str(script)], text=True)
+    assert shown.split() == ["check", "--retry-failed"]
 
 
 def test_without_a_verb_the_help_is_shown_and_the_exit_code_is_2(
@@ -217,7 +251,7 @@ def test_check_leaves_nothing_behind(
 ) -> None:
     new = tmp_path / "new" / "out"
     assert main(["check", str(write_spec(output=str(new))), "--documents", "0"]) == 0
-    assert "honours create-only writes" in capsys.readouterr().out
+    assert "no write can replace another" in capsys.readouterr().out
     assert not new.parent.exists()
     own = tmp_path / "own"
     own.mkdir()
@@ -273,7 +307,7 @@ def test_check_shows_people_the_labels_tokens_and_the_prompts(
 ) -> None:
     assert main(["check", str(write_spec()), "--prompts"]) == 0
     shown = capsys.readouterr().out
-    assert "art 'a', law 'l', sport 's'" in shown and "exact; max |dp|" in shown
+    assert "art 'a', law 'l', sport 's'" in shown and "exact; p differs by at most" in shown
     assert "Hello." in shown and "Rude?" in shown
 
 

@@ -211,6 +211,43 @@ def test_a_dataset_without_the_column_is_a_problem_of_the_spec(
     ]
 
 
+class UnstartedDataset:
+    """A dataset that knows its columns and may not be computed."""
+
+    def __init__(self, names: list[str] | None) -> None:
+        self.names = names
+
+    def columns(self, *, fetch_if_missing: bool) -> list[str] | None:
+        assert not fetch_if_missing
+        return self.names
+
+    def map_batches(self, *args: Any, **options: Any) -> Any:
+        pytest.fail("the dataset was started")
+
+
+@pytest.mark.parametrize(
+    ("names", "changes", "line"),
+    [
+        (["body"], {}, "input.text: no such column; the dataset has: body (got 'text')"),
+        (["text", "topic"], {}, "tasks.1.name: the dataset has a column of this name (got 'topic'"),
+        (["text"], {"tsks": []}, "tsks: no such key; write tasks (got [])"),
+        (None, {"model": {"path": "/nowhere.gguf"}}, "model.path: there is no such file"),
+    ],
+)
+def test_what_is_wrong_with_a_dataset_or_its_spec_is_refused_before_anything_starts(
+    names: list[str] | None,
+    changes: dict[str, Any],
+    line: str,
+    write_spec: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    spec = yaml.safe_load(write_spec().read_text()) | changes
+    dataset: Any = UnstartedDataset(names)
+    with pytest.raises(SpecError) as refused:
+        label_dataset(dataset, spec, cache_dir=tmp_path / "cache")
+    assert str(refused.value).startswith(line)
+
+
 def test_the_public_names_are_these_and_each_is_there() -> None:
     assert sorted(pipeline.__all__) == pipeline.__all__ and len(pipeline.__all__) <= 12
     assert {"Labeller", "label_dataset", "load_spec", "open_labels", "run"} <= {*pipeline.__all__}

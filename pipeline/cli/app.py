@@ -201,14 +201,15 @@ def _problem(error: CycloptsError, command: App) -> Problem:
     verb = " ".join((*command.name, *(error.command_chain or ())))
     place = error.argument.name if error.argument else verb
     help = f"`{verb} --help` lists what there is"
+    similar = re.search(r'Did you mean "?([^"?]+)"?\?', str(error))
+    instead = f"write {similar[1]}" if similar else help
     match error:
         case UnknownOptionError():
             option = error.token.keyword or error.token.value
-            similar = re.search(r"Did you mean (.+)\?", str(error))
-            fix = f"no such option; write {similar[1]}" if similar else f"no such option; {help}"
-            return Problem(option, fix, option)
+            return Problem(option, f"no such option; {instead}", option)
         case UnknownCommandError():
-            return Problem("VERB", f"no such verb; {help}", " ".join(error.unused_tokens or ()))
+            first, *_ = error.unused_tokens or ("",)
+            return Problem("VERB", f"no such verb; {instead}", first)
         case MissingArgumentError():
             return Problem(place, f"missing; add it: {help}")
         case UnusedCliTokensError():

@@ -180,8 +180,8 @@ def check(
 ) -> int:
     """Prove the model, the labels, the storage and the exactness of the answers.
 
-    Exactness compares the tree with independent prompts on a few documents of the corpus. The exit
-    code is 1 if they differ by more than rounding explains.
+    Exactness compares all questions in one reading with a prompt for each question, on a few
+    documents of the corpus. The exit code is 1 if they differ by more than rounding explains.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def evaluate(
     Parameters
     ----------
     html
-        Also write a page with plots to this file.
+        Also write a page with plots to this file (default: no page).
     """
     if html:  # before the work, because the error may name an extra to install
         from pipeline.report.evaluation_page import write_page
@@ -350,7 +350,7 @@ def diff(
     Parameters
     ----------
     by
-        Also show the rate of flipped answers for each file of the input.
+        Also show the rate of flipped answers for each file of the input (default: not shown).
     """
     from pipeline.audit.diff import compare, sides
     from pipeline.spec.parse import load_spec

@@ -28,7 +28,7 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
     model = f"{findings.model_folder}, {findings.dtype}{weights} on {findings.device}"
     template = "chat" if findings.has_chat_template else "none: plain text ending in 'Answer:'"
     rows = [
-        ("storage", f"{findings.output} honours create-only writes"),
+        ("storage", f"{findings.output}: no write can replace another (create-only)"),
         ("documents", f"{findings.documents:,}"),
         ("model", model),
         ("context", f"{findings.context_tokens:,} tokens"),
@@ -51,7 +51,7 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
 
 def _memory(memory: MemoryPlan) -> str:
     return (
-        f"weights {memory.weights_bytes / 1e6:,.0f} MB, kept instruction "
+        f"weights {memory.weights_bytes / 1e6:,.0f} MB, the instruction's cache "
         f"{memory.prefix_bytes / 1e6:,.1f} MB, {memory.token_bytes / 1e3:,.1f} kB a token; "
         f"{memory.max_batch_tokens:,} tokens at once, {memory.peak_bytes / 1e6:,.0f} MB in all"
     )
@@ -63,29 +63,29 @@ def _exactness(exactness: Exactness) -> str:
     verdict = "exact" if exactness.exact else "NOT exact"
     if float32 and not float32.max_abs_dp <= FLOAT32_MAX:
         verdict = f"{verdict}: {FLOAT32_MAX:g} is allowed"
-    against = "tree against independent prompts"
+    against = "all questions in one reading against a prompt for each question"
     if float32 is exactness.change:
         return f"{verdict}; {_change(float32)}, {against}"
     half = (
-        f"in {exactness.dtype} {_change(exactness.change)}, {exactness.allowed_max:.1e} and a "
-        f"mean of {exactness.allowed_mean:.1e} allowed"
+        f"in {exactness.dtype} {_change(exactness.change)} (allowed: at most "
+        f"{exactness.allowed_max:.1e}, mean {exactness.allowed_mean:.1e})"
     )
     if float32 is None:
         return (
             f"{verdict}; {half}, {against}; there is no room for float32 weights, which would "
-            "prove the tree more precisely"
+            "prove this more precisely"
         )
     assert exactness.rounding
     return (
-        f"{verdict}; in float32 {_change(float32)}, {against}; {half}: independent prompts differ "
-        f"by a mean of {exactness.rounding.mean_abs_dp:.1e} from their float32 answers"
+        f"{verdict}; in float32 {_change(float32)}, {against}; {half}: prompts for each question "
+        f"differ by a mean of {exactness.rounding.mean_abs_dp:.1e} from their float32 answers"
     )
 
 
 def _change(change: Change) -> str:
     return (
-        f"max |dp| {change.max_abs_dp:.1e}, mean {change.mean_abs_dp:.1e}, {change.argmax_flips} "
-        f"argmax flips in {change.answers} answers"
+        f"p differs by at most {change.max_abs_dp:.1e}, mean {change.mean_abs_dp:.1e}; "
+        f"{change.argmax_flips} of {change.answers} answers have another label"
     )
 
 

@@ -51,7 +51,7 @@ def show_gc(result: GcResult, console: Console) -> None:
     for prefix, (count, size_bytes) in result.per_prefix.items():
         rows[prefix] = f"{count:,} objects, {size_bytes / 1e6:,.1f} MB"
     if result.unknown:
-        rows["left alone"] = f"{result.unknown:,} keys that are not assay's"
+        rows["not touched"] = f"{result.unknown:,} files that are not assay's"
     rows["verdict"] = "nothing was deleted: --delete removes these"
     if result.deleted:
         rows["verdict"] = "deleted"

@@ -19,7 +19,7 @@ from pipeline.report.doubts import label_doubts
 
 if TYPE_CHECKING:
     from pipeline.runtime.job import Plan
-    from pipeline.runtime.outcome import Outcome
+    from pipeline.runtime.outcome import Outcome, Tally
     from pipeline.verbs.plan import Estimate
     from pipeline.verbs.status import Status
 
@@ -46,9 +46,8 @@ def summary_table(outcome: Outcome) -> Table:
             ("status", _shares(tally.status)),
             *((f"  {task}", _shares(labels)) for task, labels in tally.labels.items()),
             ("time", f"{outcome.seconds:.1f} s, labelling {tally.label_seconds:.1f} s"),
-            ("documents a second", f"{rate:.2f} an actor while labelling"),
-            ("prefix tokens", f"{tally.prefix_tokens_computed:,} computed"),
-            ("question tokens", f"{tally.question_tokens_computed:,} computed"),
+            ("speed", f"{rate:.2f} documents a second, for each worker while it labels"),
+            ("tokens read", _tokens(tally)),
             ("tokens saved", f"{tally.tokens_saved:,} by reuse ({tally.reuse_ratio:.0%})"),
         ]
     lines += [("left out", reason) for reason in outcome.unreadable]
@@ -57,6 +56,11 @@ def summary_table(outcome: Outcome) -> Table:
         lines.append(("incomplete", missing))
     snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
     return two_columns([*lines, ("output", outcome.output + snapshot)])
+
+
+def _tokens(tally: Tally) -> str:
+    documents, questions = tally.prefix_tokens_computed, tally.question_tokens_computed
+    return f"{documents:,} of instructions and documents, {questions:,} of questions"
 
 
 def _reading_command(output: str, storage_options: Mapping[str, Any]) -> str:
@@ -116,7 +120,10 @@ def show_plan(planned: Plan, console: Console) -> None:
 
 
 def _plan(planned: Plan) -> dict[str, str]:
-    return {name.replace("_", " "): f"{value:,}" for name, value in plan_json(planned).items()}
+    names = {"missing_cells": "answers to compute", "missing_shards": "shards to label"}
+    names["missing_documents"] = "documents to label"
+    counts = plan_json(planned).items()
+    return {names.get(name, name): f"{value:,}" for name, value in counts}
 
 
 def estimate_json(estimate: Estimate) -> dict[str, Any]:
@@ -147,7 +154,7 @@ def show_estimate(estimate: Estimate, console: Console) -> None:
             f"{measured.dtype} on {measured.device} here"
         )
     workers = "1 worker" if estimate.workers == 1 else f"{estimate.workers:,} workers"
-    rows["time"] = f"about {_duration(estimate.seconds)} of {workers}, beside their start"
+    rows["time"] = f"about {_duration(estimate.seconds)} of {workers}, without their start-up"
     if estimate.cost is not None:
         hours = estimate.worker_seconds / 3600
         rows["cost"] = f"about {estimate.cost:,.2f}, for {hours:,.2f} worker hours"

@@ -164,7 +164,8 @@ def test_in_half_precision_people_are_told_of_both_proofs(
 ) -> None:
     assert main(["check", str(write_spec(model=a_model(model_folder, dtype="bfloat16")))]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "exact; in float32 max |dp| " in shown and "; in bfloat16 max |dp| " in shown
+    assert "exact; in float32 p differs by at most " in shown
+    assert "; in bfloat16 p differs by at most " in shown and " (allowed: at most " in shown
     assert "from their float32 answers" in shown
 
 
@@ -363,7 +364,7 @@ def test_people_are_told_what_quantising_changed(
     assert main(["check", str(spec)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "float32, int8 weights on cpu" in shown
-    assert "in 2 answers, against the model's own weights" in shown
+    assert "of 2 answers have another label, against the model's own weights" in shown
 
 
 def test_without_quantised_weights_there_is_nothing_to_weigh(

@@ -152,6 +152,6 @@ def test_the_verb_prints_what_was_estimated(
     assert main(command) == 0
     table = capsys.readouterr().out
     assert "at most 12 documents, 0.5 s each: toxic, topic" in table
-    assert "about 2.0 s of 3 workers, beside their start" in table
+    assert "about 2.0 s of 3 workers, without their start-up" in table
     assert main(["plan", file, "--documents", "2"]) == 0
     assert "on 2 documents of " in capsys.readouterr().out
