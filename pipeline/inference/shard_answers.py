@@ -21,9 +21,10 @@ from pipeline.spec.schema import TaskSpec
 MAX_LOG_PROBS = 8_000_000
 
 OUT_OF_MEMORY = "error:out of memory, even alone"
-NOT_A_NUMBER = "error:the model's answer is not a number"
+# What a chunk costs beside its own tokens: those of its questions, roughly.
+_CHUNK_TOKENS = 100
 
-Counts = NDArray[np.int64]
+NOT_A_NUMBER = "error:the model's answer is not a number"
 
 
 class ShardAnswers:
@@ -50,28 +51,21 @@ class ShardAnswers:
         engine: LabelEngine,
         start: int,
         end: int,
-        on_rows: Callable[[int], None] = lambda _rows: None,
+        on_rows: Callable[[int, float], None] = lambda _rows, _share: None,
     ) -> None:
         """Adds the model's answers about the rows from `start` to before `end`.
 
         `on_rows` is called after each batch with the number of rows of which it read the last
-        chunk.
+        chunk, and with the batch's share of the cost of all rows: long documents are read first.
         """
         names = [task.name for task in self.tasks]
+        cost = sum(_CHUNK_TOKENS + len(chunk) for row in self.chunks for chunk in row)
         for first, last in self.row_groups(start, end):
             chunks = self.chunks[first:last]
-            unread = np.array([len(row) for row in chunks])  # [rows] chunks
-            row_of = np.repeat(np.arange(len(chunks)), unread)  # [chunks]
-
-            def count(
-                batch: Sequence[int], unread: Counts = unread, row_of: Counts = row_of
-            ) -> None:
-                rows, read = np.unique(row_of[list(batch)], return_counts=True)
-                unread[rows] -= read
-                on_rows(int((unread[rows] == 0).sum()))
-
             labelled = engine.label(
-                [chunk for row in chunks for chunk in row], tasks=names, on_batch=count
+                [chunk for row in chunks for chunk in row],
+                tasks=names,
+                on_batch=_counter(chunks, cost, on_rows),
             )
             self.usage += labelled.usage
             edges = np.cumsum([0, *map(len, chunks)])
@@ -108,6 +102,22 @@ class ShardAnswers:
     def statuses(self, as_read: Sequence[str]) -> list[str]:
         """The status of each row: why it failed here, or its status as it was read."""
         return [self._failed.get(row, status) for row, status in enumerate(as_read)]
+
+
+def _counter(
+    chunks: Sequence[Sequence[Sequence[int]]], cost: int, on_rows: Callable[[int, float], None]
+) -> Callable[[Sequence[int]], None]:
+    """Takes the numbers of the chunks in each batch, and calls `on_rows` as `label_rows` says."""
+    unread = np.array([len(row) for row in chunks])  # [rows] chunks
+    row_of = np.repeat(np.arange(len(chunks)), unread)  # [chunks]
+    tokens = np.array([_CHUNK_TOKENS + len(chunk) for row in chunks for chunk in row])  # [chunks]
+
+    def count(batch: Sequence[int]) -> None:
+        rows, read = np.unique(row_of[list(batch)], return_counts=True)
+        unread[rows] -= read
+        on_rows(int((unread[rows] == 0).sum()), float(tokens[list(batch)].sum() / cost))
+
+    return count
 
 
 Floats = NDArray[np.float32]

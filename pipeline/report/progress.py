@@ -43,6 +43,7 @@ class Shown:
     verb: str = "done"  # what was done to the documents
     failed: int = 0  # of the documents that are done
     read: int | None = None  # documents that the model read; None: all that are done
+    work_done: float | None = None  # documents by their cost; None: all cost the same
 
 
 Show = Callable[[Shown], None]
@@ -52,31 +53,40 @@ class Pace:
     """The documents a second of the last minute, and the time left."""
 
     def __init__(self, start_s: float) -> None:
-        self._changes = deque([(start_s, 0)])  # when a count was first seen, and the count
+        # — when a count was first seen, the count, and the work done
+        self._changes: deque[tuple[float, int, float]] = deque([(start_s, 0, 0.0)])
         self._now_s = start_s
 
-    def add(self, now_s: float, done: int) -> None:
-        """Notes the count at this time."""
+    def add(self, now_s: float, shown: Shown) -> None:
+        """Notes the counts at this time."""
         self._now_s = now_s
-        if done != self._changes[-1][1]:
-            self._changes.append((now_s, done))
+        work_done = shown.done if shown.work_done is None else shown.work_done
+        if (shown.done, work_done) != self._changes[-1][1:]:
+            self._changes.append((now_s, shown.done, work_done))
         while len(self._changes) > 2 and self._changes[1][0] < now_s - RATE_WINDOW_S:
             self._changes.popleft()
 
     @property
     def rate(self) -> float | None:
         """Documents a second; None before the first of them, and in the first half second."""
-        (start_s, start), (_, done) = self._changes[0], self._changes[-1]
+        (start_s, start, _), (_, done, _) = self._changes[0], self._changes[-1]
         elapsed_s = self._now_s - start_s
         return (done - start) / elapsed_s if done > start and elapsed_s >= 0.5 else None
+
+    def left_s(self, documents: int) -> float | None:
+        """Seconds until all documents are done; None where there is no rate."""
+        (start_s, _, start), (_, _, work_done) = self._changes[0], self._changes[-1]
+        if self.rate is None or work_done <= start:
+            return None
+        return (documents - work_done) * (self._now_s - start_s) / (work_done - start)
 
     def figures(self, shown: Shown) -> tuple[str, ...]:
         """The rate, the time left, and the share of failed documents, where they are known."""
         texts: list[str] = []
         if self.rate is not None:
             texts.append(f"{self.rate:.1f}/s" if self.rate >= 1 else f"{60 * self.rate:.1f}/min")
-            left_s = (shown.documents - shown.done) / self.rate
-            texts += [f"{timedelta(seconds=round(left_s))} left"] * (left_s > 0)
+            left_s = self.left_s(shown.documents)
+            texts += [f"{timedelta(seconds=round(left_s))} left"] if left_s else []
         if shown.failed:
             texts.append(f"{shown.failed / max(shown.done, 1):.2%} failed")
         return tuple(texts)
@@ -100,7 +110,7 @@ class LogLines:
             logger.info("%s", shown.doing)
             last = Shown(shown.doing)
         self._tick_s = now_s
-        self._pace.add(now_s, shown.done)
+        self._pace.add(now_s, shown)
         news = shown.done > 0 and (last.done == 0 or shown.done >= shown.documents > last.done)
         if news or now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s
@@ -133,7 +143,7 @@ class Bar:
             self._task = self._bar.add_task(shown.doing, total=shown.documents or None, figures="")
             self._doing = shown.doing
         self._tick_s = time.monotonic()
-        self._pace.add(self._tick_s, shown.done)
+        self._pace.add(self._tick_s, shown)
         figures = ""
         if shown.documents:
             count = f"{shown.done:,}/{shown.documents:,}"
@@ -249,6 +259,7 @@ def _shown(progress: RunProgress, *, reuses: bool) -> Shown:
         done=progress.answered,
         verb="labelled",
         failed=progress.failed,
+        work_done=progress.work_done,
         read=progress.read if reuses else None,
     )
 

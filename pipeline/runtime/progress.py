@@ -55,6 +55,7 @@ class WorkerReport:
     place: str = ""  # of the shard: file and rows
     answered: int = 0  # rows of the shard; those that the model does not read count at its end
     read: int = 0  # rows of those that the model read
+    work_done: float = 0.0  # rows by their cost: half of the shard's tokens are half of its rows
     failed: int = 0  # of those
     finished: bool = False  # the shard is read, or it is labelled and not yet committed
     slowest_s: float | None = None  # the longest time between two batches; None: no batch yet
@@ -80,10 +81,12 @@ class ShardProgress:
     Args:
         send: Takes the reports.
         work: The shard and its tasks.
+        rows: Rows that the model reads.
         slowest_s: The longest time between two batches of the worker's earlier shards.
     """
 
-    def __init__(self, send: Send, work: WorkItem, *, slowest_s: float | None) -> None:
+    def __init__(self, send: Send, work: WorkItem, *, rows: int, slowest_s: float | None) -> None:
+        self._rows = rows
         self._send = send
         self._last_sent_s = self._last_batch_s = time.monotonic()
         self._report = replace(work_report(LABELLING, work), slowest_s=slowest_s)
@@ -94,8 +97,8 @@ class ShardProgress:
         """The longest time between two batches so far."""
         return self._report.slowest_s
 
-    def advance(self, answered: int) -> None:
-        """Reports that one more batch is read, which was the last of `answered` rows."""
+    def advance(self, answered: int, share: float) -> None:
+        """Reports one more batch: the last of `answered` rows, and a share of the shard's cost."""
         now_s = time.monotonic()
         slowest_s = max(self._report.slowest_s or 0.0, now_s - self._last_batch_s)
         self._last_batch_s = now_s
@@ -103,6 +106,7 @@ class ShardProgress:
             self._report,
             answered=self._report.answered + answered,
             read=self._report.read + answered,
+            work_done=self._report.work_done + share * self._rows,
             slowest_s=slowest_s,
         )
         if now_s - self._last_sent_s >= REPORT_S:
@@ -111,7 +115,9 @@ class ShardProgress:
 
     def finish(self, rows: int, failed: int) -> None:
         """Reports that the shard is labelled, with the rows that the model did not read."""
-        self._send(replace(self._report, answered=rows, failed=failed, finished=True))
+        self._send(
+            replace(self._report, answered=rows, failed=failed, work_done=rows, finished=True)
+        )
 
 
 class Mailbox:
@@ -167,6 +173,8 @@ class Progress:
     """Documents of those that failed."""
     read: int = 0
     """Documents of those that the model read."""
+    work_done: float = 0.0
+    """Documents by their cost, for the time left: workers read long documents first."""
     committed: int = 0
     """Documents of finished shards, which a later run does not label again."""
 

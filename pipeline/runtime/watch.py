@@ -48,7 +48,8 @@ STALL_LIMIT_S = 600.0
 _NAMED_AFTER, _ENDED_AFTER = 5, 10
 
 
-Counts = tuple[int, int, int]  # rows with a status, rows that failed, rows that the model read
+# Rows with a status, rows that failed, rows that the model read, rows by their cost.
+Counts = tuple[int, int, int, float]
 
 
 class Watch:
@@ -68,7 +69,7 @@ class Watch:
         self._entered_s = time.monotonic()
         self._plan: Plan | None = None
         self._documents = 0  # of the plan's work
-        self._committed: Counts = (0, 0, 0)  # of all committed shards
+        self._committed: Counts = (0, 0, 0, 0.0)  # of all committed shards
         self._committed_work: set[WorkKey] = set()
         self._at_work: dict[WorkKey, WorkerReport] = {}
         self._watchdog = Watchdog(stall_limit_s)
@@ -115,7 +116,7 @@ class Watch:
         key = work_key(counts.sid, counts.labels)
         with self._changing:
             self._phase = LABELLING
-            more = counts.rows, failed_rows(counts), counts.cost.asked_rows
+            more = counts.rows, failed_rows(counts), counts.cost.asked_rows, counts.rows
             self._committed = _added(self._committed, more)
             self._committed_work.add(key)
             self._at_work.pop(key, None)
@@ -168,8 +169,8 @@ class Watch:
     def _progress(self) -> Progress:
         counts = self._committed
         for each in self._at_work.values():
-            counts = _added(counts, (each.answered, each.failed, each.read))
-        answered, failed, read = counts
+            counts = _added(counts, (each.answered, each.failed, each.read, each.work_done))
+        answered, failed, read, work_done = counts
         return Progress(
             self._phase,
             self._plan,
@@ -177,6 +178,7 @@ class Watch:
             answered=answered,
             failed=failed,
             read=read,
+            work_done=work_done,
             committed=self._committed[0],
         )
 
@@ -289,7 +291,7 @@ class Watchdog:
 
 
 def _added(a: Counts, b: Counts) -> Counts:
-    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
 
 
 def _order(phase: str) -> int:

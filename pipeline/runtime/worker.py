@@ -129,7 +129,9 @@ class LabelDocuments:
         shard = TokenisedShard.from_table(block)
         tasks = [task for task in self.job.spec.tasks if task.name in shard.work.tasks]
         answers = ShardAnswers(shard.chunks.to_pylist(), tasks)
-        progress = ShardProgress(self._send, shard.work, slowest_s=self._slowest_s)
+        progress = ShardProgress(
+            self._send, shard.work, rows=answers.asked_rows, slowest_s=self._slowest_s
+        )
         seconds = self._ask(shard, answers, progress) if answers.asked_rows else 0.0
         self._slowest_s = progress.slowest_s
         labelled = labelled_documents(shard.documents, answers, shard.status)

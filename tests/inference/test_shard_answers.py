@@ -70,9 +70,10 @@ def test_no_more_answers_are_asked_for_at_once_than_fit(monkeypatch: pytest.Monk
 
 
 def test_each_row_is_counted_once_when_its_last_chunk_is_read() -> None:
-    chunks = [[[1]] * n for n in (1, 0, 3, 2, 0, 1)]
+    chunks = [[[1] * 50] * n for n in (1, 0, 3, 2, 0, 1)]
     answers = ShardAnswers(chunks, [task()])
     counted: list[int] = []
+    shares: list[float] = []
 
     class InOddBatches:
         def label(self, documents, *, tasks, on_batch):  # type: ignore[no-untyped-def]
@@ -80,7 +81,12 @@ def test_each_row_is_counted_once_when_its_last_chunk_is_read() -> None:
                 on_batch(batch)
             return Labelled((np.concatenate([some(i) for i in range(7)]),), Usage())
 
-    answers.label_rows(InOddBatches(), 0, 6, counted.append)  # type: ignore[arg-type]
+    def note(rows: int, share: float) -> None:
+        counted.append(rows)
+        shares.append(share)
+
+    answers.label_rows(InOddBatches(), 0, 6, note)  # type: ignore[arg-type]
     # — chunks 1 to 3 are those of row 2, and 4 and 5 of row 3
     assert counted == [1, 1, 0, 2]
     assert sum(counted) == answers.asked_rows == 4
+    assert shares == pytest.approx([2 / 7, 1 / 7, 2 / 7, 2 / 7])

@@ -109,16 +109,26 @@ def test_a_log_says_that_a_phase_in_which_nothing_was_answered_yet_continues(
 def test_the_rate_is_that_of_the_last_minute() -> None:
     pace = Pace(0)
     for second in range(1_000):  # ten a second, then one
-        pace.add(second, 10 * second if second < 500 else 5_000 + second - 500)
+        done = 10 * second if second < 500 else 5_000 + second - 500
+        pace.add(second, Shown("labelling", 10_000, done))
     assert pace.rate == pytest.approx(1, rel=0.02)
-    pace.add(1_090, 5_499)  # nothing for a while: the rate falls, and is not zero
+    pace.add(
+        1_090, Shown("labelling", 10_000, 5_499)
+    )  # nothing for a while: the rate falls, and is not zero
     assert pace.rate is not None and 0 < pace.rate < 0.6
+
+
+def test_the_time_left_follows_the_cost_of_documents_because_long_ones_are_read_first() -> None:
+    pace = Pace(0)
+    pace.add(20, replace(COUNTED, done=5, work_done=50.0))
+    assert pace.figures(replace(COUNTED, done=5, work_done=50.0))[1] == "0:00:20 left"
+    assert pace.rate == pytest.approx(5 / 20)
 
 
 def test_slow_documents_are_counted_by_the_minute() -> None:
     pace = Pace(0)
     assert pace.figures(COUNTED) == ()
-    pace.add(120, 4)
+    pace.add(120, replace(COUNTED, done=4))
     assert pace.figures(replace(COUNTED, done=4)) == ("2.0/min", "0:48:00 left")
 
 
@@ -226,7 +236,7 @@ def test_a_run_shows_its_plan_once_and_ctrl_c_carries_what_is_kept(
         work = plan(Work(Toy()))
         announce(Progress("starting Ray"))
         announce(Progress(LOADING, work))
-        announce(Progress(LABELLING, work, documents=60, answered=6, committed=6))
+        announce(Progress(LABELLING, work, documents=60, answered=6, committed=6, work_done=6))
         raise KeyboardInterrupt
 
     kept = "6 of 60 documents are labelled and kept"

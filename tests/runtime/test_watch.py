@@ -64,6 +64,7 @@ def test_each_document_is_counted_once_in_whatever_order_reports_and_commits_com
     for event in events:
         event()
     assert announced[-1].answered == announced[-1].committed == sum(shards.values())
+    assert announced[-1].work_done == sum(shards.values())
     assert announced[-1].failed == announced[-1].read == len(shards)
 
 
@@ -191,11 +192,12 @@ def test_a_worker_reports_its_shard_its_batches_and_its_slowest_one(
     sent: list[WorkerReport] = []
     version = ObjectVersion("/in/c.jsonl", 1, "e", "jsonl", "text", None)
     work = WorkItem(Shard(version, Piece(0, 10, 1, None, None)), ("b", "a"), documents=True)
-    shard = ShardProgress(sent.append, work, slowest_s=None)
-    for clock_s[0], rows in ((3.0, 1), (3.1, 2), (4.1, 3)):
-        shard.advance(rows)
+    shard = ShardProgress(sent.append, work, rows=6, slowest_s=None)
+    for clock_s[0], rows, share in ((3.0, 1, 0.5), (3.1, 2, 0.25), (4.1, 3, 0.25)):
+        shard.advance(rows, share)
     shard.finish(10, 1)
     assert [(each.answered, each.read) for each in sent] == [(0, 0), (1, 1), (6, 6), (10, 6)]
+    assert [each.work_done for each in sent] == [0, 3, 6, 10]
     assert {each.work for each in sent} == {work_key(work.shard.id, ["a", "b"])}
     assert sent[0].place == "/in/c.jsonl: rows 0 to 10"
     assert shard.slowest_s == 3.0 and sent[-1].finished
