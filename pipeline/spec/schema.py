@@ -88,9 +88,9 @@ class InputSpec(Frozen):
     """The documents: which files, and which columns of them."""
 
     path: Location = Field(min_length=1)
-    """File, folder or glob, local or at any fsspec URL. Formats: Parquet, Arrow, WET, text
-    files (`.txt`, one document each), and JSON lines, CSV, TSV or JSON arrays, each plain or as
-    gzip or zstd."""
+    """File, folder or glob, local or at any fsspec URL, such as `s3://` or `hf://`. Formats:
+    Parquet, Arrow, WET, text files (`.txt`, one document each), and JSON lines, CSV, TSV or JSON
+    arrays, each plain or as gzip or zstd."""
     storage_options: StorageOptions = {}
     """Options of the fsspec file system that opens `path`. Secrets are refused."""
     text: str = Field(default="text", min_length=1)

@@ -139,6 +139,11 @@ def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     (made / "gold.jsonl").write_text("".join(gold))
     (made / "data" / "de").mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows[:5]), made / "data" / "a.parquet")
+    # — the quick start's documents, and a folder in place of its model of the Hub
+    lines = [f'c{n},"Comment {n},\nin two lines.",{("clean", "toxic")[n % 2]}\n' for n in range(40)]
+    (made / "comments.csv").write_text("id,text,toxic\n" + "".join(lines))
+    (made / "HuggingFaceTB").mkdir()
+    (made / "HuggingFaceTB" / "SmolLM2-135M-Instruct").symlink_to(model_folder)
     with pytest.MonkeyPatch.context() as patch:
         enter(made, patch)
         run_without_ray(patch)
