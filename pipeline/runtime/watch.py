@@ -120,6 +120,7 @@ class Watch:
             self._committed = _added(self._committed, more)
             self._committed_work.add(key)
             self._at_work.pop(key, None)
+            self._watchdog.forget(key)
             if self._metrics is not None:
                 self._metrics.committed(counts)
             self._announce(self._progress())
@@ -154,6 +155,7 @@ class Watch:
             for report in reports:
                 if report.phase != READING and _order(report.phase) > _order(self._phase):
                     self._phase = report.phase
+                # — reports and commits travel by different ways, in any order
                 if report.work is None or report.work in self._committed_work:
                     continue
                 if report.phase != READING:
@@ -200,11 +202,14 @@ class Watch:
         try:
             reports = ray.get(mailbox.take.remote(), timeout=MAILBOX_TIMEOUT_S)
         except (GetTimeoutError, RayError):  # no news, so nobody can be blamed for silence
-            self._watchdog.excuse(time.monotonic())
+            with self._changing:
+                self._watchdog.excuse(time.monotonic())
             return
         now_s = time.monotonic()
         self.take_in(reports, now_s)
-        for stall in self._watchdog.stalls(now_s, _is_alive):
+        with self._changing:
+            stalls = list(self._watchdog.stalls(now_s, _is_alive))
+        for stall in stalls:
             if not stall.ends:
                 end = f"; the run ends at {stall.limit_s:.0f} s" if isfinite(stall.limit_s) else ""
                 logger.warning("%s%s", stall, end)
@@ -253,15 +258,17 @@ class Watchdog:
 
     def hear(self, report: WorkerReport, now_s: float) -> None:
         """Notes a report. A worker that finished its shard is not expected to answer."""
-        # — a shard whose worker died is at work in another
-        self._last = {
-            worker: (last, at_s)
-            for worker, (last, at_s) in self._last.items()
-            if worker != report.worker and last.work != report.work
-        }
+        if report.work is not None:  # a shard whose worker died is at work in another
+            self.forget(report.work)
+        self._last.pop(report.worker, None)
         self._named.discard(report.worker)
         if not report.finished:
             self._last[report.worker] = report, now_s
+
+    def forget(self, work: WorkKey) -> None:
+        """Expects no answer about this work any more."""
+        for worker in [w for w, (last, _) in self._last.items() if last.work == work]:
+            del self._last[worker]
 
     def excuse(self, now_s: float) -> None:
         """Starts the time of each worker again: their reports may have been lost."""

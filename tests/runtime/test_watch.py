@@ -175,6 +175,19 @@ def test_documents_that_are_being_read_are_not_counted_as_answered(
     assert announced[-1].phase == STARTING_WORKERS and announced[-1].answered == 0
 
 
+@pytest.mark.parametrize("commit_first", [False, True])
+def test_nobody_is_blamed_after_the_commit_even_if_the_last_report_came_later_or_never(
+    commit_first: bool, watched: tuple[Watch, list[Progress]]
+) -> None:
+    watch, _ = watched
+    done = replace(BUSY, finished=True)
+    watch.take_in([BUSY], 0.0)
+    watch.take_in([] if commit_first else [done], 1.0)
+    watch.committed(counts("s1", 3))
+    watch.take_in([BUSY, done] if commit_first else [BUSY], 2.0)
+    assert silent(watch._watchdog, 1e9) == []
+
+
 def test_a_stall_names_the_worker_the_shard_and_the_silence() -> None:
     watchdog = Watchdog(LIMIT_S)
     watchdog.hear(replace(BUSY, answered=3), 0)
