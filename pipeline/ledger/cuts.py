@@ -18,6 +18,7 @@ from pipeline.hashes import canonical_json
 from pipeline.ledger.keys import INPUTS, cuts_key, parse_key
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, fields_of
 from pipeline.sources.source import InputObject, cut
+from pipeline.stores.hub import unpinned
 from pipeline.stores.store import Store
 
 # A compressed file is read to be cut. Cuts are written this often, so that an interrupted run does
@@ -136,11 +137,13 @@ class _Log:
     def cuts_of(self, current: Collection[ObjectVersion], unreadable: tuple[str, ...] = ()) -> Cuts:
         """The shards of the current objects, and those of their other versions."""
         versions = set(current)
-        paths = {version.path for version in versions}
+        # — a dataset of the Hub has its commit in the path
+        paths = {unpinned(version.path): version.path for version in versions}
         earlier: dict[str, list[tuple[str, ...]]] = {}
         for version, shards in reversed(self.cuts.items()):
-            if version.path in paths and version not in versions:
-                earlier.setdefault(version.path, []).append(tuple(shard.id for shard in shards))
+            path = paths.get(unpinned(version.path))
+            if path is not None and version not in versions:
+                earlier.setdefault(path, []).append(tuple(shard.id for shard in shards))
         return Cuts(
             shards=tuple(shard for version in current for shard in self.cuts.get(version, ())),
             earlier={path: tuple(of_path) for path, of_path in earlier.items()},

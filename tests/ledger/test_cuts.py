@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.ledger.cuts import load_or_cut
+from pipeline.ledger.cuts import cut_before, load_or_cut
+from pipeline.sources.shards import Piece, fields_of
 from pipeline.sources.source import InputObject, cut
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import StoredObject
@@ -154,3 +155,22 @@ def test_where_nothing_can_be_read_that_is_the_error(store: LocalStore, write: W
     broken = write("broken.jsonl.gz", gzip.compress(LINES)[:-30])
     with pytest.raises(StorageError, match="cannot be read"):
         load_or_cut(store, [broken], "text", None, 3000)
+
+
+def test_another_commit_of_a_dataset_is_another_version_of_its_files(store: LocalStore) -> None:
+    def at(sign: str, name: str = "a.parquet") -> InputObject:
+        return InputObject(f"hf://datasets/org/name@{sign * 40}/{name}", 1, "etag", "parquet")
+
+    first, second, other = at("a"), at("b"), at("b", "b.parquet")
+    entries = [
+        {
+            "object": list(fields_of(each.version("text", None)).values()),
+            "pieces": [list(fields_of(Piece(0, 1, 1, None, None)).values())],
+        }
+        for each in (first, second)
+    ]
+    store.create(ENTRY, json.dumps({"cuts": entries}).encode())
+    (old,), (new,) = (cut_before(store, [each], "text", None).shards for each in (first, second))
+    found = cut_before(store, [second, other], "text", None)
+    assert found.shards == (new,) and new.id != old.id
+    assert found.earlier == {second.path: ((old.id,),)}
