@@ -263,8 +263,10 @@ def test_check_leaves_nothing_behind(
     ("changes", "line"),
     [
         ({"output": "spec.yaml"}, "output: is a file; name a folder, or a new one (got "),
-        ({"output": "spec.yaml/below"}, "assay: output: "),
+        ({"output": "spec.yaml/below"}, "output: {folder}/spec.yaml is a file; name a folder, or "),
         ({"input": {"path": "/nowhere"}}, "input.path: names no file"),
+        ({"input": {"path": "corpus.jsonl", "text": "body"}}, "input.text: "),
+        ({"input": {"path": "empty.jsonl"}}, "input.path: none of the 1 files has a row"),
     ],
 )
 def test_check_looks_at_the_output_and_the_input_before_the_model(
@@ -272,13 +274,16 @@ def test_check_looks_at_the_output_and_the_input_before_the_model(
     line: str,
     write_spec: Callable[..., Path],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    monkeypatch.chdir(tmp_path)
     output = str(tmp_path / changes.get("output", "out"))
     spec = write_spec(**{**changes, "output": output, "model": {"path": "/nowhere.gguf"}})
     assert main(["check", str(spec)]) in (1, 2)
     (shown,) = capsys.readouterr().err.splitlines()
-    assert shown.startswith(line)
+    assert shown.startswith(line.replace("{folder}", str(tmp_path)))
 
 
 def test_check_says_that_the_output_is_a_file_without_importing_torch(

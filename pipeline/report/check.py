@@ -41,7 +41,7 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
     if quantization := findings.proof.quantization:
         rows.append(("quantized", f"{_change(quantization)}, against the model's own weights"))
     console.print(two_columns(rows))
-    for doubt in check_doubts(findings.answers):
+    for doubt in check_doubts(findings):
         console.print(f"\nwarning: {escape_controls(doubt)}", markup=False)
     for prompt in findings.prompts if prompts else ():
         console.print(f"\n--- {escape_controls(f'{prompt.task} · {prompt.doc_id}')} ---")
@@ -117,6 +117,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
         },
         "storage": {"url": findings.output, "create_only": True},
         "documents": findings.documents,
+        "repeated_ids": findings.repeated_ids,
         "label_tokens": findings.label_tokens,
         "readouts": {task: asdict(facts) for task, facts in findings.readouts.items()},
         "prompts": [
@@ -144,7 +145,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
             }
             for task, facts in findings.answers.items()
         },
-        "warnings": list(check_doubts(findings.answers)),
+        "warnings": list(check_doubts(findings)),
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipeline.verbs.check import AnswerFacts
+    from pipeline.verbs.check import Findings
     from pipeline.verbs.evaluate import TaskEvaluation
 
 # Fewer documents may have one label by accident, and so may a share below this one.
@@ -47,9 +47,15 @@ def evaluation_doubt(task: TaskEvaluation) -> str | None:
     )
 
 
-def check_doubts(answers: Mapping[str, AnswerFacts]) -> Iterator[str]:
-    """The lines of a check, for each task; facts are by task."""
-    for task, facts in answers.items():
+def check_doubts(findings: Findings) -> Iterator[str]:
+    """The lines of a check: about the ids of documents, then about the answers to each task."""
+    if findings.repeated_ids:
+        yield (
+            f"input.id: {findings.repeated_ids:,} of the first {findings.ids_read:,} documents "
+            "have the id of another, so that a join by id mixes them. Name a column with another "
+            "id for each document, or leave input.id out: the id is then the hash of the text"
+        )
+    for task, facts in findings.answers.items():
         if facts.fragments:
             read = ", ".join(f"{label!r} by {token!r}" for label, token in facts.fragments.items())
             yield (

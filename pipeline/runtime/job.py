@@ -38,6 +38,7 @@ _SHARD_SECONDS = 60
 _FLOPS = {"cpu": 100e9, "cuda": 200e12}
 _BYTES_PER_TOKEN = 4
 _MIN_SHARD_BYTES = 32 * 1024
+_SMALL_INPUT_BYTES = 16 * 1024 * 1024  # read in well under a second
 # The number formats that `dtype: auto` may become.
 _AUTO_DTYPES = ("float32", "bfloat16")
 
@@ -151,8 +152,14 @@ def plan(job: Job, store: Store, *, keep: bool = True) -> Plan:
 
 
 def check_places(spec: JobSpec, cache_dir: Path) -> None:
-    """The checks of output and input that need no model; SpecError or RefusedError."""
-    _objects(spec, open_store(spec.output, spec.storage_options), cache_dir)
+    """The checks of output and input that need no model; SpecError or RefusedError.
+
+    The rows and columns of a large input are checked later, because they take a while to count.
+    """
+    store, source = open_store(spec.output, spec.storage_options), spec.input
+    objects = _objects(spec, store, cache_dir)
+    if sum(each.size_bytes for each in objects) <= _SMALL_INPUT_BYTES:
+        load_or_cut(store, objects, source.text, source.id, MAX_SHARD_BYTES, keep=False)
 
 
 def _objects(spec: JobSpec, store: Store, cache_dir: Path) -> list[InputObject]:

@@ -38,6 +38,9 @@ _FIXES = {
 }
 
 
+_WRITE = "no such key; write "
+
+
 def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:
     """One problem for each mistake that pydantic found in this content of a spec."""
     details = error.errors()
@@ -54,7 +57,13 @@ def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Prob
         each = [detail for _, detail in same]
         fix = " or ".join(dict.fromkeys(_fix(detail) for detail in each))
         found.append(Problem(place or "spec", fix, _value(each[0])))
-    return found
+    # — a misspelt key is also missing
+    meant = {
+        ".".join([*problem.place.split(".")[:-1], problem.fix.removeprefix(_WRITE)])
+        for problem in found
+        if problem.fix.startswith(_WRITE)
+    }
+    return [each for each in found if each.place not in meant or each.fix != _FIXES["missing"]]
 
 
 def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> Iterator[int | str]:
@@ -101,7 +110,7 @@ def _other_key(loc: Sequence[int | str]) -> str:
     if len(sections) == 1:
         return f"no such key; {key} belongs below {sections[0]}"
     if nearest := get_close_matches(key.lower(), keys, n=1):
-        return f"no such key; write {nearest[0]}"
+        return f"{_WRITE}{nearest[0]}"
     shown = ", ".join(dict.fromkeys(keys))
     return f"no such key; remove it or correct its spelling: the keys are {shown}"
 

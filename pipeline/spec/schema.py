@@ -157,10 +157,10 @@ def _as_verbalizers(labels: object) -> object:
     if isinstance(labels, Mapping):
         return labels
     if not isinstance(labels, list | tuple):
-        raise ValueError("write a list of labels, or each label with its texts: {name: [form]}")
+        raise ValueError("write a list of labels, or each label with its texts: {name: [text]}")
     odd = [label for label in labels if isinstance(label, dict | list)]
     if odd:
-        raise ValueError(f"a list holds names of labels; verbalizers are {{name: [form]}}: {odd}")
+        raise ValueError(f"a list holds names of labels; write {{name: [text]}} for texts: {odd}")
     if any(not isinstance(label, str) for label in labels):
         raise ValueError(f"write each label as a text: {[str(label) for label in labels]}")
     repeated = sorted({label for label in labels if labels.count(label) > 1})
@@ -253,10 +253,10 @@ class TaskSpec(Frozen):
             if not label:
                 raise ValueError("a label needs a name")
             if not verbalizers:
-                raise ValueError(f"label {label!r} needs at least one verbalizer")
+                raise ValueError(f"label {label!r} needs at least one text")
             for verbalizer in verbalizers:
                 if verbalizer in owner:
-                    raise ValueError(f"{verbalizer!r} occurs twice; write each verbalizer once")
+                    raise ValueError(f"{verbalizer!r} occurs twice; write each text once")
                 owner[verbalizer] = label
         return labels
 

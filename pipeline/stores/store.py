@@ -82,8 +82,10 @@ def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -
     path = Path(url[scheme.end() :]) if scheme else Path(os.path.abspath(Path(url).expanduser()))
     if not path.is_absolute():
         raise RefusedError(f"{place}: write file:///absolute/path, three slashes (got {url!r})")
-    if path.exists() and not path.is_dir():
-        raise SpecError([Problem(place, "is a file; name a folder, or a new one", url)])
+    existing = next((each for each in (path, *path.parents) if os.path.exists(each)), path)
+    if os.path.exists(existing) and not os.path.isdir(existing):
+        which = "is a file" if existing == path else f"{existing} is a file"
+        raise SpecError([Problem(place, f"{which}; name a folder, or a new one", url)])
     return LocalStore(path)
 
 

@@ -6,6 +6,7 @@ Entry point: `check`. Everything runs in this process, without Ray.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from pipeline.runtime.assembly import job_prompt
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import read_documents
 from pipeline.spec.schema import ContextualSpec, JobSpec
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
@@ -31,6 +34,7 @@ from pipeline.verbs.exactness import Proof, prove
 from pipeline.verbs.samples import Sample, take_samples
 
 DEFAULT_DOCUMENTS = 4
+READ_IDS = 10_000  # at least, if there are so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class Findings:
     prompts: tuple[Prompt, ...]
     proof: Proof
     answers: Mapping[str, AnswerFacts]  # by task
+    repeated_ids: int  # documents with the id of another, of those that were read for it
+    ids_read: int
 
     @property
     def exact(self) -> bool:
@@ -112,6 +118,7 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
     samples = take_samples(planned.shards, tokenizer, spec, count)
     paths = {task.name: str(task.readout) for task in spec.tasks}
     documents_ids = [sample.token_ids for sample in samples]
+    repeated, ids_read = _repeated_ids(planned.shards, spec)
     proof = prove(job, folder, prompt, documents_ids, _content_free(tokenizer))
     return Findings(
         output=store.url,
@@ -142,7 +149,25 @@ def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
         ),
         proof=proof,
         answers=_answer_facts(spec, prompt, proof, _label_tokens(tokenizer, prompt)),
+        repeated_ids=repeated,
+        ids_read=ids_read,
     )
+
+
+def _repeated_ids(shards: Sequence[Shard], spec: JobSpec) -> tuple[int, int]:
+    """How many of the first documents have the id of another one, and how many were read.
+
+    Without a column of ids none is read: the id is then the hash of the text.
+    """
+    if spec.input.id is None:
+        return 0, 0
+    tables = (t for shard in shards for t in read_documents(shard, spec.input.storage_options))
+    ids: list[str] = []
+    for table in tables:
+        ids += table.column("doc_id").to_pylist()
+        if len(ids) >= READ_IDS:
+            break
+    return sum(count for count in Counter(ids).values() if count > 1), len(ids)
 
 
 def _content_free(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:

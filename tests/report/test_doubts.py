@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,5 +93,7 @@ def test_answers_better_than_chance_are_not_named() -> None:
     ],
 )
 def test_a_check_names_answers_that_say_little(facts: AnswerFacts, lines: list[str]) -> None:
-    found = list(check_doubts({"good": AnswerFacts({}, 0.9, 0.5), "t": facts}))
+    answers = {"good": AnswerFacts({}, 0.9, 0.5), "t": facts}
+    findings: Any = SimpleNamespace(answers=answers, repeated_ids=0, ids_read=9)
+    found = list(check_doubts(findings))
     assert [line[: len(start)] for line, start in zip(found, lines, strict=True)] == lines

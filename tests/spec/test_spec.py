@@ -195,17 +195,17 @@ def test_labels_are_read_as_they_are_written(
         ),
         (
             with_labels("{x: [X, S], y: [S]}"),
-            "tasks.0.labels: 'S' occurs twice; write each verbalizer once "
+            "tasks.0.labels: 'S' occurs twice; write each text once "
             "(got {'x': ['X', 'S'], 'y': ['S']})",
         ),
         (
             with_labels("{x: [X, X], y: [Y]}"),
-            "tasks.0.labels: 'X' occurs twice; write each verbalizer once "
+            "tasks.0.labels: 'X' occurs twice; write each text once "
             "(got {'x': ['X', 'X'], 'y': ['Y']})",
         ),
         (
             with_labels("{x: [], y: [Y]}"),
-            "tasks.0.labels: label 'x' needs at least one verbalizer (got {'x': [], 'y': ['Y']})",
+            "tasks.0.labels: label 'x' needs at least one text (got {'x': [], 'y': ['Y']})",
         ),
         (
             with_labels("{'': [X], y: [Y]}"),
@@ -427,7 +427,6 @@ def test_a_misspelt_key_offers_the_nearest_and_names_the_line_and_the_task(tmp_p
     assert str(caught.value).splitlines() == [
         f"model.dtpe: no such key; write dtype (got 'auto') in {path}, line 2",
         f"input.txt: no such key; write text (got 'body') in {path}, line 5",
-        f"tasks.1.labels: missing; add it (got None) in {path}, line 12, task 'topic'",
         "tasks.1.scoring: write 'auto', 'first_token' or 'full' (got ['first']) "
         f"in {path}, line 16, task 'topic'",
         "tasks.1.calibration.documnets: no such key; write documents (got ['a']) "

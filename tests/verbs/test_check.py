@@ -410,3 +410,22 @@ def test_a_check_says_what_the_answers_are_read_from_and_whether_they_depend_on_
     assert found["warnings"][0].startswith("t: labels are read by the first letters of a word: 's")
     assert main(["check", str(spec)]) == 0
     assert f"warning: {found['warnings'][0]}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("column", "repeated"), [("id", 2), ("own", 0), (None, 0)])
+def test_a_check_warns_of_ids_that_several_documents_have(
+    column: str | None,
+    repeated: int,
+    write_spec: WriteSpec,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    corpus = tmp_path / "ids.jsonl"
+    rows = [{"id": id, "own": n, "text": f"text {n}"} for n, id in enumerate("aba")]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = write_spec(input={"path": str(corpus), "id": column})
+    assert main(["check", str(spec), "--documents", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["repeated_ids"] == repeated
+    line = "input.id: 2 of the first 3 documents have the id of another"
+    assert any(each.startswith(line) for each in found["warnings"]) == bool(repeated)

@@ -65,7 +65,7 @@ def collisions(
                 Problem(
                     f"tasks.{place}.labels",
                     f"label {short!r} of {task.name!r} begins label {long!r}, so {long!r} could "
-                    f"never be the likelier: give {short!r} a verbalizer that does not, as in "
+                    f"never be the likelier: give {short!r} a text that does not, as in "
                     f"{short}: ['just {short}'], or divide by lengths: length_penalty: 1",
                     {label: list(task.labels[label]) for label in (short, long)},
                 )
@@ -78,7 +78,7 @@ def collisions(
         Problem(
             f"tasks.{place}.labels",
             f"labels {labels} of {task.name!r} {same} {tokenizer.decode(list(path))!r}; give "
-            f"them verbalizers that {'differ' if len(path) > 1 else 'begin differently'}",
+            f"them texts that {'differ' if len(path) > 1 else 'begin differently'}",
             {label: list(task.labels[label]) for label in labels},
         )
         for path, labels in shared.items()

@@ -276,7 +276,7 @@ def test_labels_that_begin_alike_are_refused_by_name(
     lines = str(caught.value).splitlines()
     assert lines[0] == (
         "tasks.1.labels: labels ['sport', 'science'] of 'topic' begin with the same token 'S'; "
-        "give them verbalizers that begin differently "
+        "give them texts that begin differently "
         "(got {'sport': ['Sport'], 'science': ['Science', 'Tech']})"
     )
     assert [line.split(": ")[0] for line in lines] == ["tasks.1.labels"] + ["tasks.2.labels"] * 2
