@@ -10,19 +10,24 @@ from typing import Any
 
 import duckdb
 import fsspec
+import pyarrow as pa
 import pytest
+from data_fixtures import Row
 from finished import LABELS, Corpus, commit_all, finish, toy_fingerprints, toy_spec
 from servers import Server
 
 from pipeline.cli import main
 from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.cells import committed
+from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.snapshots import SnapshotTask, publish
-from pipeline.options import ExportOptions, TableFormat
+from pipeline.options import ExportOptions, ShowOptions, TableFormat
+from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.export import MANIFEST, ExportResult, export
+from pipeline.verbs.show import TEXT_CHARS, show
 
 READERS = {"parquet": "read_parquet", "jsonl": "read_json", "csv": "read_csv"}
 
@@ -208,6 +213,27 @@ def test_a_wrong_target_is_named_and_nothing_is_written(
     with pytest.raises(SpecError) as refused:
         run(folder, to, **options)
     assert str(refused.value).startswith(line) and state(folder) == before
+
+
+def test_texts_of_every_format_are_those_of_the_rows(
+    corpus: Path, rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "finished.documents_of",
+        lambda shard: pa.concat_tables(read_documents(shard)).combine_chunks(),
+    )
+    names = {"id": "id", "text": "text"}
+    store = LocalStore(tmp_path / "out")
+    objects = find_objects(str(corpus), tmp_path / "cache")
+    finish(store, load_or_cut(store, objects, "text", "id", 50_000).shards, toy_fingerprints())
+    spec = spec_of(tmp_path, input={"path": str(corpus), **names})
+    options = ExportOptions(f"{tmp_path}/to/", with_text=True)
+    result = export(spec, options, cache_dir=tmp_path / "cache")
+    files = duckdb.sql(f"select doc_id, text from '{result.glob}' order by row").fetchall()
+    assert files == rows and result.rows == len(rows)
+    examples = show(spec, ShowOptions(n=200), cache_dir=tmp_path / "cache").rows
+    shown = [text[:TEXT_CHARS] for _, text in rows]
+    assert examples.column("_text").to_pylist() == shown
 
 
 def test_a_glob_that_matches_the_target_is_its_input(folder: Path) -> None:
