@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,8 @@ def find_files(
         infos = list(files_at(file_system, stringify_path(place)))
     if not infos:
         fix = f"names no file; supported are {SUPPORTED}, globs and folders"
+        if isinstance(file_system, LocalFileSystem) and (similar := _similar_name(place)):
+            fix = f"names no file; a similar name is {similar}"
         raise SpecError([Problem(key, fix, path_glob)])
     names = [info["name"] for info in infos]
     if unsupported := sorted(name for name in names if format_of(name) is None):
@@ -123,6 +126,14 @@ def find_files(
         fix = f"{len(odd)} of {len(names)} files have a name that is not UTF-8; rename them"
         raise SpecError([Problem(key, fix, odd[0])])
     return file_system, stringify_path(place), infos
+
+
+def _similar_name(place: str) -> str | None:
+    """The file or folder beside a missing one whose name is the most similar, or None."""
+    folder, name = os.path.split(place)
+    beside = set(os.listdir(folder) if os.path.isdir(folder) else []) - {name}
+    similar = get_close_matches(name, sorted(beside), n=1)
+    return similar[0] if similar else None
 
 
 def cut(

@@ -366,3 +366,17 @@ def test_only_the_row_groups_of_a_shard_are_read(
         first, last = shard.piece.start_row // 23, (shard.piece.end_row - 1) // 23
         assert asked == [[group] for group in range(first, last + 1)]
         asked.clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("corpsu.jsonl", "corpus.jsonl"), ("xyz", None), ("none/corpus.jsonl", None)],
+)
+def test_for_a_path_that_names_no_file_a_similar_name_is_shown(
+    name: str, shown: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(SpecError) as refused:
+        find_objects(str(tmp_path / name), tmp_path / "cache")
+    expected = f"a similar name is {shown}" if shown else "supported are .parquet"
+    assert str(refused.value).startswith(f"input.path: names no file; {expected}")
