@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -175,13 +175,20 @@ def fields_of(record: bytes, format: str) -> tuple[list[bytes], bool]:
         position += len(dialect.delimiter)
 
 
+def wrong_delimiter(names: Sequence[str]) -> str | None:
+    """What to do about a header that is separated by another character; None if it is not."""
+    other = next((sign for sign in _OTHER_DELIMITERS if sign in names[0]), None)
+    if len(names) > 1 or other is None:
+        return None
+    return (
+        f"its columns are separated by {other!r}; separate them by commas in a .csv file, or by "
+        f"tabs in a .tsv file"
+    )
+
+
 def _check_names(version: ObjectVersion, names: list[str]) -> None:
     """SpecError unless the header has the columns; it names the delimiter that the file has."""
-    other = next((sign for sign in _OTHER_DELIMITERS if sign in names[0]), None)
-    if len(names) == 1 and other and version.text_column in names[0].split(other):
-        fix = (
-            f"the columns of {version.path} are separated by {other!r}; separate them by commas "
-            f"in a .csv file, or by tabs in a .tsv file"
-        )
-        raise SpecError([Problem("input.text", fix, version.text_column)])
+    fix = wrong_delimiter(names)
+    if fix is not None and version.text_column not in names:
+        raise SpecError([Problem("input.text", f"{version.path}: {fix}", version.text_column)])
     check_columns(version, names)

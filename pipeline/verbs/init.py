@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import Problem, SpecError
 from pipeline.options import InitOptions
+from pipeline.sources.delimited import wrong_delimiter
 from pipeline.sources.listing import format_of
 from pipeline.sources.preview import preview
 from pipeline.sources.source import find_files
@@ -121,6 +122,9 @@ def init(data: str, options: InitOptions) -> Proposal:
     format = str(format_of(first))
     # — text files are rows of what names them
     values = preview(file_path(file_system, place if format == "txt" else first), format, {})
+    is_delimited = format.startswith(("csv", "tsv"))
+    if is_delimited and values and (other := wrong_delimiter([*values])):
+        raise SpecError([Problem("DATA", other, first)])
     columns = tuple(_column(name, found) for name, found in values.items())
     text = _named(columns, options.text, "--text") or _text_column(columns, data)
     name = _job_name(data)

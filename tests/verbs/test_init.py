@@ -94,6 +94,7 @@ def test_the_caller_names_columns_and_model() -> None:
         ("nothing.csv", "DATA: names no file; supported are "),
         ("old.yaml", "DATA: 1 of 1 files are not "),
         ("numbers.parquet", "DATA: no column seems to hold texts; name one with --text; it has: n"),
+        ("semicolons.csv", "DATA: its columns are separated by ';'; separate them by commas in "),
         ("empty.csv", "DATA: no column seems to hold texts; name one with --text; it has: none"),
     ],
 )
@@ -103,6 +104,7 @@ def test_what_cannot_be_written_is_one_line_and_exit_2(
     table("data.parquet", text=PROSE)
     table("numbers.parquet", n=[1, 2])
     Path("empty.csv").write_text("")
+    Path("semicolons.csv").write_text("id;text\n1;some text\n")
     Path("old.yaml").write_text("mine")
     assert main(["init", *words.split()]) == 2
     (shown,) = capsys.readouterr().err.splitlines()
