@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from pipeline.errors import require_positive
+from pipeline.errors import Problem, SpecError, require_positive
 
 TableFormat = Literal["parquet", "jsonl", "csv"]
 OnError = Literal["fail", "keep", "drop"]
@@ -87,6 +87,49 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         require_positive({f"--{name}": value for name, value in asdict(self).items()})
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The documents that a run is limited to, and when it ends if they are not done."""
+
+    sample: Annotated[str | None, Parameter(metavar="SHARE")] = None
+    """Label only this share of the documents, as in 1% or 0.01: the same ones each time."""
+    where: Annotated[str | None, Parameter(metavar="SQL")] = None
+    """Label only documents whose input columns satisfy this condition, as in "year >= 2020"."""
+    max_hours: Annotated[float | None, Parameter(metavar="H")] = None
+    """End the run, with exit code 3, when it has taken this many hours."""
+    max_cost: Annotated[float | None, Parameter(metavar="C")] = None
+    """End the run, with exit code 3, when its workers have cost this much; needs --price."""
+    price: Annotated[float | None, Parameter(metavar="PRICE")] = None
+    """Price of one worker for one hour, in the currency of --max-cost."""
+
+    def __post_init__(self) -> None:
+        names = ("max_hours", "max_cost", "price")
+        require_positive({f"--{name.replace('_', '-')}": getattr(self, name) for name in names})
+        if self.max_cost is not None and self.price is None:
+            fix = "missing; --max-cost needs it: the price of one worker for one hour"
+            raise SpecError([Problem("--price", fix)])
+        if self.price is not None and self.max_cost is None:
+            fix = "missing; --price limits nothing alone: write the most that the run may cost"
+            raise SpecError([Problem("--max-cost", fix)])
+
+    def bound(self, workers: int) -> tuple[float, str] | None:
+        """The seconds that a run of this many workers may take, and the option that says so."""
+        bounds = []
+        if self.max_hours is not None:
+            bounds.append((self.max_hours * 3600, f"--max-hours {self.max_hours:g}"))
+        if self.max_cost is not None and self.price is not None:
+            seconds = self.max_cost / (workers * self.price) * 3600
+            name = f"--max-cost {self.max_cost:g} (for {workers} workers)"
+            bounds.append((seconds, name.replace("(for 1 workers)", "(for 1 worker)")))
+        return min(bounds, default=None)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The options as words of a command line, one each."""
+        chosen = {name: value for name, value in asdict(self).items() if value is not None}
+        return tuple(f"--{name.replace('_', '-')}={value}" for name, value in chosen.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,8 @@ def _field(task: str, name: str) -> str:
 
 
 def _name(each: Contents) -> str:
-    return f"snapshot {each.number:08d}" if each.number else "unpublished"
+    part = f" ({each.slice})" if each.slice else ""
+    return f"snapshot {each.number:08d}{part}" if each.number else "unpublished"
 
 
 def shares(counts: Counts) -> NDArray[np.float64]:

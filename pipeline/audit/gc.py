@@ -8,8 +8,8 @@ nothing. Objects with keys that assay does not write are left alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
@@ -47,6 +47,8 @@ class Cells:
     versions: frozenset[tuple[str, str]]  # task and fingerprint
     # Versions with the same raw answers, used for shards without a label file of `versions`.
     others: frozenset[tuple[str, str]] = frozenset()
+    # For a slice of a current shard, that shard: with its labels the slice's are not used.
+    whole: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,9 @@ def _cells_of_next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
         for fp in fps
     )
     sids = frozenset(shard.id for shard in cuts.shards)
-    return Cells(sids, cuts.earlier_sids, versions, others - versions)
+    slices = cuts.other_slices.of_shard
+    whole = {sid: shard for shard, of_shard in slices.items() for sid in of_shard}
+    return Cells(sids, cuts.earlier_sids, versions, others - versions, whole)
 
 
 def _kept_snapshots(store: Store, keep: int) -> list[Contents]:
@@ -178,12 +182,15 @@ def _used_cells(known: Iterable[tuple[StoredObject, Key]], cells: Cells) -> dict
         for _, key in in_reach
         if key.folder == LABELS and (key.task, key.fp) in cells.versions
     }
+    labelled = {(key.task, key.fp, key.sid) for _, key in in_reach if key.folder == LABELS}
     used: dict[str, str] = {}
     last: dict[tuple[str, str, str], tuple[int, str]] = {}  # by cell
     for name, key in in_reach:
         version = key.task, key.fp
         has_own = (key.task, key.sid) in own
         if version not in cells.versions and (version not in cells.others or has_own):
+            continue
+        if (*version, cells.whole.get(key.sid)) in labelled:
             continue
         if key.folder == LABELS:
             used[name] = key.sid

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pipeline.audit.invariants import broken_answers, broken_documents, differing
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import sha256_hex
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, SLICED_FILE_COLUMNS
 from pipeline.ledger.keys import documents_key, label_key, parse_key, spec_key
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import (
@@ -32,7 +32,8 @@ from pipeline.ledger.snapshots import (
     etags_now,
 )
 from pipeline.sources.shards import ObjectVersion, Shard
-from pipeline.sources.source import find_objects, read_documents
+from pipeline.sources.slices import read_inside
+from pipeline.sources.source import find_objects
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
@@ -161,8 +162,8 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
         return _CheckedShard(tuple(damages))
     if not _is_unchanged(audit, origin.version):
         return _CheckedShard(tuple(damages), changed=shard.path)
-    columns = ["doc_id", "content_hash"]
-    slices = read_documents(origin, audit.options)
+    columns = ["doc_id", "content_hash", *(["row"] if shard.sliced else [])]
+    slices = read_inside(origin, audit.options)
     again = pa.concat_tables(each.select(columns) for each in slices)
     for column in columns:
         if where := differing(documents.column(column), again.column(column)):
@@ -180,7 +181,9 @@ def _checked(
         if file.key not in audit.etags:
             return None
     task = None if file.task is None else audit.tasks[file.task]
-    columns = DOCUMENTS_FILE_COLUMNS if task is None else ("doc_id", *task.columns)
+    columns = ("doc_id", *task.columns) if task else DOCUMENTS_FILE_COLUMNS
+    if task is None and shard.sliced:
+        columns = SLICED_FILE_COLUMNS
     data = _read(audit.store, file.key, damages)
     if data is None:
         return None

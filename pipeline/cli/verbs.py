@@ -27,6 +27,7 @@ from pipeline.options import (
     GroupBy,
     InitOptions,
     PlanOptions,
+    RunOptions,
     ShowOptions,
 )
 
@@ -94,6 +95,7 @@ def run(
     retry_failed: bool = False,
     publish_partial: bool = False,
     stall_limit: Annotated[float | None, Parameter(metavar="SECONDS")] = None,
+    options: Annotated[RunOptions, FLATTEN] = RunOptions(),
     as_json: AsJson = False,
 ) -> int:
     """Bring the output up to date, and publish a snapshot of it.
@@ -115,22 +117,24 @@ def run(
     retry_failed
         Try the rows again that failed or were quarantined.
     publish_partial
-        Publish a snapshot of the complete shards even if others are missing.
+        Publish a snapshot of the complete shards even if others are missing, and of a slice even if
+        the current snapshot shows more documents.
     stall_limit
         Seconds without an answer from a worker at work that end the run (default: 600, and at least
         10 times the worker's slowest batch).
     """
     if dry_run:
-        return VERBS["dry run"].carry_out(spec, as_json=as_json)
+        return VERBS["dry run"].carry_out(spec, options, as_json=as_json)
     if address is not None and address.startswith(("http://", "https://")):
         flags = {"--json": as_json, "--retry-failed": retry_failed}
         flags["--publish-partial"] = publish_partial
-        chosen = [flag for flag, is_set in flags.items() if is_set]
-        chosen += [] if stall_limit is None else ["--stall-limit", str(stall_limit)]
+        chosen = [*(flag for flag, is_set in flags.items() if is_set), *options.flags]
+        chosen += [] if stall_limit is None else [f"--stall-limit={stall_limit}"]
         return _submit(spec, address, chosen, insecure=insecure_cluster, installed=installed)
     if address is None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
     how: dict[str, Any] = {"retry_failed": retry_failed, "publish_partial": publish_partial}
+    how["options"] = options
     if stall_limit is not None:
         how["stall_limit_s"] = stall_limit
     return VERBS["run"].carry_out(spec, as_json=as_json, address=address, **how)

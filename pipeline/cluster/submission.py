@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -94,7 +95,7 @@ def submit(
     """
     content = portable_content(spec, same_machine=is_loopback(address))
     base = f"assay-{spec.name}-{content_id(content)}"
-    options = " ".join(sorted(flags))
+    options = shlex.join(sorted(flags))
     entrypoint = f"python -m pipeline run {SPEC_FILE} --address auto {options}".rstrip()
     with tempfile.TemporaryDirectory() as folder:
         write_bundle(Path(folder), content)
@@ -139,7 +140,7 @@ def choose_job(jobs: Sequence[JobDetails], base: str) -> Submitted:
 
 def _refuse_other_options(client: JobSubmissionClient, id: str, options: str) -> None:
     running = (client.get_job_info(id).metadata or {}).get("assay_options", "")
-    if set(running.split()) - {"--json"} != set(options.split()) - {"--json"}:
+    if {*shlex.split(running)} - {"--json"} != {*shlex.split(options)} - {"--json"}:
         raise RefusedError(
             f"{id} is running with {running or 'no options'!r} instead of "
             f"{options or 'none'!r}; wait for its end, or stop it: ray job stop {id}"

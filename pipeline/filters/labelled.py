@@ -7,6 +7,7 @@ for the input. A text is read again only if it is the text that was labelled.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from pipeline.ledger.cuts import cut_before
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN
 from pipeline.ledger.snapshots import Contents, last_contents
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import find_objects, read_documents
+from pipeline.sources.slices import read_inside
+from pipeline.sources.source import find_objects
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
@@ -57,7 +59,8 @@ def labelled_shards(
     source = spec.input
     objects = find_objects(source.path, cache_dir, source.storage_options)
     shards = cut_before(store, objects, source.text, source.id).shards
-    by_sid = {shard.id: shard for shard in shards}
+    of_slice = (replace(shard, slice=contents.slice) for shard in shards)
+    by_sid = {shard.id: shard for shard in of_slice}
     for shard in contents.shards:
         if shard.sid not in by_sid:
             raise StorageError(
@@ -81,7 +84,7 @@ def labelled_texts(
     """
     rows = 0
     # — read with the id column, as for labelling: a damaged id page made its rows unreadable too
-    for documents in read_documents(shard, options):
+    for documents in read_inside(shard, options):
         read = documents.column("content_hash").combine_chunks()
         labelled = hashes.slice(rows, len(read))
         if not read.equals(labelled):

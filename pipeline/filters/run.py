@@ -65,6 +65,7 @@ class FilterResult:
     missing_rows: int  # rows of the input that the snapshot does not have
     missing_files: int
     new_files: int  # files that the input has now and the snapshot does not know
+    slice: str | None = None  # the documents that the snapshot is limited to
 
     @property
     def complete(self) -> bool:
@@ -128,6 +129,7 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         missing_rows=contents.missing_rows,
         missing_files=contents.missing_files,
         new_files=new_files,
+        slice=None if contents.slice is None else str(contents.slice),
     )
     _point_to(result, job)
     return result

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import compress, islice
 
 import numpy as np
 import pyarrow as pa
@@ -108,12 +108,15 @@ def filter_shard(
         SplitAmounts(kept=Amount(1, *size)) if is_kept else SplitAmounts(dropped=Amount(1, *size))
         for is_kept, *size in zip(keep, text_bytes, tokens.to_pylist(), strict=True)
     ]
-    kept = kept_rows(shard, options, keep)
+    inside, kept_inside = np.zeros((2, shard.rows), np.bool_)  # a slice has some of these rows
+    rows = answers.column("row").to_numpy() - shard.piece.start_row
+    inside[rows], kept_inside[rows] = True, keep
+    kept = kept_rows(shard, options, kept_inside)
     dropped = _dropped_file(shard, answers, dropped_texts, reasons, split)
     groups = {}
     for column in split.by:
         values = map(_value, every_row(_with_group(shard, column), options))
-        groups[column] = _sums(zip(values, amounts, strict=True))
+        groups[column] = _sums(zip(compress(values, inside), amounts, strict=True))
     counts = Counts(sum(amounts, SplitAmounts()), groups, dict(Counter(filter(None, reasons))))
     return dropped, kept, counts
 
@@ -167,7 +170,7 @@ def _dropped_file(
     split: FilterSplit,
 ) -> bytes:
     """The dropped documents as `open_labels` has them, with their texts and the reasons."""
-    mask = pa.array([bool(reason) for reason in reasons])
+    mask = pa.array([bool(reason) for reason in reasons], pa.bool_())
     table = pa.Table.from_batches([answers]).filter(mask)
     why = pa.array(list(filter(None, reasons)), pa.string()).dictionary_encode()
     table = table.append_column(TEXT_COLUMN, texts).append_column(WHY_COLUMN, why)

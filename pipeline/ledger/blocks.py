@@ -154,6 +154,7 @@ class ShardCounts:
     status: Mapping[str, int]  # rows by status
     labels: Mapping[str, Mapping[str, int]]  # rows by label, by task
     cost: LabelCost
+    outside: int = 0  # rows of the input that were read and are not in the slice
 
     def to_table(self) -> pa.Table:
         return pa.table({"counts": [json.dumps(asdict(self))]})

@@ -81,9 +81,25 @@ class WorkItem:
 
     @property
     def asks(self) -> bool:
-        """Whether the item probably needs a model: not if the shard has its own answers."""
-        has_answers = any(reusable.sid == self.shard.id for reusable in self.reuse)
+        """Whether the item probably needs a model: not if its rows have answers already."""
+        own = {self.shard.id, self.shard.whole.id}
+        has_answers = any(reusable.sid in own for reusable in self.reuse)
         return bool(self.tasks) and (self.retry > 0 or not has_answers)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSlices:
+    """Shards that have some of the same rows in another slice, or in none."""
+
+    # The same rows of the input as the shard: first without a slice, then the other slices.
+    of_shard: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # By path: the slices of earlier versions of the object.
+    earlier: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def sids(self) -> frozenset[str]:
+        """All of these shards."""
+        return frozenset(chain(*self.of_shard.values(), *self.earlier.values()))
 
 
 _TaskGroup = tuple[tuple[str, ...], tuple[ReusableShard, ...]]  # shards with answers to all tasks
@@ -118,13 +134,15 @@ def remaining(
     done: Committed,
     earlier_cuts: Mapping[str, Sequence[Collection[str]]],
     others: Sequence[Committed] = (),
+    slices: OtherSlices = OtherSlices(),
 ) -> list[WorkItem]:
     """The work items for everything that is missing, in the order of the shards.
 
     `earlier_cuts` has, by path, the shard ids of each other version of the object, the newest
     first. `others` has the files of other versions of the tasks with the same raw answers.
+    `slices` has the shards that have answers to some of the rows.
     """
-    index = _ReuseIndex(done, earlier_cuts, others)
+    index = _ReuseIndex(done, earlier_cuts, others, slices)
     return [
         item
         for shard in shards
@@ -174,6 +192,7 @@ class _ReuseIndex:
     _done: Committed
     _cuts: Mapping[str, Sequence[Collection[str]]]
     _others: Sequence[Committed]
+    _slices: OtherSlices
     _groups: dict[tuple[str, tuple[str, ...]], list[_TaskGroup]] = field(default_factory=dict)
 
     def of_path(self, path: str, tasks: tuple[str, ...]) -> list[_TaskGroup]:
@@ -182,7 +201,7 @@ class _ReuseIndex:
         Tasks are in one group if the same shards answer them. So a new task, which no shard
         answers, does not keep the answers to other tasks from being reused.
         """
-        if not tasks or path not in self._cuts:
+        if not tasks or not (path in self._cuts or path in self._slices.earlier):
             return [(tasks, ())]
         if (path, tasks) not in self._groups:
             by_shards: dict[tuple[str, ...], list[str]] = {}
@@ -192,6 +211,18 @@ class _ReuseIndex:
                 (tuple(group), tuple(self._with_all(path, group))) for group in by_shards.values()
             ]
         return self._groups[path, tasks]
+
+    def of_rows(self, sid: str, tasks: tuple[str, ...]) -> list[_TaskGroup]:
+        """The tasks in groups, each with the slices of the same rows that answer all of it."""
+        same_rows = self._slices.of_shard.get(sid, ())
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for task in tasks if same_rows else ():
+            answered = (each for each in same_rows if self.of_shard(each, (task,)))
+            groups.setdefault(tuple(answered), []).append(task)
+        return [
+            (tuple(group), tuple(filter(None, (self.of_shard(each, group) for each in sids))))
+            for sids, group in groups.items()
+        ] or [(tasks, ())]
 
     def of_shard(self, sid: str, tasks: Sequence[str]) -> ReusableShard | None:
         """The shard with the existing answers to some of the tasks; None if it has none."""
@@ -211,15 +242,17 @@ class _ReuseIndex:
         Older cuts have few other texts. Leaving them out keeps tasks together that differ there.
         """
         latest: list[str] = []
-        for sids in self._cuts[path]:
+        for sids in self._cuts.get(path, ()):
             answered = [sid for sid in sids if self.of_shard(sid, (task,)) is not None]
             latest += answered
             if answered and len(answered) == len(sids):
-                break
-        return tuple(latest)
+                return tuple(latest)
+        slices = self._slices.earlier.get(path, ())
+        return (*latest, *(sid for sid in slices if self.of_shard(sid, (task,)) is not None))
 
     def _with_all(self, path: str, tasks: Sequence[str]) -> Iterator[ReusableShard]:
-        for sid in chain.from_iterable(self._cuts[path]):
+        whole = chain.from_iterable(self._cuts.get(path, ()))
+        for sid in chain(whole, self._slices.earlier.get(path, ())):
             shard = self.of_shard(sid, tasks)
             if shard is not None and len(shard.labels) == len(tasks):
                 yield shard
@@ -238,8 +271,11 @@ def _missing(
         absent = tuple(task for task in absent if task not in own.labels)
     documents = sid not in done.documents
     if absent or documents:
-        for group, shards in index.of_path(shard.path, absent):
-            yield WorkItem(shard, group, documents=documents, reuse=shards)
+        for of_rows, same_rows in index.of_rows(sid, absent):
+            for group, shards in index.of_path(shard.path, of_rows):
+                # — without slices, the items of one path share one long tuple
+                reuse = (*same_rows, *shards) if same_rows else shards
+                yield WorkItem(shard, group, documents=documents, reuse=reuse)
 
 
 def _list_files(store: Store, prefix: str, sids: Mapping[str, str]) -> dict[str, str]:

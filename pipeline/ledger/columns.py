@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from pipeline.spec.schema import TaskSpec
 
 DOCUMENTS_FILE_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")  # of a documents file
+# Of the documents file of a slice, with the row in the input object: they are not consecutive.
+SLICED_FILE_COLUMNS = (*DOCUMENTS_FILE_COLUMNS, "row")
 # Of a task with the probabilities of all labels in a struct, and without calibration.
 ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
 # The two versions of probabilities; the second is also a column, of tasks with a calibration.

@@ -1,8 +1,9 @@
 """The log of how input objects were cut into shards: `inputs/<number>.json` in the output.
 
-Entry points: `load_or_cut`, `cut_before` and `logged_shards`. Each run appends the cuts of new
-objects. A job that continues on another machine or version thus has the same shards; a finished job
-opens no input.
+Entry points: `load_or_cut`, `slice_cuts`, `cut_before` and `logged_shards`. Each run appends the
+cuts of new objects, and its slice of them if that is new. A job that continues on another machine
+or version thus has the same shards, and finds the answers of every slice; a finished job opens no
+input.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import canonical_json
+from pipeline.ledger.cells import OtherSlices
 from pipeline.ledger.keys import INPUTS, cuts_key, parse_key
-from pipeline.sources.shards import ObjectVersion, Piece, Shard, fields_of
+from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice, fields_of
 from pipeline.sources.source import InputObject, cut
 from pipeline.stores.hub import unpinned
 from pipeline.stores.store import Store
@@ -39,12 +41,26 @@ class Cuts:
     # By path: one tuple for each earlier version, the newest first.
     earlier: Mapping[str, tuple[tuple[str, ...], ...]]
     unreadable: tuple[str, ...] = ()  # the error of each object whose rows cannot be counted
+    slices: tuple[Slice, ...] = ()  # that were labelled, or begun
+    earlier_slices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # sids, by path
 
     @property
     def earlier_sids(self) -> frozenset[str]:
-        """The shards of all earlier versions."""
+        """The shards of all earlier versions, and of all other slices."""
         versions = (version for of_path in self.earlier.values() for version in of_path)
-        return frozenset(sid for version in versions for sid in version)
+        return frozenset(sid for version in versions for sid in version) | self.other_slices.sids
+
+    @property
+    def other_slices(self) -> OtherSlices:
+        """The shards that have some rows of these in another slice."""
+        others = {
+            shard.id: tuple(replace(shard, slice=each).id for each in self._slices_beside(shard))
+            for shard in (self.shards if self.slices else ())
+        }
+        return OtherSlices(others, self.earlier_slices)
+
+    def _slices_beside(self, shard: Shard) -> list[Slice | None]:
+        return [each for each in (None, *self.slices) if each != shard.slice]
 
 
 def load_or_cut(
@@ -88,6 +104,15 @@ def load_or_cut(
     return cuts
 
 
+def slice_cuts(store: Store, cuts: Cuts, part: Slice, *, keep: bool = True) -> Cuts:
+    """The same cuts with the rows of a slice alone. With `keep`, a new slice is logged."""
+    if part not in cuts.slices:
+        if keep:
+            _Log(store).append_slice(part)
+        cuts = replace(cuts, slices=(*cuts.slices, part))
+    return replace(cuts, shards=tuple(replace(shard, slice=part) for shard in cuts.shards))
+
+
 def cut_before(
     store: Store, objects: Sequence[InputObject], text_column: str, id_column: str | None
 ) -> Cuts:
@@ -97,17 +122,20 @@ def cut_before(
 
 def logged_shards(store: Store, sids: Collection[str]) -> dict[str, Shard]:
     """The shards in the log with these ids; the input is not looked at."""
-    shards = (shard for of_object in _Log(store).cuts.values() for shard in of_object)
+    log = _Log(store)
+    whole = (shard for of_object in log.cuts.values() for shard in of_object)
+    shards = (replace(shard, slice=part) for shard in whole for part in (None, *log.slices))
     return {shard.id: shard for shard in shards if shard.id in sids}
 
 
 class _Log:
-    """The log in memory: all cuts, in the order in which they were written."""
+    """The log in memory: all cuts and slices, in the order in which they were written."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._last = 0
         self.cuts: dict[ObjectVersion, tuple[Shard, ...]] = {}
+        self.slices: list[Slice] = []
         keys = (parse_key(stored.key) for stored in store.list(INPUTS))
         for number in sorted(key.number for key in keys if key):
             self._read(number)
@@ -125,12 +153,31 @@ class _Log:
                 }
                 for version, shards in new.items()
             ]
-            if self._store.create(cuts_key(self._last + 1), canonical_json({"cuts": entries})):
+            if self._create({"cuts": entries}):
                 self.take_in(new)
-                self._last += 1
                 return
-            self._read(self._last + 1)
-        raise StorageError(
+        raise self._too_many_races()
+
+    def append_slice(self, part: Slice) -> None:
+        """Writes the slice, unless the log has it. Earlier code reads the entry as no cuts."""
+        for _ in range(MAX_LOST_RACES):
+            if part in self.slices:
+                return
+            if self._create({"cuts": [], "slices": [part.to_json()]}):
+                self.slices.append(part)
+                return
+        raise self._too_many_races()
+
+    def _create(self, entry: Mapping[str, object]) -> bool:
+        """Whether the entry was written; otherwise the entry of another run is taken in."""
+        if self._store.create(cuts_key(self._last + 1), canonical_json(entry)):
+            self._last += 1
+            return True
+        self._read(self._last + 1)
+        return False
+
+    def _too_many_races(self) -> StorageError:
+        return StorageError(
             f"{self._store.url}/{INPUTS}: {MAX_LOST_RACES} numbers in a row were taken"
         )
 
@@ -140,20 +187,30 @@ class _Log:
         # — a dataset of the Hub has its commit in the path
         paths = {unpinned(version.path): version.path for version in versions}
         earlier: dict[str, list[tuple[str, ...]]] = {}
+        slices: dict[str, list[str]] = {}
         for version, shards in reversed(self.cuts.items()):
             path = paths.get(unpinned(version.path))
             if path is not None and version not in versions:
                 earlier.setdefault(path, []).append(tuple(shard.id for shard in shards))
+                for part in self.slices:
+                    ids = (replace(shard, slice=part).id for shard in shards)
+                    slices.setdefault(path, []).extend(ids)
         return Cuts(
             shards=tuple(shard for version in current for shard in self.cuts.get(version, ())),
             earlier={path: tuple(of_path) for path, of_path in earlier.items()},
             unreadable=unreadable,
+            slices=tuple(self.slices),
+            earlier_slices={path: tuple(of_path) for path, of_path in slices.items()},
         )
 
     def _read(self, number: int) -> None:
         key = cuts_key(number)
         try:
-            for entry in json.loads(self._store.read(key))["cuts"]:
+            content = json.loads(self._store.read(key))
+            for part in content.get("slices", ()):
+                if Slice(**part) not in self.slices:
+                    self.slices.append(Slice(**part))
+            for entry in content["cuts"]:
                 version = ObjectVersion(*entry["object"])
                 self.take_in({version: [Shard(version, Piece(*p)) for p in entry["pieces"]]})
         except (ValueError, KeyError, TypeError) as error:

@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, SLICED_FILE_COLUMNS
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.sources.shards import Shard
+from pipeline.sources.slices import inside_rows, is_inside
 from pipeline.stores.store import Store
 
 METADATA_PREFIX = "assay."
@@ -34,10 +35,12 @@ class LabelFile:
     retry: int = 0  # the number of the retry; 0: the first try
 
 
-def documents_table(documents: pa.Table) -> pa.Table:
+def documents_table(
+    documents: pa.Table, columns: Sequence[str] = DOCUMENTS_FILE_COLUMNS
+) -> pa.Table:
     """The rows of a documents file: the documents without their texts."""
-    kept = documents.select(DOCUMENTS_FILE_COLUMNS)
-    status = DOCUMENTS_FILE_COLUMNS.index("status")
+    kept = documents.select(columns)
+    status = columns.index("status")
     return kept.set_column(status, "status", kept.column("status").dictionary_encode())
 
 
@@ -79,7 +82,8 @@ def commit_shard(
     """Creates the shard's documents file and one label file per task; the keys of the new files.
 
     Existing files stay. Every file is built and read back before the first is created, so a shard
-    with wrong rows leaves no file. StorageError if a file does not have the shard's rows.
+    with wrong rows leaves no file. The files of a sliced shard have the rows of its slice, whose
+    `status` in the documents is not OUTSIDE. StorageError if a file does not have the shard's rows.
     """
     if documents.num_rows != shard.rows:
         raise StorageError(
@@ -87,12 +91,18 @@ def commit_shard(
             f"nothing was committed, run again"
         )
     origin = {"shard": canonical_json(shard.to_json()).decode()}
-    built = {documents_key(shard.id): to_parquet(documents_table(documents), origin)}
+    kept, inside = documents, None
+    columns: tuple[str, ...] = DOCUMENTS_FILE_COLUMNS
+    if shard.slice is not None:
+        kept, inside = inside_rows(shard, documents), is_inside(documents)
+        columns = SLICED_FILE_COLUMNS
+    built = {documents_key(shard.id): to_parquet(documents_table(kept, columns), origin)}
     for file in label_files:
         key = label_key(file.task, file.fp, shard.id, file.retry)
-        built[key] = to_parquet(file.table, {**file.metadata, **origin})
+        table = file.table if inside is None else file.table.filter(inside)
+        built[key] = to_parquet(table, {**file.metadata, **origin})
     for data in built.values():
-        verify(data, shard.rows, documents.column("doc_id"))
+        verify(data, kept.num_rows, kept.column("doc_id"))
     made = []
     for number, (key, data) in enumerate(built.items()):
         failpoint(f"create {number}")

@@ -82,7 +82,8 @@ class AnswerCache:
         one may have failed alone.
         """
         stored = self._hashes(reusable.sid)
-        if reusable.sid != work.shard.id:
+        # — of rows with equal texts in a slice, one may have failed alone: it is not asked again
+        if reusable.sid != work.shard.id or work.shard.slice is not None:
             places = pc.fill_null(pc.index_in(hashes, value_set=stored), -1)
             return np.asarray(places.to_numpy(zero_copy_only=False), dtype=np.int64)
         if len(stored) != work.shard.rows:

@@ -14,7 +14,12 @@ from functools import partial
 import pyarrow as pa
 
 from pipeline.errors import StorageError
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, answers_type, structs
+from pipeline.ledger.columns import (
+    DOCUMENTS_FILE_COLUMNS,
+    SLICED_FILE_COLUMNS,
+    answers_type,
+    structs,
+)
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard, change_of, etags_now
 from pipeline.stores.store import Store
@@ -79,12 +84,13 @@ def read_shard(
     store: Store, shard: NamedShard, *, schema: pa.Schema, tasks: Sequence[str]
 ) -> pa.RecordBatch:
     """One shard's rows with the columns of the schema, of which `tasks` are tasks."""
-    documents = _read_whole(store, shard.documents, DOCUMENTS_FILE_COLUMNS)
+    stored_columns = SLICED_FILE_COLUMNS if shard.sliced else DOCUMENTS_FILE_COLUMNS
+    documents = _read_whole(store, shard.documents, stored_columns)
     stored = structs(documents).flatten()
     columns: dict[str, pa.Array] = dict(zip(documents.column_names, stored, strict=True))
     if "path" in schema.names:
         columns["path"] = pa.repeat(pa.scalar(shard.path), shard.rows)
-    if "row" in schema.names:
+    if "row" in schema.names and not shard.sliced:
         columns["row"] = pa.array(range(shard.start_row, shard.start_row + shard.rows), pa.int64())
     for task in tasks:
         struct = schema.field(task).type

@@ -17,7 +17,7 @@ from pipeline.hashes import canonical_json
 from pipeline.ledger.cells import Committed, File, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
 from pipeline.ledger.keys import SNAPSHOTS, listing_prefix, parse_key, snapshot_key
-from pipeline.sources.shards import Shard, fields_of
+from pipeline.sources.shards import Shard, Slice, fields_of
 from pipeline.stores.store import Store
 
 # A lost race means that another run published; this many in a row have another cause.
@@ -59,6 +59,7 @@ class NamedShard:
     rows: int
     documents: NamedFile
     labels: Mapping[str, NamedFile]  # by task
+    sliced: bool = False  # whether it has some rows of the input alone; its documents name them
 
     @property
     def files(self) -> tuple[NamedFile, ...]:
@@ -77,6 +78,7 @@ class Contents:
     missing_rows: int = 0  # of a partial snapshot: rows of the input that it leaves out
     missing_files: int = 0  # of a partial snapshot: input files whose rows are not counted
     created_at: str = field(default="", compare=False)  # ISO 8601; "" if it is not published
+    slice: Slice | None = None  # the documents that it was limited to
 
     @property
     def rows(self) -> int:
@@ -98,19 +100,25 @@ def publish(
     created_at: str,
     partial: bool = False,
     missing_files: int = 0,
+    slice_rows: Mapping[str, int] | None = None,
 ) -> int:
     """The number of the snapshot of this work: a new one, unless the spec's last is the same.
 
     A partial snapshot leaves out incomplete shards and counts their rows. `missing_files` is the
-    number of input files whose rows cannot be counted. StorageError if work is missing and the
-    snapshot is not partial.
+    number of input files whose rows cannot be counted. Sliced shards have the rows of `slice_rows`,
+    by shard id; their snapshot is never complete. StorageError if work is missing and the snapshot
+    is not partial.
     """
     whole = [shard for shard in shards if is_whole(shard.id, tasks, done)]
-    missing_rows = sum(shard.rows for shard in shards) - sum(shard.rows for shard in whole)
-    complete = len(whole) == len(shards) and not missing_files
-    if not partial and not complete:
+    rows = [shard.rows if slice_rows is None else slice_rows[shard.id] for shard in whole]
+    missing_rows = sum(shard.rows for shard in shards) - sum(rows)
+    all_shards = len(whole) == len(shards) and not missing_files
+    if not partial and not all_shards:
         raise StorageError(f"{store.url}: the work is not complete, so it has no snapshot")
-    view = _View(spec_name, tasks, whole, missing_rows, missing_files, complete, done)
+    part = shards[0].slice if shards else None
+    complete = all_shards and part is None
+    named = tuple(zip(whole, rows, strict=True))
+    view = _View(spec_name, tasks, named, part, missing_rows, missing_files, complete, done)
     stamp = canonical_json(created_at)
     for _ in range(MAX_LOST_RACES):
         numbers = snapshot_numbers(store)
@@ -155,8 +163,8 @@ def last_contents(store: Store, spec_name: str) -> Contents:
 def contents_of(
     spec_name: str, tasks: Mapping[str, SnapshotTask], shards: Sequence[Shard], done: Committed
 ) -> Contents:
-    """The snapshot that this work would have; its number is 0, which no snapshot has."""
-    return Contents(0, spec_name, tasks, tuple(_named(s, tasks, done) for s in shards))
+    """The snapshot that this complete work would have; its number is 0, which no snapshot has."""
+    return Contents(0, spec_name, tasks, tuple(_named(s, s.rows, tasks, done) for s in shards))
 
 
 def etags_now(store: Store, files: Iterable[NamedFile]) -> dict[str, str]:
@@ -191,6 +199,13 @@ def read_snapshot(store: Store, number: int) -> dict[str, Any]:
     return snapshot
 
 
+def slice_of(store: Store, number: int) -> Slice | None:
+    """The slice that one snapshot is limited to."""
+    # — a snapshot may be large, and no string in JSON has these bytes
+    _, mark, rest = store.read(snapshot_key(number)).partition(b'],"slice":')
+    return Slice(**json.JSONDecoder().raw_decode(rest.decode())[0]) if mark else None
+
+
 def snapshot_numbers(store: Store) -> list[int]:
     """The numbers of all snapshots, the current one first."""
     keys = (parse_key(stored.key) for stored in store.list(SNAPSHOTS))
@@ -213,8 +228,9 @@ class _View:
 
     spec_name: str
     tasks: Mapping[str, SnapshotTask]
-    shards: Sequence[Shard]
-    missing_rows: int  # rows of the shards that are left out
+    shards: Sequence[tuple[Shard, int]]  # with the rows of its files
+    slice: Slice | None
+    missing_rows: int  # rows of the input that are left out
     missing_files: int
     complete: bool
     done: Committed
@@ -223,9 +239,9 @@ class _View:
 def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
     """The snapshot's canonical JSON, one shard at a time: as one value it would fill the memory."""
     yield b'{"complete":%b,"created_at":%b,"files":[' % (canonical_json(view.complete), created_at)
-    named = (_named(shard, view.tasks, view.done) for shard in view.shards)
+    named = (_named(shard, rows, view.tasks, view.done) for shard, rows in view.shards)
     yield from _joined(canonical_json(list(map(fields_of, s.files)))[1:-1] for s in named)
-    rows = sum(shard.rows for shard in view.shards)
+    rows = sum(rows for _, rows in view.shards)
     counts = {
         "missing_files": view.missing_files,
         "missing_rows": view.missing_rows,
@@ -233,9 +249,11 @@ def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
         "rows": rows,
     }
     yield b'],%b,"shards":[' % canonical_json(counts)[1:-1]
-    yield from _joined(canonical_json(_shard_entry(shard)) for shard in view.shards)
+    yield from _joined(canonical_json(_shard_entry(*each)) for each in view.shards)
     tasks = {name: task.to_json() for name, task in view.tasks.items()}
-    yield b"],%b" % canonical_json({"spec": view.spec_name, "tasks": tasks})[1:]
+    # — without a slice there is no such key, so snapshots keep their form
+    part = {} if view.slice is None else {"slice": view.slice.to_json()}
+    yield b"],%b" % canonical_json({**part, "spec": view.spec_name, "tasks": tasks})[1:]
 
 
 def _joined(written: Iterable[bytes]) -> Iterator[bytes]:
@@ -259,21 +277,21 @@ def _shows(snapshot: bytes, number: int, view: _View) -> bool:
     return at == len(snapshot)
 
 
-def _shard_entry(shard: Shard) -> dict[str, object]:
+def _shard_entry(shard: Shard, rows: int) -> dict[str, object]:
     return {
         "sid": shard.id,
         "path": shard.path,
         "start_row": shard.piece.start_row,
         "end_row": shard.piece.end_row,
-        "rows": shard.rows,
+        "rows": rows,
     }
 
 
-def _named(shard: Shard, tasks: Iterable[str], done: Committed) -> NamedShard:
+def _named(shard: Shard, rows: int, tasks: Iterable[str], done: Committed) -> NamedShard:
     files: list[tuple[str | None, File]] = [(None, done.documents_file(shard.id))]
     files += [(task, done.label_file(task, shard.id)) for task in tasks]
-    named = [NamedFile(f.key, f.etag, shard.rows, shard.id, task) for task, f in files]
-    return _shard(_shard_entry(shard), named, tasks)
+    named = [NamedFile(f.key, f.etag, rows, shard.id, task) for task, f in files]
+    return _shard(_shard_entry(shard, rows), named, tasks, sliced=shard.slice is not None)
 
 
 def _parsed(content: Mapping[str, Any]) -> Contents:
@@ -287,7 +305,11 @@ def _parsed(content: Mapping[str, Any]) -> Contents:
         )
         for name, task in content["tasks"].items()
     }
-    shards = tuple(_shard(entry, files[entry["sid"]], tasks) for entry in content["shards"])
+    part = Slice(**content["slice"]) if "slice" in content else None
+    shards = tuple(
+        _shard(entry, files[entry["sid"]], tasks, sliced=part is not None)
+        for entry in content["shards"]
+    )
     return Contents(
         number=int(content["number"]),
         spec=str(content["spec"]),
@@ -295,11 +317,14 @@ def _parsed(content: Mapping[str, Any]) -> Contents:
         shards=shards,
         missing_rows=int(content.get("missing_rows", 0)),
         missing_files=int(content.get("missing_files", 0)),
+        slice=part,
         created_at=str(content.get("created_at", "")),
     )
 
 
-def _shard(entry: Mapping[str, Any], files: list[NamedFile], tasks: Iterable[str]) -> NamedShard:
+def _shard(
+    entry: Mapping[str, Any], files: list[NamedFile], tasks: Iterable[str], *, sliced: bool
+) -> NamedShard:
     by_task = {file.task: file for file in files}
     return NamedShard(
         sid=entry["sid"],
@@ -308,4 +333,5 @@ def _shard(entry: Mapping[str, Any], files: list[NamedFile], tasks: Iterable[str
         rows=entry["rows"],
         documents=by_task[None],
         labels={task: by_task[task] for task in tasks},
+        sliced=sliced,
     )

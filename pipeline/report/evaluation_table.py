@@ -50,6 +50,8 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
     """Where the answers and the gold are from: names and values."""
     gold = evaluation.gold
     yield "output", f"{evaluation.output}, snapshot {evaluation.snapshot:08d} of {evaluation.spec}"
+    if evaluation.slice is not None:
+        yield "slice", f"the snapshot has these documents alone: {evaluation.slice}"
     if evaluation.newest_snapshot != evaluation.snapshot:
         newest = f"snapshot {evaluation.newest_snapshot:08d}"
         yield "not the newest", f"{newest} has other questions or another model than the spec now"
@@ -197,7 +199,7 @@ def issue_grid(task: TaskEvaluation, most: int, *, texts: bool = False) -> Grid:
 def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
     """The evaluation as JSON values, with every label issue."""
     gold = evaluation.gold
-    same = ("spec", "output", "snapshot", "newest_snapshot", "corpus_rows")
+    same = ("spec", "output", "snapshot", "newest_snapshot", "slice", "corpus_rows")
     return {
         **{name: getattr(evaluation, name) for name in same},
         "gold": {

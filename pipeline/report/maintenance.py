@@ -114,8 +114,9 @@ def _facts(filtered: FilterResult) -> dict[str, str]:
     rows["snapshot"] = f"{filtered.snapshot:08d}, {filtered.shards:,} shards"
     rows["created now"] = f"{filtered.created:,} objects" if filtered.created else "nothing"
     if not filtered.complete:
+        limited = "" if filtered.slice is None else f" ({filtered.slice})"
         rows["incomplete"] = (
-            f"the snapshot leaves out {filtered.missing_rows:,} documents and "
+            f"the snapshot{limited} leaves out {filtered.missing_rows:,} documents and "
             f"{filtered.missing_files:,} files; run again, then filter again"
         )
     if filtered.new_files:

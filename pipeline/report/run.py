@@ -25,19 +25,25 @@ if TYPE_CHECKING:
 
 
 def show_summary(outcome: Outcome, console: Console) -> None:
-    """What was labelled, how fast, and where; then a shell command that reads the snapshot."""
+    """What was labelled, how fast, where, how the snapshot is read, and at the end what is left."""
     console.print(summary_table(outcome))
     for doubt in label_doubts(outcome.tally.labels):
         console.print(f"\nwarning: {doubt}", markup=False)
     if outcome.snapshot is not None:
         console.print(f"\n{_reading_command(outcome.output, outcome.storage_options)}")
+    if outcome.missing_shards:
+        ended = f"ended by {outcome.stopped}" if outcome.stopped else "incomplete"
+        console.print(f"\n{ended}: {outcome.left}")
 
 
 def summary_table(outcome: Outcome) -> Table:
     """What was labelled, how fast, what reuse saved, and where the output is."""
     tally = outcome.tally
+    documents = f"{outcome.rows:,} in {outcome.shards:,} shards"
+    if outcome.slice is not None:
+        documents = f"{outcome.slice_rows:,} of {documents} ({outcome.slice})"
     lines = [
-        ("documents", f"{outcome.rows:,} in {outcome.shards:,} shards"),
+        ("documents", documents),
         ("labelled now", f"{tally.rows:,}, the model read {tally.asked_rows:,}"),
     ]
     if tally.rows:
@@ -51,11 +57,12 @@ def summary_table(outcome: Outcome) -> Table:
             ("tokens saved", f"{tally.tokens_saved:,} by reuse ({tally.reuse_ratio:.0%})"),
         ]
     lines += [("left out", reason) for reason in outcome.unreadable]
-    if outcome.missing_shards:
-        missing = f"{outcome.missing_shards:,} shards are missing; run the command again"
-        lines.append(("incomplete", missing))
     snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
-    return two_columns([*lines, ("output", outcome.output + snapshot)])
+    lines.append(("output", outcome.output + snapshot))
+    if outcome.kept is not None:
+        why = f"snapshot {outcome.kept:08d} shows more documents than the slice and stays current"
+        lines.append(("not published", f"{why}; --publish-partial publishes the slice"))
+    return two_columns(lines)
 
 
 def _tokens(tally: Tally) -> str:
@@ -89,6 +96,11 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "documents": outcome.rows,
         "shards": outcome.shards,
         "missing_shards": outcome.missing_shards,
+        "missing_documents": outcome.missing_rows,
+        "stopped": outcome.stopped,
+        "slice": None if outcome.slice is None else outcome.slice.to_json(),
+        "documents_in_slice": outcome.slice_rows,
+        "kept_snapshot": outcome.kept,
         "unreadable": list(outcome.unreadable),
         "documents_labelled": tally.rows,
         "documents_read_by_model": tally.asked_rows,
@@ -174,6 +186,8 @@ def status_json(status: Status) -> dict[str, Any]:
 
 def show_status(status: Status, console: Console) -> None:
     """The same for people."""
+    snapshot = "none" if status.snapshot is None else f"{status.snapshot:08d}"
+    snapshot += f" ({status.slice})" if status.slice else ""
     rate, left = "nothing was committed in the last 15 minutes", "unknown"
     if status.docs_per_s is not None:
         rate = f"{status.docs_per_s:,.2f} documents a second"
@@ -182,7 +196,7 @@ def show_status(status: Status, console: Console) -> None:
     lines = [
         ("output", status.output),
         ("documents", f"{status.documents:,}"),
-        ("snapshot", "none" if status.snapshot is None else f"{status.snapshot:08d}"),
+        ("snapshot", snapshot),
         ("rate", rate),
         ("time left", left),
         *(("left out", reason) for reason in status.unreadable),

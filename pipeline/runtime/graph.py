@@ -34,6 +34,7 @@ from pipeline.runtime.calibration_files import stored_calibrations
 from pipeline.runtime.job import Job
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.progress import sender
+from pipeline.sources.documents import OUTSIDE
 from pipeline.spec.schema import ContextualSpec
 from pipeline.stores.store import Store, open_store
 
@@ -90,6 +91,8 @@ def label_items(
     The workers report to the mailbox, the handle of an actor `progress.Mailbox`.
     """
     for start in range(0, len(work_items), WINDOW_SHARDS):
+        if job.is_over:
+            return
         try:
             dataset = build(work_items[start : start + WINDOW_SHARDS], job, mailbox)
             for row in dataset.iter_rows():
@@ -170,8 +173,9 @@ class LabelStage:
         send = sender(mailbox)
         self._worker = _built(self._thread, LabelDocuments, job, asks=asks, send=send)
 
-    def __call__(self, block: pa.Table) -> pa.Table:
-        return self._thread.submit(self._worker.result(), block).result()
+    def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
+        worker = self._worker.result()
+        yield from self._thread.submit(lambda: list(worker(block))).result()
 
 
 def _built(
@@ -196,17 +200,20 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
     made = commit_shard(store, work.shard, labelled.documents, files)
     if work.tasks:
         Attempts(store, attempt_name(job.fp, work), job.run_id).forget()
+    status = Counter(labelled.status)
+    outside = status.pop(OUTSIDE, 0)
     counts = ShardCounts(
         sid=work.shard.id,
-        rows=block.num_rows,
+        rows=status.total(),
         created=len(made),
-        status=dict(Counter(labelled.status)),
+        status=dict(status),
         labels={
             # — rows without an answer have no label
             file.task: dict(Counter(file.table.column("label").drop_null().to_pylist()))
             for file in files
         },
         cost=shard.cost,
+        outside=outside,
     )
     return counts.to_table()
 

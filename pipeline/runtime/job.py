@@ -15,8 +15,9 @@ from pathlib import Path
 from pipeline.errors import Problem, SpecError
 from pipeline.ledger.cells import Committed, WorkItem, committed, missing_tasks, remaining
 from pipeline.ledger.columns import answer_columns
-from pipeline.ledger.cuts import Cuts, load_or_cut
+from pipeline.ledger.cuts import Cuts, load_or_cut, slice_cuts
 from pipeline.ledger.snapshots import SnapshotTask
+from pipeline.options import RunOptions
 from pipeline.runtime.calibration_files import (
     CalibrationFile,
     calibration_hash,
@@ -27,7 +28,8 @@ from pipeline.runtime.calibration_files import (
 from pipeline.runtime.fitted_files import find_readouts
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.weights import ModelFiles, locate
-from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
+from pipeline.sources.shards import MAX_SHARD_BYTES, Shard, Slice
+from pipeline.sources.slices import check_where
 from pipeline.sources.source import InputObject, find_objects
 from pipeline.spec.fingerprint import Fingerprint, fingerprints
 from pipeline.spec.schema import JobSpec
@@ -56,6 +58,12 @@ class Job:
     readouts: Mapping[str, str]  # the file's SHA-256 by task, of those that have one
     calibrations: Mapping[str, CalibrationFile]  # by task; `graph.calibrate` adds contextual ones
     began: float = field(default_factory=time.time)  # seconds since the epoch
+    ends: float | None = None  # seconds since the epoch; no shard is begun after that
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time of the run is over."""
+        return self.ends is not None and time.time() >= self.ends
 
     @property
     def fp(self) -> dict[str, str]:
@@ -81,6 +89,11 @@ class Plan:
     @property
     def shards(self) -> tuple[Shard, ...]:
         return self.cuts.shards
+
+    @property
+    def slice(self) -> Slice | None:
+        """The documents that the plan is limited to."""
+        return self.shards[0].slice if self.shards else None
 
     @property
     def rows(self) -> int:
@@ -137,18 +150,24 @@ def jobs_for_each_dtype(spec: JobSpec, cache_dir: Path) -> list[Job]:
     return jobs
 
 
-def plan(job: Job, store: Store, *, keep: bool = True) -> Plan:
+def plan(job: Job, store: Store, *, keep: bool = True, part: Slice | None = None) -> Plan:
     """The job's shards and their missing cells; new input files are cut into shards here.
 
     With `keep` the cut is stored for every later run. Only a run that labels stores it, because the
-    size of the shards depends on its machine.
+    size of the shards depends on its machine. With a slice, the plan is of its documents alone;
+    where the whole input is labelled already, it is the plan of the whole, which has no work.
     """
     warn_of_stale_calibrations(job.calibrations, job.fingerprints)
     source = job.spec.input
     objects = _objects(job.spec, store, Path(job.cache_dir))
     target = source.shard_bytes if source.shard_bytes != "auto" else shard_bytes(job)
     cuts = load_or_cut(store, objects, source.text, source.id, target, keep=keep)
-    return list_missing(job, store, cuts)
+    if part is not None and part.where is not None:
+        check_where(part.where, cuts.shards, source.storage_options)
+    whole = list_missing(job, store, cuts)
+    if part is None or not whole.work_items:
+        return whole
+    return list_missing(job, store, slice_cuts(store, cuts, part, keep=keep))
 
 
 def check_places(spec: JobSpec, cache_dir: Path) -> None:
@@ -183,11 +202,12 @@ def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
         for task, fps in versions_with_equal_raw_answers(store, versions).items()
         for fp in fps
     ]
-    items = remaining(cuts.shards, list(job.fp), done, cuts.earlier, others)
+    slices = cuts.other_slices
+    items = remaining(cuts.shards, list(job.fp), done, cuts.earlier, others, slices)
     return Plan(cuts, done, tuple(items))
 
 
-def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
+def dry_run(spec: JobSpec, options: RunOptions = RunOptions(), *, cache_dir: Path) -> Plan:
     """The plan of `run`; nothing is written to the output.
 
     An answer depends on the number format of the machine. Where the spec does not fix it, this is
@@ -195,6 +215,8 @@ def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
 
     Args:
         spec: The job.
+        options: The slice of the documents; its shards count with all of their rows, because the
+            documents in it are not known before they are read.
         cache_dir: Folder of models and file hashes.
 
     Returns:
@@ -210,13 +232,16 @@ def dry_run(spec: JobSpec, *, cache_dir: Path) -> Plan:
         0
     """
     store = open_store(spec.output, spec.storage_options)
-    return least_work(spec, store, cache_dir)[1]
+    part = Slice.parse(options.sample, options.where)
+    return least_work(spec, store, cache_dir, part)[1]
 
 
-def least_work(spec: JobSpec, store: Store, cache_dir: Path) -> tuple[Job, Plan]:
+def least_work(
+    spec: JobSpec, store: Store, cache_dir: Path, part: Slice | None = None
+) -> tuple[Job, Plan]:
     """The job and the plan of the machine with the least to do; writes nothing."""
     first, *others = jobs_for_each_dtype(spec, cache_dir)
-    planned = plan(first, store, keep=False)
+    planned = plan(first, store, keep=False, part=part)
     plans = [(first, planned), *((job, list_missing(job, store, planned.cuts)) for job in others)]
     return min(plans, key=lambda each: each[1].missing_rows)
 

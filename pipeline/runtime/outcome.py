@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FailedRowsError
 from pipeline.ledger.blocks import ShardCounts
-from pipeline.ledger.cells import Committed, ReusableShard, WorkItem
+from pipeline.ledger.cells import Committed, File, ReusableShard, WorkItem
 from pipeline.ledger.label_files import read_file
 from pipeline.sources.documents import OK, QUARANTINED
-from pipeline.sources.shards import Shard, fields_of
+from pipeline.sources.shards import Shard, Slice, fields_of
 from pipeline.stores.store import Store
 
 READ_THREADS = 16
@@ -68,12 +68,30 @@ class Outcome:
     """Files whose rows cannot be counted, each with the reason."""
     snapshot: int | None
     """Number of the published snapshot; None if none was published."""
+    missing_rows: int = 0
+    """Rows of the shards that are not finished."""
+    stopped: str | None = None
+    """The option that ended the run before it was complete."""
+    slice: Slice | None = None
+    """The documents that the run was limited to."""
+    slice_rows: int | None = None
+    """Number of documents in the slice, of the finished shards."""
+    kept: int | None = None
+    """Number of a snapshot that stays current, because it shows more documents than the slice."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the output
 
     @property
     def complete(self) -> bool:
         """Whether every shard is finished and every file was read."""
         return self.missing_shards == 0 and not self.unreadable
+
+    @property
+    def left(self) -> str:
+        """What is not labelled yet, and how to go on."""
+        return (
+            f"{self.missing_shards:,} of {self.shards:,} shards are left, with "
+            f"{self.missing_rows:,} documents; run the same command again to go on"
+        )
 
 
 class RunCounts:
@@ -95,7 +113,21 @@ class RunCounts:
         self._failed_rows += more
         self._check(self._failed_rows, self._rows)
 
-    def check_shards(self, store: Store, shards: Sequence[Shard], done: Committed) -> None:
+    def slice_rows(self, store: Store, shards: Sequence[Shard], done: Committed) -> dict[str, int]:
+        """The rows in the files of each sliced shard that has any, by shard id."""
+        rows = {counts.sid: counts.rows for counts in self._counts}
+        uncounted = [s.id for s in shards if s.id not in rows and s.id in done.documents]
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            documents = pool.map(lambda sid: _rows_in(store, done.documents_file(sid)), uncounted)
+            return rows | dict(zip(uncounted, documents, strict=True))
+
+    def check_shards(
+        self,
+        store: Store,
+        shards: Sequence[Shard],
+        done: Committed,
+        slice_rows: Mapping[str, int] | None = None,
+    ) -> None:
         """FailedRowsError if too many rows of these shards failed, in this run or before."""
         if self._limit is None:
             return
@@ -105,7 +137,8 @@ class RunCounts:
         uncounted = [shard for shard in shards if shard.id not in counted]
         with ThreadPoolExecutor(READ_THREADS) as pool:
             failed += sum(pool.map(partial(_failed_in, store, done), uncounted))
-        self._check(failed, sum(shard.rows for shard in shards))
+        rows = (shard.rows if slice_rows is None else slice_rows[shard.id] for shard in shards)
+        self._check(failed, sum(rows))
 
     @property
     def tally(self) -> Tally:
@@ -158,6 +191,10 @@ def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[
     with ThreadPoolExecutor(READ_THREADS) as pool:
         by_shard = pool.map(partial(_retries_of, store, done), shards)
         return [item for items in by_shard for item in items]
+
+
+def _rows_in(store: Store, documents: File) -> int:
+    return int(read_file(store, documents.key, ["doc_id"]).num_rows)
 
 
 def _failed_in(store: Store, done: Committed, shard: Shard) -> int:

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,7 +22,14 @@ import ray
 from pipeline.errors import FailedRowsError, Problem, RefusedError, SpecError, UnavailableError
 from pipeline.ledger.cells import is_whole, record_specs, unfinished
 from pipeline.ledger.failpoints import failpoint
-from pipeline.ledger.snapshots import Contents, contents_of, publish
+from pipeline.ledger.snapshots import (
+    Contents,
+    contents_of,
+    publish,
+    read_snapshot,
+    snapshot_numbers,
+)
+from pipeline.options import RunOptions
 from pipeline.runtime.graph import calibrate, check_model, label_cpus, label_items
 from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
 from pipeline.runtime.outcome import Outcome, RunCounts, retry_items
@@ -39,6 +46,7 @@ from pipeline.runtime.progress import (
     ignore,
 )
 from pipeline.runtime.watch import STALL_LIMIT_S, Watch
+from pipeline.sources.shards import Slice
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
 
@@ -57,10 +65,25 @@ class LabelledOutput:
     last: Plan  # as of the LIST when labelling ended
     counts: RunCounts
     seconds: float
+    slice_rows: Mapping[str, int] | None = None  # of the files of sliced shards, by shard id
+    stopped: str | None = None  # the option that ended the labelling before it was complete
 
     @property
     def complete(self) -> bool:
         return not self.last.work_items and not self.last.cuts.unreadable
+
+    @property
+    def more_complete_snapshot(self) -> int | None:
+        """The current snapshot if it shows more documents than this slice, which is not published.
+
+        Readers who name no snapshot read the current one, of any spec.
+        """
+        numbers = snapshot_numbers(self.store)
+        if self.slice_rows is None or not numbers:
+            return None
+        current = read_snapshot(self.store, numbers[0])
+        is_whole = "slice" not in current and current["complete"]
+        return numbers[0] if is_whole or current["rows"] > sum(self.slice_rows.values()) else None
 
     @property
     def contents(self) -> Contents:
@@ -80,6 +103,7 @@ class LabelledOutput:
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
             partial=partial,
             missing_files=len(self.last.cuts.unreadable),
+            slice_rows=self.slice_rows,
         )
 
     def publish_part(self) -> int | None:
@@ -91,16 +115,21 @@ class LabelledOutput:
         whole = [shard for shard in self.last.shards if is_whole(shard.id, list(self.job.fp), done)]
         if not whole:
             return None
-        self.counts.check_shards(self.store, whole, done)
+        self.counts.check_shards(self.store, whole, done, self.slice_rows)
         return self.publish(partial=True)
 
-    def outcome(self, snapshot: int | None) -> Outcome:
-        """How the run ended, with the number of the snapshot that it published."""
+    def outcome(self, snapshot: int | None, kept: int | None = None) -> Outcome:
+        """How the run ended, with the number of the snapshot that it published, or kept current."""
         return Outcome(
             output=self.job.spec.output,
             rows=self.last.rows,
             shards=len(self.last.shards),
             missing_shards=self.last.missing_shards,
+            missing_rows=self.last.missing_rows,
+            stopped=self.stopped,
+            slice=self.last.slice,
+            slice_rows=None if self.slice_rows is None else sum(self.slice_rows.values()),
+            kept=kept,
             unreadable=self.last.cuts.unreadable,
             tally=self.counts.tally,
             seconds=self.seconds,
@@ -117,6 +146,7 @@ def run(
     retry_failed: bool = False,
     publish_partial: bool = False,
     stall_limit_s: float = STALL_LIMIT_S,
+    options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None] = ignore,
 ) -> Outcome:
     """The outcome of a run, which labels what is missing and publishes a snapshot.
@@ -128,9 +158,11 @@ def run(
         cache_dir: Folder of models and file hashes, on every node.
         address: A Ray cluster, such as `auto` (default: a local Ray).
         retry_failed: Also try failed and quarantined rows again.
-        publish_partial: Publish the complete shards if the run ends before the last of them.
+        publish_partial: Publish the complete shards if the run ends before the last of them, and
+            a slice even if the current snapshot shows more documents.
         stall_limit_s: End the run if a worker answers nothing for this many seconds, and for ten
             times its slowest batch. Only a run in the main thread can be ended.
+        options: The slice of the documents that is labelled, and the bounds of the run.
         announce: Takes the progress at each change, and once a second.
 
     Returns:
@@ -155,16 +187,23 @@ def run(
         retry_failed=retry_failed,
         publish_partial=publish_partial,
         stall_limit_s=stall_limit_s,
+        options=options,
         announce=announce,
     )
-    announce(Progress(PUBLISHING))
-    number = None
-    if labelled.complete:
+    number = kept = None
+    if labelled.complete or publish_partial:
+        announce(Progress(PUBLISHING))
+    if labelled.complete and not publish_partial:
+        kept = labelled.more_complete_snapshot
+    if labelled.complete and kept is None:
         number = labelled.publish()
     elif publish_partial:
         number = labelled.publish_part()
     failpoint("published")
-    return labelled.outcome(number)
+    outcome = labelled.outcome(number, kept)
+    if outcome.stopped:
+        logger.warning("ended by %s: %s", outcome.stopped, outcome.left)
+    return outcome
 
 
 def label(
@@ -175,10 +214,12 @@ def label(
     retry_failed: bool = False,
     publish_partial: bool = False,  # after an error
     stall_limit_s: float = STALL_LIMIT_S,
+    options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None],
 ) -> LabelledOutput:
     """Label every missing cell, as `run` does, and publish nothing."""
-    started = time.monotonic()
+    started, began = time.monotonic(), time.time()
+    part = Slice.parse(options.sample, options.where)
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
     failpoint("probed")
@@ -188,9 +229,11 @@ def label(
         with _ray_if_remote(address) as nodes:
             watch.enter(LOCATING)
             placement = place(spec.model, cluster(nodes) if nodes else this_machine())
+            seconds, bound = options.bound(placement.actors) or (None, None)
             job = make_job(spec, placement, cache_dir)
+            job = replace(job, ends=None if seconds is None else began + seconds)
             watch.enter(LISTING)
-            last = plan(job, store)
+            last = plan(job, store, part=part)
             for reason in last.cuts.unreadable:
                 logger.warning("left out: %s", reason)
             if retry_failed:
@@ -204,10 +247,16 @@ def label(
                     last = _label_missing(
                         job, store, last, counts, watch, publish_partial=publish_partial
                     )
+    slice_rows = _slice_rows(store, last, counts)
     if not last.work_items:
-        counts.check_shards(store, last.shards, last.done)
+        counts.check_shards(store, last.shards, last.done, slice_rows)
     failpoint("labelled")
-    return LabelledOutput(job, store, last, counts, time.monotonic() - started)
+    stopped = bound if last.work_items and job.is_over else None
+    return LabelledOutput(job, store, last, counts, time.monotonic() - started, slice_rows, stopped)
+
+
+def _slice_rows(store: Store, last: Plan, counts: RunCounts) -> dict[str, int] | None:
+    return None if last.slice is None else counts.slice_rows(store, last.shards, last.done)
 
 
 def _label_missing(
@@ -238,6 +287,8 @@ def _label_rounds(
     """
     last = first
     for round_number in range(1 + EXTRA_ROUNDS):
+        if job.is_over:
+            break
         if round_number:
             logger.warning("%d shards are still missing and run again", len(last.work_items))
         for shard in label_items(last.work_items, job, mailbox):
@@ -255,7 +306,8 @@ def _publish_after_error(job: Job, store: Store, first: Plan, counts: RunCounts)
     """Publishes the complete shards, unless too many of their rows failed."""
     listed = list_missing(job, store, first.cuts)
     try:
-        LabelledOutput(job, store, listed, counts, 0.0).publish_part()
+        slice_rows = _slice_rows(store, listed, counts)
+        LabelledOutput(job, store, listed, counts, 0.0, slice_rows).publish_part()
     except FailedRowsError as error:  # the error that ended the run is raised by the caller
         logger.warning("no snapshot of a part: %s", error)
 

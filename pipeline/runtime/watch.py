@@ -71,6 +71,7 @@ class Watch:
         self._documents = 0  # of the plan's work
         self._committed: Counts = (0, 0, 0, 0.0)  # of all committed shards
         self._committed_work: set[WorkKey] = set()
+        self._kept = 0  # rows of the committed files: of a slice, those inside
         self._at_work: dict[WorkKey, WorkerReport] = {}
         self._watchdog = Watchdog(stall_limit_s)
         self._polling = threading.Lock()  # held while the mailbox is read
@@ -116,8 +117,10 @@ class Watch:
         key = work_key(counts.sid, counts.labels)
         with self._changing:
             self._phase = LABELLING
-            more = counts.rows, failed_rows(counts), counts.cost.asked_rows, counts.rows
+            rows = counts.rows + counts.outside
+            more = rows, failed_rows(counts), counts.cost.asked_rows, rows
             self._committed = _added(self._committed, more)
+            self._kept += counts.rows
             self._committed_work.add(key)
             self._at_work.pop(key, None)
             self._watchdog.forget(key)
@@ -181,7 +184,7 @@ class Watch:
             failed=failed,
             read=read,
             work_done=work_done,
-            committed=self._committed[0],
+            committed=self._kept,
         )
 
     def _poll(self) -> None:

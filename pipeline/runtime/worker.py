@@ -38,6 +38,7 @@ from pipeline.runtime.job import Job
 from pipeline.runtime.outcome import is_failed_status
 from pipeline.runtime.progress import READING, Send, ShardProgress, ignore, work_report
 from pipeline.sources.documents import QUARANTINED
+from pipeline.sources.slices import SliceMask
 from pipeline.sources.source import check_content, read_documents
 from pipeline.stores.store import open_store
 
@@ -55,6 +56,8 @@ class Tokenise:
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         for work in work_items_of(block, self._reuse):
+            if self.job.is_over:
+                return
             report = work_report(READING, work)
             self._send(report)
             yield self._tokenised(work)
@@ -67,7 +70,11 @@ class Tokenise:
         rows = 0
         with attempts.reading(f"{path}: rows {piece.start_row} to {piece.end_row}"):
             failpoint(f"reading {path}")
-            for documents in read_documents(work.shard, self.job.spec.input.storage_options):
+            options = self.job.spec.input.storage_options
+            mask = SliceMask(work.shard, options)
+            for read in read_documents(work.shard, options):
+                documents = mask.mark(read, rows)
+                del read
                 slices.append(self._slice(work, documents, rows).to_table())
                 rows += documents.num_rows
                 del documents  # the text of one slice is freed before the next slice is read
@@ -125,7 +132,10 @@ class LabelDocuments:
     def _engine(self) -> LabelEngine:
         return job_engine(self.job, self._send)[0]
 
-    def __call__(self, block: pa.Table) -> pa.Table:
+    def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
+        """The labelled shard; none if the time of the run is over."""
+        if self.job.is_over:
+            return
         shard = TokenisedShard.from_table(block)
         tasks = [task for task in self.job.spec.tasks if task.name in shard.work.tasks]
         answers = ShardAnswers(shard.chunks.to_pylist(), tasks)
@@ -137,7 +147,7 @@ class LabelDocuments:
         labelled = labelled_documents(shard.documents, answers, shard.status)
         progress.finish(block.num_rows, sum(map(is_failed_status, labelled.status)))
         cost = LabelCost(seconds, answers.asked_rows, **asdict(answers.usage))
-        return LabelledShard(shard.work, labelled, shard.known, cost).to_table()
+        yield LabelledShard(shard.work, labelled, shard.known, cost).to_table()
 
     def _ask(self, shard: TokenisedShard, answers: ShardAnswers, progress: ShardProgress) -> float:
         """Asks the model about every row; the seconds that it took, without loading the model."""

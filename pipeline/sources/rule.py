@@ -5,6 +5,10 @@ Entry point: `Rule`. DuckDB evaluates the rule without access to files, networks
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from typing import Any
+
 import duckdb
 import pyarrow as pa
 
@@ -36,7 +40,7 @@ class Rule:
         self.keep = keep
         self._place = place
         self._connection = duckdb.connect(":memory:", config=dict(SEALED))
-        self._expression = self._parse()
+        self._expression, _ = _parsed(self._connection, keep, place)
         nulls = [pa.nulls(PROBE_ROWS, field.type) for field in schema]
         self.verdicts(pa.RecordBatch.from_arrays(nulls, schema=schema))
         self.columns = tuple(name for name in schema.names if self._reads(name, schema))
@@ -54,22 +58,6 @@ class Rule:
                 "on the columns of one document only"
             )
         return verdicts
-
-    def _parse(self) -> duckdb.Expression:
-        try:
-            expression = duckdb.SQLExpression(self.keep)
-            query = "SELECT json_serialize_sql(?)"
-            row = self._connection.execute(query, [f"SELECT {self.keep}"]).fetchone()
-        except duckdb.Error as error:
-            raise self._wrong(f"is not one SQL expression: {_reason(error)}") from error
-        assert row is not None
-        for kind in REFUSED:
-            # — a quote inside a string of the tree is escaped, so only a node's class matches
-            if f'"class":"{kind}"' in row[0]:
-                raise self._wrong(
-                    f"has a {kind.lower()}; write a condition on the columns of one document"
-                )
-        return expression
 
     def _reads(self, column: str, schema: pa.Schema) -> bool:
         """Whether the rule cannot be bound without the column."""
@@ -102,6 +90,41 @@ class Rule:
 
     def _wrong(self, fix: str) -> SpecError:
         return SpecError([Problem(self._place, fix, self.keep)])
+
+
+def names_in(keep: str, *, place: str) -> tuple[str, ...]:
+    """The columns that a rule names, whether or not a file has them; SpecError as of `Rule`."""
+    with duckdb.connect(":memory:", config=dict(SEALED)) as connection:
+        _, tree = _parsed(connection, keep, place)
+    return tuple(dict.fromkeys(_names(tree)))
+
+
+def _parsed(
+    connection: duckdb.DuckDBPyConnection, keep: str, place: str
+) -> tuple[duckdb.Expression, Any]:
+    """The rule as an expression, and its parse tree."""
+    try:
+        expression = duckdb.SQLExpression(keep)
+        row = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {keep}"]).fetchone()
+    except duckdb.Error as error:
+        fix = f"is not one SQL expression: {_reason(error)}"
+        raise SpecError([Problem(place, fix, keep)]) from error
+    assert row is not None
+    for kind in REFUSED:
+        # — a quote inside a string of the tree is escaped, so only a node's class matches
+        if f'"class":"{kind}"' in row[0]:
+            fix = f"has a {kind.lower()}; write a condition on the columns of one document"
+            raise SpecError([Problem(place, fix, keep)])
+    return expression, json.loads(row[0])
+
+
+def _names(tree: Any) -> Iterator[str]:
+    """The first part of each column's name in a parse tree of DuckDB."""
+    if isinstance(tree, dict) and tree.get("class") == "COLUMN_REF":
+        yield tree["column_names"][0]
+    elif isinstance(tree, dict | list):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _names(part)
 
 
 def _reason(error: duckdb.Error) -> str:

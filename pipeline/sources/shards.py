@@ -1,12 +1,15 @@
 """Shards: the rows of an input object that are labelled and committed together.
 
-Entry point: `cut_units`, which joins and splits units of rows.
+Entry points: `cut_units`, which joins and splits units of rows, and `Slice`, a subset of the rows.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from pipeline.errors import Problem, SpecError
@@ -59,18 +62,81 @@ class ObjectVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class Slice:
+    """A subset of the documents: a share by the hash of the text, rows that meet a condition."""
+
+    sample: str | None = None  # a decimal fraction above 0 and below 1, such as "0.01"
+    where: str | None = None  # a boolean SQL expression over the columns of the input
+
+    @classmethod
+    def parse(cls, sample: str | None, where: str | None) -> Slice | None:
+        """The slice of these values of --sample and --where; None without either.
+
+        Raises:
+            SpecError: The sample is no share, or the condition is empty.
+
+        Examples:
+            >>> Slice.parse("0.50%", None)
+            Slice(sample='0.005', where=None)
+        """
+        if sample is None and where is None:
+            return None
+        if where is not None and not where.strip():
+            fix = "write a condition on the input's columns, such as \"date >= '2026-11-01'\""
+            raise SpecError([Problem("--where", fix, where)])
+        share = None if sample is None else _share(sample)
+        return cls(share, None if where is None else where.strip())
+
+    @property
+    def hash_limit(self) -> str:
+        """Content hashes below this one are in the sample, so a larger sample has a smaller one's.
+
+        A content hash is a number of 32 hex digits, uniform over all texts.
+        """
+        assert self.sample is not None, self
+        return f"{int(Fraction(self.sample) * 16**32):032x}"
+
+    def to_json(self) -> dict[str, str]:
+        """The parts that the slice has; `Slice(**content)` is the inverse."""
+        return {name: value for name, value in fields_of(self).items() if value is not None}
+
+    def __str__(self) -> str:
+        parts = []
+        if self.sample is not None:
+            parts.append(f"sample {(Decimal(self.sample) * 100).normalize():f}%")
+        if self.where is not None:
+            parts.append(f"where {self.where}")
+        return ", ".join(parts)
+
+
+def _share(text: str) -> str:
+    """`1%` or `0.01` as the shortest decimal fraction; SpecError unless it is between 0 and 1."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(\s*%)?", text.strip(), re.ASCII)
+    share = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
+    if not 0 < share < 1:
+        fix = "write a share above 0 and below 1, such as 1% or 0.01; leave it out to label all"
+        raise SpecError([Problem("--sample", fix, text)])
+    return format(share.normalize(), "f")
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
-    """A bounded piece of one version of one input object, identified by its content."""
+    """A bounded piece of one version of one input object, identified by its content.
+
+    With a slice it is the rows of the piece that are in the slice: their number is known when they
+    have been read, and its files have these rows alone.
+    """
 
     version: ObjectVersion
     piece: Piece
+    slice: Slice | None = None
     # The `sid`; changes exactly when the rows may be different.
     id: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
-        identity = canonical_json(fields_of(self.version) | rows)
-        object.__setattr__(self, "id", short_hash(identity))
+        identity = fields_of(self.version) | rows | self._slice_json
+        object.__setattr__(self, "id", short_hash(canonical_json(identity)))
 
     @property
     def path(self) -> str:
@@ -78,12 +144,17 @@ class Shard:
 
     @property
     def rows(self) -> int:
-        """The number of rows, of the input and of each label file."""
+        """The number of rows of the input; without a slice, of each label file too."""
         return self.piece.end_row - self.piece.start_row
 
+    @property
+    def whole(self) -> Shard:
+        """The same rows without a slice."""
+        return self if self.slice is None else replace(self, slice=None)
+
     def to_json(self) -> dict[str, object]:
-        """The shard as a flat JSON object; `from_json` is the inverse."""
-        return fields_of(self.version) | fields_of(self.piece)
+        """The shard as a JSON object, flat without a slice; `from_json` is the inverse."""
+        return fields_of(self.version) | fields_of(self.piece) | self._slice_json
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Shard:
@@ -91,7 +162,12 @@ class Shard:
         version, piece = (
             {f.name: content[f.name] for f in fields(t)} for t in (ObjectVersion, Piece)
         )
-        return cls(ObjectVersion(**version), Piece(**piece))
+        part = Slice(**content["slice"]) if "slice" in content else None
+        return cls(ObjectVersion(**version), Piece(**piece), part)
+
+    @property
+    def _slice_json(self) -> dict[str, Any]:
+        return {} if self.slice is None else {"slice": self.slice.to_json()}
 
 
 def fields_of(value: Any) -> dict[str, Any]:

@@ -111,6 +111,7 @@ class Evaluation:
     decisions: tuple[Decision, ...]
     model: str  # as the spec names it
     labelled_at: str  # ISO 8601; "" if the snapshot is not published
+    slice: str | None = None  # the documents that the snapshot is limited to
 
     @property
     def passed(self) -> bool:
@@ -158,6 +159,7 @@ def evaluate(
         decisions=tuple(_decide(gate, tasks) for gate in gates),
         model="@".join(filter(None, (spec.model.path, spec.model.revision))),
         labelled_at=snapshot.created_at,
+        slice=None if snapshot.slice is None else str(snapshot.slice),
     )
 
 

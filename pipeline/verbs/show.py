@@ -26,7 +26,7 @@ from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 
 TEXT_CHARS = 500  # of each text; a text may be very long
-_HASHES = pa.schema([DOCUMENT_SCHEMA.field("content_hash")])
+_PLACES = pa.schema([DOCUMENT_SCHEMA.field(name) for name in ("content_hash", "row")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,13 @@ def _texts(
     wanted: dict[str, list[int]] = {}  # by path, the rows of the file
     for path, row in places:
         wanted.setdefault(path, []).append(row)
+    # — from the end, because a shard's rows are those from its first on; a slice has some of them
     chosen = {}
-    for named in contents.shards:
-        inside = range(named.start_row, named.start_row + named.rows)
-        if of_shard := [row for row in wanted.get(named.path, ()) if row in inside]:
+    for named in sorted(contents.shards, key=lambda shard: shard.start_row, reverse=True):
+        left = wanted.get(named.path, ())
+        if of_shard := [row for row in left if row >= named.start_row]:
             chosen[named.sid] = named, of_shard
+            wanted[named.path] = [row for row in left if row < named.start_row]
     shards = logged_shards(store, chosen)
     texts: dict[tuple[str, int], str | None] = {}
     for sid, (named, of_shard) in chosen.items():
@@ -96,9 +98,12 @@ def _texts(
             raise StorageError(
                 f"{store.url}/inputs: does not have the shard {sid} of {named.path}; restore it"
             )
-        hashes = read_shard(store, named, schema=_HASHES, tasks=()).column("content_hash")
-        for row, text in _starts(shards[sid], options, hashes, of_shard):
-            texts[named.path, row] = text
+        documents = read_shard(store, named, schema=_PLACES, tasks=())
+        stored = documents.column("row").to_pylist()
+        of_shard = [index for index, row in enumerate(stored) if row in of_shard]
+        hashes = documents.column("content_hash")
+        for index, text in _starts(shards[sid], options, hashes, of_shard):
+            texts[named.path, stored[index]] = text
     return pa.array([texts[place] for place in places], pa.large_string())
 
 
@@ -106,10 +111,10 @@ def _starts(
     shard: Shard,
     options: Options,
     hashes: pa.Array,  # [docs of the shard]
-    wanted: Sequence[int],  # rows of the file, ascending
+    wanted: Sequence[int],  # docs of the shard, ascending
 ) -> Iterator[tuple[int, str | None]]:
-    """The start of the text of each wanted row; the shard is read up to the last one."""
-    left, first = deque(wanted), shard.piece.start_row
+    """The start of the text of each wanted document; the shard is read up to the last one."""
+    left, first = deque(wanted), 0
     for texts in labelled_texts(shard, options, hashes):
         while left and left[0] < first + len(texts):
             row = left.popleft()

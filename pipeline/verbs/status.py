@@ -12,11 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline.ledger.cells import CONCURRENT_LISTS
 from pipeline.ledger.keys import label_folders, parse_key
-from pipeline.ledger.snapshots import last_snapshot
+from pipeline.ledger.label_files import read_file
+from pipeline.ledger.snapshots import last_snapshot, slice_of
 from pipeline.runtime.job import Plan, least_work
 from pipeline.runtime.outcome import READ_THREADS, failed_mask
+from pipeline.sources.shards import Shard, Slice
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 
@@ -26,6 +31,7 @@ WINDOW_S = 900.0
 SHORTEST_S = 5.0
 
 Commit = tuple[float, int]  # seconds since the epoch, documents
+Rows = NDArray[np.int64]  # [docs]: in the input object
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,7 @@ class Status:
     documents: int  # of the whole input
     unreadable: tuple[str, ...]  # input files whose documents cannot be counted, with the reason
     snapshot: int | None  # the spec's last
+    slice: Slice | None  # the documents that this snapshot is limited to
     tasks: Mapping[str, TaskStatus]
     docs_per_s: float | None  # None: nothing was committed recently
     eta_s: float | None  # 0 if nothing is missing; None without a rate
@@ -71,14 +78,17 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     """
     store = open_store(spec.output, spec.storage_options)
     job, planned = least_work(spec, store, cache_dir)
-    tasks = {task: _task_status(store, planned, task) for task in job.fp}
-    rate = docs_per_s(_commits(store, planned, job.fp), time.time())
+    slices = _slice_rows(store, planned)
+    tasks = {task: _task_status(store, planned, task, slices) for task in job.fp}
+    rate = docs_per_s(_commits(store, planned, job.fp, slices), time.time())
     missing = planned.missing_rows
+    number = last_snapshot(store, spec.name)
     return Status(
         output=spec.output,
         documents=planned.rows,
         unreadable=planned.cuts.unreadable,
-        snapshot=last_snapshot(store, spec.name),
+        snapshot=number,
+        slice=None if number is None else slice_of(store, number),
         tasks=tasks,
         docs_per_s=rate,
         eta_s=(missing / rate if rate else None) if missing else 0.0,
@@ -102,24 +112,60 @@ def docs_per_s(commits: Iterable[Commit], now_s: float) -> float | None:
     return sum(documents for _, documents in recent[1:]) / seconds
 
 
-def _task_status(store: Store, planned: Plan, task: str) -> TaskStatus:
+def _slice_rows(store: Store, planned: Plan) -> dict[str, Rows]:
+    """The rows of each slice that has labels of a shard's rows, by shard id."""
     done = planned.done
-    labelled = [shard for shard in planned.shards if shard.id in done.labels[task]]
-    keys = [done.label_file(task, shard.id).key for shard in labelled]
+    sids = [
+        sid
+        for of_shard in planned.cuts.other_slices.of_shard.values()
+        for sid in of_shard
+        if sid in done.documents and any(sid in of_task for of_task in done.labels.values())
+    ]
+
+    def rows_of(sid: str) -> Rows:
+        table = read_file(store, done.documents_file(sid).key, ["row"])
+        return np.asarray(table.column("row").to_numpy(), np.int64)
+
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        failed = sum(int(mask.sum()) for mask in pool.map(lambda k: failed_mask(store, k), keys))
-    rows = sum(shard.rows for shard in labelled)
-    return TaskStatus(done=rows - failed, missing=planned.rows - rows, failed=failed)
+        return dict(zip(sids, pool.map(rows_of, sids), strict=True))
 
 
-def _commits(store: Store, planned: Plan, fp: Mapping[str, str]) -> Sequence[Commit]:
+def _task_status(store: Store, planned: Plan, task: str, slices: Mapping[str, Rows]) -> TaskStatus:
+    done = planned.done
+    of_shard = planned.cuts.other_slices.of_shard
+
+    def counts_of(shard: Shard) -> tuple[int, int]:
+        """The labelled documents, and the failed ones among them."""
+        if shard.id in done.labels[task]:
+            mask = failed_mask(store, done.label_file(task, shard.id).key)
+            return shard.rows, int(mask.sum())
+        # — the answers of slices count: a run of the whole does not ask these documents again
+        failed: dict[int, bool] = {}
+        for sid in of_shard.get(shard.id, ()):
+            if sid in slices and sid in done.labels[task]:
+                mask = failed_mask(store, done.label_file(task, sid).key)
+                for row, is_failed in zip(slices[sid].tolist(), mask.tolist(), strict=True):
+                    failed[row] = is_failed and failed.get(row, True)
+        return len(failed), sum(failed.values())
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        counts = list(pool.map(counts_of, planned.shards))
+    labelled, failed = (sum(column) for column in zip(*counts, strict=True))
+    return TaskStatus(done=labelled - failed, missing=planned.rows - labelled, failed=failed)
+
+
+def _commits(
+    store: Store, planned: Plan, fp: Mapping[str, str], slices: Mapping[str, Rows]
+) -> Sequence[Commit]:
     """When each shard got the last of its label files, and its documents."""
     with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
         listed = list(pool.map(lambda task: _label_times(store, task, fp[task]), fp))
+    rows = {shard.id: shard.rows for shard in planned.shards}
+    rows |= {sid: len(of_slice) for sid, of_slice in slices.items()}
     return [
-        (max(times[shard.id] for times in listed), shard.rows)
-        for shard in planned.shards
-        if all(shard.id in times for times in listed)
+        (max(times[sid] for times in listed), count)
+        for sid, count in rows.items()
+        if all(sid in times for times in listed)
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from pipeline.cluster import submission
 from pipeline.cluster.submission import Submitted, choose_job, follow, job_end, submit
 from pipeline.errors import RefusedError, UnavailableError
+from pipeline.options import RunOptions
 from pipeline.spec.parse import load_spec
 
 DOCUMENTS = 600
@@ -210,6 +212,20 @@ def test_the_same_spec_is_one_job_and_its_folder_holds_what_it_runs(
     assert first.new and second == Submitted(first.id, new=False) and len(jobs.asked) == 1
     assert jobs.asked[0]["entrypoint"] == "python -m pipeline run spec.yaml --address auto"
     assert set(jobs.asked[0]["runtime_env"]) == {"working_dir", "pip"}
+
+
+def test_the_options_of_a_run_reach_the_job_as_they_were_written(
+    submitted: Callable[..., Submitted],
+) -> None:
+    options = RunOptions(sample="1%", where="lang = 'de'", max_cost=2.5, price=1)
+    jobs = Jobs()
+    assert submitted(jobs, *options.flags).new
+    words = shlex.split(jobs.asked[0]["entrypoint"])
+    assert words[:7] == ["python", "-m", "pipeline", "run", "spec.yaml", "--address", "auto"]
+    assert words[7:] == ["--max-cost=2.5", "--price=1", "--sample=1%", "--where=lang = 'de'"]
+    assert not submitted(jobs, *options.flags, "--json").new
+    with pytest.raises(RefusedError, match="is running with"):
+        submitted(jobs, "--sample=2%")
 
 
 def test_one_who_was_quicker_is_followed(submitted: Callable[..., Submitted]) -> None:

@@ -16,7 +16,7 @@ from pipeline.runtime.graph import LabelStage, TokeniseStage
 
 STAGES = {
     "Tokenise": lambda: list(TokeniseStage(ANY, [])(pa.table({}))),
-    "LabelDocuments": lambda: LabelStage(ANY, asks=True)(pa.table({})),
+    "LabelDocuments": lambda: list(LabelStage(ANY, asks=True)(pa.table({}))),
 }
 ANY: Any = None  # a job that nothing is asked of
 

@@ -34,9 +34,11 @@ def label_and_commit(
 ) -> Iterator[ShardCounts]:
     """What `graph.label_items` does."""
     worker = label or LabelDocuments(job, asks=any(work.asks for work in work_items))
-    for (shard,) in tokenise(job, work_items):
-        (row,) = commit_block(worker(shard.to_table()), job).to_pylist()
-        yield ShardCounts.from_row(row)
+    for shards in tokenise(job, work_items):
+        for shard in shards:
+            for block in worker(shard.to_table()):
+                (row,) = commit_block(block, job).to_pylist()
+                yield ShardCounts.from_row(row)
 
 
 def run_without_ray(patch: pytest.MonkeyPatch) -> None:

@@ -45,13 +45,12 @@ def in_children(
                 answer = here.recv()
         if isinstance(answer, AssayError):
             raise answer
-        yield answer
+        yield from answer
 
 
 def _label(work: WorkItem, job: Job, answer: Connection) -> None:
     try:
-        (counts,) = label_and_commit([work], job)
-        answer.send(counts)
+        answer.send(list(label_and_commit([work], job)))
     except AssayError as error:
         answer.send(error)
 

@@ -1,0 +1,173 @@
+"""Slices of the input: which documents of a shard `--sample` and `--where` choose.
+
+Entry points: `SliceMask` while documents are read, and `check_where` before a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipeline.errors import Problem, SpecError
+from pipeline.sources.documents import OUTSIDE, TooLong, id_text
+from pipeline.sources.rule import Rule, names_in
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import every_row, read_documents
+from pipeline.sources.streams import Options, reading
+from pipeline.sources.tables import TABLES, opened_table
+
+PLACE = "--where"
+# The condition is tried on this number of rows before a run.
+SAMPLE_ROWS = 100
+
+
+class SliceMask:
+    """Which documents of one shard are in its slice. Without a slice, all of them are."""
+
+    def __init__(self, shard: Shard, options: Options) -> None:
+        self._slice = shard.slice
+        self._where = None
+        if shard.slice is not None and shard.slice.where is not None:
+            self._where = _where_mask(shard, shard.slice.where, options)
+
+    def mark(self, documents: pa.Table, start: int) -> pa.Table:
+        """The documents, from the shard's row `start` on, with the status OUTSIDE where it holds.
+
+        A document that cannot be read has the hash of the empty text. A row whose columns cannot
+        be read does not meet the condition.
+        """
+        if self._slice is None:
+            return documents
+        inside = np.ones(documents.num_rows, np.bool_)  # [docs]
+        if self._slice.sample is not None:
+            chosen = pc.less(documents.column("content_hash"), self._slice.hash_limit)
+            inside &= np.asarray(chosen.to_numpy(zero_copy_only=False), np.bool_)
+        if self._where is not None:
+            inside &= self._where[start : start + documents.num_rows]
+        status = pc.if_else(pa.array(inside), documents.column("status"), OUTSIDE)
+        return documents.set_column(documents.column_names.index("status"), "status", status)
+
+
+def inside_rows(shard: Shard, documents: pa.Table, start: int = 0) -> pa.Table:
+    """The marked documents that are in the slice, with their `row` in the input object.
+
+    The documents are the shard's from its row `start` on.
+    """
+    first = shard.piece.start_row + start
+    rows = range(first, first + documents.num_rows)
+    numbered = documents.append_column("row", pa.array(rows, pa.int64()))
+    return numbered.filter(is_inside(documents))
+
+
+def is_inside(documents: pa.Table) -> pa.ChunkedArray:
+    """Which of the marked documents are in the slice."""
+    return pc.not_equal(documents.column("status"), OUTSIDE)
+
+
+def read_inside(shard: Shard, options: Options) -> Iterator[pa.Table]:
+    """The documents of a shard that are in its slice, a part at a time; with `row` if it is sliced.
+
+    Without a slice they are those of `read_documents`.
+    """
+    mask, start = SliceMask(shard, options), 0
+    for documents in read_documents(shard, options):
+        marked = mask.mark(documents, start)
+        yield marked if shard.slice is None else inside_rows(shard, marked, start)
+        start += documents.num_rows
+        del documents, marked  # the text of one part is freed before the next is read
+
+
+def check_where(where: str, shards: Sequence[Shard], options: Options) -> None:
+    """SpecError unless the condition can be evaluated on the first rows of the input.
+
+    Rows of formats without a schema need not have the same columns: null stands for a column that
+    a row does not have. One of the first rows must have it.
+    """
+    rows, parts = 0, []
+    for shard in shards:
+        count = min(shard.rows, SAMPLE_ROWS - rows)
+        if count <= 0:
+            break
+        rows += count
+        _where_mask(shard, where, options, count)
+        if shard.version.format not in TABLES:
+            parts.append(_values(shard, where, options, count))
+    for name in parts[0].column_names if parts else ():
+        if all(part.column(name).null_count == part.num_rows for part in parts):
+            fix = f"the first {rows} rows of {shards[0].path} have no value in {name}"
+            raise SpecError([Problem(PLACE, f"{fix}; name a column of the input", where)])
+
+
+def _where_mask(
+    shard: Shard, where: str, options: Options, rows: int | None = None
+) -> NDArray[np.bool_]:  # [rows]
+    """Which rows of the shard meet the condition; with `rows`, of its first rows."""
+    count = shard.rows if rows is None else rows
+    place = f"{PLACE}, on {shard.path}"
+    if shard.version.format in TABLES:
+        verdicts = _table_verdicts(shard, where, options, place, count)
+    else:
+        values = _values(shard, where, options, count)
+        rule = Rule(where, values.schema, place=place)
+        verdicts = [rule.verdicts(batch) for batch in values.to_batches()]
+    met = pc.fill_null(pa.chunked_array(verdicts, pa.bool_()), False)
+    mask = np.zeros(count, np.bool_)  # — rows that cannot be read are outside
+    mask[: len(met)] = met.to_numpy(zero_copy_only=False)[:count]
+    return mask
+
+
+def _table_verdicts(
+    shard: Shard, where: str, options: Options, place: str, count: int
+) -> list[pa.BooleanArray]:
+    with reading(shard.path), opened_table(shard, options) as table:
+        schema = table.schema
+    rule = Rule(where, schema, place=place)
+    _require_columns(rule.columns, where)
+    verdicts: list[pa.BooleanArray] = []
+    with reading(shard.path), opened_table(shard, options, list(rule.columns)) as table:
+        for batch in table.batches:
+            verdicts.append(rule.verdicts(batch))
+            if sum(map(len, verdicts)) >= count:
+                break
+    return verdicts
+
+
+def _values(shard: Shard, where: str, options: Options, count: int) -> pa.Table:
+    """The condition's columns in the first rows of a shard whose format has no schema."""
+    names = names_in(where, place=PLACE)
+    _require_columns(names, where)
+    columns = {}
+    for name in names:
+        # — readers return one column beside the text, the id: each pass reads another
+        version = replace(shard.version, id_column=name)
+        rows = every_row(replace(shard, version=version), options)
+        values = [
+            None if row.problem is not None or isinstance(row.id, TooLong) else _decoded(row.id)
+            for row in islice(rows, count)
+        ]
+        columns[name] = _array(values)
+    return pa.table(columns)
+
+
+def _decoded(value: object) -> object:
+    return id_text(value) if isinstance(value, bytes) else value
+
+
+def _array(values: list[object]) -> pa.Array:
+    """The values as a column of the type that they share, or as strings."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if value is None else id_text(value) for value in values])
+
+
+def _require_columns(names: Sequence[str], where: str) -> None:
+    if not names:
+        fix = "names no column of the input, so it chooses all documents or none; name one"
+        raise SpecError([Problem(PLACE, fix, where)])
