@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import SpecError
 from pipeline.spec import schema
-from pipeline.spec.parse import load_spec, located, parse_spec
+from pipeline.spec.parse import load_spec, parse_spec
 from pipeline.spec.schema import JobSpec, TaskSpec
 
 DESIGN_EXAMPLE = r"""
@@ -398,66 +398,3 @@ def test_every_key_has_a_description_for_the_manual() -> None:
     assert schema.JobSpec in models
     fields = [field for model in models for field in model.model_fields.items()]
     assert [name for name, field in fields if not field.description] == []
-
-
-MISSPELT = """name: job
-model: {path: some/model, dtpe: auto}
-input:
-  path: in.jsonl
-  txt: body
-output: out
-max_tokens: 9
-tasks:
-- name: toxic
-  question: Why
-  labels: [x, y]
-- name: topic
-  question: What
-  lables: [x, y]
-  calibration: {method: contextual, documnets: [a]}
-  scoring: [first]
-"""
-
-
-def test_a_misspelt_key_offers_the_nearest_and_names_the_line_and_the_task(tmp_path: Path) -> None:
-    path = tmp_path / "my.yaml"
-    path.write_text(MISSPELT)
-    with pytest.raises(SpecError) as caught:
-        load_spec(path)
-    assert str(caught.value).splitlines() == [
-        f"model.dtpe: no such key; write dtype (got 'auto') in {path}, line 2",
-        f"input.txt: no such key; write text (got 'body') in {path}, line 5",
-        "tasks.1.scoring: write 'auto', 'first_token' or 'full' (got ['first']) "
-        f"in {path}, line 16, task 'topic'",
-        "tasks.1.calibration.documnets: no such key; write documents (got ['a']) "
-        f"in {path}, line 15, task 'topic'",
-        "tasks.1.lables: no such key; write labels (got ['x', 'y']) "
-        f"in {path}, line 14, task 'topic'",
-        f"max_tokens: no such key; max_tokens belongs below documents (got 9) in {path}, line 7",
-    ]
-
-
-def test_a_key_that_resembles_none_lists_those_that_exist() -> None:
-    (line,) = lines_of(SMALLEST + "filter: {keep: a, zzz: 1}\n")
-    assert line == (
-        "filter.zzz: no such key; remove it or correct its spelling: the keys are keep, on_error, "
-        "storage_options (got 1) in spec, line 8"
-    )
-
-
-def test_a_value_of_two_possible_types_is_one_line_that_names_both() -> None:
-    (line,) = lines_of(SMALLEST.replace("in.jsonl", "in.jsonl, shard_bytes: big"))
-    assert line == (
-        "input.shard_bytes: write 'auto' or write a whole number (got 'big') in spec, line 4"
-    )
-
-
-def test_a_mistake_that_is_found_later_has_its_line_too(tmp_path: Path) -> None:
-    path = tmp_path / "my.yaml"
-    path.write_text(SMALLEST)
-    with pytest.raises(SpecError) as caught, located(path):
-        raise SpecError([Problem("tasks.0.labels", "begin alike", 3), Problem("--to", "no", "x")])
-    assert str(caught.value).splitlines() == [
-        f"tasks.0.labels: begin alike (got 3) in {path}, line 7, task 'a'",
-        "--to: no (got 'x')",
-    ]

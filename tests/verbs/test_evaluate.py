@@ -22,7 +22,7 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.gold.labels import UNLABELLED, read_gold, similar_labels
+from pipeline.gold.labels import UNLABELLED, read_gold
 from pipeline.options import GoldOptions
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
@@ -239,36 +239,6 @@ def test_copied_hints_map_each_gold_name_to_the_label_of_its_name(
     assert bench.evaluate(bench.write(bench.gold()), "--task", "topic", "--json") == 0
     expected = json.loads(capsys.readouterr().out)["tasks"]
     assert mapped["topic"]["versions"] == expected["topic"]["versions"]
-
-
-def test_values_without_a_similar_label_are_listed_with_the_labels_that_are_free(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = {"art": "Art", "law": "7", "sport": "9", None: ""}
-    rows = [{**row, "topic": own[row["topic"]]} for row in bench.gold()]
-    assert bench.evaluate(bench.write(rows, "numbers.csv"), "--task", "topic") == 2
-    by_value = {line[-5:]: line for line in capsys.readouterr().err.splitlines()}
-    assert "if it means art, write --value Art=art" in by_value["Art')"]
-    free = "with one that no gold value has (law, sport), or leave the task out with --task"
-    assert f"no label has a similar name; write --value 7=LABEL {free}" in by_value[" '7')"]
-
-
-@pytest.mark.parametrize(
-    ("values", "used", "proposed"),
-    [
-        (["Business", "Sports"], [], {"Business": "business", "Sports": "sports"}),
-        (["sport", "sportz"], [], {"sport": "sports"}),  # one to one: the more similar value
-        (["sport"], ["sports"], {}),  # the gold has this label under its own name
-        (["SPORTS"], ["sports"], {"SPORTS": "sports"}),
-        (["1", "2"], [], {}),
-    ],
-)
-def test_labels_are_proposed_one_to_one(
-    values: list[str], used: list[str], proposed: dict[str, str]
-) -> None:
-    labels = ["world", "sports", "business"]
-    unmatched = [label for label in labels if label not in used]
-    assert similar_labels(values, labels, unmatched) == proposed
 
 
 def test_answers_to_another_question_are_not_evaluated(

@@ -12,7 +12,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import DocumentError, ModelError, SpecError
-from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template, control_ids
 from pipeline.spec.schema import PromptSpec, TaskSpec
@@ -394,26 +393,3 @@ def test_a_template_that_refuses_a_system_turn_is_a_problem_of_the_job(
     )
     with pytest.raises((ModelError, SpecError), match="no system role"):
         tokenise_prompt(tokenizer, PromptSpec(system="s"), [YES_NO])
-
-
-@pytest.mark.parametrize(
-    ("token", "verbalizers", "little"),
-    [
-        (" s", ["sports"], True),
-        ("s", ["sports"], True),
-        (" po", ["politics", "policy"], True),
-        (" ", ["sports"], True),
-        ("1", ["10"], True),
-        (" pol", ["politics"], False),
-        (" sports", ["sports"], False),
-        (" no", ["no", "nope"], False),  # the whole of one text
-        (" A", ["A", "B"], False),
-        ("sci", ["sci-fi"], False),
-        ("体", ["体育"], False),
-        ("�", ["é"], False),
-    ],
-)
-def test_a_token_of_two_letters_that_ends_inside_a_word_says_little(
-    token: str, verbalizers: list[str], little: bool
-) -> None:
-    assert is_fragment(token, verbalizers) == little
