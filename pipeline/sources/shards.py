@@ -188,8 +188,8 @@ def check_columns(version: ObjectVersion, names: list[str]) -> None:
     problems = []
     for place, name in columns.items():
         if names.count(name) != 1:
-            count = names.count(name) or "no"
-            fix = f"{version.path} has {count} such column; it has: {existing}"
+            count = f"{names.count(name)} such columns" if name in names else "no such column"
+            fix = f"{version.path} has {count}; it has: {existing}"
             problems.append(Problem(place, fix, name))
     if problems:
         raise SpecError(problems)

@@ -118,7 +118,7 @@ def test_a_file_without_a_row_makes_no_shard(write: Write, data: bytes) -> None:
     ("name", "header", "fix"),
     [
         ("a.csv", "body,id", "has no such column; it has: body, id"),
-        ("a.csv", "text,id,text", "has 2 such column; it has: id, text, text"),
+        ("a.csv", "text,id,text", "has 2 such columns; it has: id, text, text"),
         ("a.csv", "id;text", "its columns are separated by ';'; separate them by commas"),
         ("a.csv", "id;body", "its columns are separated by ';'; separate them by commas"),
         ("a.csv", "id\ttext", "or by tabs in a .tsv file"),
