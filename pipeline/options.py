@@ -94,15 +94,18 @@ class RunOptions:
     """The documents that a run is limited to, and when it ends if they are not done."""
 
     sample: Annotated[str | None, Parameter(metavar="SHARE")] = None
-    """Label only this share of the documents, as in 1% or 0.01: the same ones each time."""
+    """Label only this share of the documents, as in 1% or 0.01: the same ones each time (default:
+    all)."""
     where: Annotated[str | None, Parameter(metavar="SQL")] = None
-    """Label only documents whose input columns satisfy this condition, as in "year >= 2020"."""
+    """Label only documents whose input columns satisfy this condition, as in "year >= 2020"
+    (default: none)."""
     max_hours: Annotated[float | None, Parameter(metavar="H")] = None
-    """End the run, with exit code 3, when it has taken this many hours."""
+    """End the run, with exit code 3, when it has taken this many hours (default: no bound)."""
     max_cost: Annotated[float | None, Parameter(metavar="C")] = None
-    """End the run, with exit code 3, when its workers have cost this much; needs --price."""
+    """End the run, with exit code 3, when its workers have cost this much; needs --price
+    (default: no bound)."""
     price: Annotated[float | None, Parameter(metavar="PRICE")] = None
-    """Price of one worker for one hour, in the currency of --max-cost."""
+    """Price of one worker for one hour, in the currency of --max-cost (default: none)."""
 
     def __post_init__(self) -> None:
         names = ("max_hours", "max_cost", "price")
