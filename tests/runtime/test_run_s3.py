@@ -100,5 +100,5 @@ def test_a_store_that_ignores_the_condition_is_refused_before_any_work(
         monkeypatch.setenv(name, value)
     assert main(["run", str(shell.spec)]) == 4
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"assay: {shell.output.url}: a second create of")
+    assert line.startswith(f"assay: output: {shell.output.url}: a second create of")
     assert list(shell.output.list("")) == []

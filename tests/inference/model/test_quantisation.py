@@ -173,7 +173,7 @@ def test_no_module_imports_torchao_before_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     "model, line",
     [
-        ("quantize: int4", "model.quantize: Input should be 'none', 'int8' or 'fp8' (got 'int4')"),
+        ("quantize: int4", "model.quantize: write 'none', 'int8' or 'fp8' (got 'int4')"),
         (
             "quantize: int8, dtype: float16",
             "model.quantize: sums of int8 weights overflow float16; write another dtype, or fp8 "
@@ -185,7 +185,7 @@ def test_a_spec_that_cannot_be_quantised_so_is_one_line(model: str, line: str) -
     text = "{name: j, model: {path: m, %s}, input: {path: i}, output: o, tasks: [%s]}"
     with pytest.raises(SpecError) as caught:
         parse_spec(text % (model, "{name: a, question: Why, labels: [x, y]}"))
-    assert str(caught.value) == line
+    assert str(caught.value) == f"{line} in spec, line 1"
 
 
 def test_other_weights_and_number_formats_go_together() -> None:
