@@ -7,19 +7,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from command import COMMANDS
 from hypothesis import given
 from hypothesis import strategies as st
+from s3fs import S3FileSystem
 from servers import Server
 from shell import DOCUMENTS, TASKS, Shell
 from toy_assay import main_of_toy
 
 from pipeline.cli import main
 from pipeline.spec.parse import load_spec
+from pipeline.stores.s3 import _SingleTry
 from pipeline.verbs.status import SHORTEST_S, WINDOW_S, Status, TaskStatus, docs_per_s, status
 
 ROWS = [*(json.dumps({"id": f"d{i}", "text": f"Text {i}."}) for i in range(30)), "{broken"]
@@ -114,6 +116,17 @@ def test_status_loads_neither_ray_nor_torch(spec_file: Path) -> None:
     assert out.splitlines()[-1] == "set()"
 
 
+@pytest.fixture
+def own_clients() -> Iterator[None]:
+    """Clients of this test's server alone: fsspec keeps them by their options, not by AWS_*."""
+    for is_over in (False, True):
+        for client in (S3FileSystem, _SingleTry):
+            client.clear_instance_cache()
+        if not is_over:
+            yield
+
+
+@pytest.mark.usefixtures("own_clients")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_it_follows_a_run_in_another_process_on_an_object_store(
     seaweedfs: Server,
