@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from local_cluster import command_line
 from many_rows import assert_every_row_once, has_begun, write_many
+from rich.console import Console
 
 from pipeline.cli import app, main
 from pipeline.cli.app import VERBS
@@ -91,11 +93,11 @@ def test_help_is_in_sentences(verb: str, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "dry run"])
 def test_the_help_of_an_option_with_a_value_names_its_default(
-    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    verb: str,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    assert main([verb, "--help"]) == 0
-    shown = capsys.readouterr().out
+    text = io.StringIO()
+    app([verb, "--help"], console=Console(file=text, width=400))
+    shown = text.getvalue()
     options = re.findall(r"^│ +(?:\* +)?--\S+ (?:-\w )?[A-Z]\S* .*$", shown, re.MULTILINE)
     assert [line for line in options if "default: " not in line and "[required]" not in line] == []
     assert len(options) >= shown.count("[default: ")

@@ -33,7 +33,7 @@ SEED = "assay demo corpus 2"
 
 # Documents of each gold class: (training gold, corpus).
 COMMENTS = (280, 150)  # toxic; as many clean
-MAILS = (200, 45)  # spam; as many others
+MAILS = (200, 30)  # spam; as many others
 PASSAGES = (13, 7)  # of each language; of `another` as many as of three languages
 
 LANGUAGES = {

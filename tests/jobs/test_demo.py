@@ -34,8 +34,8 @@ def test_the_demo_keeps_its_promises(smollm2_gguf: Path, tmp_path: Path) -> None
         ).stdout
 
     first, second = python(*DEMO), python(*DEMO)
-    assert re.search(r"labelled now +474,", first) and "warning: spam_asked" in first
-    assert "of 474 documents. If they are not all alike" not in first  # a label for all of them
+    assert re.search(r"labelled now +444,", first) and "warning: spam_asked" in first
+    assert "of 444 documents. If they are not all alike" not in first  # a label for all of them
     assert re.search(r"labelled now +0,", second)
     tail = first.index("How good the answers are")
     assert first[tail:] == second[second.index("How good the answers are") :]

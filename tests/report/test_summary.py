@@ -68,7 +68,8 @@ def test_without_a_snapshot_there_is_no_command_to_read_it() -> None:
 
 def test_the_printed_command_opens_a_store_with_its_options() -> None:
     shown = io.StringIO()
-    outcome = Outcome("s3://bucket/out", 1, 1, 0, Tally(), 1.0, (), 1, {"profile": "labels"})
+    options = {"profile": "labels"}
+    outcome = Outcome("s3://bucket/out", 1, 1, 0, Tally(), 1.0, (), 1, storage_options=options)
     show_summary(outcome, console_on(shown))
     assert "profile" not in repr(outcome)
     assert "open_labels('s3://bucket/out', storage_options={'profile': 'labels'})" in (
