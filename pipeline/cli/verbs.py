@@ -134,10 +134,9 @@ def run(
     if address is None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
     how: dict[str, Any] = {"retry_failed": retry_failed, "publish_partial": publish_partial}
-    how["options"] = options
     if stall_limit is not None:
         how["stall_limit_s"] = stall_limit
-    return VERBS["run"].carry_out(spec, as_json=as_json, address=address, **how)
+    return VERBS["run"].carry_out(spec, as_json=as_json, address=address, options=options, **how)
 
 
 def _submit(

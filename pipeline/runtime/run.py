@@ -118,6 +118,21 @@ class LabelledOutput:
         self.counts.check_shards(self.store, whole, done, self.slice_rows)
         return self.publish(partial=True)
 
+    def published(self, *, partial: bool) -> Outcome:
+        """Publishes the complete output, or with `partial` its complete shards.
+
+        Without `partial`, a slice stays unpublished if the current snapshot shows more documents.
+        """
+        number = kept = None
+        if self.complete and not partial:
+            kept = self.more_complete_snapshot
+        if self.complete and kept is None:
+            number = self.publish()
+        elif partial:
+            number = self.publish_part()
+        failpoint("published")
+        return self.outcome(number, kept)
+
     def outcome(self, snapshot: int | None, kept: int | None = None) -> Outcome:
         """How the run ended, with the number of the snapshot that it published, or kept current."""
         return Outcome(
@@ -190,17 +205,9 @@ def run(
         options=options,
         announce=announce,
     )
-    number = kept = None
     if labelled.complete or publish_partial:
         announce(Progress(PUBLISHING))
-    if labelled.complete and not publish_partial:
-        kept = labelled.more_complete_snapshot
-    if labelled.complete and kept is None:
-        number = labelled.publish()
-    elif publish_partial:
-        number = labelled.publish_part()
-    failpoint("published")
-    outcome = labelled.outcome(number, kept)
+    outcome = labelled.published(partial=publish_partial)
     if outcome.stopped:
         logger.warning("ended by %s: %s", outcome.stopped, outcome.left)
     return outcome

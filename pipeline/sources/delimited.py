@@ -128,9 +128,9 @@ def record_segments(blocks: Iterator[bytes], dialect: Dialect) -> Iterator[Segme
                     break
                 in_quotes = data.startswith(b'""', quote)
                 position = quote + 1 + in_quotes
-            elif found := sign.search(data, position, end):
-                position = found.end()
-                in_quotes = found[0] == b'"'
+            elif match := sign.search(data, position, end):
+                position = match.end()
+                in_quotes = match[0] == b'"'
                 if not in_quotes:
                     record = data[start:position]
                     yield Segment(record, ends=True, blank=not record.strip(b"\r\n"))

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from pipeline.sources.documents import RawRow, TooLong
-from pipeline.sources.jsonl import check_keys, object_rows
-from pipeline.sources.records import Segment, blocks_of, first_records, records_of, units_of
+from pipeline.sources.jsonl import object_rows, object_units
+from pipeline.sources.records import Segment, blocks_of, records_of
 from pipeline.sources.shards import ObjectVersion, Shard, Unit
 from pipeline.sources.streams import Options, Stream, decompressed
 
@@ -23,10 +23,7 @@ _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 
 def json_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     """One unit for each element."""
-    with decompressed(version.path, version.format, options) as stream:
-        check_keys(version, first_records(array_segments(stream)))
-    with decompressed(version.path, version.format, options) as stream:
-        yield from units_of(array_segments(stream))
+    yield from object_units(version, options, array_segments)
 
 
 def json_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
@@ -64,12 +61,12 @@ def element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[Segme
     for block in blocks:
         data = held + block
         start = position = 0
-        while found := (_IN_STRING if in_string else _STRUCTURE).search(data, position):
-            position, sign = found.end(), found[0]
+        while match := (_IN_STRING if in_string else _STRUCTURE).search(data, position):
+            position, sign = match.end(), match[0]
             if in_string or sign == b'"':
                 in_string = in_string != (sign == b'"')
             elif depth == 0 and sign in b",]":
-                element = data[start : found.start()]
+                element = data[start : match.start()]
                 empty = empty and sign == b"]" and not element.strip()
                 yield Segment(element, ends=True, blank=empty)
                 if sign == b"]":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from pipeline.sources.documents import RawRow, TooLong, too_long
@@ -24,10 +24,17 @@ from pipeline.sources.streams import Options, Stream, decompressed
 
 def jsonl_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     """One unit for each row."""
+    yield from object_units(version, options, line_segments)
+
+
+def object_units(
+    version: ObjectVersion, options: Options, segments: Callable[[Stream], Iterator[Segment]]
+) -> Iterator[Unit]:
+    """One unit for each object of the stream; SpecError unless a first one has the keys."""
     with decompressed(version.path, version.format, options) as stream:
-        check_keys(version, first_records(line_segments(stream)))
+        check_keys(version, first_records(segments(stream)))
     with decompressed(version.path, version.format, options) as stream:
-        yield from units_of(line_segments(stream))
+        yield from units_of(segments(stream))
 
 
 def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:

@@ -42,7 +42,7 @@ _WRITE = "no such key; write "
 
 
 def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:
-    """One problem for each mistake that pydantic found in this content of a spec."""
+    """One problem for each mistake that pydantic reports for this content of a spec."""
     details = error.errors()
     places = [".".join(map(str, _written(detail["loc"], content))) for detail in details]
     pairs = [
@@ -51,19 +51,19 @@ def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Prob
         # A wrong element also makes its list "too short": report the cause, not this consequence.
         if not (detail["type"] == "too_short" and any(p.startswith(f"{place}.") for p in places))
     ]
-    found = []
+    problems = []
     # — a value that may be of two types has an error for each of them
     for place, same in groupby(pairs, key=lambda pair: pair[0]):
         each = [detail for _, detail in same]
         fix = " or ".join(dict.fromkeys(_fix(detail) for detail in each))
-        found.append(Problem(place or "spec", fix, _value(each[0])))
+        problems.append(Problem(place or "spec", fix, _value(each[0])))
     # — a misspelt key is also missing
     meant = {
         ".".join([*problem.place.split(".")[:-1], problem.fix.removeprefix(_WRITE)])
-        for problem in found
+        for problem in problems
         if problem.fix.startswith(_WRITE)
     }
-    return [each for each in found if each.place not in meant or each.fix != _FIXES["missing"]]
+    return [each for each in problems if each.place not in meant or each.fix != _FIXES["missing"]]
 
 
 def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> Iterator[int | str]:

@@ -70,7 +70,7 @@ def pinned(url: str, options: Mapping[str, Any], key: str) -> str:
         if not hasattr(place, "repo_id") or _COMMIT.fullmatch(place.revision):
             return url
         api = HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
-        found = api.repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision)
+        info = api.repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision)
     except (*HUB_ERRORS, FileNotFoundError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, HUB_ERRORS) else error
         repo = url.removeprefix(PROTOCOL)
@@ -79,8 +79,8 @@ def pinned(url: str, options: Mapping[str, Any], key: str) -> str:
         fix = f"write hf://datasets/ORG/NAME@REVISION/*.parquet: {_one_line(error)}"
         raise SpecError([Problem(key, fix, url)]) from error
     repo = constants.REPO_TYPES_URL_PREFIXES.get(place.repo_type, "") + place.repo_id
-    commit_url = f"{PROTOCOL}{repo}@{found.sha}/{place.path_in_repo}".rstrip("/")
-    logger.info("%s: %s is commit %s", url, place.revision, found.sha)
+    commit_url = f"{PROTOCOL}{repo}@{info.sha}/{place.path_in_repo}".rstrip("/")
+    logger.info("%s: %s is commit %s", url, place.revision, info.sha)
     return commit_url
 
 

@@ -46,9 +46,9 @@ class Target:
         """The names of all files below the folder, at any depth."""
         with storage_errors(self.url, "listed"):
             self.file_system.invalidate_cache()
-            found = retry(partial(self.file_system.find, self.place), RetryPolicy())
+            names = retry(partial(self.file_system.find, self.place), RetryPolicy())
         prefix = f"{self.place.rstrip('/')}/"
-        return {name.removeprefix(prefix) for name in found if name.startswith(prefix)}
+        return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
     def read(self) -> bytes:
         """The file's content."""

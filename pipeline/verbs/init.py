@@ -125,7 +125,7 @@ def init(data: str, options: InitOptions) -> Proposal:
     is_delimited = format.startswith(("csv", "tsv"))
     if is_delimited and values and (other := wrong_delimiter([*values])):
         raise SpecError([Problem("DATA", other, first)])
-    columns = tuple(_column(name, found) for name, found in values.items())
+    columns = tuple(_column(name, sample) for name, sample in values.items())
     text = _named(columns, options.text, "--text") or _text_column(columns, data)
     name = _job_name(data)
     is_local = isinstance(file_system, LocalFileSystem)
@@ -142,14 +142,18 @@ def init(data: str, options: InitOptions) -> Proposal:
         model=options.model,
         output=_output(name, data) if is_local else f"out/{name}",
     )
-    written = _spec(proposal, name)
-    parse_spec(written, place=options.to)
-    try:
-        with Path(options.to).open("x", encoding="utf-8") as file:
-            file.write(written)
-    except OSError as error:
-        raise SpecError([Problem("--to", f"cannot be written: {error}", options.to)]) from error
+    _write(_spec(proposal, name), options.to)
     return proposal
+
+
+def _write(spec: str, to: str) -> None:
+    """Writes a new file; SpecError if it exists, or if assay would not accept the spec."""
+    parse_spec(spec, place=to)
+    try:
+        with Path(to).open("x", encoding="utf-8") as file:
+            file.write(spec)
+    except OSError as error:
+        raise SpecError([Problem("--to", f"cannot be written: {error}", to)]) from error
 
 
 def _column(name: str, values: Sequence[object]) -> Column:

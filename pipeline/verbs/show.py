@@ -81,16 +81,16 @@ def _texts(
 ) -> pa.Array:  # [rows]
     """The start of each row's text; null where the row has no text."""
     places = list(zip(rows.column("path").to_pylist(), rows.column("row").to_pylist(), strict=True))
-    wanted: dict[str, list[int]] = {}  # by path, the rows of the file
+    unread: dict[str, list[int]] = {}  # by path, the rows of the file
     for path, row in places:
-        wanted.setdefault(path, []).append(row)
+        unread.setdefault(path, []).append(row)
     # — from the end, because a shard's rows are those from its first on; a slice has some of them
     chosen = {}
     for named in sorted(contents.shards, key=lambda shard: shard.start_row, reverse=True):
-        left = wanted.get(named.path, ())
+        left = unread.get(named.path, ())
         if of_shard := [row for row in left if row >= named.start_row]:
             chosen[named.sid] = named, of_shard
-            wanted[named.path] = [row for row in left if row < named.start_row]
+            unread[named.path] = [row for row in left if row < named.start_row]
     shards = logged_shards(store, chosen)
     texts: dict[tuple[str, int], str | None] = {}
     for sid, (named, of_shard) in chosen.items():
@@ -111,10 +111,10 @@ def _starts(
     shard: Shard,
     options: Options,
     hashes: pa.Array,  # [docs of the shard]
-    wanted: Sequence[int],  # docs of the shard, ascending
+    chosen: Sequence[int],  # docs of the shard, ascending
 ) -> Iterator[tuple[int, str | None]]:
-    """The start of the text of each wanted document; the shard is read up to the last one."""
-    left, first = deque(wanted), 0
+    """The start of the text of each chosen document; the shard is read up to the last one."""
+    left, first = deque(chosen), 0
     for texts in labelled_texts(shard, options, hashes):
         while left and left[0] < first + len(texts):
             row = left.popleft()
