@@ -1,13 +1,14 @@
-"""The demo: label a mixed corpus, judge the answers by gold that people gave, filter, show all.
+"""The demo: label a mixed corpus, judge the answers by gold labels of people, filter the corpus.
 
     python -m jobs.demo
 
 It runs the commands `assay run`, `assay eval` and `assay filter`, and prints their main results on
-one screen. A second call labels nothing and shows the same.
+one screen. A second call labels nothing and prints the same results.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -56,12 +57,13 @@ def demo() -> int:
 
 
 def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult, console: Console) -> None:
-    """Print how good the answers are, what the filter did, examples, and where everything is."""
+    """Print the quality of the answers, what the filter did, examples, and where the files are."""
     console.print()
     console.print(
         Grid(
-            "How good the answers are, on gold that no readout has seen (95 % intervals)",
-            ("task", "", "accuracy", "AUROC", "gold"),
+            "The answers against gold labels by people, which no readout was trained on "
+            "(95 % intervals)",
+            ("task", "method", "accuracy", "AUROC", "gold"),
             list(_quality(spec, evaluation)),
             texts=2,
         ).table(box=None)
@@ -75,20 +77,22 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult, console:
     )
     right, judged, bad = _filter_quality(spec)
     console.print(
-        f"Of {judged:,} dropped documents that people judged, {right / judged:.1%} are toxic, spam "
-        f"or not English (precision). Of {bad:,} such documents, {right / bad:.1%} are dropped "
-        "(recall).\n"
+        f"precision: of {judged:,} dropped documents with gold labels, {right / judged:.1%} are "
+        f"toxic, spam or not English\nrecall: of {bad:,} documents that are toxic, spam or not "
+        f"English, {right / bad:.1%} are dropped\n"
     )
-    names = ("document", "text", "toxic", "spam", "language")
-    console.print(Grid("Three documents", names, _examples(spec), texts=2).table(box=None))
+    title = "Three documents: spam, not English, and one that the filter keeps"
+    names = ("document", "text", "p(toxic)", "p(spam)", "language")
+    console.print(Grid(title, names, _examples(spec), texts=2).table(box=None))
     console.print()
+    assay = os.path.relpath(Path(sys.executable).with_name("assay"))
     console.print(
         two_columns(
             {
                 "page with plots": str(PAGE),
-                "labels": f"{spec.output}; assay show {SPEC} prints more of them",
+                "labels": f"{spec.output}; more rows: {assay} show {SPEC}",
                 "kept documents": filtered.kept_at,
-                "your documents": "assay init DATA --to my.yaml, then docs/quickstart.md",
+                "your documents": f"{assay} init DATA --to my.yaml, then read docs/quickstart.md",
             }
         )
     )
@@ -108,7 +112,7 @@ def _quality(spec: JobSpec, evaluation: Evaluation) -> Iterable[tuple[str, ...]]
 
 
 def _filter_quality(spec: JobSpec) -> tuple[int, int, int]:
-    """(dropped rightly, dropped and judged, judged to be dropped): numbers of documents."""
+    """Documents: dropped and bad by gold; dropped, with gold; bad by gold."""
     assert spec.filter is not None
     labels = open_labels(spec.output)  # noqa: F841 - DuckDB reads it by its name
     counts = duckdb.execute(

@@ -94,11 +94,11 @@ class RunOptions:
     """The documents that a run is limited to, and when it ends if they are not done."""
 
     sample: Annotated[str | None, Parameter(metavar="SHARE")] = None
-    """Label only this share of the documents, as in 1% or 0.01: the same ones each time (default:
-    all)."""
+    """Label only this share of the documents, as in 1% or 0.01: the same documents each time
+    (default: all)."""
     where: Annotated[str | None, Parameter(metavar="SQL")] = None
     """Label only documents whose input columns satisfy this condition, as in "year >= 2020"
-    (default: none)."""
+    (default: all)."""
     max_hours: Annotated[float | None, Parameter(metavar="H")] = None
     """End the run, with exit code 3, when it has taken this many hours (default: no bound)."""
     max_cost: Annotated[float | None, Parameter(metavar="C")] = None
@@ -164,11 +164,11 @@ class EvalOptions:
     """What an evaluation reports beside its figures."""
 
     precision: Annotated[float | None, Parameter(metavar="P")] = None
-    """Find for each label the threshold that reaches this precision, from 0 to 1 (default: none is
-    searched)."""
+    """Find for each label the threshold that reaches this precision, from 0 to 1 (default: no
+    search)."""
     recall: Annotated[float | None, Parameter(metavar="R")] = None
-    """Find for each label the threshold that reaches this recall, from 0 to 1 (default: none is
-    searched)."""
+    """Find for each label the threshold that reaches this recall, from 0 to 1 (default: no
+    search)."""
     gates: Annotated[tuple[str, ...], Parameter("--gate", metavar="GATE")] = ()
     """Requirement such as 'toxic.f1 >= 0.8'; the exit code is 1 if it fails (default: none).
     Repeatable."""
@@ -183,9 +183,11 @@ class FitOptions:
     layers: Annotated[str | None, Parameter(metavar="N,N|all")] = None
     """Layers to fit at, as in 8,12,16, or all (default: a few, spread over the decoder)."""
     document: bool = False
-    """Read the state after the document itself, and ask no question."""
+    """Fit readouts of the document itself, without a question (default: after the task's question,
+    if the task has one)."""
     to: Annotated[str | None, Parameter(metavar="PATH")] = None
-    """FILE.safetensors, or a folder of them (default: the readouts that the spec names)."""
+    """Where to write: FILE.safetensors, or a folder with a file for each task (default: the paths
+    that the spec names)."""
     folds: Annotated[int, WHOLE] = FOLDS
     """Number of cross-validation folds."""
     rows: Annotated[tuple[int, ...], Parameter(metavar="N,N", converter=_numbers, n_tokens=1)] = ()
@@ -217,7 +219,7 @@ class FilterOptions:
     on_error: OnError | None = None
     """What happens to documents without an answer (default: the spec's filter.on_error)."""
     by: Annotated[tuple[str, ...], Parameter(metavar="COLUMN")] = ()
-    """Also count by this column of the input (default: by none). Repeatable."""
+    """Also count by this column of the input (default: by no column). Repeatable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +230,11 @@ class ExportOptions:
     """FILE.parquet, FILE.jsonl or FILE.csv for one file. Any other name is a folder, with one file
     for each shard. A local path or a URL."""
     with_text: bool = False
-    """Read the input again, and add a column with the text."""
+    """Read the input again, and add a column with the text (default: labels only)."""
     format: TableFormat | None = None
     """Format of the files of a folder (default: parquet)."""
     overwrite: bool = False
-    """Replace a file that exists, or the files of another export in the folder."""
+    """Replace an existing file, or the files of another export in the folder (default: refuse)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,7 @@ class ShowOptions:
     n: Annotated[
         int, Parameter(("--n", "-n"), metavar="N", converter=_whole_number, n_tokens=1)
     ] = 10
-    """Largest number of rows."""
+    """Number of rows to show at most."""
 
     def __post_init__(self) -> None:
         require_positive({"--n": self.n})

@@ -200,7 +200,7 @@ def _configure_process() -> None:
 def _problem(error: CycloptsError, command: App) -> Problem:
     verb = " ".join((*command.name, *(error.command_chain or ())))
     place = error.argument.name if error.argument else verb
-    help = f"`{verb} --help` lists what there is"
+    help = f"`{verb} --help` shows the usage"
     similar = re.search(r'Did you mean "?([^"?]+)"?\?', str(error))
     instead = f"write {similar[1]}" if similar else help
     match error:

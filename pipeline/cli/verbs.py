@@ -64,8 +64,8 @@ def init(
 ) -> int:
     """Look at files of documents, and write a commented spec to start from.
 
-    It reads the first rows, and proposes the columns with the text and the id. The task in the spec
-    is an example to edit.
+    The columns with the text and the id are proposed from the first rows. The task in the spec is
+    an example to edit.
     """
     from pipeline.verbs.init import init as propose
 
@@ -76,7 +76,7 @@ def init(
 def pull(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Fetch the model ahead of a run, and check that its files are whole.
 
-    A GGUF file is converted as a run would do. A model that is on this machine is only checked.
+    A GGUF file is converted as for a run. A model that is on this machine already is only checked.
     """
     if sys.stderr.isatty():  # gigabytes may take minutes
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "0"
@@ -100,8 +100,8 @@ def run(
 ) -> int:
     """Bring the output up to date, and publish a snapshot of it.
 
-    Only answers that are missing are computed: a run that was killed, or a corpus that has grown,
-    needs the same command again. Exit code 3 means that some shards are still missing.
+    Only missing answers are computed. After a crash, or when the corpus has grown, run the same
+    command again. Exit code 3 means that some shards are still missing.
 
     Parameters
     ----------
@@ -115,13 +115,13 @@ def run(
     dry_run
         Print what would be computed, and compute nothing.
     retry_failed
-        Try the rows again that failed or were quarantined.
+        Try failed and quarantined rows again.
     publish_partial
         Publish a snapshot of the complete shards even if others are missing, and of a slice even if
         the current snapshot shows more documents.
     stall_limit
-        Seconds without an answer from a worker at work that end the run (default: 600, and at least
-        10 times the worker's slowest batch).
+        End the run when a worker has answered nothing for this many seconds, or for 10 times its
+        slowest batch if that is longer (default: 600).
     """
     if dry_run:
         return VERBS["dry run"].carry_out(spec, options, as_json=as_json)
@@ -181,9 +181,9 @@ def _submit(
 def check(
     spec: SpecFile, /, *, prompts: bool = False, documents: Count = None, as_json: AsJson = False
 ) -> int:
-    """Prove the model, the labels, the storage and the exactness of the answers.
+    """Test the storage, the model and the labels, and prove that the answers are exact.
 
-    Exactness compares all questions in one reading with a prompt for each question, on a few
+    The proof compares all questions in one reading with a prompt for each question, on a few
     documents of the corpus. The exit code is 1 if they differ by more than rounding explains.
 
     Parameters
@@ -191,7 +191,7 @@ def check(
     prompts
         Print the prompt of each task for the first document.
     documents
-        Number of documents to prove exactness on (default: 4; 0: none).
+        Number of documents for the proof (default: 4; 0: no proof).
     """
     findings = VERBS["check"].result(spec, documents=documents)
     return VERBS["check"].print(findings, as_json=as_json, prompts=prompts)
@@ -320,8 +320,8 @@ def export(
 ) -> int:
     """Write the labels as a flat table, one row a document: Parquet, JSON lines or CSV.
 
-    The labels come from the last snapshot. Running it again for a folder writes the files that are
-    missing. Exit code 3 means that the snapshot leaves out documents of the input.
+    The labels come from the last snapshot. For a folder, the same command again writes the missing
+    files. Exit code 3 means that the snapshot leaves out documents of the input.
     """
     return VERBS["export"].carry_out(spec, options, as_json=as_json)
 
@@ -332,8 +332,8 @@ def filter_corpus(
 ) -> int:
     """Write the documents that the spec's rule keeps, and the dropped ones with the reason.
 
-    The answers come from the last snapshot. Running it again writes nothing. Exit code 3 means
-    that the snapshot leaves out documents of the input.
+    The answers come from the last snapshot. The same command again writes nothing. Exit code 3
+    means that the snapshot leaves out documents of the input.
     """
     return VERBS["filter"].carry_out(spec, options, as_json=as_json)
 
@@ -375,13 +375,13 @@ def verify(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
 def gc(
     spec: SpecFile, /, *, keep: Annotated[int, WHOLE], delete: bool = False, as_json: AsJson = False
 ) -> int:
-    """List the objects of an output that no kept snapshot and no next run needs.
+    """List or delete the objects of an output that no kept snapshot and no later run needs.
 
     Parameters
     ----------
     keep
         Number of snapshots of each spec to keep.
     delete
-        Delete these objects. Do not use it while a run writes to the output.
+        Delete the listed objects. Do not use this while a run writes to the output.
     """
     return VERBS["gc"].carry_out(spec, as_json=as_json, keep=keep, delete=delete)

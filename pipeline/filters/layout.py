@@ -127,5 +127,5 @@ def refuse_own_input(path_glob: str, to: str, options: Options) -> None:
     folder = place.rstrip("/") if glob is None else place[: glob.start()].rpartition("/")[0]
     is_below = takes_in_folders and f"{target.rstrip('/')}/".startswith(f"{folder}/")
     if is_below or re.match(glob_translate(place), target):
-        fix = f"is in the input {path_glob}, which would be labelled again; keep the two apart"
+        fix = f"is in the input {path_glob}, and a run would label it; name another folder"
         raise SpecError([Problem("--to", fix, to)])

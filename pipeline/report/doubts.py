@@ -1,4 +1,4 @@
-"""Answers that may mean nothing, each named in one line with what to do.
+"""Warnings of answers that may mean nothing, each one line with what to do.
 
 Entry points: `label_doubts`, for the labels that a run gave, `evaluation_doubt`, for the figures
 of an evaluation, and `check_doubts`, for the answers to the few documents of a check.
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pipeline.verbs.check import Findings
     from pipeline.verbs.evaluate import TaskEvaluation
 
-# Fewer documents may have one label by accident, and so may a share below this one.
+# With fewer documents, or a smaller share of them, one label may be an accident.
 LEAST_DOCUMENTS = 50
 CONSTANT_SHARE = 0.995
 # Below it the model would nearly always say something else, and p compares rare tokens.
@@ -29,9 +29,10 @@ def label_doubts(labels: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         if documents >= LEAST_DOCUMENTS and most >= CONSTANT_SHARE * documents:
             label = next(name for name, count in counts.items() if count == most)
             yield (
-                f"{task}: {label!r} for {most:,} of {documents:,} documents. If they are not all "
-                "alike, the model does not answer this question: measure it (assay eval), reword "
-                "it, train a readout (assay fit), or use a larger model"
+                f"{task}: {most:,} of {documents:,} documents have the label {label!r}. If the "
+                "documents differ, the model does not answer this question. Measure the answers "
+                "(assay eval), reword the question, train a readout (assay fit), or use a larger "
+                "model"
             )
 
 
@@ -52,15 +53,17 @@ def check_doubts(findings: Findings) -> Iterator[str]:
     if findings.repeated_ids:
         yield (
             f"input.id: {findings.repeated_ids:,} of the first {findings.ids_read:,} documents "
-            "have the id of another, so that a join by id mixes them. Name a column with another "
-            "id for each document, or leave input.id out: the id is then the hash of the text"
+            "share their id with another document, so a join by id mixes them. Name a column with "
+            "a different id for each document, or leave input.id out: the id is then the hash of "
+            "the text"
         )
     for task, facts in findings.answers.items():
         if facts.fragments:
             read = ", ".join(f"{label!r} by {token!r}" for label, token in facts.fragments.items())
             yield (
-                f"{task}: labels are read by the first letters of a word: {read}. Many words begin "
-                "so: score the whole label (scoring: full), or write other texts for it"
+                f"{task}: labels are scored by the first letters of a word: {read}. Many words "
+                "begin with these letters. Score the whole label (scoring: full), or write other "
+                "texts for the label"
             )
         if facts.mass is not None and facts.mass < LEAST_MASS:
             yield (
@@ -70,7 +73,7 @@ def check_doubts(findings: Findings) -> Iterator[str]:
             )
         if facts.distance is not None and facts.distance < LEAST_DISTANCE:
             yield (
-                f"{task}: the answers hardly depend on the document: they are those of a document "
-                f"without content, up to {facts.distance:.3f}. Reword the question, train a "
-                "readout (assay fit), or use a larger model"
+                f"{task}: the answers hardly depend on the document: they differ by at most "
+                f"{facts.distance:.3f} from those for a document without content. Reword the "
+                "question, train a readout (assay fit), or use a larger model"
             )

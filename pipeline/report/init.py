@@ -41,16 +41,16 @@ def show_proposal(proposal: Proposal, console: Console) -> None:
         )
         for column in proposal.columns
     ]
-    names = ("column", "kind", "role", "with a value", "different", "mean characters")
+    names = ("column", "kind", "role", "with a value", "distinct", "mean characters")
     title = f"The first {proposal.sample_rows:,} rows"
     console.print(Grid(title, names, rows, texts=3).table())
     file = escape_controls(proposal.file)
     console.print(
         f"Next: edit the task in {file}, then\n"
         f"  assay pull {file}     fetch the model\n"
-        f"  assay check {file}    prove model, labels and storage\n"
+        f"  assay check {file}    test the storage, the model and the labels\n"
         f"  assay run {file}      label the documents\n"
-        f"With labelled documents, train a small model's readout: assay fit {file} --gold FILE"
+        f"With gold labels, train a readout of a small model: assay fit {file} --gold FILE"
     )
 
 

@@ -52,7 +52,7 @@ def show_gc(result: GcResult, console: Console) -> None:
         rows[prefix] = f"{count:,} objects, {size_bytes / 1e6:,.1f} MB"
     if result.unknown:
         rows["not touched"] = f"{result.unknown:,} files that are not assay's"
-    rows["verdict"] = "nothing was deleted: --delete removes these"
+    rows["verdict"] = "nothing was deleted; add --delete to delete these objects"
     if result.deleted:
         rows["verdict"] = "deleted"
     if not result.objects:
@@ -91,7 +91,7 @@ def show_filtered(filtered: FilterResult, console: Console) -> None:
     for kept in filtered.kept_globs:
         console.print(f"kept: {escape_controls(kept)}")
     console.print(f"dropped: {escape_controls(filtered.dropped_glob)}")
-    console.print(f"these paths, and those of later filters: {escape_controls(filtered.current)}")
+    console.print(f"paths of the last filter: {escape_controls(filtered.current)}")
 
 
 def filtered_json(filtered: FilterResult) -> dict[str, Any]:
@@ -120,5 +120,5 @@ def _facts(filtered: FilterResult) -> dict[str, str]:
             f"{filtered.missing_files:,} files; run again, then filter again"
         )
     if filtered.new_files:
-        rows["not labelled yet"] = f"{filtered.new_files:,} files of the input are not in it"
+        rows["not labelled yet"] = f"{filtered.new_files:,} files of the input are not filtered"
     return rows

@@ -50,7 +50,7 @@ Show = Callable[[Shown], None]
 
 
 class Pace:
-    """The documents a second of the last minute, and the time left."""
+    """The documents per second in the last minute, and the time left."""
 
     def __init__(self, start_s: float) -> None:
         # — when a count was first seen, the count, and the work done
@@ -125,7 +125,7 @@ class LogLines:
 
 
 class Bar:
-    """The same as one line of a terminal, which is erased at the end."""
+    """Shows the same as one line of a terminal, which is erased at the end."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -186,7 +186,7 @@ def _log_to(stream: Any, *, instead_of: Any) -> Iterator[None]:
 
 @contextmanager
 def _own_descriptor(stream: TextIO) -> Iterator[TextIO]:
-    """The stream on a file descriptor of its own: the original is held back while Ray starts."""
+    """The stream on a copy of its file descriptor: the original is held back while Ray starts."""
     try:
         descriptor = os.dup(stream.fileno())
     except OSError:  # it is not a file
@@ -277,12 +277,12 @@ def work_line(planned: Plan) -> str:
         return f"{line}; the model reads none of them, because all answers are reused"
     if any(work.reuse for work in planned.work_items):
         rows = sum({work.shard.id: work.shard.rows for work in asking}.values())
-        return f"{line}; the model reads at most {rows:,} of them, and skips known texts"
+        return f"{line}; the model reads at most {rows:,} of them: known texts reuse their answers"
     return line
 
 
 def kept_line(progress: RunProgress | None) -> str:
-    """What a run that is stopped now leaves for the next one."""
+    """What the next run finds if this run is stopped now."""
     if progress is None or progress.plan is None or not progress.plan.work_items:
         return "nothing was lost"
     kept = f"{progress.committed:,} of {progress.documents:,} documents are labelled and kept"

@@ -28,7 +28,7 @@ def show_examples(examples: Examples, console: Console) -> None:
         console.print(truncate(text, TEXT_CHARS))
         console.print("    " + ", ".join(f"{task} {_answer(row[task])}" for task in tasks))
     if not examples.rows.num_rows:
-        console.print("no document fulfils --where")
+        console.print("no document satisfies --where")
     console.print(
         f"{examples.rows.num_rows:,} of {examples.documents:,} documents, "
         f"snapshot {examples.snapshot:08d} of {escape_controls(examples.spec)}"
@@ -77,9 +77,9 @@ def show_exported(exported: ExportResult, console: Console) -> None:
             f"{exported.missing_files:,} files; run again, then export again"
         )
     if exported.new_files:
-        facts["not labelled yet"] = f"{exported.new_files:,} files of the input are not in it"
+        facts["not labelled yet"] = f"{exported.new_files:,} files of the input are not exported"
     console.print(two_columns(facts))
-    console.print(f"read it from: {escape_controls(exported.glob)}")
+    console.print(f"table: {escape_controls(exported.glob)}")
 
 
 def exported_json(exported: ExportResult) -> dict[str, Any]:

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 
 def show_summary(outcome: Outcome, console: Console) -> None:
-    """What was labelled, how fast, where, how the snapshot is read, and at the end what is left."""
+    """What was labelled, how fast, where, how to read the snapshot, and at the end what is left."""
     console.print(summary_table(outcome))
     for doubt in label_doubts(outcome.tally.labels):
         console.print(f"\nwarning: {doubt}", markup=False)
     if outcome.snapshot is not None:
-        console.print(f"\n{_reading_command(outcome.output, outcome.storage_options)}")
+        command = _reading_command(outcome.output, outcome.storage_options)
+        console.print(f"\nto read the labels:\n{command}")
     if outcome.missing_shards:
         ended = f"ended by {outcome.stopped}" if outcome.stopped else "incomplete"
         console.print(f"\n{ended}: {outcome.left}")
@@ -44,17 +45,18 @@ def summary_table(outcome: Outcome) -> Table:
         documents = f"{outcome.slice_rows:,} of {documents} ({outcome.slice})"
     lines = [
         ("documents", documents),
-        ("labelled now", f"{tally.rows:,}, the model read {tally.asked_rows:,}"),
+        ("labelled now", f"{tally.rows:,}; the model read {tally.asked_rows:,} of them"),
     ]
     if tally.rows:
         rate = tally.rows / tally.label_seconds if tally.label_seconds else 0.0
+        saved = f"{tally.tokens_saved:,} ({tally.reuse_ratio:.0%})"
         lines += [
             ("status", _shares(tally.status)),
             *((f"  {task}", _shares(labels)) for task, labels in tally.labels.items()),
-            ("time", f"{outcome.seconds:.1f} s, labelling {tally.label_seconds:.1f} s"),
-            ("speed", f"{rate:.2f} documents a second, for each worker while it labels"),
+            ("time", f"{outcome.seconds:.1f} s; workers labelled for {tally.label_seconds:.1f} s"),
+            ("speed", f"{rate:.2f} documents per second and worker"),
             ("tokens read", _tokens(tally)),
-            ("tokens saved", f"{tally.tokens_saved:,} by reuse ({tally.reuse_ratio:.0%})"),
+            ("tokens saved", f"{saved}, compared with separate prompts"),
         ]
     lines += [("left out", reason) for reason in outcome.unreadable]
     snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
@@ -67,7 +69,7 @@ def summary_table(outcome: Outcome) -> Table:
 
 def _tokens(tally: Tally) -> str:
     documents, questions = tally.prefix_tokens_computed, tally.question_tokens_computed
-    return f"{documents:,} of instructions and documents, {questions:,} of questions"
+    return f"{documents:,} in instructions and documents, {questions:,} in questions"
 
 
 def _reading_command(output: str, storage_options: Mapping[str, Any]) -> str:
@@ -116,7 +118,7 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def plan_json(planned: Plan) -> dict[str, int]:
-    """Counts of what there is and of what is missing."""
+    """Counts of all documents and shards, and of the missing ones."""
     return {
         "documents": planned.rows,
         "shards": len(planned.shards),
@@ -188,7 +190,7 @@ def show_status(status: Status, console: Console) -> None:
     """The same for people."""
     snapshot = "none" if status.snapshot is None else f"{status.snapshot:08d}"
     snapshot += f" ({status.slice})" if status.slice else ""
-    rate, left = "nothing was committed in the last 15 minutes", "unknown"
+    rate, left = "unknown: too few shards were finished in the last 15 minutes", "unknown"
     if status.docs_per_s is not None:
         rate = f"{status.docs_per_s:,.2f} documents a second"
     if status.eta_s is not None:

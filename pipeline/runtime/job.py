@@ -186,7 +186,7 @@ def _objects(spec: JobSpec, store: Store, cache_dir: Path) -> list[InputObject]:
     objects = find_objects(spec.input.path, cache_dir, spec.input.storage_options)
     inside = [each.path for each in objects if each.path.startswith(f"{store.url}/")]
     if inside:  # a run would label its own results
-        fix = f"{len(inside)} of its files are in the output {store.url}; keep the two apart"
+        fix = f"{len(inside)} of its files are in the output {store.url}; name another output"
         raise SpecError([Problem("input.path", fix, inside[0])])
     return objects
 

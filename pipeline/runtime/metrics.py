@@ -59,7 +59,7 @@ class RunMetrics:
     def committed(self, counts: ShardCounts) -> None:
         """Counts one committed shard."""
         for status, rows in counts.status.items():
-            # — the kind of an error: its details would be a time series for each file
+            # — only the kind of an error: its details would make a time series for each file
             kind = ":".join(status.split(":")[:2])
             self._add("assay_rows", rows, {"status": kind})
         for task, by_label in counts.labels.items():

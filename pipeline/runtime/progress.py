@@ -1,8 +1,8 @@
 """What a run does at this moment: the reports of its workers, and their sum for people.
 
-Entry points: `ShardProgress`, with which a worker reports, and `Mailbox`, the actor in which the
-driver finds the reports. All of this is for display. Must import neither torch nor Arrow: the
-mailbox is a process of its own.
+Entry points: `ShardProgress`, with which a worker reports, and `Mailbox`, the actor from which the
+driver takes the reports. All of this is for display. Must import neither torch nor Arrow, because
+the mailbox is a process, which should be small.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.ledger.cells import WorkItem
     from pipeline.runtime.job import Plan
 
-# A worker sends at most two reports a second, whatever its batches take.
+# A worker sends at most two reports a second, even if its batches are faster.
 REPORT_S = 0.5
 
 LOCATING = "locating the model"
@@ -31,15 +31,15 @@ STARTING_WORKERS = "starting the workers"
 LOADING = "loading the model"
 LABELLING = "labelling"
 PUBLISHING = "publishing"
-READING = "reading"  # of a worker; a run has no such phase
-# A phase replaces those before it: the driver's first, then those that workers report.
+READING = "reading"  # only of a worker; it is not a phase of the run
+# In their order: a later phase replaces an earlier one.
 WORKER_PHASES = (CHECKING, STARTING_WORKERS, FETCHING, CONVERTING, LOADING, LABELLING)
 
 WorkKey = tuple[str, tuple[str, ...]]  # shard id and sorted tasks of a work item
 
 
 def work_key(sid: str, tasks: Iterable[str]) -> WorkKey:
-    """What names a work item in reports: a shard may have several."""
+    """The key of a work item in reports: a shard may have several work items."""
     return sid, tuple(sorted(tasks))
 
 

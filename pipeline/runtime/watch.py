@@ -42,9 +42,10 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 MAILBOX_TIMEOUT_S = 5.0
-# The run ends after a worker answered nothing for this long, unless its batches take long, too.
+# The run ends after a worker answered nothing for this long, unless its batches are slow, too.
 STALL_LIMIT_S = 600.0
-# In slowest batches of the worker: when it is named, and at least so many before the run ends.
+# Multiples of a worker's slowest batch: the worker is named after the first. The run ends after the
+# second at the earliest.
 _NAMED_AFTER, _ENDED_AFTER = 5, 10
 
 
@@ -84,7 +85,7 @@ class Watch:
         self._main = threading.get_ident() if _in_main_thread() else None
 
     def __enter__(self) -> Watch:
-        # — a stalled run ends by SIGINT, which a background job of a shell ignores
+        # — a stalled run is ended by SIGINT, which a shell's background job ignores
         if self._main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._end_if_stalled)
         self._thread.start()
@@ -132,7 +133,7 @@ class Watch:
     def mailbox(self, spec: str, plan: Plan) -> Iterator[Any]:
         """The handle of a new mailbox, which is read inside the block; None without Ray.
 
-        The run's metrics are counted there, too, under the name of the spec.
+        Inside the block, the run's metrics are counted, too, under the name of the spec.
         """
         if not ray.is_initialized():
             yield None
@@ -141,7 +142,7 @@ class Watch:
         self._metrics = RunMetrics(spec, plan)
         for phase, seconds in self._seconds.items():
             self._metrics.add_seconds(phase, seconds)
-        # — a lost node takes the mailbox along; a new one gets each worker's next report
+        # — if the mailbox's node is lost, a new mailbox gets each worker's next report
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
         self._mailbox = actor.remote()
         try:
@@ -158,7 +159,7 @@ class Watch:
             for report in reports:
                 if report.phase != READING and _order(report.phase) > _order(self._phase):
                     self._phase = report.phase
-                # — reports and commits travel by different ways, in any order
+                # — reports and commits arrive on different ways, in any order
                 if report.work is None or report.work in self._committed_work:
                     continue
                 if report.phase != READING:
@@ -204,7 +205,7 @@ class Watch:
     def _read(self, mailbox: Any) -> None:
         try:
             reports = ray.get(mailbox.take.remote(), timeout=MAILBOX_TIMEOUT_S)
-        except (GetTimeoutError, RayError):  # no news, so nobody can be blamed for silence
+        except (GetTimeoutError, RayError):  # without reports, a silent worker may be healthy
             with self._changing:
                 self._watchdog.excuse(time.monotonic())
             return
@@ -274,7 +275,7 @@ class Watchdog:
             del self._last[worker]
 
     def excuse(self, now_s: float) -> None:
-        """Starts the time of each worker again: their reports may have been lost."""
+        """Restarts the clock of each worker, because reports may have been lost."""
         self._last = {worker: (last, now_s) for worker, (last, _) in self._last.items()}
 
     def stalls(self, now_s: float, is_alive: Callable[[WorkerReport], bool]) -> Iterator[Stall]:
@@ -305,7 +306,7 @@ def _added(a: Counts, b: Counts) -> Counts:
 
 
 def _order(phase: str) -> int:
-    """A worker's phase replaces an earlier one of these, and no other phase of the driver."""
+    """The position of a worker's phase. Other phases come last: no worker's phase replaces them."""
     return WORKER_PHASES.index(phase) if phase in WORKER_PHASES else len(WORKER_PHASES)
 
 

@@ -1,4 +1,4 @@
-"""The files that a path names, and what changes when one of them does.
+"""The files that a path names, and an etag that changes with a file.
 
 Entry points: `files_at`, `format_of`, `remote_etag`.
 """
@@ -19,8 +19,8 @@ from pipeline.sources.streams import retry_transient
 
 FileInfo = Mapping[str, Any]  # a file system's description of a file
 
-# The supported formats, by kind. A folder names its files of the first kind that it has: files of
-# the later kinds often describe the others, as a card, a list of features or a licence.
+# The supported formats, by kind. Of a folder, only files of the first kind that occurs are read:
+# files of later kinds often describe the others, such as a card, a list of features or a licence.
 KINDS = (
     ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz"),
     ("csv", "csv.gz", "csv.zst", "tsv", "tsv.gz", "tsv.zst"),
@@ -75,10 +75,11 @@ def _of_first_kind(infos: Iterable[FileInfo]) -> list[FileInfo]:
 
 
 def remote_etag(path: str, info: FileInfo) -> str:
-    """What changes with the content of a remote file, or at least with its time."""
+    """An etag that changes with the content of a remote file, or at least with its time."""
     if info["size"] is None:
         raise StorageError(
-            f"{path}: its server does not send its size; copy it to a disk or an object store"
+            f"{path}: the server does not send the file's size; copy the file to a disk or an "
+            f"object store"
         )
     for key in _CONTENT_KEYS:
         if info.get(key):

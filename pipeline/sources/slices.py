@@ -37,10 +37,10 @@ class SliceMask:
             self._where = _where_mask(shard, shard.slice.where, options)
 
     def mark(self, documents: pa.Table, start: int) -> pa.Table:
-        """The documents, from the shard's row `start` on, with the status OUTSIDE where it holds.
+        """The documents, from the shard's row `start` on; those not in the slice are OUTSIDE.
 
         A document that cannot be read has the hash of the empty text. A row whose columns cannot
-        be read does not meet the condition.
+        be read does not satisfy the condition.
         """
         if self._slice is None:
             return documents
@@ -86,8 +86,8 @@ def read_inside(shard: Shard, options: Options) -> Iterator[pa.Table]:
 def check_where(where: str, shards: Sequence[Shard], options: Options) -> None:
     """SpecError unless the condition can be evaluated on the first rows of the input.
 
-    Rows of formats without a schema need not have the same columns: null stands for a column that
-    a row does not have. One of the first rows must have it.
+    In formats without a schema, a column that a row does not have is null. At least one of the
+    first rows must have it.
     """
     rows, parts = 0, []
     for shard in shards:
@@ -107,7 +107,7 @@ def check_where(where: str, shards: Sequence[Shard], options: Options) -> None:
 def _where_mask(
     shard: Shard, where: str, options: Options, rows: int | None = None
 ) -> NDArray[np.bool_]:  # [rows]
-    """Which rows of the shard meet the condition; with `rows`, of its first rows."""
+    """Which rows of the shard satisfy the condition; with `rows`, of its first rows."""
     count = shard.rows if rows is None else rows
     place = f"{PLACE}, on {shard.path}"
     if shard.version.format in TABLES:
@@ -144,7 +144,7 @@ def _values(shard: Shard, where: str, options: Options, count: int) -> pa.Table:
     _require_columns(names, where)
     columns = {}
     for name in names:
-        # — readers return one column beside the text, the id: each pass reads another
+        # — readers return the text and one id column: each pass reads another column as the id
         version = replace(shard.version, id_column=name)
         rows = every_row(replace(shard, version=version), options)
         values = [

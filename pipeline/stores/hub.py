@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: why a repository cannot be had, and URLs that are pinned to a commit.
+"""The Hugging Face Hub: errors in words, and URLs that are pinned to a commit.
 
 Entry points: `hub_fix`, and `pinned` for `hf://` URLs.
 """
@@ -59,13 +59,13 @@ def hub_fix(error: BaseException, repo: str) -> str:
 
 
 def pinned(url: str, options: Mapping[str, Any], key: str) -> str:
-    """The `hf://` URL with the commit that its branch or tag, or main, is at now.
+    """The `hf://` URL with the commit that its branch or tag (default: main) points to now.
 
-    A URL of a commit and one of a bucket stay. SpecError at `key` if the Hub has no such repository
-    or revision, or cannot be reached.
+    URLs with a commit, and URLs of buckets, are returned unchanged. SpecError at `key` if the Hub
+    has no such repository or revision, or cannot be reached.
     """
     try:
-        # — a repository, or in new versions of the client also a bucket, which has no revisions
+        # — a repository; in new versions of the client also a bucket, which has no revisions
         place: Any = HfFileSystem(**options, skip_instance_cache=True).resolve_path(url)
         if not hasattr(place, "repo_id") or _COMMIT.fullmatch(place.revision):
             return url

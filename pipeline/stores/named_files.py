@@ -1,7 +1,7 @@
 """Files under names that users choose, at any fsspec URL: each is written whole, in one step.
 
-Entry points: `open_target` and `Target.replaced`. A reader sees the file before or after, and
-nothing between. Ledgers do not use this: their objects are created once (`stores.store`).
+Entry points: `open_target` and `Target.replaced`. A reader sees the old file or the new one, never
+a part. Ledgers do not use this: their objects are created once (`stores.store`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The current labels joined with the documents, as flat tables. Entry point: `export`.
 
-One row a document, in the input's order. A file is written whole, in one step. A folder has one
-file a shard, and a manifest: the same command writes the files that are missing.
+There is one row for each document, in the input's order. A single file appears in one step. A
+folder has one file for each shard, and a manifest: the same command writes the missing files.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class _Export:
 def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportResult:
     """Writes the labels of the spec's last snapshot as one file, or as a folder of files.
 
-    SpecError if the target exists and is not to be replaced, or has no format. StorageError if the
-    texts are wanted, and the input is no longer what was labelled.
+    SpecError if the target exists and `overwrite` is not set, or its name has no format.
+    StorageError if texts are wanted and the input changed after it was labelled.
     """
     format, is_folder = format_and_kind(options.to, options.format)
     refuse_own_input(spec.input.path, options.to, spec.input.storage_options)
@@ -108,7 +108,7 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     target = open_target(options.to, spec.storage_options, flag="--to")
     if f"{target.url}/".startswith(f"{store.url}/"):
         raise SpecError(
-            [Problem("--to", f"is in the output {store.url}; keep the two apart", options.to)]
+            [Problem("--to", f"is inside the output {store.url}; name another folder", options.to)]
         )
     flags = options.with_text, rows_schema, columns, format, target, options.overwrite
     job = _Export(spec, store, contents, *flags)
@@ -129,7 +129,7 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
 
 
 def format_and_kind(to: str, format: TableFormat | None) -> tuple[TableFormat, bool]:
-    """The format, and whether the target is a folder; SpecError if its name leaves that open."""
+    """The format, and whether the target is a folder; SpecError if its name does not say so."""
     name = to.rpartition("/")[2]
     suffix = name.lstrip(".").rpartition(".")[2] if "." in name.lstrip(".") else ""
     if not suffix:
@@ -146,7 +146,7 @@ def format_and_kind(to: str, format: TableFormat | None) -> tuple[TableFormat, b
 
 
 def _write_file(job: _Export, cache_dir: Path) -> tuple[int, int]:
-    """Writes one file; the number of files that were written, and of new files in the input."""
+    """Writes one file. Returns the number of written files, and of new files in the input."""
     if not job.overwrite and job.target.exists():
         fix = "exists; write another name, or add --overwrite to replace it"
         raise SpecError([Problem("--to", fix, job.target.url)])
@@ -162,7 +162,7 @@ def _write_file(job: _Export, cache_dir: Path) -> tuple[int, int]:
 
 
 def _write_folder(job: _Export, cache_dir: Path) -> tuple[int, int]:
-    """Writes the missing files of the folder; their number, and that of the input's new files."""
+    """Writes the folder's missing files. Returns their number, and that of new input files."""
     source, shards = job.spec.input, job.contents.shards
     relative = relative_paths(source.path, {s.path for s in shards}, source.storage_options)
     names = {shard.sid: shard_file(relative[shard.path], shard, job.format) for shard in shards}
@@ -227,7 +227,7 @@ def _existing_files(job: _Export, id: str) -> set[str]:
     if not existing:
         return set()
     if MANIFEST not in existing:
-        fix = f"is a folder with {len(existing):,} files that no export wrote; name another folder"
+        fix = f"is a folder with {len(existing):,} files of other programs; name another folder"
         raise SpecError([Problem("--to", fix, target.url)])
     manifest = json.loads(target.below(MANIFEST).read())
     if manifest["id"] == id:

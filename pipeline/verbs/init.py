@@ -20,15 +20,15 @@ from pipeline.sources.source import find_files
 from pipeline.sources.text_files import file_path
 from pipeline.spec.parse import parse_spec
 
-# Names that columns of texts and of ids often have, the likeliest first.
+# Usual names of text columns and of id columns, the most likely first.
 TEXT_NAMES = (
     "text", "content", "body", "document", "doc", "comment", "comment_text", "review", "message",
     "article", "post", "sentence", "tweet", "abstract", "passage", "description",
 )  # fmt: skip
 ID_NAMES = ("id", "doc_id", "document_id", "docid", "_id", "uuid", "guid", "key", "url")
-# A column of an unusual name is taken for the text only if its values are this much longer.
+# A column with an unusual name is taken for the text only if its values are this much longer.
 NAME_FACTOR = 4.0
-# A column of an unusual name holds no texts if fewer of its values have white space.
+# A column with an unusual name holds no texts if a smaller share of its values has white space.
 LEAST_PROSE = 0.2
 MAX_ID_CHARS = 200
 SHOWN_COLUMNS = 8
@@ -40,8 +40,8 @@ _SPEC = """\
 name: {name}
 
 # A name on the Hugging Face Hub, a folder, or a .gguf file. `assay pull {file}` fetches it.
-# On a laptop take HuggingFaceTB/SmolLM2-135M-Instruct and fit readouts to some hundred documents
-# that people have labelled (`assay fit`): a model this small answers no question by itself.
+# On a laptop, use HuggingFaceTB/SmolLM2-135M-Instruct and train readouts (`assay fit`) on a few
+# hundred documents that people have labelled: so small a model cannot answer questions by itself.
 model: {{path: {model}}}
 
 input:
@@ -49,14 +49,14 @@ input:
   text: {text}{text_comment}
 {id}
 
-# Answers and snapshots: a folder, or an s3:// or gs:// URL. The same command adds what is missing.
+# Where answers are kept: a folder, or an s3:// or gs:// URL. A later run adds what is missing.
 output: {output}
 
-# What is read of a long document. `too_long: chunk` reads all of it.
+# A longer document is cut after max_tokens tokens. `too_long: chunk` reads all of it.
 documents: {{max_tokens: 2048, too_long: head}}
 
-# Closed questions. Each is asked of every document; more tasks cost little.
-# This one is an example: write your own question, and after each label what the model would say.
+# Closed questions. Each is asked about every document; more tasks cost little.
+# This task is an example: write your own question, and for each label what the model would say.
 tasks:
   - name: toxic
     question: "Does this text contain insults, threats or slurs? Answer yes or no."
@@ -114,13 +114,13 @@ def init(data: str, options: InitOptions) -> Proposal:
         'text'
     """
     if Path(options.to).exists():
-        fix = "this file exists and is not overwritten; name another one"
+        fix = "this file exists and is not overwritten; name another file"
         raise SpecError([Problem("--to", fix, options.to)])
     file_system, place, infos = find_files(data, key="DATA")
     formats = {str(format_of(info["name"])) for info in infos}
     first = min(str(info["name"]) for info in infos)
     format = str(format_of(first))
-    # — text files are rows of what names them
+    # — the rows of text files belong to their folder or glob, not to one file
     values = preview(file_path(file_system, place if format == "txt" else first), format, {})
     is_delimited = format.startswith(("csv", "tsv"))
     if is_delimited and values and (other := wrong_delimiter([*values])):
@@ -186,7 +186,7 @@ def _named(columns: Sequence[Column], name: str | None, flag: str) -> str | None
 
 
 def _text_column(columns: Sequence[Column], data: str) -> str:
-    """The column with the longest prose; a usual name counts as much as some length."""
+    """The column with the longest prose; a usual name makes up for shorter values."""
 
     def score(column: Column) -> float:
         factor = NAME_FACTOR if _last_part(column.name) in TEXT_NAMES else 1.0
@@ -207,9 +207,9 @@ def _text_column(columns: Sequence[Column], data: str) -> str:
 
 
 def _id_column(columns: Sequence[Column], text: str) -> str | None:
-    """A column whose values are all there, short and different, and whose name says that it is one.
+    """A column with a short, distinct value in each row, and the name of an id column.
 
-    A column of another name qualifies if its values look like ids: no white space, and long.
+    A column with another name qualifies if its values look like ids: no white space, and long.
     """
 
     def rank(column: Column) -> int:
@@ -239,11 +239,11 @@ def _last_part(name: str) -> str:
 
 
 def _listed(columns: Sequence[Column]) -> str:
-    return "it has: " + (", ".join(sorted(column.name for column in columns)) or "none")
+    return "the columns are: " + (", ".join(sorted(column.name for column in columns)) or "none")
 
 
 def _job_name(data: str) -> str:
-    """A name from the file's or folder's: letters, digits and what else a job's name may have."""
+    """A valid job name, made from the name of the file or folder."""
     fixed = [part for part in data.split("/") if not re.search(r"^\W*$|[*?\[]|:$", part)]
     last = fixed[-1] if fixed else ""
     stem = last[: -len(format_of(last) or "") - 1] if format_of(last) else last
@@ -251,7 +251,7 @@ def _job_name(data: str) -> str:
 
 
 def _output(name: str, data: str) -> str:
-    """A folder outside the folder of documents: a run would label its own results."""
+    """A folder outside the folder of documents, or a run would label its own results."""
     folder = Path(re.split(r"[*?\[]", data)[0]).absolute()
     output = Path("out", name)
     if output.absolute().is_relative_to(folder):

@@ -40,7 +40,7 @@ class Examples:
 
 
 def show(spec: JobSpec, options: ShowOptions, *, cache_dir: Path) -> Examples:
-    """At most `options.n` rows of the spec's last snapshot that fulfil `options.where`.
+    """At most `options.n` rows of the spec's last snapshot that satisfy `options.where`.
 
     SpecError if the condition is wrong. StorageError if a text is no longer what was labelled.
     """

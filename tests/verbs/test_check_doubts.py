@@ -39,7 +39,8 @@ def test_a_check_says_what_the_answers_are_read_from_and_whether_they_depend_on_
     assert facts["distance"] == pytest.approx(distance, abs=1e-5)
     # — a token of the toy model is a byte, so that a label is read by its first letter
     assert facts["fragments"] == {"sports": "s"}
-    assert found["warnings"][0].startswith("t: labels are read by the first letters of a word: 's")
+    start = "t: labels are scored by the first letters of a word: 's"
+    assert found["warnings"][0].startswith(start)
     assert main(["check", str(spec)]) == 0
     assert f"warning: {found['warnings'][0]}" in capsys.readouterr().out
 
@@ -59,5 +60,5 @@ def test_a_check_warns_of_ids_that_several_documents_have(
     assert main(["check", str(spec), "--documents", "0", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["repeated_ids"] == repeated
-    line = "input.id: 2 of the first 3 documents have the id of another"
+    line = "input.id: 2 of the first 3 documents share their id with another document"
     assert any(each.startswith(line) for each in found["warnings"]) == bool(repeated)

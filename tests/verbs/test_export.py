@@ -186,7 +186,7 @@ def test_files_of_others_are_never_deleted(folder: Path) -> None:
     (folder / "there").mkdir()
     (folder / "there" / "mine.parquet").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(SpecError, match="--to: is a folder with 1 files that no export wrote"):
+        with pytest.raises(SpecError, match="--to: is a folder with 1 files of other programs"):
             run(folder, "there/", overwrite=overwrite)
     (folder / "there" / "mine.parquet").unlink()
     run(folder, "there/")

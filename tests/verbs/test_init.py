@@ -88,8 +88,8 @@ def test_the_caller_names_columns_and_model() -> None:
     ("words", "line"),
     [
         ("data.parquet --to old.yaml", "--to: this file exists and is not overwritten; name "),
-        ("data.parquet --text body", "--text: no such column; it has: text"),
-        ("data.parquet --id key", "--id: no such column; it has: text"),
+        ("data.parquet --text body", "--text: no such column; the columns are: text"),
+        ("data.parquet --id key", "--id: no such column; the columns are: text"),
         ("data.parquet --to no/where.yaml", "--to: cannot be written: "),
         ("nothing.csv", "DATA: names no file; supported are "),
         ("old.yaml", "DATA: 1 of 1 files are not "),

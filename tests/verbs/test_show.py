@@ -113,7 +113,7 @@ def test_json_has_flat_columns(folder: Path, capsys: pytest.CaptureFixture[str])
 
 def test_nothing_found_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(folder / "spec.json"), "--where", "n_chars < 0", "-n", "3"]) == 0
-    assert capsys.readouterr().out.startswith("no document fulfils --where\n0 of 90 documents")
+    assert capsys.readouterr().out.startswith("no document satisfies --where\n0 of 90 documents")
 
 
 @pytest.mark.parametrize(
