@@ -37,8 +37,9 @@ class Problem:
     """The file, line and task of a mistake in a spec's file: `my.yaml, line 12, task 'topic'`."""
 
     def __str__(self) -> str:
+        got = "" if self.value is None else f" (got {self.value!r})"
         where = f" in {self.where}" if self.where else ""
-        return f"{self.place}: {self.fix} (got {self.value!r}){where}"
+        return f"{self.place}: {self.fix}{got}{where}"
 
 
 class SpecError(AssayError):

@@ -47,7 +47,7 @@ def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     [
         ("frob", "VERB: no such verb; `assay --help` shows the usage (got 'frob')"),
         ("chek s.yaml", "VERB: no such verb; write check (got 'chek')"),
-        ("plan", "SPEC: missing; add it: `assay plan --help` shows the usage (got None)"),
+        ("plan", "SPEC: missing; add it: `assay plan --help` shows the usage"),
         ("plan s extra", "assay plan: takes fewer arguments; "),
         ("plan s --wrkers 3", "--wrkers: no such option; write --workers (got '--wrkers')"),
         ("plan s --zzz", "--zzz: no such option; `assay plan --help` shows the usage"),

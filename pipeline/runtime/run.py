@@ -297,7 +297,7 @@ def _label_rounds(
         if job.is_over:
             break
         if round_number:
-            logger.warning("%d shards are still missing and run again", len(last.work_items))
+            logger.warning("%d shards are still missing; they run again", len(last.work_items))
         for shard in label_items(last.work_items, job, mailbox):
             watch.committed(shard)
             counts.add(shard)
@@ -316,7 +316,7 @@ def _publish_after_error(job: Job, store: Store, first: Plan, counts: RunCounts)
         slice_rows = _slice_rows(store, listed, counts)
         LabelledOutput(job, store, listed, counts, 0.0, slice_rows).publish_part()
     except FailedRowsError as error:  # the error that ended the run is raised by the caller
-        logger.warning("no snapshot of a part: %s", error)
+        logger.warning("no partial snapshot is published: %s", error)
 
 
 @contextmanager
@@ -337,7 +337,10 @@ def _ray_if_remote(address: str | None) -> Iterator[list[dict[str, float]]]:
                 address=address, log_to_driver=False, logging_level=logging.WARNING
             )
     except (ConnectionError, ValueError) as error:
-        raise RefusedError(f"--address: no Ray cluster answers there: {error}") from error
+        raise RefusedError(
+            f"--address: no Ray cluster answers at {address}: {error}; correct the address, or "
+            f"start a cluster with `ray start --head`"
+        ) from error
     with connected:
         yield node_resources()
 

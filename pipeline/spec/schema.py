@@ -54,7 +54,7 @@ class ModelSpec(Frozen):
     """Options of the fsspec file system that opens `path`, such as `endpoint_url` or `profile`.
     Secrets are refused: name a profile or set the environment."""
     revision: str | None = None
-    """Branch, tag or commit of a model on the Hub. Default: its main."""
+    """Branch, tag or commit of a model on the Hub. Default: the branch `main`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and activations. `auto` takes bfloat16 where the
     device computes it natively, else float32."""
@@ -138,10 +138,10 @@ class DocumentsSpec(Frozen):
     """How much of a document the model reads."""
 
     max_tokens: PositiveInt = 2048
-    """Longest document, in tokens of the model. A longer one is cut."""
+    """Most tokens of a document, or of a chunk, that the model reads at once."""
     too_long: Literal["head", "tail", "middle", "chunk"] = "head"
-    """What is read of a longer document: its `head`, its `tail`, both ends without the `middle`, or
-    all of it in a `chunk` after the other."""
+    """What is read of a longer document. `head`: its start; `tail`: its end; `middle`: both ends,
+    without the middle; `chunk`: all of it, in chunks."""
     overlap_tokens: NonNegativeInt = 128
     """Number of tokens that two neighbouring chunks share (`too_long: chunk`)."""
 
@@ -242,7 +242,7 @@ class TaskSpec(Frozen):
     @classmethod
     def _is_asked_or_read(cls, question: str | None, other: ValidationInfo) -> str | None:
         if question is None and other.data.get("readout", "") is None:
-            raise ValueError("a task without a question needs a readout; write either")
+            raise ValueError("a task without a question needs a readout; write one of the two")
         return question
 
     @field_validator("labels")

@@ -34,7 +34,7 @@ from pipeline.verbs.exactness import Proof, prove
 from pipeline.verbs.samples import Sample, take_samples
 
 DEFAULT_DOCUMENTS = 4
-READ_IDS = 10_000  # at least, if there are so many
+READ_IDS = 10_000  # at least; fewer if the input has fewer rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Findings:
     prompts: tuple[Prompt, ...]
     proof: Proof
     answers: Mapping[str, AnswerFacts]  # by task
-    repeated_ids: int  # documents with the id of another, of those that were read for it
+    repeated_ids: int  # documents that share their id with another; of the first `ids_read`
     ids_read: int
 
     @property
