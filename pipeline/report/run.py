@@ -40,7 +40,7 @@ def show_summary(outcome: Outcome, console: Console) -> None:
 def summary_table(outcome: Outcome) -> Table:
     """What was labelled, how fast, what reuse saved, and where the output is."""
     tally = outcome.tally
-    documents = f"{outcome.rows:,} in {outcome.shards:,} shards"
+    documents = f"{outcome.rows:,} in {outcome.shards:,} shard{'s' * (outcome.shards != 1)}"
     if outcome.slice is not None:
         documents = f"{outcome.slice_rows:,} of {documents} ({outcome.slice})"
     lines = [

@@ -38,7 +38,8 @@ def test_one_label_for_nearly_all_documents_is_named(counts: dict[str, int], nam
     lines = list(label_doubts({"other": {"a": 200, "b": 200}, "toxic": counts}))
     assert len(lines) == named
     if named:
-        assert lines[0].startswith(f"toxic: 'clean' for {counts['clean']} of 400 documents.")
+        start = f"toxic: {counts['clean']} of 400 documents have the label 'clean'."
+        assert lines[0].startswith(start)
 
 
 def test_a_run_prints_the_doubt_after_its_summary() -> None:
@@ -46,7 +47,7 @@ def test_a_run_prints_the_doubt_after_its_summary() -> None:
     outcome = Outcome("out", 60, 1, 0, tally, 1.0, (), 1)
     shown = io.StringIO()
     show_summary(outcome, console_on(shown))
-    assert "warning: t: '[b]' for 60 of 60 documents." in shown.getvalue()
+    assert "warning: t: 60 of 60 documents have the label '[b]'." in shown.getvalue()
     assert summary_json(outcome)["warnings"] == list(label_doubts(tally.labels))
 
 
@@ -83,7 +84,7 @@ def test_answers_better_than_chance_are_not_named() -> None:
         (AnswerFacts({}, 0.8, 0.3), []),
         (AnswerFacts({}, None, None), []),
         (AnswerFacts({}, np.nan, np.nan), []),
-        (AnswerFacts({"sports": " s"}, 0.8, 0.3), ["t: labels are read by the first letters of"]),
+        (AnswerFacts({"sports": " s"}, 0.8, 0.3), ["t: labels are scored by the first letters of"]),
         (AnswerFacts({}, 0.009, 0.3), ["t: mass is at most 0.009: "]),
         (AnswerFacts({}, 0.8, 0.049), ["t: the answers hardly depend on the document: "]),
         (

@@ -93,9 +93,15 @@ def test_the_caller_names_columns_and_model() -> None:
         ("data.parquet --to no/where.yaml", "--to: cannot be written: "),
         ("nothing.csv", "DATA: names no file; supported are "),
         ("old.yaml", "DATA: 1 of 1 files are not "),
-        ("numbers.parquet", "DATA: no column seems to hold texts; name one with --text; it has: n"),
+        (
+            "numbers.parquet",
+            "DATA: no column seems to hold texts; name one with --text; the columns are: n",
+        ),
         ("semicolons.csv", "DATA: its columns are separated by ';'; separate them by commas in "),
-        ("empty.csv", "DATA: no column seems to hold texts; name one with --text; it has: none"),
+        (
+            "empty.csv",
+            "DATA: no column seems to hold texts; name one with --text; the columns are: none",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_one_line_and_exit_2(
