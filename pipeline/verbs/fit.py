@@ -28,7 +28,9 @@ from pipeline.evaluation.readout_fitting import (
     HELD_OUT,
     SPLITS,
     CurvePoint,
+    Fitted,
     GoldStates,
+    Linear,
     fit,
     learning_curve,
     loss_limit,
@@ -200,7 +202,6 @@ def _fit_task(
 ) -> TaskFit:
     """Fits the task's maps, measures them and writes their file."""
     fitted = fit(gold, folds_number=options.folds)
-    at_best = gold.at(fitted.layer, fitted.pooling)
     held_out = _held_out(len(gold.targets))
     task_fit = TaskFit(
         task=task.name,
@@ -213,35 +214,49 @@ def _fit_task(
         loss_limit=loss_limit(fitted.best_choices),
         balanced=fitted.balanced,
         scores=score(gold.truth, fitted.held_out, list(task.labels)),
-        layers=tuple(
-            LayerFit(
-                layer=layer,
-                share=layer / read.all_layers,
-                seconds=read.seconds[n],
-                scores=score(gold.truth, fitted.by_layer[n], list(task.labels)),
-                by_pooling={
-                    POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
-                    for pooling, p in enumerate(fitted.by_place[n])
-                },
-                strength=fitted.choices[n].strength,
-                loss=fitted.best_choices[n].loss,
-                loss_error=fitted.best_choices[n].standard_error,
-            )
-            for n, layer in enumerate(read.layers)
+        layers=_layer_fits(task, gold, fitted, read),
+        curve=learning_curve(
+            gold.at(fitted.layer, fitted.pooling), options.rows, held_out=held_out
         ),
-        curve=learning_curve(at_best, options.rows, held_out=held_out),
         curve_held_out=held_out,
         path=path,
         in_spec=task.readout == path and task.question == question,
     )
-    tensors: dict[str, Any] = {}
-    for layer, fitted_map in zip(read.layers, fitted.maps, strict=True):
-        tensors[f"layer{layer}.weight"] = np.ascontiguousarray(fitted_map.weight, np.float32)
-        tensors[f"layer{layer}.bias"] = np.ascontiguousarray(fitted_map.bias, np.float32)
-    metadata = {"card": json.dumps(_card(job, task_fit, question, options.folds))}
-    data = safetensors.numpy.save(tensors, metadata=metadata)
+    maps = dict(zip(read.layers, fitted.maps, strict=True))
+    data = _readout_file(maps, _card(job, task_fit, question, options.folds))
     write_fitted(path, data, options_for(path, job.spec))
     return task_fit
+
+
+def _layer_fits(
+    task: TaskSpec, gold: GoldStates, fitted: Fitted, read: ReadGold
+) -> tuple[LayerFit, ...]:
+    """The figures of each layer that was read."""
+    return tuple(
+        LayerFit(
+            layer=layer,
+            share=layer / read.all_layers,
+            seconds=read.seconds[n],
+            scores=score(gold.truth, fitted.by_layer[n], list(task.labels)),
+            by_pooling={
+                POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
+                for pooling, p in enumerate(fitted.by_place[n])
+            },
+            strength=fitted.choices[n].strength,
+            loss=fitted.best_choices[n].loss,
+            loss_error=fitted.best_choices[n].standard_error,
+        )
+        for n, layer in enumerate(read.layers)
+    )
+
+
+def _readout_file(maps: Mapping[int, Linear], card: Mapping[str, Any]) -> bytes:
+    """The bytes of a readout; `maps` is by layer."""
+    tensors = {}
+    for layer, fitted in maps.items():
+        tensors[f"layer{layer}.weight"] = np.ascontiguousarray(fitted.weight, np.float32)
+        tensors[f"layer{layer}.bias"] = np.ascontiguousarray(fitted.bias, np.float32)
+    return safetensors.numpy.save(tensors, metadata={"card": json.dumps(card)})
 
 
 def _card(job: Job, fitted: TaskFit, question: str | None, folds: int) -> dict[str, Any]:
