@@ -7,7 +7,7 @@ program in Python passes them to the verb's function. `None` means that the verb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -20,6 +20,7 @@ GroupBy = Literal["path"]
 
 RESAMPLES = 1_000  # of a bootstrap
 FOLDS = 5  # of a cross-validation
+STALL_LIMIT_S = 600  # of a worker that answers nothing
 
 
 def _whole_number(_: Any, tokens: Sequence[Any]) -> int:
@@ -91,7 +92,7 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The documents that a run is limited to, and when it ends if they are not done."""
+    """What a run labels and publishes, and when it ends if that is not done."""
 
     sample: Annotated[str | None, Parameter(metavar="SHARE")] = None
     """Label only this share of the documents, as in 1% or 0.01: the same documents each time
@@ -99,6 +100,14 @@ class RunOptions:
     where: Annotated[str | None, Parameter(metavar="SQL")] = None
     """Label only documents whose input columns satisfy this condition, as in "year >= 2020"
     (default: all)."""
+    retry_failed: bool = False
+    """Try failed and quarantined rows again."""
+    publish_partial: bool = False
+    """Publish a snapshot of the complete shards even if others are missing, and of a slice even if
+    the current snapshot shows more documents."""
+    stall_limit: Annotated[float, Parameter(metavar="SECONDS")] = STALL_LIMIT_S
+    """End the run when a worker has answered nothing for this many seconds, or for 10 times its
+    slowest batch if that is longer."""
     max_hours: Annotated[float | None, Parameter(metavar="H")] = None
     """End the run, with exit code 3, when it has taken this many hours (default: no bound)."""
     max_cost: Annotated[float | None, Parameter(metavar="C")] = None
@@ -108,7 +117,7 @@ class RunOptions:
     """Price of one worker for one hour, in the currency of --max-cost (default: none)."""
 
     def __post_init__(self) -> None:
-        names = ("max_hours", "max_cost", "price")
+        names = ("stall_limit", "max_hours", "max_cost", "price")
         require_positive({f"--{name.replace('_', '-')}": getattr(self, name) for name in names})
         if self.max_cost is not None and self.price is None:
             fix = "missing; --max-cost needs it: the price of one worker for one hour"
@@ -130,9 +139,11 @@ class RunOptions:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The options as words of a command line, one each."""
-        chosen = {name: value for name, value in asdict(self).items() if value is not None}
-        return tuple(f"--{name.replace('_', '-')}={value}" for name, value in chosen.items())
+        """The options that were chosen, as words of a command line, one each."""
+        names = {f"--{each.name.replace('_', '-')}": each for each in fields(self)}
+        values = {name: getattr(self, each.name) for name, each in names.items()}
+        chosen = {name: v for name, v in values.items() if v != names[name].default}
+        return tuple(name if v is True else f"{name}={v}" for name, v in chosen.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Group, Parameter
 
@@ -92,9 +92,6 @@ def run(
     insecure_cluster: bool = False,
     installed: bool = False,
     dry_run: bool = False,
-    retry_failed: bool = False,
-    publish_partial: bool = False,
-    stall_limit: Annotated[float | None, Parameter(metavar="SECONDS")] = None,
     options: Annotated[RunOptions, FLATTEN] = RunOptions(),
     as_json: AsJson = False,
 ) -> int:
@@ -114,29 +111,15 @@ def run(
         Submit the job without pinned package versions: the cluster has assay's dependencies.
     dry_run
         Print what would be computed, and compute nothing.
-    retry_failed
-        Try failed and quarantined rows again.
-    publish_partial
-        Publish a snapshot of the complete shards even if others are missing, and of a slice even if
-        the current snapshot shows more documents.
-    stall_limit
-        End the run when a worker has answered nothing for this many seconds, or for 10 times its
-        slowest batch if that is longer (default: 600).
     """
     if dry_run:
         return VERBS["dry run"].carry_out(spec, options, as_json=as_json)
     if address is not None and address.startswith(("http://", "https://")):
-        flags = {"--json": as_json, "--retry-failed": retry_failed}
-        flags["--publish-partial"] = publish_partial
-        chosen = [*(flag for flag, is_set in flags.items() if is_set), *options.flags]
-        chosen += [] if stall_limit is None else [f"--stall-limit={stall_limit}"]
-        return _submit(spec, address, chosen, insecure=insecure_cluster, installed=installed)
+        flags = [*options.flags, *(["--json"] if as_json else [])]
+        return _submit(spec, address, flags, insecure=insecure_cluster, installed=installed)
     if address is None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
-    how: dict[str, Any] = {"retry_failed": retry_failed, "publish_partial": publish_partial}
-    if stall_limit is not None:
-        how["stall_limit_s"] = stall_limit
-    return VERBS["run"].carry_out(spec, as_json=as_json, address=address, options=options, **how)
+    return VERBS["run"].carry_out(spec, as_json=as_json, address=address, options=options)
 
 
 def _submit(

@@ -45,7 +45,7 @@ from pipeline.runtime.progress import (
     Progress,
     ignore,
 )
-from pipeline.runtime.watch import STALL_LIMIT_S, Watch
+from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Slice
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
@@ -158,9 +158,6 @@ def run(
     *,
     cache_dir: Path,
     address: str | None = None,
-    retry_failed: bool = False,
-    publish_partial: bool = False,
-    stall_limit_s: float = STALL_LIMIT_S,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None] = ignore,
 ) -> Outcome:
@@ -172,12 +169,8 @@ def run(
         spec: The job.
         cache_dir: Folder of models and file hashes, on every node.
         address: A Ray cluster, such as `auto` (default: a local Ray).
-        retry_failed: Also try failed and quarantined rows again.
-        publish_partial: Publish the complete shards if the run ends before the last of them, and
-            a slice even if the current snapshot shows more documents.
-        stall_limit_s: End the run if a worker answers nothing for this many seconds, and for ten
-            times its slowest batch. Only a run in the main thread can be ended.
-        options: The slice of the documents that is labelled, and the bounds of the run.
+        options: What is labelled and published, and when the run ends. Only a run in the main
+            thread can be ended by its stall limit.
         announce: Takes the progress at each change, and once a second.
 
     Returns:
@@ -195,19 +188,10 @@ def run(
         >>> run(load_spec("my.yaml"), cache_dir=Path("cache")).complete
         True
     """
-    labelled = label(
-        spec,
-        cache_dir=cache_dir,
-        address=address,
-        retry_failed=retry_failed,
-        publish_partial=publish_partial,
-        stall_limit_s=stall_limit_s,
-        options=options,
-        announce=announce,
-    )
-    if labelled.complete or publish_partial:
+    labelled = label(spec, cache_dir=cache_dir, address=address, options=options, announce=announce)
+    if labelled.complete or options.publish_partial:
         announce(Progress(PUBLISHING))
-    outcome = labelled.published(partial=publish_partial)
+    outcome = labelled.published(partial=options.publish_partial)
     if outcome.stopped:
         logger.warning("ended by %s: %s", outcome.stopped, outcome.left)
     return outcome
@@ -218,19 +202,16 @@ def label(
     *,
     cache_dir: Path,
     address: str | None = None,
-    retry_failed: bool = False,
-    publish_partial: bool = False,  # after an error
-    stall_limit_s: float = STALL_LIMIT_S,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None],
 ) -> LabelledOutput:
-    """Label every missing cell, as `run` does, and publish nothing."""
+    """Label every missing cell, as `run` does, and publish nothing unless an error ends it."""
     started, began = time.monotonic(), time.time()
     part = Slice.parse(options.sample, options.where)
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
     failpoint("probed")
-    with Watch(announce, stall_limit_s=stall_limit_s) as watch:
+    with Watch(announce, stall_limit_s=options.stall_limit) as watch:
         if address is not None:
             watch.enter(CONNECTING)
         with _ray_if_remote(address) as nodes:
@@ -243,7 +224,7 @@ def label(
             last = plan(job, store, part=part)
             for reason in last.cuts.unreadable:
                 logger.warning("left out: %s", reason)
-            if retry_failed:
+            if options.retry_failed:
                 retries = retry_items(store, last.shards, last.done)
                 last = replace(last, work_items=(*last.work_items, *retries))
             failpoint("planned")
@@ -251,9 +232,7 @@ def label(
             watch.enter(STARTING_RAY if last.work_items else LISTING, last)
             if last.work_items:
                 with _local_ray(placement):
-                    last = _label_missing(
-                        job, store, last, counts, watch, publish_partial=publish_partial
-                    )
+                    last = _label_missing(job, store, last, counts, watch, options)
     slice_rows = _slice_rows(store, last, counts)
     if not last.work_items:
         counts.check_shards(store, last.shards, last.done, slice_rows)
@@ -267,7 +246,7 @@ def _slice_rows(store: Store, last: Plan, counts: RunCounts) -> dict[str, int] |
 
 
 def _label_missing(
-    job: Job, store: Store, first: Plan, counts: RunCounts, watch: Watch, *, publish_partial: bool
+    job: Job, store: Store, first: Plan, counts: RunCounts, watch: Watch, options: RunOptions
 ) -> Plan:
     """Checks the model, measures calibrations, and labels; the plan of the last LIST."""
     with watch.mailbox(job.spec.name, first) as mailbox:
@@ -280,7 +259,7 @@ def _label_missing(
             watch.enter(STARTING_WORKERS)
             return _label_rounds(calibrated, store, first, counts, watch, mailbox)
         except BaseException as error:
-            if publish_partial and not isinstance(error, FailedRowsError):
+            if options.publish_partial and not isinstance(error, FailedRowsError):
                 _publish_after_error(job, store, first, counts)
             raise
 

@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 MAILBOX_TIMEOUT_S = 5.0
-# The run ends after a worker answered nothing for this long, unless its batches are slow, too.
-STALL_LIMIT_S = 600.0
 # Multiples of a worker's slowest batch: the worker is named after the first. The run ends after the
 # second at the earliest.
 _NAMED_AFTER, _ENDED_AFTER = 5, 10

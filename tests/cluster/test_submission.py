@@ -217,12 +217,12 @@ def test_the_same_spec_is_one_job_and_its_folder_holds_what_it_runs(
 def test_the_options_of_a_run_reach_the_job_as_they_were_written(
     submitted: Callable[..., Submitted],
 ) -> None:
-    options = RunOptions(sample="1%", where="lang = 'de'", max_cost=2.5, price=1)
+    options = RunOptions(sample="1%", where="lang = 'de'", retry_failed=True, stall_limit=60)
     jobs = Jobs()
     assert submitted(jobs, *options.flags).new
     words = shlex.split(jobs.asked[0]["entrypoint"])
     assert words[:7] == ["python", "-m", "pipeline", "run", "spec.yaml", "--address", "auto"]
-    assert words[7:] == ["--max-cost=2.5", "--price=1", "--sample=1%", "--where=lang = 'de'"]
+    assert words[7:] == ["--retry-failed", "--sample=1%", "--stall-limit=60", "--where=lang = 'de'"]
     assert not submitted(jobs, *options.flags, "--json").new
     with pytest.raises(RefusedError, match="is running with"):
         submitted(jobs, "--sample=2%")

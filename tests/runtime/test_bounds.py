@@ -48,6 +48,7 @@ def test_the_bound_is_the_smaller_of_time_and_workers_times_price(
         ({"max_cost": 1, "price": 0}, "--price: write a number above 0"),
         ({"max_cost": 1}, "--price: missing; --max-cost needs it"),
         ({"price": 1}, "--max-cost: missing; --price limits nothing alone"),
+        ({"stall_limit": 0}, "--stall-limit: write a number above 0"),
     ],
 )
 def test_a_wrong_bound_names_the_option(options: dict[str, float], place: str) -> None:
@@ -70,12 +71,12 @@ def test_shards_that_have_begun_are_finished_and_the_next_run_goes_on(
     monkeypatch.setattr(Counting, "label", slow)
     clock = SimpleNamespace(time=lambda: time.time() + late_s)
     monkeypatch.setattr("pipeline.runtime.job.time", clock)
-    outcome = output.run_with(RunOptions(max_hours=2_500 / HOUR))
+    outcome = output.run(max_hours=2_500 / HOUR)
     assert outcome.stopped is not None and outcome.stopped.startswith("--max-hours")
     assert not outcome.complete and outcome.snapshot is None
     done = outcome.shards - outcome.missing_shards
     assert done == 3 and output.asked.total() == 40 - outcome.missing_rows > 0
-    part = output.run_with(RunOptions(max_cost=1e-9, price=1), publish_partial=True)
+    part = output.run(max_cost=1e-9, price=1, publish_partial=True)
     assert part.snapshot == 1 and len(output.labels()) == output.asked.total()
     whole = output.run()
     assert whole.complete and whole.snapshot == 2 and whole.stopped is None

@@ -16,6 +16,7 @@ from pipeline.errors import FailedRowsError, UnavailableError
 from pipeline.ledger.blocks import LabelCost, ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.label_files import commit_shard
+from pipeline.options import RunOptions
 from pipeline.runtime.job import Job
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.run import run
@@ -69,7 +70,8 @@ def run_toy(
     def run_it(graph: ToyGraph, limit: float | None, *, publish_partial: bool = True) -> Outcome:
         monkeypatch.setattr("pipeline.runtime.run.label_items", graph)
         file = write_spec(input={"path": str(corpus), "id": "id"}, max_error_rate=limit)
-        return run(load_spec(file), cache_dir=tmp_path / "cache", publish_partial=publish_partial)
+        options = RunOptions(publish_partial=publish_partial)
+        return run(load_spec(file), cache_dir=tmp_path / "cache", options=options)
 
     return run_it
 

@@ -26,6 +26,7 @@ from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.options import RunOptions
 from pipeline.runtime.graph import build
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.run import run
@@ -97,7 +98,7 @@ def again(base: tuple[JobSpec, Outcome], runner: None, tmp_path: Path) -> Callab
 
 def run_quietly(spec: JobSpec, **options: bool) -> Outcome:
     cache_dir = Path(spec.output).parent / "cache"
-    return run(spec, cache_dir=cache_dir, **options)
+    return run(spec, cache_dir=cache_dir, options=RunOptions(**options))
 
 
 def label_files(spec: JobSpec) -> dict[str, int]:

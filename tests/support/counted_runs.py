@@ -76,12 +76,10 @@ class Output:
     def write(self, rows: Sequence[Row], name: str = "corpus.jsonl") -> None:
         (self.folder / "in" / name).write_text("\n".join(map(json.dumps, rows)))
 
-    def run(self, sample: str | None = None, where: str | None = None, **how: Any) -> Outcome:
-        """A run of a slice."""
-        return self.run_with(RunOptions(sample=sample, where=where), **how)
-
-    def run_with(self, options: RunOptions, **how: Any) -> Outcome:
-        return run(self.spec, cache_dir=self.folder / "cache", options=options, **how)
+    def run(self, sample: str | None = None, where: str | None = None, **others: Any) -> Outcome:
+        """A run of a slice, with these options."""
+        options = RunOptions(sample=sample, where=where, **others)
+        return run(self.spec, cache_dir=self.folder / "cache", options=options)
 
     def labels(self, snapshot: int | None = None) -> list[Row]:
         found = open_labels(str(self.folder / "out"), snapshot=snapshot)
