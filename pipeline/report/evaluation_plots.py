@@ -39,7 +39,7 @@ MAX_CONFUSED = 40  # labels of the confusion matrix: those with the most gold ro
 MAX_NAMED = 24  # labels; the cells of more are too small for numbers
 _LINE_STYLES = ("-", "--")  # raw, calibrated
 _POINTS = 400  # of a curve: more are not visible
-_WIDTH = 3.9  # inches: a chart fills a telephone, and three stand side by side on a desk
+_WIDTH = 3.9  # inches: one chart fills the screen of a phone; three fit side by side on a desktop
 _STYLE = {
     "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # a label may hold dollar signs

@@ -54,7 +54,7 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
         yield "slice", f"the snapshot has these documents alone: {evaluation.slice}"
     if evaluation.newest_snapshot != evaluation.snapshot:
         newest = f"snapshot {evaluation.newest_snapshot:08d}"
-        yield "not the newest", f"{newest} has other questions or another model than the spec now"
+        yield "not the newest", f"{newest} has other questions or another model than this spec"
     joined = "id" if gold.by == "doc_id" else "the text's hash"
     yield "gold", f"{gold.source}, {gold.rows:,} documents, joined by {joined}"
     corpus = f"the corpus has {evaluation.corpus_rows:,} rows"

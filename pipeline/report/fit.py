@@ -73,7 +73,7 @@ def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
 def _layers(task: TaskFit) -> Grid:
     several = len(task.layers[0].by_pooling) > 1
     both = [", ".join(task.layers[0].by_pooling)] if several else []
-    states = f"; at the right the AUROC of both states: {both[0]}" if several else ""
+    states = f"; the last column is the AUROC of each state: {both[0]}" if several else ""
     rows = []
     for each in task.layers:
         headlines = each.scores.headlines

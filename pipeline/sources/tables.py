@@ -22,7 +22,7 @@ TABLES = ("parquet", "arrow")  # the formats whose rows all have the same column
 FILE_MAGIC = b"ARROW1"
 # Few rows at a time: while its texts are decoded, a batch is held three times.
 BATCH_ROWS = 256
-# Fewer rows where one stored value may stand for many rows. Above this size, the values of a batch
+# Fewer rows where many rows may share one stored value. Above this size, the values of a batch
 # become Python objects one by one; below, all at once.
 BATCH_BYTES = 64 * 1024 * 1024
 SHARED_VALUES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY", "DELTA_BYTE_ARRAY"}
