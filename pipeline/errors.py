@@ -26,6 +26,10 @@ class AssayError(Exception):
     """Exit code of the command."""
 
 
+# A value may be a whole file that is no spec.
+_VALUE_CHARS = 200
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One mistake in a spec: `tasks.1.labels: listed twice; list it once (got 'yes')`."""
@@ -33,13 +37,15 @@ class Problem:
     place: str
     fix: str
     value: object = None
+    """What the user wrote; None if nothing is there. Errors show its start."""
     where: str = ""
     """The file, line and task of a mistake in a spec's file: `my.yaml, line 12, task 'topic'`."""
 
     def __str__(self) -> str:
-        got = "" if self.value is None else f" (got {self.value!r})"
         where = f" in {self.where}" if self.where else ""
-        return f"{self.place}: {self.fix}{got}{where}"
+        got = "" if self.value is None else repr(self.value)
+        shown = got if len(got) <= _VALUE_CHARS else got[:_VALUE_CHARS] + "…"
+        return f"{self.place}: {self.fix}{shown and f' (got {shown})'}{where}"
 
 
 class SpecError(AssayError):

@@ -232,7 +232,7 @@ def _gold_task(rows: GoldRows, task: TaskSpec, column: str, options: GoldOptions
             [
                 Problem(
                     f"{rows.place(written.index(value))}, column {column}",
-                    f"is not a label of task {task.name} ({times[value]:,} rows have it); {fix}",
+                    f"is not a label of task {task.name} (rows with it: {times[value]:,}); {fix}",
                     value,
                 )
                 for value, fix in list(zip(times, fixes, strict=True))[:SHOWN_PROBLEMS]

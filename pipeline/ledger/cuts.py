@@ -98,9 +98,11 @@ def load_or_cut(
     if not cuts.shards and unreadable:
         raise StorageError("\n".join(unreadable))
     if not cuts.shards:
-        files = f"none of the {len(objects)} files has a row"
+        fix = f"none of the {len(objects)} files has a row; name files with rows"
+        if len(objects) == 1:
+            fix = "the file has no row; name a file with rows"
         first = objects[0].path if objects else None
-        raise SpecError([Problem("input.path", f"{files}; name files with rows", first)])
+        raise SpecError([Problem("input.path", fix, first)])
     return cuts
 
 

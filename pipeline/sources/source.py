@@ -112,13 +112,12 @@ def find_files(
             raise SpecError([Problem(key, fix, path_glob)]) from error
         infos = list(files_at(file_system, stringify_path(place)))
     if not infos:
-        fix = f"names no file; supported are {SUPPORTED}, globs and folders"
-        if isinstance(file_system, LocalFileSystem) and (similar := _similar_name(place)):
-            fix = f"names no file; a similar name is {similar}"
-        raise SpecError([Problem(key, fix, path_glob)])
+        raise SpecError([Problem(key, _no_file(file_system, place), path_glob)])
     names = [info["name"] for info in infos]
     if unsupported := sorted(name for name in names if format_of(name) is None):
         fix = f"{len(unsupported)} of {len(infos)} files are not {SUPPORTED}; narrow the glob"
+        if len(infos) == 1:
+            fix = f"this kind of file is not supported; supported are {SUPPORTED}"
         raise SpecError([Problem(key, fix, unsupported[0])])
     # — label files record the name; a local name may have other bytes than UTF-8
     shown = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names]
@@ -128,12 +127,16 @@ def find_files(
     return file_system, stringify_path(place), infos
 
 
-def _similar_name(place: str) -> str | None:
-    """The file or folder beside a missing one whose name is the most similar, or None."""
-    folder, name = os.path.split(place)
-    beside = set(os.listdir(folder) if os.path.isdir(folder) else []) - {name}
-    similar = get_close_matches(name, sorted(beside), n=1)
-    return similar[0] if similar else None
+def _no_file(file_system: AbstractFileSystem, place: str) -> str:
+    """Why no file is named: a folder without one, a name that resembles another, or neither."""
+    if isinstance(file_system, LocalFileSystem):
+        if os.path.isdir(place):
+            return f"this folder has no supported file; supported are {SUPPORTED}"
+        folder, name = os.path.split(place)
+        beside = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        if similar := get_close_matches(name, beside, n=1):
+            return f"names no file; a similar name is {similar[0]}"
+    return f"names no file; supported are {SUPPORTED}, globs and folders"
 
 
 def cut(

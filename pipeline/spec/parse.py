@@ -42,8 +42,20 @@ def load_spec(path: str | Path) -> JobSpec:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(str(path), f"cannot be read: {error}", str(path))]) from error
+        raise SpecError([Problem(str(path), _unreadable(error))]) from error
     return parse_spec(text, place=str(path))
+
+
+def _unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Why a spec's file cannot be read, and what to do."""
+    match error:
+        case FileNotFoundError():
+            return "there is no such file; write the path of the spec, a YAML file"
+        case IsADirectoryError():
+            return "is a folder; write the path of the spec, a YAML file"
+        case UnicodeDecodeError():
+            return "is not UTF-8; save the file as UTF-8"
+    return f"cannot be read: {error.strerror}"
 
 
 def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
@@ -97,9 +109,25 @@ def _read(text: str, place: str) -> tuple[Any, dict[str, int]]:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a malformed number, such as `0x_`
         reason = " ".join(str(error).split())
         if isinstance(error, yaml.MarkedYAMLError):  # its text would repeat lines of the YAML
-            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-            reason = f"{' '.join(part for part in (error.context, error.problem) if part)}{line}"
-        raise SpecError([Problem(place, f"is not plain YAML: {reason}", place)]) from None
+            reason = _malformed(error)
+        raise SpecError([Problem(place, f"is not plain YAML: {reason}")]) from None
+
+
+def _malformed(error: yaml.MarkedYAMLError) -> str:
+    """What the parser could not read, the line, and for the usual mistakes the fix."""
+    parser_says = error.problem or ""
+    reason = " ".join(part for part in (error.context, parser_says) if part)
+    mark = error.problem_mark
+    if parser_says == "could not find expected ':'":  # — noticed at the next line
+        reason, mark = (
+            "no value; write `key: value`, with a space after the colon",
+            (error.context_mark or mark),
+        )
+    elif parser_says.startswith("found character '\\t'"):
+        reason = "a tab; indent with spaces"
+    elif parser_says == "mapping values are not allowed here":
+        reason = "a second `: `; put a text with a colon in quotes"
+    return f"{reason}, line {mark.line + 1}" if mark else reason
 
 
 def _lines(node: yaml.Node, place: str) -> Iterator[tuple[str, int]]:

@@ -125,6 +125,8 @@ def init(data: str, options: InitOptions) -> Proposal:
     is_delimited = format.startswith(("csv", "tsv"))
     if is_delimited and values and (other := wrong_delimiter([*values])):
         raise SpecError([Problem("DATA", other, first)])
+    if not values:
+        raise SpecError([Problem("DATA", "the file has no row; name a file with rows", first)])
     columns = tuple(_column(name, sample) for name, sample in values.items())
     text = _named(columns, options.text, "--text") or _text_column(columns, data)
     name = _job_name(data)

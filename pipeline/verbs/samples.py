@@ -52,7 +52,10 @@ def take_samples(
         share = -(-(count - len(samples)) // max(1, len(spread) - place))
         samples += islice(_readable(shard, encoder, spec), share)
     if count and not samples:
-        fix = "no document has readable text in this column; name the column that has it"
+        documents = next(read_documents(shards[0], spec.input.storage_options))
+        reason = documents.column("status")[0].as_py().removeprefix("error:")
+        fix = "no document has readable text in this column"
+        fix += f" (the first row: {reason}); name another column, or correct the files"
         raise SpecError([Problem("input.text", fix, spec.input.text)])
     return samples
 

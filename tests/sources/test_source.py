@@ -310,19 +310,42 @@ def test_a_local_file_whose_name_is_not_utf8_is_refused_by_it(tmp_path: Path, pa
     assert len(find_objects(f"{root}/café.jsonl", tmp_path / "cache")) == 1
 
 
-@pytest.mark.parametrize("path", ["nowhere.jsonl", "*.parquet", "empty", "nowhere/**"])
+@pytest.mark.parametrize("path", ["nowhere.jsonl", "*.parquet", "nowhere/**"])
 def test_a_path_that_names_nothing_is_one_problem(tmp_path: Path, path: str) -> None:
-    (tmp_path / "empty").mkdir()
     with pytest.raises(SpecError, match=r"^input\.path: names no file; supported are \.parquet"):
         find_objects(f"{tmp_path}/{path}", tmp_path / "cache")
 
 
-@pytest.mark.parametrize("path", ["notes.pdf", "*"])
-def test_a_named_file_of_no_supported_format_is_refused(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "fix"),
+    [
+        ("notes.pdf", "this kind of file is not supported; supported are .parquet "),
+        ("*", "1 of 2 files are not .parquet "),
+    ],
+)
+def test_a_named_file_of_no_supported_format_is_refused(
+    tmp_path: Path, path: str, fix: str
+) -> None:
     (tmp_path / "notes.pdf").write_bytes(b"")
     (tmp_path / "fine.jsonl").write_bytes(b"")
-    with pytest.raises(SpecError, match=r"files are not \.parquet .*notes\.pdf"):
+    with pytest.raises(SpecError) as refused:
         find_objects(f"{tmp_path}/{path}", tmp_path / "cache")
+    (problem,) = refused.value.problems
+    assert problem.fix.startswith(fix) and problem.value == f"{tmp_path}/notes.pdf"
+
+
+@pytest.mark.parametrize("files", [[], ["notes.pdf", "more.docx"]])
+def test_a_folder_without_a_supported_file_is_named_as_one(
+    tmp_path: Path, files: list[str]
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (tmp_path / "data2").mkdir()  # — the folder exists, so a similar name is no help
+    for name in files:
+        (folder / name).write_bytes(b"")
+    fix = r"^input\.path: this folder has no supported file; supported are \.parquet "
+    with pytest.raises(SpecError, match=fix):
+        find_objects(str(folder), tmp_path / "cache")
 
 
 def test_a_protocol_that_nobody_knows_is_one_problem(tmp_path: Path) -> None:

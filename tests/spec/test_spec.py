@@ -318,6 +318,13 @@ def test_a_wrong_task_is_not_also_reported_as_a_missing_one() -> None:
         (SMALLEST + "---\nname: second\n", "expected a single document"),
         (SMALLEST + "filter: !!python/object/apply:os.getcwd []\n", "could not determine"),
         (SMALLEST + "filter: \x00\n", "special characters are not allowed"),
+        (
+            SMALLEST + "prompt:x\n",
+            "no value; write `key: value`, with a space after the colon, line 8",
+        ),
+        (SMALLEST + "prompt:x\nfilter: {}\n", "with a space after the colon, line 8"),
+        (SMALLEST + "prompt:\n\tdocument: a\n", "a tab; indent with spaces, line 9"),
+        (SMALLEST + "prompt: a: b\n", "a second `: `; put a text with a colon in quotes, line 8"),
     ],
 )
 def test_yaml_that_is_not_plain_is_one_line_that_names_the_file(text: str, reason: str) -> None:

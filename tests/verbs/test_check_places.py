@@ -38,7 +38,10 @@ def test_check_leaves_nothing_behind(
         ({"output": "spec.yaml/below"}, "output: {folder}/spec.yaml is a file; name a folder, or "),
         ({"input": {"path": "/nowhere"}}, "input.path: names no file"),
         ({"input": {"path": "corpus.jsonl", "text": "body"}}, "input.text: "),
-        ({"input": {"path": "empty.jsonl"}}, "input.path: none of the 1 files has a row"),
+        (
+            {"input": {"path": "empty.jsonl"}},
+            "input.path: the file has no row; name a file with rows",
+        ),
     ],
 )
 def test_check_looks_at_the_output_and_the_input_before_the_model(

@@ -92,16 +92,13 @@ def test_the_caller_names_columns_and_model() -> None:
         ("data.parquet --id key", "--id: no such column; the columns are: text"),
         ("data.parquet --to no/where.yaml", "--to: cannot be written: "),
         ("nothing.csv", "DATA: names no file; supported are "),
-        ("old.yaml", "DATA: 1 of 1 files are not "),
+        ("old.yaml", "DATA: this kind of file is not supported; supported are .parquet "),
         (
             "numbers.parquet",
             "DATA: no column seems to hold texts; name one with --text; the columns are: n",
         ),
         ("semicolons.csv", "DATA: its columns are separated by ';'; separate them by commas in "),
-        (
-            "empty.csv",
-            "DATA: no column seems to hold texts; name one with --text; the columns are: none",
-        ),
+        ("empty.csv", "DATA: the file has no row; name a file with rows"),
     ],
 )
 def test_what_cannot_be_written_is_one_line_and_exit_2(
