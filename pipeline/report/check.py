@@ -59,6 +59,8 @@ def _memory(memory: MemoryPlan) -> str:
 
 def _exactness(exactness: Exactness) -> str:
     """The comparison in float32, which shows a wrong tree, and beside it the one in the dtype."""
+    if not exactness.change.answers:
+        return "not tested: no answers were compared"
     float32 = exactness.change if exactness.dtype == "float32" else exactness.in_float32
     verdict = "exact" if exactness.exact else "NOT exact"
     if float32 and not float32.max_abs_dp <= FLOAT32_MAX:
