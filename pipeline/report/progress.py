@@ -131,11 +131,12 @@ class Bar:
         self._bar = bar
         self._doing = ""
         self._task = TaskID(0)
-        self._tick_s = time.monotonic()
+        self._began_s = self._tick_s = time.monotonic()
         self._pace = Pace(self._tick_s)
 
     def __call__(self, shown: Shown) -> None:
         if shown.doing != self._doing:
+            self._began_s = self._tick_s  # — the phase began after the last tick
             self._pace = Pace(self._tick_s)
             if self._doing:
                 self._bar.remove_task(self._task)
@@ -144,7 +145,7 @@ class Bar:
             self._doing = shown.doing
         self._tick_s = time.monotonic()
         self._pace.add(self._tick_s, shown)
-        figures = ""
+        figures = f"{self._tick_s - self._began_s:.0f} s so far"
         if shown.documents:
             count = f"{shown.done:,}/{shown.documents:,}"
             figures = "  ".join((count, *self._pace.figures(shown)))

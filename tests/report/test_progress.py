@@ -158,6 +158,25 @@ def test_a_bar_is_one_line_however_long_its_numbers_are(
         assert part in text, text
 
 
+def test_a_bar_without_a_count_shows_the_seconds_of_its_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, clock_s = Terminal(), [100.0]
+    monkeypatch.setattr("pipeline.report.progress.time.monotonic", lambda: clock_s[0])
+    with display(console_on(stream)) as show:
+        assert isinstance(show, Bar)
+        for phase, seconds in (("starting Ray", 3.0), ("loading the model", 12.0)):
+            began_s = clock_s[0]
+            while clock_s[0] <= began_s + seconds:
+                show(Shown(phase))
+                clock_s[0] += 1.0
+            (line,) = show._bar.console.render_lines(show._bar.get_renderable())
+            text = "".join(segment.text for segment in line)
+            # — a phase began at the last tick of the one before
+            late_s = seconds + (phase == "loading the model")
+            assert text.startswith(phase) and f"{late_s:.0f} s so far" in text
+
+
 def test_lines_of_the_log_are_printed_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     stream = Terminal()
