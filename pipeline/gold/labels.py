@@ -127,7 +127,7 @@ def _task_columns(
     ]
     present = [(task, column) for task, column in columns if column in names]
     if not present and not problems:
-        fix = f"has no column named as a task is ({', '.join(task.name for task in chosen)}); "
+        fix = f"has no column with the name of a task ({', '.join(task.name for task in chosen)}); "
         fix += f"it has {shown}; write --column TASK=COLUMN"
         problems = [Problem("--gold", fix, source)]
     if problems:
@@ -250,12 +250,12 @@ def _fixes(
     unmatched = [label for index, label in enumerate(task.labels) if index not in matched]
     proposed = similar_labels(unknown, tuple(task.labels), unmatched)
     free = [label for label in unmatched if label not in proposed.values()]
-    choices = f"one that no gold value has ({', '.join(free)})" if free else ", ".join(task.labels)
+    choices = ", ".join(free or task.labels)
     return [
         f"if it means {label}, write --value {shlex.quote(f'{value}={label}')}"
         if (label := proposed.get(value))
         else f"no label has a similar name; write --value {shlex.quote(f'{value}=LABEL')} with "
-        f"{choices}, or leave the task out with --task"
+        f"the label that it means ({choices}), or leave the task out with --task"
         for value in unknown
     ]
 

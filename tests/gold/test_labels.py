@@ -21,7 +21,7 @@ def test_values_without_a_similar_label_are_listed_with_the_labels_that_are_free
     with pytest.raises(SpecError) as refused:
         read_gold(str(gold), load_spec(write_spec(tasks=[task])))
     first, second, third = refused.value.problems
-    free = "with one that no gold value has (law, sport), or leave the task out with --task"
+    free = "with the label that it means (law, sport), or leave the task out with --task"
     assert first.fix.endswith("; if it means art, write --value Art=art")
     assert second.fix.endswith(f"; no label has a similar name; write --value 7=LABEL {free}")
     assert (second.value, third.value) == ("7", "9")

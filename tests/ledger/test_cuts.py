@@ -120,7 +120,7 @@ def test_of_earlier_versions_the_newest_comes_first(
 
 
 def test_no_rows_at_all_is_an_error_of_the_spec(store: LocalStore, write: Write) -> None:
-    with pytest.raises(SpecError, match="has a row"):
+    with pytest.raises(SpecError, match="the file has no row"):
         load_or_cut(store, [write("empty.jsonl", b"\n")], "text", None, 3000)
 
 
