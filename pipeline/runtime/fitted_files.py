@@ -6,10 +6,7 @@ Entry points: `find_readouts` in the driver, `load_readouts` on a worker, and `r
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 from fsspec.core import split_protocol, url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -25,13 +22,13 @@ from pipeline.fitted.readout import (
 from pipeline.hashes import sha256_hex
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
+from pipeline.stores.named_files import open_target
 from pipeline.stores.retries import (
     REMOTE_ERRORS,
     Cause,
     as_storage_error,
     cause_of,
     option_errors,
-    storage_errors,
 )
 
 
@@ -62,26 +59,8 @@ def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> byt
 
 def write_fitted(path: str, data: bytes, options: Options) -> None:
     """Writes the whole file or nothing; replaces an older one."""
-    with option_errors("--to", options):
-        file_system, key = url_to_fs(path, **options)
-    with storage_errors(path, "written"):
-        if isinstance(file_system, LocalFileSystem):
-            _replace(Path(key), data)
-        else:
-            file_system.pipe_file(key, data)
-
-
-def _replace(place: Path, data: bytes) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(partial, 0o644)  # the workers of a cluster may be other users
-        os.replace(partial, place)
-    except OSError:
-        os.unlink(partial)
-        raise
+    with open_target(path, options, flag="--to").replaced() as file:
+        file.write_bytes(data)
 
 
 def find_readouts(spec: JobSpec, *, weights: Mapping[str, str], dtype: str) -> dict[str, str]:

@@ -10,7 +10,6 @@ import fsspec
 import pytest
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.runtime import fitted_files
 from pipeline.runtime.fitted_files import options_for, read_fitted, write_fitted
 from pipeline.spec.parse import load_spec
 
@@ -46,7 +45,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fitted_files.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(StorageError, match=f"{path}: cannot be written: .*No space left"):
         write_fitted(str(path), b"after", {})
     assert os.listdir(tmp_path) == ["c.json"] and path.read_bytes() == b"before"
