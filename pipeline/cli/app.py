@@ -114,7 +114,9 @@ VERBS = {
         "report.evaluation_table:evaluation",
         _unless("passed", EXIT_FAILED),
     ),
-    "fit": Verb("verbs.fit:fit_readouts", "report.fit:fit", progress="report.fit:fit_progress"),
+    "fit": Verb(
+        "verbs.fit:fit_readouts", "report.fit:fit", progress="report.progress:fit_progress"
+    ),
     "calibrate": Verb("verbs.calibrate:calibrate", "report.fit:calibrated"),
     "show": Verb("verbs.show:show", "report.rows:examples"),
     "export": Verb(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,25 +14,14 @@ from rich.console import Console
 from pipeline.evaluation.metrics import Figure
 from pipeline.evaluation.readout_fitting import FIGURES
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
-from pipeline.report.console import Grid, console_on, two_columns
+from pipeline.report.console import Grid, two_columns
 from pipeline.report.evaluation_table import number
-from pipeline.report.progress import shown_progress
 from pipeline.verbs.calibrate import Calibrated
 from pipeline.verbs.fit import Fit, TaskFit, scores_json
 
 _NAMES = {"auroc": "AUROC", "f1": "macro F1", "accuracy": "accuracy", "ece": "ECE"}
 # Tables that fit a terminal of 80 columns.
 _NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
-
-
-@contextmanager
-def fit_progress(stream: TextIO) -> Iterator[Callable[[int], Callable[[int], None]]]:
-    """Prints the progress of the reading to the stream."""
-    with ExitStack() as stack:
-        console = console_on(stream)
-        yield lambda documents: stack.enter_context(
-            shown_progress(console, documents, doing="reading", done="read")
-        )
 
 
 def show_fit(fit: Fit, console: Console, *, spec_file: str = "SPEC") -> None:

@@ -1,6 +1,6 @@
 """Progress for people: a bar on a terminal, and lines of a log elsewhere.
 
-Entry points: `shown_progress` for work that is counted, and `run_progress` for the phases of a run.
+Entry points: `run_progress` for the phases of a run, and `fit_progress` for those of a fit.
 """
 
 from __future__ import annotations
@@ -198,20 +198,25 @@ def _own_descriptor(stream: TextIO) -> Iterator[TextIO]:
 
 
 @contextmanager
-def shown_progress(
-    console: Console, rows: int, *, doing: str = "labelling", done: str = "labelled"
-) -> Iterator[Callable[[int], None]]:
-    """Gives a function to call with the number of rows that are done since the last call."""
-    with display(console) as show:
-        count = 0
+def fit_progress(stream: TextIO) -> Iterator[Callable[[int], Callable[[int], None]]]:
+    """Gives a function that takes the number of gold documents, and returns `advance`.
 
-        def advance(more: int) -> None:
-            nonlocal count
-            count += more
-            show(Shown(doing, rows, count, done))
+    `advance` is called with the number of documents that were read since the last call.
+    """
+    with display(console_on(stream)) as show:
 
-        advance(0)
-        yield advance
+        def announce(documents: int) -> Callable[[int], None]:
+            count = 0
+
+            def advance(more: int) -> None:
+                nonlocal count
+                count += more
+                show(Shown("reading", documents, count, "read"))
+
+            advance(0)
+            return advance
+
+        yield announce
 
 
 @contextmanager

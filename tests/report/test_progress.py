@@ -19,9 +19,9 @@ from pipeline.report.progress import (
     Pace,
     Shown,
     display,
+    fit_progress,
     kept_line,
     run_progress,
-    shown_progress,
     work_line,
 )
 from pipeline.runtime.progress import LABELLING, LOADING, Progress
@@ -196,7 +196,8 @@ def test_lines_of_the_log_are_printed_above_the_bar(monkeypatch: pytest.MonkeyPa
 
 def test_counted_work_is_logged_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with shown_progress(console_on(io.StringIO()), 10, doing="reading", done="read") as advance:
+    with fit_progress(io.StringIO()) as announce:
+        advance = announce(10)
         advance(4)
         advance(6)
     lines = messages(caplog)
