@@ -24,7 +24,7 @@ from pipeline.sources.delimited import file_segments, header_of, shard_records
 from pipeline.sources.documents import RawRow, TooLong, read_text, too_long
 from pipeline.sources.json_array import array_segments, shard_elements
 from pipeline.sources.jsonl import line_segments, shard_lines
-from pipeline.sources.records import Segment, units_of
+from pipeline.sources.records import Segment, blocks_of, units_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import CODECS, Options, Stream, one_line, reading
 from pipeline.sources.tables import TABLES, opened_table
@@ -135,12 +135,12 @@ def _rows_in(segments: Iterable[Segment]) -> int:
 _TEXTS: Mapping[
     str, tuple[Callable[[Shard, Options, Keep], Iterator[bytes]], Callable[[Stream], int]]
 ] = {
-    "jsonl": (_kept_lines, lambda stream: _rows_in(line_segments(stream))),
-    "warc": (_kept_pages, lambda stream: _rows_in(line_segments(stream))),
-    "txt": (_kept_files, lambda stream: _rows_in(line_segments(stream))),
+    "jsonl": (_kept_lines, lambda stream: _rows_in(line_segments(blocks_of(stream)))),
+    "warc": (_kept_pages, lambda stream: _rows_in(line_segments(blocks_of(stream)))),
+    "txt": (_kept_files, lambda stream: _rows_in(line_segments(blocks_of(stream)))),
     "csv": (_kept_records, lambda stream: _rows_in(file_segments(stream, "csv")) - 1),
     "tsv": (_kept_records, lambda stream: _rows_in(file_segments(stream, "tsv")) - 1),
-    "json": (_kept_elements, lambda stream: _rows_in(array_segments(stream))),
+    "json": (_kept_elements, lambda stream: _rows_in(array_segments(blocks_of(stream)))),
 }
 
 

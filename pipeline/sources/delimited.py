@@ -15,7 +15,7 @@ from itertools import chain
 
 from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import RawRow, TooLong, too_long
-from pipeline.sources.records import Segment, blocks_of, records_of, units_of
+from pipeline.sources.records import Segment, blocks_of, records_of, shard_blocks, units_of
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import Options, Stream, decompressed
 
@@ -90,12 +90,8 @@ def header_of(version: ObjectVersion, options: Options) -> bytes:
 
 def shard_records(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
     """The records of the shard's rows, as they are in the stream."""
-    piece, format = shard.piece, shard.version.format
-    assert piece.start_byte is not None and piece.end_byte is not None, shard
-    with decompressed(shard.path, format, options) as stream:
-        stream.seek(piece.start_byte)
-        blocks = blocks_of(stream, piece.end_byte - piece.start_byte)
-        yield from records_of(record_segments(blocks, _dialect(format)))
+    blocks = shard_blocks(shard, options)
+    return records_of(record_segments(blocks, _dialect(shard.version.format)))
 
 
 def file_segments(stream: Stream, format: str) -> Iterator[Segment]:

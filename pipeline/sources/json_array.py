@@ -12,9 +12,9 @@ from itertools import chain
 
 from pipeline.sources.documents import RawRow, TooLong
 from pipeline.sources.jsonl import object_rows, object_units
-from pipeline.sources.records import Segment, blocks_of, records_of
+from pipeline.sources.records import Segment, records_of, shard_blocks
 from pipeline.sources.shards import ObjectVersion, Shard, Unit
-from pipeline.sources.streams import Options, Stream, decompressed
+from pipeline.sources.streams import Options
 
 _STRUCTURE = re.compile(rb'["\[\]{},]')
 _IN_STRING = re.compile(rb'"|\\.', re.DOTALL)
@@ -33,16 +33,11 @@ def json_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
 
 def shard_elements(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
     """The elements of the shard's rows, as they are in the stream."""
-    assert shard.piece.start_byte is not None and shard.piece.end_byte is not None, shard
-    with decompressed(shard.path, shard.version.format, options) as stream:
-        stream.seek(shard.piece.start_byte)
-        size_bytes = shard.piece.end_byte - shard.piece.start_byte
-        yield from records_of(element_segments(blocks_of(stream, size_bytes), closed=False))
+    return records_of(element_segments(shard_blocks(shard, options), closed=False))
 
 
-def array_segments(stream: Stream) -> Iterator[Segment]:
-    """The elements of the array that is the whole stream; OSError if it holds something else."""
-    blocks = blocks_of(stream)
+def array_segments(blocks: Iterator[bytes]) -> Iterator[Segment]:
+    """The elements of the array that fills the blocks; OSError if they hold something else."""
     head = next(blocks, b"")
     opened = _ARRAY.match(head)
     if opened is not None:

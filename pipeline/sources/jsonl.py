@@ -16,10 +16,11 @@ from pipeline.sources.records import (
     blocks_of,
     first_records,
     records_of,
+    shard_blocks,
     units_of,
 )
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import Options, Stream, decompressed
+from pipeline.sources.streams import Options, decompressed
 
 
 def jsonl_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
@@ -28,13 +29,15 @@ def jsonl_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
 
 
 def object_units(
-    version: ObjectVersion, options: Options, segments: Callable[[Stream], Iterator[Segment]]
+    version: ObjectVersion,
+    options: Options,
+    segments: Callable[[Iterator[bytes]], Iterator[Segment]],
 ) -> Iterator[Unit]:
     """One unit for each object of the stream; SpecError unless a first one has the keys."""
     with decompressed(version.path, version.format, options) as stream:
-        check_keys(version, first_records(segments(stream)))
+        check_keys(version, first_records(segments(blocks_of(stream))))
     with decompressed(version.path, version.format, options) as stream:
-        yield from units_of(segments(stream))
+        yield from units_of(segments(blocks_of(stream)))
 
 
 def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
@@ -44,16 +47,12 @@ def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
 
 def shard_lines(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
     """The lines of the shard's rows, as they are in the stream."""
-    assert shard.piece.start_byte is not None and shard.piece.end_byte is not None, shard
-    with decompressed(shard.path, shard.version.format, options) as stream:
-        stream.seek(shard.piece.start_byte)
-        size_bytes = shard.piece.end_byte - shard.piece.start_byte
-        yield from records_of(line_segments(stream, size_bytes))
+    return records_of(line_segments(shard_blocks(shard, options)))
 
 
-def line_segments(stream: Stream, size_bytes: int | None = None) -> Iterator[Segment]:
-    """The lines in the next `size_bytes` of the stream, or in all of it."""
-    for block in blocks_of(stream, size_bytes):
+def line_segments(blocks: Iterable[bytes]) -> Iterator[Segment]:
+    """The lines in the blocks, which begin at the start of a line."""
+    for block in blocks:
         start = 0
         while newline := block.find(b"\n", start) + 1:
             line = block[start:newline]

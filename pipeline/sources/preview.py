@@ -11,7 +11,7 @@ from pipeline.sources.delimited import fields_of, file_segments, names_of
 from pipeline.sources.documents import TooLong
 from pipeline.sources.json_array import array_segments
 from pipeline.sources.jsonl import line_segments, parsed_object
-from pipeline.sources.records import records_of
+from pipeline.sources.records import blocks_of, records_of
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.streams import Options, decompressed, reading
 from pipeline.sources.tables import opened_table
@@ -57,7 +57,7 @@ def _rows(path: str, format: str, options: Options) -> Iterator[Row]:
                     yield from _delimited_rows(records_of(file_segments(stream, format)), format)
                     return
                 segments = array_segments if family == "json" else line_segments
-                for record in records_of(segments(stream)):
+                for record in records_of(segments(blocks_of(stream))):
                     yield parsed_object(record)[0] or {}
 
 

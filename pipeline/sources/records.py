@@ -10,8 +10,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from pipeline.sources.documents import RowBuffer, TooLong
-from pipeline.sources.shards import Unit
-from pipeline.sources.streams import BLOCK_BYTES, Stream
+from pipeline.sources.shards import Shard, Unit
+from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
 
 # A column that none of the first rows has is reported as a misspelling.
 SAMPLE_ROWS = 100
@@ -31,6 +31,15 @@ def blocks_of(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
     while block := stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left)):
         yield block
         left = None if left is None else left - len(block)
+
+
+def shard_blocks(shard: Shard, options: Options) -> Iterator[bytes]:
+    """The bytes of the shard's rows in its decompressed stream, in blocks."""
+    piece = shard.piece
+    assert piece.start_byte is not None and piece.end_byte is not None, shard
+    with decompressed(shard.path, shard.version.format, options) as stream:
+        stream.seek(piece.start_byte)
+        yield from blocks_of(stream, piece.end_byte - piece.start_byte)
 
 
 def units_of(segments: Iterable[Segment]) -> Iterator[Unit]:
