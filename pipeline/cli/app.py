@@ -90,9 +90,10 @@ def _unless(attribute: str, code: int) -> Callable[[Any], int]:
     return lambda result: EXIT_COMPLETE if getattr(result, attribute) else code
 
 
+PHASES = "report.progress:phase_progress"
 VERBS = {
     "init": Verb("verbs.init:init", "report.init:proposal"),
-    "pull": Verb("verbs.pull:pull", "report.init:pulled"),
+    "pull": Verb("verbs.pull:pull", "report.init:pulled", progress="report.progress:phase_lines"),
     "run": Verb(
         "runtime.run:run",
         "report.run:summary",
@@ -104,9 +105,10 @@ VERBS = {
         "verbs.check:check",
         "report.check:findings",
         _unless("exact", EXIT_FAILED),
+        progress=PHASES,
         first="runtime.job:check_places",
     ),
-    "plan": Verb("verbs.plan:estimate", "report.run:estimate"),
+    "plan": Verb("verbs.plan:estimate", "report.run:estimate", progress=PHASES),
     "status": Verb("verbs.status:status", "report.run:status"),
     "bench": Verb("verbs.bench:bench", "report.check:bench"),
     "eval": Verb(
@@ -197,6 +199,8 @@ def _configure_process() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # The bars of other packages, such as transformers' for GGUF: assay shows the phases itself.
+    os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def _problem(error: CycloptsError, command: App) -> Problem:

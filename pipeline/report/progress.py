@@ -1,6 +1,6 @@
 """Progress for people: a bar on a terminal, and lines of a log elsewhere.
 
-Entry points: `run_progress` for the phases of a run, and `fit_progress` for those of a fit.
+Entry points: `run_progress` for a run, `fit_progress` for a fit, `phase_progress` for other commands.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pipeline.report.console import console_on
 if TYPE_CHECKING:
     from pipeline.runtime.job import Plan
     from pipeline.runtime.progress import Progress as RunProgress
+    from pipeline.runtime.progress import WorkerReport
 
 logger = logging.getLogger(__name__)
 
@@ -198,12 +199,29 @@ def _own_descriptor(stream: TextIO) -> Iterator[TextIO]:
 
 
 @contextmanager
+def phase_progress(stream: TextIO) -> Iterator[Callable[[WorkerReport], None]]:
+    """Gives a function that shows the phase of a report on the stream."""
+    with display(console_on(stream)) as show:
+        show(Shown("starting"))
+        yield lambda report: show(Shown(report.phase))
+
+
+@contextmanager
+def phase_lines(_stream: TextIO) -> Iterator[Callable[[WorkerReport], None]]:
+    """The same as lines of the log, also on a terminal: the Hub's client draws bars there."""
+    show = LogLines(time.monotonic)
+    show(Shown("starting"))
+    yield lambda report: show(Shown(report.phase))
+
+
+@contextmanager
 def fit_progress(stream: TextIO) -> Iterator[Callable[[int], Callable[[int], None]]]:
     """Gives a function that takes the number of gold documents, and returns `advance`.
 
     `advance` is called with the number of documents that were read since the last call.
     """
     with display(console_on(stream)) as show:
+        show(Shown("starting"))
 
         def announce(documents: int) -> Callable[[int], None]:
             count = 0
@@ -212,6 +230,8 @@ def fit_progress(stream: TextIO) -> Iterator[Callable[[int], Callable[[int], Non
                 nonlocal count
                 count += more
                 show(Shown("reading", documents, count, "read"))
+                if count >= documents:
+                    show(Shown("fitting"))
 
             advance(0)
             return advance

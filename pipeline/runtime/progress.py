@@ -31,6 +31,8 @@ STARTING_WORKERS = "starting the workers"
 LOADING = "loading the model"
 LABELLING = "labelling"
 PUBLISHING = "publishing"
+MEASURING = "measuring the speed"  # of `plan`
+COMPARING = "comparing the answers with those of separate prompts"  # of `check`
 READING = "reading"  # only of a worker; it is not a phase of the run
 # In their order: a later phase replaces an earlier one.
 WORKER_PHASES = (CHECKING, STARTING_WORKERS, FETCHING, CONVERTING, LOADING, LABELLING)

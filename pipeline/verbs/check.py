@@ -25,6 +25,7 @@ from pipeline.runtime.assembly import job_prompt
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.progress import LISTING, Send, WorkerReport, ignore
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.schema import ContextualSpec, JobSpec
@@ -104,22 +105,28 @@ class Findings:
         return self.proof.exactness.exact
 
 
-def check(spec: JobSpec, *, cache_dir: Path, documents: int | None) -> Findings:
-    """Try every part of the spec once; AssayError names the first part that cannot work."""
+def check(
+    spec: JobSpec, *, cache_dir: Path, documents: int | None, announce: Send = ignore
+) -> Findings:
+    """Try every part of the spec once; AssayError names the first part that cannot work.
+
+    `announce` is called with the report of each phase.
+    """
     if documents is not None and documents < 0:
         raise SpecError([Problem("--documents", "write a number, or 0 for none", documents)])
     store = open_store(spec.output, spec.storage_options)
     _prove_create_only(store)
+    announce(WorkerReport(LISTING))
     placement = place(spec.model, this_machine())
     job = make_job(spec, placement, cache_dir)
     planned = plan(job, store, keep=False)
-    folder, tokenizer, prompt = job_prompt(job)
+    folder, tokenizer, prompt = job_prompt(job, send=announce)
     count = DEFAULT_DOCUMENTS if documents is None else documents
     samples = take_samples(planned.shards, tokenizer, spec, count)
     paths = {task.name: str(task.readout) for task in spec.tasks}
     documents_ids = [sample.token_ids for sample in samples]
     repeated, ids_read = _repeated_ids(planned.shards, spec)
-    proof = prove(job, folder, prompt, documents_ids, _content_free(tokenizer))
+    proof = prove(job, folder, prompt, documents_ids, _content_free(tokenizer), announce)
     return Findings(
         output=store.url,
         documents=planned.rows,

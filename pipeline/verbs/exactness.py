@@ -24,6 +24,7 @@ from pipeline.inference.memory import MemoryPlan, trim_malloc
 from pipeline.runtime.assembly import job_model, label_engine, memory_plan
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
+from pipeline.runtime.progress import COMPARING, Send, WorkerReport, ignore
 
 # The difference of a probability that another order of float32 sums can cause.
 FLOAT32_MAX = 1e-4
@@ -141,6 +142,7 @@ def prove(
     prompt: PromptTokens,
     documents: Sequence[DocumentIds],
     content_free: Sequence[DocumentIds] = (),
+    announce: Send = ignore,
 ) -> Proof:
     """Measures the memory of a batch, and compares the answers of the model that the job runs.
 
@@ -148,9 +150,11 @@ def prove(
     model is loaded at a time. It also answers for documents without content.
     """
     dtype = job.placement.dtype
+    announce(WorkerReport(f"{COMPARING}, in {dtype}"))
     answers = _answers(job, folder, prompt, documents, None, content_free)
     in_float32 = rounding = None
     if dtype != "float32" and _have_room(2 * answers.memory.weights_bytes, job.placement.device):
+        announce(WorkerReport(f"{COMPARING}, in float32"))
         wide_job = replace(job, placement=replace(job.placement, dtype="float32"))
         wide = _answers(wide_job, folder, prompt, documents, answers.compared)
         in_float32, rounding = wide.change, change([answers.independent], [wide.independent])

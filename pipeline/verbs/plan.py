@@ -22,6 +22,14 @@ from pipeline.options import PlanOptions
 from pipeline.runtime.assembly import job_model, job_prompt, label_engine
 from pipeline.runtime.job import Plan, dry_run, make_job
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.progress import (
+    LISTING,
+    LOADING,
+    MEASURING,
+    Send,
+    WorkerReport,
+    ignore,
+)
 from pipeline.spec.schema import JobSpec, TaskSpec
 from pipeline.verbs.samples import take_samples
 
@@ -79,11 +87,14 @@ class Estimate:
         return None if self.price is None else self.worker_seconds / 3600 * self.price
 
 
-def estimate(spec: JobSpec, options: PlanOptions, *, cache_dir: Path) -> Estimate:
+def estimate(
+    spec: JobSpec, options: PlanOptions, *, cache_dir: Path, announce: Send = ignore
+) -> Estimate:
     """The plan of a run and its time; writes nothing.
 
     The model is loaded only if documents are missing and no rate is given. SpecError as in a run.
     """
+    announce(WorkerReport(LISTING))
     planned = dry_run(spec, cache_dir=cache_dir)
     # For each set of tasks that needs the model: the number of documents that miss it.
     missing: Counter[Tasks] = Counter()
@@ -94,7 +105,7 @@ def estimate(spec: JobSpec, options: PlanOptions, *, cache_dir: Path) -> Estimat
     if options.rate is not None:
         seconds = dict.fromkeys(missing, 1 / options.rate)
     elif missing:
-        measured, seconds = _measure(spec, planned, missing, options, cache_dir)
+        measured, seconds = _measure(spec, planned, missing, options, cache_dir, announce)
     parts = tuple(
         Part(tasks, documents, seconds[tasks]) for tasks, documents in missing.most_common()
     )
@@ -102,7 +113,12 @@ def estimate(spec: JobSpec, options: PlanOptions, *, cache_dir: Path) -> Estimat
 
 
 def _measure(
-    spec: JobSpec, planned: Plan, missing: Iterable[Tasks], options: PlanOptions, cache_dir: Path
+    spec: JobSpec,
+    planned: Plan,
+    missing: Iterable[Tasks],
+    options: PlanOptions,
+    cache_dir: Path,
+    announce: Send,
 ) -> tuple[Measured, dict[Tasks, float]]:
     """Seconds per document for each set of tasks, on one worker of this machine."""
     require_torchao(spec.model.quantize)
@@ -114,11 +130,13 @@ def _measure(
     torch.set_num_threads(placement.threads)
     disable_malloc_trim()
     job = make_job(spec, placement, cache_dir)
-    folder, tokenizer, prompt = job_prompt(job)
+    folder, tokenizer, prompt = job_prompt(job, send=announce)
     count = options.documents or DEFAULT_DOCUMENTS[placement.device]
     shards = [work.shard for work in planned.work_items if work.asks]
     pieces = [sample.pieces for sample in take_samples(shards, tokenizer, spec, count)]
+    announce(WorkerReport(LOADING))
     engine = label_engine(job, job_model(job, folder), prompt)
+    announce(WorkerReport(MEASURING))
     seconds = {
         tasks: _seconds(engine, pieces, [task for task in spec.tasks if task.name in tasks])
         for tasks in missing

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from pipeline.errors import ModelError
 from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.runtime.assembly import local_files
+from pipeline.runtime.progress import CHECKING, LOCATING, Send, WorkerReport, ignore
 from pipeline.runtime.weights import locate
 from pipeline.spec.schema import JobSpec
 
@@ -30,12 +31,13 @@ class Pulled:
     context_tokens: int
 
 
-def pull(spec: JobSpec, *, cache_dir: Path) -> Pulled:
+def pull(spec: JobSpec, *, cache_dir: Path, announce: Send = ignore) -> Pulled:
     """Fetch the spec's model to this machine, convert it where a run would, and check its files.
 
     Args:
         spec: The job; only its `model` is read.
         cache_dir: Folder of models and file hashes.
+        announce: Called with the report of each phase.
 
     Returns:
         Where the model is, and its size.
@@ -49,8 +51,10 @@ def pull(spec: JobSpec, *, cache_dir: Path) -> Pulled:
         >>> pull(load_spec("my.yaml"), cache_dir=Path("cache")).kind
         'folder'
     """
+    announce(WorkerReport(LOCATING))
     files = locate(spec.model, cache_dir)
-    folder = local_files(files, cache_dir, spec.model.storage_options)
+    folder = local_files(files, cache_dir, spec.model.storage_options, announce)
+    announce(WorkerReport(CHECKING))
     weights = sorted(folder.glob("*.safetensors"))
     stored = {name for file in weights for name in _tensors(file)}
     index = folder / INDEX

@@ -21,10 +21,12 @@ from pipeline.report.progress import (
     display,
     fit_progress,
     kept_line,
+    phase_lines,
+    phase_progress,
     run_progress,
     work_line,
 )
-from pipeline.runtime.progress import LABELLING, LOADING, Progress
+from pipeline.runtime.progress import LABELLING, LOADING, Progress, WorkerReport
 
 COUNTED = Shown("labelling", documents=100, verb="labelled")
 
@@ -194,18 +196,33 @@ def test_lines_of_the_log_are_printed_above_the_bar(monkeypatch: pytest.MonkeyPa
     assert "left out: a.jsonl" in re.split(r"[\r\n]+", plain)
 
 
-def test_counted_work_is_logged_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_is_counted_and_the_phases_around_it_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     with fit_progress(io.StringIO()) as announce:
+        assert messages(caplog) == ["starting"]
         advance = announce(10)
         advance(4)
         advance(6)
-    lines = messages(caplog)
-    assert lines[0] == "reading"
-    assert [line.split(",")[0] for line in lines[1:]] == [
+    assert [line.split(",")[0] for line in messages(caplog)[1:]] == [
+        "reading",
         "4 of 10 documents read",
         "10 of 10 documents read",
+        "fitting",
     ]
+
+
+@pytest.mark.parametrize("phases", [phase_progress, phase_lines])
+def test_each_phase_of_other_commands_is_one_line_of_a_log(
+    phases: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with phases(io.StringIO()) as announce:
+        assert messages(caplog) == ["starting"]
+        for phase in (LOADING, LOADING, LABELLING):
+            announce(WorkerReport(phase))
+    assert messages(caplog) == ["starting", LOADING, LABELLING]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, toke
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.loading import load_model, load_tokenizer
+from pipeline.runtime.progress import COMPARING, LISTING
 from pipeline.spec.parse import load_spec
 from pipeline.verbs import exactness
 from pipeline.verbs.check import check
@@ -386,3 +388,11 @@ def test_without_torchao_a_check_is_one_line_and_exit_2(
     assert main(["check", str(spec)]) == 2
     line = last_line(capsys)
     assert line.startswith("model.quantize: needs torchao; pip install 'corpus-assay[quantize]'")
+
+
+def test_check_names_each_phase(write_spec: WriteSpec, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pipeline.report.progress")
+    assert main(["check", str(write_spec())]) == 0
+    phases = [record.getMessage() for record in caplog.records]
+    assert phases[:2] == ["starting", LISTING]
+    assert phases[-1].startswith(COMPARING)
