@@ -69,7 +69,7 @@ class TaskFit:
     kind: Literal["document", "question"]
     labels: tuple[str, ...]
     rows: int
-    unlabelled: int  # gold documents without a label for this task
+    unlabelled: int  # documents that were read for other tasks, without a label for this one
     pooling: str
     layer: int
     balanced: bool

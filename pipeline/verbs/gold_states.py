@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.errors import ModelError, Problem, SpecError
-from pipeline.gold.labels import Gold
+from pipeline.gold.labels import UNLABELLED, Gold
 from pipeline.hashes import short_hash
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.memory import disable_malloc_trim
@@ -32,6 +32,7 @@ from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.source import read_documents
 from pipeline.stores.store import open_store
 
+NO_LABEL = "no label for a task that is fitted"
 NO_TEXT = "not in the corpus, and the gold has no text"
 CHUNKED = "read in several chunks, for which the gold has no labels"
 OVERFLOWN = "error:its hidden states are infinite or NaN"
@@ -63,7 +64,7 @@ def read_gold_states(
     layers: str | None,
     announce: Callable[[int], Callable[[int], None]],
 ) -> ReadGold:
-    """The states of every gold document for all tasks; the model reads each document once.
+    """The states of every labelled gold document for all tasks; each is read once.
 
     `announce` is called with the number of documents, and returns a function that is called with
     the number of documents of each batch. SpecError if no document can be read, or a layer is
@@ -74,7 +75,7 @@ def read_gold_states(
     updates = [{"question": questions[task.name] or "", "labels": {}} for task in asked]
     tasks = [task.model_copy(update=each) for task, each in zip(asked, updates, strict=True)]
     folder, tokenizer, prompt = job_prompt(job, tasks)
-    documents, left_out = _documents(job, gold, DocumentTokenizer(tokenizer))
+    documents, left_out = _documents(job, gold, questions, DocumentTokenizer(tokenizer))
     torch.set_num_threads(job.placement.threads)
     disable_malloc_trim()
     model = job_model(job, folder)
@@ -122,12 +123,19 @@ def chosen_layers(written: str | None, layers: int) -> tuple[int, ...]:
 
 
 def _documents(
-    job: Job, gold: Gold, tokenizer: DocumentTokenizer
+    job: Job, gold: Gold, tasks: Collection[str], tokenizer: DocumentTokenizer
 ) -> tuple[dict[int, tuple[int, ...]], Counter[str]]:
-    """The tokens of each gold row that can be read, and the number of other rows by reason."""
+    """The tokens of each gold row that is read, and the number of other rows by reason.
+
+    A row without a label for any of the tasks is not read.
+    """
     documents: dict[int, tuple[int, ...]] = {}
     left_out: Counter[str] = Counter()
+    labelled = np.any([gold.tasks[task].truth != UNLABELLED for task in tasks], axis=0)
     for row, (text, status) in enumerate(_texts(job, gold)):
+        if not labelled[row]:
+            left_out[NO_LABEL] += 1
+            continue
         chunks, chunk_status = chunk_document(tokenizer, text, status, job.spec.documents)
         if len(chunks) == 1:
             documents[row] = chunks[0]

@@ -222,7 +222,7 @@ def test_texts_with_equal_tokens_after_truncation_share_a_fold(
     spec = load_spec(spec_file)
     gold = tmp_path / "long.jsonl"
     texts = [f"{'the same header ' * 10}{n}" for n in range(6)] + ["short a", "short b"]
-    gold.write_text("".join(json.dumps({"text": t, "toxic": "toxic"}) + "\n" for t in texts))
+    gold.write_text("".join(json.dumps({"text": t, "asked": "toxic"}) + "\n" for t in texts))
     job = make_job(
         spec.model_copy(
             update={"tasks": tuple(t.model_copy(update={"readout": None}) for t in spec.tasks[1:])}
@@ -235,3 +235,25 @@ def test_texts_with_equal_tokens_after_truncation_share_a_fold(
         job, gold_rows, {"asked": "Rude?"}, layers="1", announce=lambda _: lambda _: None
     )
     assert [len(np.unique(result.groups)), len(np.unique(result.groups[:6]))] == [3, 1]
+
+
+def test_only_gold_rows_with_a_label_are_read(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold = write_gold(tmp_path, ["text", "toxic"])
+    without = "".join(json.dumps({"text": f"new {n}", "toxic": None}) + "\n" for n in range(30))
+    gold.write_text(gold.read_text() + without)
+    counts: list[int] = []
+    with pytest.MonkeyPatch.context() as patched:
+        read = gold_states.document_states
+
+        def counted(*args: Any, **options: Any) -> NDArray[np.float32]:
+            counts.append(len(args[3]))
+            return read(*args, **options)
+
+        patched.setattr(gold_states, "document_states", counted)
+        options = ["--layers", "1", "--json"]
+        assert main(["fit", str(spec_file), "--gold", str(gold), *options]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert max(counts) == len(TEXTS)
+    assert result["gold"]["left_out"][gold_states.NO_LABEL] == 30
