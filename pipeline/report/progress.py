@@ -1,6 +1,6 @@
 """Progress for people: a bar on a terminal, and lines of a log elsewhere.
 
-Entry points: `run_progress` for a run, `fit_progress` for a fit, `phase_progress` for other commands.
+Entry points: `run_progress` for a run, `fit_progress` for a fit, `phase_progress` for others.
 """
 
 from __future__ import annotations
