@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
@@ -125,6 +125,17 @@ class LogLines:
         return ", ".join((count, *self._pace.figures(shown)))
 
 
+class _Line(Progress):
+    """A bar that leaves room for the `^C` of a terminal: a bar that wraps is not erased."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = Group(*self.get_renderables())
+        return console.render(line, options.update_width(options.max_width - len("^C")))
+
+    def get_renderable(self) -> RenderableType:
+        return self
+
+
 class Bar:
     """Shows the same as one line of a terminal, which is erased at the end."""
 
@@ -164,7 +175,7 @@ def display(console: Console) -> Iterator[Show]:
         BarColumn(None),
         TextColumn("{task.fields[figures]}"),
     )
-    bar = Progress(*columns, console=console, transient=True, expand=True, refresh_per_second=4)
+    bar = _Line(*columns, console=console, transient=True, expand=True, refresh_per_second=4)
     # — lines of the log are printed above the bar instead of into it
     with bar, _log_to(FileProxy(bar.console, console.file), instead_of=console.file):
         yield Bar(bar)
