@@ -1,0 +1,83 @@
+"""What this process may use of its machine. Entry points: `usable_cores` and `available_bytes`.
+
+A container, a systemd unit or a batch system limits a process by its control groups (cgroups),
+which neither `os.cpu_count` nor psutil reads. A process has a cgroup of each controller in version
+1, and one cgroup in version 2. The limits of all cgroups above it hold as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+ROOT = Path("/")
+
+
+def usable_cores(root: Path = ROOT) -> int:
+    """The whole cores that this process may use: the least of its affinity and its CPU quotas.
+
+    A quota of 1.5 cores is one: a second busy thread would be stopped for half of the time.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
+    return max(1, int(min([cores, *map(_quota, _cgroups(root, "cpu"))])))
+
+
+def available_bytes(root: Path = ROOT) -> int:
+    """The memory that this process can still use without swapping, also within its cgroups."""
+    free = map(_free_bytes, _cgroups(root, "memory"))
+    return max(0, int(min([psutil.virtual_memory().available, *free])))
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of the process's cgroups for a controller, and of all cgroups above them.
+
+    Inside a container, the folder of the container's own cgroup is the top.
+    """
+    listed = root / "proc/self/cgroup"
+    for line in listed.read_text().splitlines() if listed.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            tops = [root / "sys/fs/cgroup" / controller]
+        elif not controllers:  # version 2, alone or beside version 1
+            tops = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+        else:
+            continue
+        parts = [part for part in path.split("/") if part]
+        for top in tops:
+            yield from (top.joinpath(*parts[:depth]) for depth in range(len(parts) + 1))
+
+
+def _quota(cgroup: Path) -> float:
+    """The cores of a cgroup's quota; infinite without one."""
+    if (v2 := cgroup / "cpu.max").is_file():
+        quota, period = v2.read_text().split()
+    elif (v1 := cgroup / "cpu.cfs_quota_us").is_file():
+        quota, period = v1.read_text(), (cgroup / "cpu.cfs_period_us").read_text()
+    else:
+        return float("inf")
+    unlimited = quota.strip() in ("max", "-1")
+    return float("inf") if unlimited else int(quota) / int(period)
+
+
+def _free_bytes(cgroup: Path) -> float:
+    """The bytes up to a cgroup's limit; infinite without one. Cached files do not count as used."""
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        if not (cgroup / limit).is_file() or (cgroup / limit).read_text().strip() == "max":
+            continue
+        lines = (cgroup / "memory.stat").read_text().splitlines()
+        counts = {name: int(count) for name, count in map(str.split, lines)}
+        # — version 1 counts its children only in the names with `total_`
+        cached = sum(
+            counts.get(f"total_{name}", counts.get(name, 0))
+            for name in ("active_file", "inactive_file")
+        )
+        limit_bytes, used_bytes = (int((cgroup / name).read_text()) for name in (limit, usage))
+        return limit_bytes - (used_bytes - cached)
+    return float("inf")

@@ -1,0 +1,131 @@
+"""What a process may use: the least of affinity, quotas and memory limits of its cgroups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.runtime.limits import available_bytes, usable_cores
+
+GIB = 1024**3
+V1_CPU = "sys/fs/cgroup/cpu"
+V2 = "sys/fs/cgroup"
+
+
+def tree(root: Path, files: Mapping[str, str]) -> Path:
+    """A machine's root with these files."""
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        pytest.param({}, 16, id="not Linux"),
+        pytest.param({"proc/self/cgroup": "0::/\n"}, 16, id="no limit file"),
+        pytest.param(
+            {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "max 100000\n"}, 16, id="v2, no quota"
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "200000 100000\n"}, 2, id="v2 container"
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "150000 100000\n"}, 1, id="v2, 1.5"
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "50000 100000\n"}, 1, id="v2, half"
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "9900000 100000\n"}, 16, id="v2, 99"
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/user.slice/run-1.scope\n",
+                f"{V2}/user.slice/cpu.max": "300000 100000\n",
+                f"{V2}/user.slice/run-1.scope/cpu.max": "max 100000\n",
+            },
+            3,
+            id="v2, the slice above has the quota",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "5:memory:/\n2:cpu,cpuacct:/job\n0::/\n",
+                f"{V1_CPU}/cpu.cfs_quota_us": "-1\n",
+                f"{V1_CPU}/cpu.cfs_period_us": "100000\n",
+                f"{V1_CPU}/job/cpu.cfs_quota_us": "400000\n",
+                f"{V1_CPU}/job/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+            id="v1, nested",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "1:cpu:/docker/abc\n",
+                f"{V1_CPU}/cpu.cfs_quota_us": "200000\n",
+                f"{V1_CPU}/cpu.cfs_period_us": "100000\n",
+            },
+            2,
+            id="v1 container, which sees its own cgroup as the top",
+        ),
+    ],
+)
+def test_the_cores_are_the_least_of_affinity_and_quotas(
+    files: Mapping[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
+    assert usable_cores(tree(tmp_path, files)) == cores
+
+
+def test_the_affinity_limits_a_generous_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {3})
+    files = {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "800000 100000\n"}
+    assert usable_cores(tree(tmp_path, files)) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        pytest.param({"proc/self/cgroup": "0::/\n"}, 8 * GIB, id="no limit"),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/\n",
+                f"{V2}/memory.max": f"{6 * GIB}\n",
+                f"{V2}/memory.current": f"{5 * GIB}\n",
+                f"{V2}/memory.stat": f"anon {2 * GIB}\nactive_file {GIB}\ninactive_file {GIB}\n",
+            },
+            3 * GIB,
+            id="v2: cached files are not used memory",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "3:memory:/job\n0::/\n",
+                "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{4 * GIB}\n",
+                "sys/fs/cgroup/memory/job/memory.usage_in_bytes": f"{3 * GIB}\n",
+                "sys/fs/cgroup/memory/job/memory.stat": (
+                    f"active_file 0\ninactive_file 0\n"
+                    f"total_active_file {GIB}\ntotal_inactive_file 0\n"
+                ),
+            },
+            2 * GIB,
+            id="v1",
+        ),
+    ],
+)
+def test_the_memory_is_what_machine_and_cgroups_leave(
+    files: Mapping[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = psutil.virtual_memory()._replace(available=8 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    assert available_bytes(tree(tmp_path, files)) == free
+
+
+def test_this_machine_has_a_core_and_memory() -> None:
+    assert usable_cores() >= 1 and available_bytes() > 0
