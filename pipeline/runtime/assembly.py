@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -30,12 +29,12 @@ from pipeline.inference.loading import (
 )
 from pipeline.inference.memory import MemoryPlan, plan_memory
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments, TaskScores
 from pipeline.runtime.calibration_files import CalibrationFile
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
+from pipeline.runtime.limits import available_bytes, usable_cores
 from pipeline.runtime.progress import (
     CONVERTING,
     FETCHING,
@@ -60,7 +59,7 @@ def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
     if model.device.type == "cuda":
         free_bytes, most_tokens = torch.cuda.mem_get_info(model.device)[0], CUDA_BATCH_TOKENS
     else:
-        free_bytes, most_tokens = psutil.virtual_memory().available, CPU_BATCH_TOKENS
+        free_bytes, most_tokens = available_bytes(), CPU_BATCH_TOKENS
     prefix = len(prompt.prefix)
     return plan_memory(model, prefix_tokens=prefix, free_bytes=free_bytes, most_tokens=most_tokens)
 
@@ -86,7 +85,12 @@ def local_files(files: ModelFiles, cache_dir: Path, options: Options, send: Send
 
 
 def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> LoadedModel:
-    """The job's model; `quantize` replaces the spec's setting."""
+    """The job's model; `quantize` replaces the spec's setting.
+
+    From now on, torch uses the job's number of threads in this process.
+    """
+    # — the machine may have fewer cores than the cluster says; Ray sets 1 in an actor
+    torch.set_num_threads(min(job.placement.threads, usable_cores()))
     return load_model(
         folder,
         dtype=job.placement.dtype,
@@ -134,14 +138,6 @@ def job_prompt(
         )
         raise SpecError([Problem("documents.max_tokens", fix, max_tokens)])
     return folder, tokenizer, prompt
-
-
-def preflight(job: Job, send: Send = ignore) -> None:
-    """Raises what is wrong with the model or the prompt, before any document is read."""
-    require_torchao(job.spec.model.quantize)
-    load_readouts(job.readouts, job.spec)
-    _, tokenizer, _ = job_prompt(job, send=send)
-    content_free_ids(job, DocumentTokenizer(tokenizer))
 
 
 def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[list[int]]]:

@@ -1,7 +1,7 @@
 """The Ray graph: work items -> tokenise -> label -> commit -> one row of counts a shard.
 
-Entry points: `check_model` and `calibrate` before the graph, `label_items` for the graph itself.
-`build` is the recipe. Imports torch inside the actors only, because the driver has no need of it.
+Entry point: `label_items`; `build` is the recipe. Imports torch inside the actors only, because the
+driver has no need of it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -23,22 +20,20 @@ import ray.data
 from ray.exceptions import RayTaskError
 
 from pipeline.errors import AssayError, SpecError
-from pipeline.hashes import canonical_json, short_hash
+from pipeline.hashes import canonical_json
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.blocks import LabelledShard, Reuse, ShardCounts, work_rows
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.ledger.reuse import overlaid
-from pipeline.runtime.calibration_files import stored_calibrations
+from pipeline.runtime.calibration_files import CalibrationFile, stored_calibrations
 from pipeline.runtime.job import Job
-from pipeline.runtime.placement import Placement
 from pipeline.runtime.progress import sender
 from pipeline.sources.documents import OUTSIDE
-from pipeline.spec.schema import ContextualSpec
-from pipeline.stores.store import Store, open_store
+from pipeline.stores.store import open_store
 
-# Ray fuses stages that ask for the same resources; these three differ.
+# Ray fuses stages that ask for the same resources; with an engine's GPUs, these differ.
 TOKENISE_CPUS = 0.25
 COMMIT_CPUS = 0.125
 # Longer plans run in windows: Ray keeps an entry for every block of a running graph.
@@ -47,40 +42,6 @@ WINDOW_SHARDS = 10_000
 _WHOLE_BLOCKS: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow"}
 
 Result = TypeVar("Result")
-
-
-def check_model(job: Job, mailbox: Any = None) -> None:
-    """Runs `assembly.preflight` on a worker, and raises its error.
-
-    A check that passed is remembered in the cache: a worker takes seconds to import torch. The
-    worker reports its phases to the mailbox.
-    """
-    passed = Path(job.cache_dir) / "checked" / short_hash(canonical_json([job.fp, _versions()]))
-    if passed.exists():
-        return
-    _on_worker("pipeline.runtime.assembly:preflight", job, mailbox=mailbox, num_cpus=1)
-    passed.parent.mkdir(parents=True, exist_ok=True)
-    passed.touch()
-
-
-def calibrate(
-    job: Job, store: Store, measure: Callable[..., Any] | None = None, mailbox: Any = None
-) -> Job:
-    """The job with its contextual calibrations, which are measured once for each output.
-
-    `measure` is `worker.measure_contextual`; by default it runs on a worker.
-    """
-    if measure is None:
-        function = "pipeline.runtime.worker:measure_contextual"
-        resources = _label_resources(job.placement)
-        measure = partial(_on_worker, function, mailbox=mailbox, **resources)
-    versions = {
-        task.name: job.fingerprints[task.name]
-        for task in job.spec.tasks
-        if isinstance(task.calibration, ContextualSpec)
-    }
-    stored = stored_calibrations(store, versions, partial(measure, job))
-    return replace(job, calibrations={**job.calibrations, **stored})
 
 
 def label_items(
@@ -102,47 +63,47 @@ def label_items(
 
 
 def build(work_items: Sequence[WorkItem], job: Job, mailbox: Any = None) -> ray.data.Dataset:
-    """The graph in four stages. One block is one shard from the first stage to the last."""
+    """The graph. One block is one shard from the first stage to the last.
+
+    On GPUs, tokenising and committing overlap with labelling, in processes of their own. On CPUs
+    one process does all three: tokenising takes a five-hundredth of the time of labelling, and each
+    process takes memory and the time to start.
+    """
     _configure()
     rows, reuse = work_rows(work_items)
     asks = any(work.asks for work in work_items)
-    actors = job.placement.actors
-
+    placement = job.placement
+    # — actors that have work are requested together: by itself a pool grows one by one
+    engines = ray.data.ActorPoolStrategy(
+        min_size=1, max_size=placement.actors, initial_size=min(placement.actors, len(rows))
+    )
     work = ray.data.from_items(rows, override_num_blocks=len(rows))
+    if not placement.gpus:
+        return work.map_batches(
+            ShardStage,
+            fn_constructor_args=(job, reuse, asks, mailbox),
+            compute=engines,
+            num_cpus=placement.threads,
+            **_WHOLE_BLOCKS,
+        )
     tokenised = work.map_batches(
         TokeniseStage,
         fn_constructor_args=(job, reuse, mailbox),
-        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors),
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors),
         num_cpus=TOKENISE_CPUS,
         **_WHOLE_BLOCKS,
     )
-    labelled = tokenised.map_batches(
+    # — `map_batches` refuses whole blocks on GPUs; Ray's own `map_groups` calls this
+    labelled = tokenised.map_batches_internal(
         LabelStage,
         fn_constructor_args=(job, asks, mailbox),
-        # — actors that have work are requested together: by itself a pool grows one by one
-        compute=ray.data.ActorPoolStrategy(
-            min_size=1, max_size=actors, initial_size=min(actors, len(rows))
-        ),
-        **_label_resources(job.placement),
+        compute=engines,
+        num_gpus=placement.gpus,
         **_WHOLE_BLOCKS,
     )
     return labelled.map_batches(
         partial(commit_block, job=job), num_cpus=COMMIT_CPUS, **_WHOLE_BLOCKS
     )
-
-
-def label_cpus(threads: int) -> float:
-    """The CPUs that a labelling actor asks for: those of a node without the other stages' share.
-
-    They are more than half of a node's CPUs, so that no node gets two actors while another is idle.
-    """
-    return threads - TOKENISE_CPUS - COMMIT_CPUS
-
-
-def _label_resources(placement: Placement) -> dict[str, Any]:
-    if placement.gpus:
-        return {"num_gpus": placement.gpus}
-    return {"num_cpus": label_cpus(placement.threads)}
 
 
 class TokeniseStage:
@@ -178,6 +139,21 @@ class LabelStage:
         yield from self._thread.submit(lambda: list(worker(block))).result()
 
 
+class ShardStage:
+    """Reads, labels and commits shards in one actor."""
+
+    def __init__(self, job: Job, reuse: Reuse, asks: bool, mailbox: Any = None) -> None:
+        self._job = job
+        # — first, because it reports that it fetches or converts the model
+        self._label = LabelStage(job, asks, mailbox)
+        self._tokenise = TokeniseStage(job, reuse, mailbox)
+
+    def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
+        for tokenised in self._tokenise(block):
+            for labelled in self._label(tokenised):
+                yield commit_block(labelled, self._job)
+
+
 def _built(
     thread: ThreadPoolExecutor, worker: Callable[..., Result], *arguments: Any, **named: Any
 ) -> Future[Result]:
@@ -195,8 +171,11 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
     """Commits one labelled shard and gives its counts; StorageError unless it is exactly one."""
     shard = LabelledShard.from_table(block)
     work, labelled = shard.work, shard.labelled
-    files = [_label_file(shard, task, job) for task in work.tasks]
     store = open_store(job.spec.output, job.spec.storage_options)
+    # — the label stage has measured them
+    contextual = stored_calibrations(store, job.contextual, lambda _tasks: {})
+    calibrations = {**job.calibrations, **contextual}
+    files = [_label_file(shard, task, job, calibrations.get(task)) for task in work.tasks]
     made = commit_shard(store, work.shard, labelled.documents, files)
     if work.tasks:
         Attempts(store, attempt_name(job.fp, work), job.run_id).forget()
@@ -218,7 +197,9 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
     return counts.to_table()
 
 
-def _label_file(shard: LabelledShard, task: str, job: Job) -> LabelFile:
+def _label_file(
+    shard: LabelledShard, task: str, job: Job, file: CalibrationFile | None
+) -> LabelFile:
     table = answers_table(shard.labelled, next(t for t in job.spec.tasks if t.name == task))
     fingerprint = job.fingerprints[task]
     quantiser = ["torchao"] * (job.spec.model.quantize != "none")
@@ -231,28 +212,15 @@ def _label_file(shard: LabelledShard, task: str, job: Job) -> LabelFile:
     }
     if task in shard.known:
         table = overlaid(table, shard.known[task])
-    if task in job.calibrations:
-        calibration = job.calibrations[task].calibration
-        table = with_calibrated(table, calibration)
-        metadata["calibration"] = canonical_json(calibration.to_json()).decode()
+    if file is not None:
+        table = with_calibrated(table, file.calibration)
+        metadata["calibration"] = canonical_json(file.calibration.to_json()).decode()
     return LabelFile(task, fingerprint.id, table, metadata, shard.work.retry)
 
 
 def _versions(*others: str) -> dict[str, str]:
     versions = {name: version(name) for name in ("torch", "transformers", *others)}
     return {"assay": version("corpus-assay"), **versions}
-
-
-def _on_worker(name: str, *arguments: Any, mailbox: Any, **resources: Any) -> Any:
-    """The result of the named function, in a Ray task; raises our own errors as they are."""
-
-    def call() -> Any:  # imports the function's module, and torch with it, on the worker
-        return resolve_name(name)(*arguments, send=sender(mailbox))
-
-    try:
-        return ray.get(ray.remote(**resources)(call).remote())
-    except RayTaskError as error:
-        raise _cause(error) from error
 
 
 def _cause(error: RayTaskError) -> BaseException:

@@ -32,7 +32,7 @@ from pipeline.sources.shards import MAX_SHARD_BYTES, Shard, Slice
 from pipeline.sources.slices import check_where
 from pipeline.sources.source import InputObject, find_objects
 from pipeline.spec.fingerprint import Fingerprint, fingerprints
-from pipeline.spec.schema import JobSpec
+from pipeline.spec.schema import ContextualSpec, JobSpec
 from pipeline.stores.store import Store, open_store
 
 # A crash costs at most a shard: about a minute of one worker at these rates.
@@ -56,7 +56,7 @@ class Job:
     cache_dir: str
     run_id: str
     readouts: Mapping[str, str]  # the file's SHA-256 by task, of those that have one
-    calibrations: Mapping[str, CalibrationFile]  # by task; `graph.calibrate` adds contextual ones
+    calibrations: Mapping[str, CalibrationFile]  # by task, of the files that the spec names
     began: float = field(default_factory=time.time)  # seconds since the epoch
     ends: float | None = None  # seconds since the epoch; no shard is begun after that
 
@@ -69,6 +69,15 @@ class Job:
     def fp(self) -> dict[str, str]:
         """The id of each task's fingerprint."""
         return {name: fingerprint.id for name, fingerprint in self.fingerprints.items()}
+
+    @property
+    def contextual(self) -> dict[str, Fingerprint]:
+        """The fingerprint of each task whose calibration is measured, and kept in the output."""
+        return {
+            task.name: self.fingerprints[task.name]
+            for task in self.spec.tasks
+            if isinstance(task.calibration, ContextualSpec)
+        }
 
     @property
     def snapshot_tasks(self) -> dict[str, SnapshotTask]:

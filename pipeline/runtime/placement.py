@@ -1,17 +1,19 @@
-"""Where the labelling actors run: device, number of actors, number format. Entry point: `place`.
+"""Where the labelling actors run: device, number of actors, threads, number format.
 
-Must not import torch: the driver decides this without a model.
+Entry points: `place` for one engine a machine, and `spread` for as many engines as a run has work
+for. Must not import torch: the driver decides this without a model.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Problem, SpecError
+from pipeline.runtime.limits import available_bytes, usable_cores
 from pipeline.spec.schema import ModelSpec
 
 Resources = dict[str, float]  # of one Ray node, by name
@@ -20,14 +22,22 @@ Resources = dict[str, float]  # of one Ray node, by name
 # hundredth of the rate of float32.
 _CPU_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16"})
 
+# The share of an engine's work that more threads do not make faster, so that N threads are
+# 1 / (_SERIAL + (1 - _SERIAL) / N) times as fast as one (Amdahl): measured on 1 and 2 threads.
+_SERIAL = 0.03
+# Engines of fewer threads may take this much longer: another process slows them less.
+_NEARLY = 1.1
+# A process with torch and its batch; the weights are shared.
+ENGINE_BYTES = 1024**3
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The hardware of one machine, or of the nodes of a cluster."""
 
     gpus: tuple[int, ...]  # the number of each node that has GPUs
-    cpus: int  # of the smallest node
-    nodes: int = 1
+    cores: tuple[int, ...]  # the usable number of each node that has any
+    memory_bytes: float = inf  # that the node with the least memory has free
     cpu_flags: frozenset[str] = frozenset()
 
 
@@ -40,29 +50,40 @@ class Placement:
     actors: int
     threads: int
     gpus: int = 0  # of one actor
+    workers: int = 1  # what a price is for: machines, or actors with GPUs
 
 
 def this_machine() -> Machine:
-    """The CPUs and GPUs that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+    """The cores, the memory and the GPUs that this process may use."""
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     cpuinfo = Path("/proc/cpuinfo")  # of Linux alone
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     flags = next((line for line in lines if line.startswith("flags")), "").partition(":")[2]
-    return Machine((gpus,) if gpus else (), cpus, cpu_flags=frozenset(flags.split()))
+    return Machine(
+        gpus=(gpus,) if gpus else (),
+        cores=(usable_cores(),),
+        memory_bytes=available_bytes(),
+        cpu_flags=frozenset(flags.split()),
+    )
 
 
 def cluster(nodes: Sequence[Resources]) -> Machine:
     """The hardware of a Ray cluster; its processors are assumed to equal this machine's."""
-    cpus = [int(node["CPU"]) for node in nodes if node.get("CPU")]
-    gpus = tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1)
-    flags = this_machine().cpu_flags
-    return Machine(gpus, min(cpus, default=1), nodes=max(1, len(cpus)), cpu_flags=flags)
+    working = [node for node in nodes if node.get("CPU", 0) >= 1]
+    return Machine(
+        gpus=tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1),
+        cores=tuple(int(node["CPU"]) for node in working) or (1,),
+        memory_bytes=min([inf, *(node.get("memory", inf) for node in working)]),
+        cpu_flags=this_machine().cpu_flags,
+    )
 
 
 def place(model: ModelSpec, machine: Machine) -> Placement:
-    """Where the actors run; SpecError if the machine lacks what the spec asks for."""
+    """Where one engine a machine runs, or one for the GPUs that the spec gives it.
+
+    On a CPU the engine has `model.threads` threads, or all cores. SpecError if the machine lacks
+    what the spec asks for.
+    """
     if model.device == "cuda" and not machine.gpus:
         fix = "there is no GPU here; write device: auto or cpu"
         raise SpecError([Problem("model.device", fix, model.device)])
@@ -73,12 +94,67 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     if not on_gpu and model.gpus > 1:
         raise SpecError([Problem("model.gpus", "there is no GPU here; write 1", model.gpus)])
     if not on_gpu:
-        return Placement("cpu", dtype, machine.nodes, threads=machine.cpus)
+        nodes, cores = len(machine.cores), min(machine.cores)
+        threads = cores if model.threads == "auto" else min(model.threads, cores)
+        return Placement("cpu", dtype, actors=nodes, threads=threads, workers=nodes)
     actors = sum(gpus // model.gpus for gpus in machine.gpus)  # one actor uses GPUs of one node
     if not actors:
         fix = f"no node has this many GPUs; the largest has {max(machine.gpus)}"
         raise SpecError([Problem("model.gpus", fix, model.gpus)])
-    return Placement("cuda", dtype, actors, threads=1, gpus=model.gpus)
+    threads = 1 if model.threads == "auto" else model.threads
+    return Placement("cuda", dtype, actors, threads, gpus=model.gpus, workers=actors)
+
+
+def spread(
+    placement: Placement, model: ModelSpec, machine: Machine, *, work_items: int, weights_bytes: int
+) -> Placement:
+    """The placement with as many engines as a run of this many work items has use for.
+
+    A placement on GPUs stays as it is. `weights_bytes` are the bytes of the loaded model.
+    """
+    if placement.gpus:
+        return placement
+    shared_bytes, own_bytes = weights_bytes, ENGINE_BYTES
+    if model.quantize != "none":  # rounded in each process
+        shared_bytes, own_bytes = 0, ENGINE_BYTES + weights_bytes
+    in_memory = max(1.0, (machine.memory_bytes - shared_bytes) // own_bytes)
+    engines, threads = cpu_engines(
+        machine.cores,
+        work_items,
+        threads=None if model.threads == "auto" else placement.threads,
+        in_memory=in_memory,
+    )
+    return replace(placement, actors=engines, threads=threads)
+
+
+def cpu_engines(
+    cores: Sequence[int], work_items: int, *, threads: int | None = None, in_memory: float = inf
+) -> tuple[int, int]:
+    """The number of engines on nodes with these cores, and the threads of each.
+
+    Without `threads`, as many engines as the run has items for, if it takes at most a tenth longer
+    than with the best number. Equal items are assumed: the run ends with the last of the rounds in
+    which all engines work. So an engine has one thread where there is enough work: N of them do the
+    work of one engine with N threads, and where another process takes a core, no thread waits for
+    one that has no core. With fewer items than cores, more threads keep all cores at work.
+
+    At most `in_memory` engines fit into the memory of a node. Threads times engines exceed the
+    cores of no node.
+    """
+
+    def engines(threads: int) -> int:
+        return sum(int(min(max(1, node // threads), in_memory)) for node in cores)
+
+    def duration(threads: int) -> float:  # one thread does one item in a unit of time
+        return ceil(work_items / engines(threads)) * (_SERIAL + (1 - _SERIAL) / threads)
+
+    if threads is not None:
+        return engines(threads), threads
+    durations = {number: duration(number) for number in range(1, min(cores) + 1)}
+    limit = _NEARLY * min(durations.values())
+    near = [number for number, takes in durations.items() if takes <= limit]
+    best = max(near, key=lambda number: (min(engines(number), work_items), number))
+    return engines(best), best
 
 
 def node_resources() -> list[Resources]:

@@ -24,9 +24,9 @@ LOCATING = "locating the model"
 LISTING = "listing the input"
 STARTING_RAY = "starting Ray"
 CONNECTING = "connecting to Ray"
-CHECKING = "checking the model"
 CONVERTING = "converting the model"
 FETCHING = "fetching the model"
+CHECKING = "checking the model"  # only of `pull`
 STARTING_WORKERS = "starting the workers"
 LOADING = "loading the model"
 LABELLING = "labelling"
@@ -35,7 +35,7 @@ MEASURING = "measuring the speed"  # of `plan`
 COMPARING = "comparing the answers with those of separate prompts"  # of `check`
 READING = "reading"  # only of a worker; it is not a phase of the run
 # In their order: a later phase replaces an earlier one.
-WORKER_PHASES = (CHECKING, STARTING_WORKERS, FETCHING, CONVERTING, LOADING, LABELLING)
+WORKER_PHASES = (STARTING_WORKERS, FETCHING, CONVERTING, LOADING, LABELLING)
 
 WorkKey = tuple[str, tuple[str, ...]]  # shard id and sorted tasks of a work item
 

@@ -30,12 +30,18 @@ from pipeline.ledger.snapshots import (
     snapshot_numbers,
 )
 from pipeline.options import RunOptions
-from pipeline.runtime.graph import calibrate, check_model, label_cpus, label_items
+from pipeline.runtime.graph import label_items
 from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
 from pipeline.runtime.outcome import Outcome, RunCounts, retry_items
-from pipeline.runtime.placement import Placement, cluster, node_resources, place, this_machine
+from pipeline.runtime.placement import (
+    Placement,
+    cluster,
+    node_resources,
+    place,
+    spread,
+    this_machine,
+)
 from pipeline.runtime.progress import (
-    CHECKING,
     CONNECTING,
     LISTING,
     LOCATING,
@@ -216,9 +222,10 @@ def label(
             watch.enter(CONNECTING)
         with _ray_if_remote(address) as nodes:
             watch.enter(LOCATING)
-            placement = place(spec.model, cluster(nodes) if nodes else this_machine())
-            seconds, bound = options.bound(placement.actors) or (None, None)
-            job = make_job(spec, placement, cache_dir)
+            machine = cluster(nodes) if nodes else this_machine()
+            one_a_machine = place(spec.model, machine)
+            seconds, bound = options.bound(one_a_machine.workers) or (None, None)
+            job = make_job(spec, one_a_machine, cache_dir)
             job = replace(job, ends=None if seconds is None else began + seconds)
             watch.enter(LISTING)
             last = plan(job, store, part=part)
@@ -228,6 +235,14 @@ def label(
                 retries = retry_items(store, last.shards, last.done)
                 last = replace(last, work_items=(*last.work_items, *retries))
             failpoint("planned")
+            placement = spread(
+                one_a_machine,
+                spec.model,
+                machine,
+                work_items=len(last.work_items),
+                weights_bytes=job.files.loaded_bytes(one_a_machine.dtype),
+            )
+            job = replace(job, placement=placement)
             counts = RunCounts(rows=last.rows, max_error_rate=spec.max_error_rate)
             watch.enter(STARTING_RAY if last.work_items else LISTING, last)
             if last.work_items:
@@ -248,16 +263,13 @@ def _slice_rows(store: Store, last: Plan, counts: RunCounts) -> dict[str, int] |
 def _label_missing(
     job: Job, store: Store, first: Plan, counts: RunCounts, watch: Watch, options: RunOptions
 ) -> Plan:
-    """Checks the model, measures calibrations, and labels; the plan of the last LIST."""
+    """Records what the fingerprints mean, and labels; the plan of the last LIST."""
     with watch.mailbox(job.spec.name, first) as mailbox:
-        watch.enter(CHECKING)
-        check_model(job, mailbox)
         record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
         failpoint("specs recorded")
+        watch.enter(STARTING_WORKERS)
         try:
-            calibrated = calibrate(job, store, mailbox=mailbox)
-            watch.enter(STARTING_WORKERS)
-            return _label_rounds(calibrated, store, first, counts, watch, mailbox)
+            return _label_rounds(job, store, first, counts, watch, mailbox)
         except BaseException as error:
             if options.publish_partial and not isinstance(error, FailedRowsError):
                 _publish_after_error(job, store, first, counts)
@@ -300,9 +312,11 @@ def _publish_after_error(job: Job, store: Store, first: Plan, counts: RunCounts)
 
 @contextmanager
 def _ray_if_remote(address: str | None) -> Iterator[list[dict[str, float]]]:
-    """The resources of the nodes of the cluster at `address`; none without an address."""
+    """The resources of the nodes of the cluster at `address`; without an address, of the Ray that
+    this process is connected to, or none.
+    """
     if address is None:
-        yield []
+        yield node_resources() if ray.is_initialized() else []
         return
     if address.startswith("ray://"):
         fix = (
@@ -334,7 +348,8 @@ def _local_ray(placement: Placement) -> Iterator[None]:
         with _without_core_greeting():
             started = ray.init(
                 address="local",
-                num_cpus=int(label_cpus(placement.threads)) + 2,
+                # — on GPUs, documents are read and committed beside the engines
+                num_cpus=max(2, placement.actors * placement.threads),
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.WARNING,

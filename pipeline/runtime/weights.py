@@ -44,6 +44,11 @@ class ModelFiles:
         """Changes when any file does."""
         return short_hash(canonical_json(dict(self.hashes)))
 
+    def loaded_bytes(self, dtype: str) -> int:
+        """Upper bound of the bytes of the loaded weights, whose files hold 4 bits or more each."""
+        least_bits = 4 if self.kind == "gguf" else 16
+        return self.size_bytes * (32 if dtype == "float32" else 16) // least_bits
+
 
 def locate(model: ModelSpec, cache_dir: Path) -> ModelFiles:
     """The model that `model.path` names; SpecError if there is no such model."""

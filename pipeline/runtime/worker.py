@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 
 from pipeline.inference.engine import LabelEngine
@@ -33,7 +32,7 @@ from pipeline.runtime.assembly import (
     labelled_documents,
     local_model,
 )
-from pipeline.runtime.calibration_files import CalibrationFile
+from pipeline.runtime.calibration_files import CalibrationFile, stored_calibrations
 from pipeline.runtime.job import Job
 from pipeline.runtime.outcome import is_failed_status
 from pipeline.runtime.progress import READING, Send, ShardProgress, ignore, work_report
@@ -50,7 +49,7 @@ class Tokenise:
         self.job = job
         self._reuse = reuse
         self._send = send
-        self._tokenizer = DocumentTokenizer(load_tokenizer(local_model(job)))
+        self._tokenizer = DocumentTokenizer(load_tokenizer(local_model(job, send)))
         self._store = open_store(job.spec.output, job.spec.storage_options)
         self._answers = AnswerCache(self._store)
 
@@ -115,22 +114,26 @@ class LabelDocuments:
     """Holds a model and answers a shard's missing tasks, one row a document.
 
     With `asks` the constructor loads the model. Otherwise the first document that needs it does:
-    no model is loaded where every answer is reused. `send` takes reports of the progress.
+    no model is loaded where every answer is reused. The constructor also measures the contextual
+    calibrations that the output lacks. `send` takes reports of the progress.
     """
 
     def __init__(self, job: Job, *, asks: bool, send: Send = ignore) -> None:
-        torch.set_num_threads(job.placement.threads)  # Ray sets 1 in an actor
         disable_malloc_trim()
         self.job = job
         self._store = open_store(job.spec.output, job.spec.storage_options)
         self._send = send
         self._slowest_s: float | None = None  # the longest time between two batches
         if asks:
-            _ = self._engine
+            _ = self._loaded
+        stored_calibrations(self._store, job.contextual, self._measure)
 
     @cached_property
-    def _engine(self) -> LabelEngine:
-        return job_engine(self.job, self._send)[0]
+    def _loaded(self) -> tuple[LabelEngine, DocumentTokenizer]:
+        return job_engine(self.job, self._send)
+
+    def _measure(self, tasks: Sequence[str]) -> dict[str, CalibrationFile]:
+        return contextual_calibrations(self.job, *self._loaded, tasks)
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         """The labelled shard; none if the time of the run is over."""
@@ -151,7 +154,7 @@ class LabelDocuments:
 
     def _ask(self, shard: TokenisedShard, answers: ShardAnswers, progress: ShardProgress) -> float:
         """Asks the model about every row; the seconds that it took, without loading the model."""
-        engine = self._engine
+        engine, _ = self._loaded
         doc_ids = shard.documents.column("doc_id")
 
         def ask(start: int, end: int) -> None:
@@ -163,12 +166,3 @@ class LabelDocuments:
         attempts = Attempts(self._store, attempt_name(self.job.fp, shard.work), self.job.run_id)
         answers.fail_rows(attempts.run(len(answers.chunks), ask), QUARANTINED)
         return time.perf_counter() - started
-
-
-def measure_contextual(
-    job: Job, tasks: Sequence[str], send: Send = ignore
-) -> dict[str, CalibrationFile]:
-    """The contextual calibrations of these tasks, measured with a model of its own."""
-    torch.set_num_threads(job.placement.threads)
-    engine, tokenizer = job_engine(job, send)
-    return contextual_calibrations(job, engine, tokenizer, tasks)

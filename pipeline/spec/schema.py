@@ -62,6 +62,10 @@ class ModelSpec(Frozen):
     """Where the model runs. `auto` takes a GPU if there is one."""
     gpus: PositiveInt = 1
     """Number of GPUs of one worker. The model's layers are distributed over them."""
+    threads: Literal["auto"] | PositiveInt = "auto"
+    """Threads of one engine on a CPU. A run has as many engines on a machine as its usable cores
+    divided by this. `auto` takes one thread where there is enough work, else more. Answers do not
+    depend on it."""
     quantize: Quantize = "none"
     """8-bit weights: half the memory of 16-bit weights, and slightly different answers. `int8` runs
     on CPUs and GPUs, `fp8` on recent GPUs."""

@@ -116,7 +116,6 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     store = open_store(spec.output, spec.storage_options)
     shards = plan(job, store, keep=False).shards
     samples = take_samples(shards, tokenizer, spec, 64)
-    torch.set_num_threads(placement.threads)
     disable_malloc_trim()
     model = job_model(job, folder)
     trained = None

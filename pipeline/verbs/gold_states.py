@@ -76,7 +76,6 @@ def read_gold_states(
     tasks = [task.model_copy(update=each) for task, each in zip(asked, updates, strict=True)]
     folder, tokenizer, prompt = job_prompt(job, tasks)
     documents, left_out = _documents(job, gold, questions, DocumentTokenizer(tokenizer))
-    torch.set_num_threads(job.placement.threads)
     disable_malloc_trim()
     model = job_model(job, folder)
     read_layers = chosen_layers(layers, model.layers)

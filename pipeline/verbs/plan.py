@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from pipeline.errors import Problem, SpecError
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.memory import disable_malloc_trim
@@ -127,7 +125,6 @@ def _measure(
     except SpecError as error:
         fix = "or give the documents a second of one worker; the summary of a run shows them"
         raise SpecError([*error.problems, Problem("--rate", fix, None)]) from error
-    torch.set_num_threads(placement.threads)
     disable_malloc_trim()
     job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job, send=announce)

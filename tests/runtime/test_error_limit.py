@@ -65,7 +65,6 @@ def run_toy(
         lines = (json.dumps({"id": f"{name}{i}", "text": text}) for i, text in enumerate(texts))
         (corpus / f"{name}.jsonl").write_text("\n".join(lines))
     monkeypatch.setattr("pipeline.runtime.run._local_ray", lambda _placement: nullcontext())
-    monkeypatch.setattr("pipeline.runtime.run.check_model", lambda _job, _mailbox: None)
 
     def run_it(graph: ToyGraph, limit: float | None, *, publish_partial: bool = True) -> Outcome:
         monkeypatch.setattr("pipeline.runtime.run.label_items", graph)

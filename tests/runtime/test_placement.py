@@ -7,13 +7,22 @@ from typing import Any
 import pytest
 
 from pipeline.errors import SpecError
-from pipeline.runtime.placement import Machine, Placement, cluster, place, this_machine
+from pipeline.runtime.placement import (
+    ENGINE_BYTES,
+    Machine,
+    Placement,
+    cluster,
+    cpu_engines,
+    place,
+    spread,
+    this_machine,
+)
 from pipeline.spec.schema import ModelSpec
 
-OLD = Machine(gpus=(), cpus=8, cpu_flags=frozenset({"avx2"}))
-AMX = Machine(gpus=(), cpus=8, cpu_flags=frozenset({"amx_bf16"}))
-GPUS = Machine(gpus=(2, 2), cpus=16, nodes=2)
-UNEVEN = Machine(gpus=(1, 5), cpus=16, nodes=2)  # one actor's GPUs all lie in one node
+OLD = Machine(gpus=(), cores=(8,), cpu_flags=frozenset({"avx2"}))
+AMX = Machine(gpus=(), cores=(8,), cpu_flags=frozenset({"amx_bf16"}))
+GPUS = Machine(gpus=(2, 2), cores=(16, 16))
+UNEVEN = Machine(gpus=(1, 5), cores=(16, 16))  # all GPUs of one actor are in one node
 
 
 @pytest.mark.parametrize(
@@ -22,11 +31,21 @@ UNEVEN = Machine(gpus=(1, 5), cpus=16, nodes=2)  # one actor's GPUs all lie in o
         ({}, OLD, Placement("cpu", "float32", actors=1, threads=8)),
         ({}, AMX, Placement("cpu", "bfloat16", actors=1, threads=8)),
         ({"dtype": "bfloat16"}, OLD, Placement("cpu", "bfloat16", actors=1, threads=8)),
-        ({}, GPUS, Placement("cuda", "bfloat16", actors=4, threads=1, gpus=1)),
-        ({"device": "cpu"}, GPUS, Placement("cpu", "float32", actors=2, threads=16)),
-        ({"gpus": 2}, GPUS, Placement("cuda", "bfloat16", actors=2, threads=1, gpus=2)),
-        ({"gpus": 2}, UNEVEN, Placement("cuda", "bfloat16", actors=2, threads=1, gpus=2)),
-        ({"dtype": "float16"}, GPUS, Placement("cuda", "float16", actors=4, threads=1, gpus=1)),
+        ({"threads": 3}, OLD, Placement("cpu", "float32", actors=1, threads=3)),
+        ({"threads": 9}, OLD, Placement("cpu", "float32", actors=1, threads=8)),
+        ({}, GPUS, Placement("cuda", "bfloat16", actors=4, threads=1, gpus=1, workers=4)),
+        ({"device": "cpu"}, GPUS, Placement("cpu", "float32", actors=2, threads=16, workers=2)),
+        ({"gpus": 2}, GPUS, Placement("cuda", "bfloat16", actors=2, threads=1, gpus=2, workers=2)),
+        (
+            {"gpus": 2},
+            UNEVEN,
+            Placement("cuda", "bfloat16", actors=2, threads=1, gpus=2, workers=2),
+        ),
+        (
+            {"dtype": "float16", "threads": 2},
+            GPUS,
+            Placement("cuda", "float16", actors=4, threads=2, gpus=1, workers=4),
+        ),
     ],
 )
 def test_auto_takes_what_the_device_computes_natively(
@@ -48,8 +67,76 @@ def test_more_gpus_than_a_node_has_are_a_spec_error(machine: Machine, fix: str) 
 
 def test_a_cluster_is_as_wide_as_its_smallest_node_with_processors() -> None:
     machine = cluster([{"CPU": 0.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}])
-    assert (machine.gpus, machine.cpus, machine.nodes) == ((1, 2), 8, 2)
+    assert (machine.gpus, machine.cores) == ((1, 2), (16, 8))
+    assert place(ModelSpec(path="m", device="cpu"), machine).threads == 8
 
 
-def test_this_machine_has_a_processor() -> None:
-    assert this_machine().cpus >= 1
+@pytest.mark.parametrize(
+    ("cores", "items", "engines", "threads"),
+    [
+        # — enough work: one thread each
+        ((1,), 1, 1, 1),
+        ((2,), 100, 2, 1),
+        ((16,), 1_000, 16, 1),
+        ((64,), 10_000, 64, 1),
+        ((16, 64), 10_000, 80, 1),
+        # — fewer items than cores: more threads, so that no core idles
+        ((2,), 1, 1, 2),
+        ((2,), 2, 2, 1),
+        ((16,), 1, 1, 16),
+        ((16,), 4, 4, 4),
+        ((64,), 8, 8, 8),
+        ((16, 16), 2, 2, 16),
+        # — the last round would have one item: 17 rounds of 4 threads beat 2 rounds of 1 thread
+        ((2,), 3, 1, 2),
+        ((16,), 17, 5, 3),
+        ((64,), 65, 21, 3),
+    ],
+)
+def test_engines_have_the_fewest_threads_that_keep_all_cores_at_work(
+    cores: tuple[int, ...], items: int, engines: int, threads: int
+) -> None:
+    assert cpu_engines(cores, items) == (engines, threads)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 7, 16, 64])
+@pytest.mark.parametrize("items", [1, 2, 5, 17, 300])
+@pytest.mark.parametrize("in_memory", [1, 3, 100])
+def test_threads_times_engines_exceed_neither_the_cores_nor_the_memory(
+    cores: int, items: int, in_memory: int
+) -> None:
+    for threads in (None, *range(1, cores + 1)):
+        engines, each = cpu_engines((cores,), items, threads=threads, in_memory=in_memory)
+        assert 1 <= engines * each <= cores and engines <= in_memory
+        assert threads in (None, each)
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "expected"),
+    [
+        ({}, 100, (16, 1)),
+        ({}, 7, (5, 3)),  # 2 GiB of weights, which all engines share
+        ({"quantize": "int8"}, 7, (2, 8)),  # rounded weights are not shared
+        ({"threads": 4}, 100, (4, 4)),
+        ({"threads": 4}, 4, (2, 4)),
+        ({}, 0.5, (1, 16)),  # the model itself says that memory is short
+    ],
+)
+def test_no_more_engines_than_fit_into_memory(
+    model: dict[str, Any], gib: float, expected: tuple[int, int]
+) -> None:
+    machine = Machine(gpus=(), cores=(16,), memory_bytes=gib * ENGINE_BYTES)
+    spec = ModelSpec(path="m", **model)
+    placed = spread(
+        place(spec, machine), spec, machine, work_items=1_000, weights_bytes=2 * ENGINE_BYTES
+    )
+    assert (placed.actors, placed.threads, placed.workers) == (*expected, 1)
+
+
+def test_gpus_keep_their_engines() -> None:
+    placed = place(ModelSpec(path="m"), GPUS)
+    assert spread(placed, ModelSpec(path="m"), GPUS, work_items=1, weights_bytes=1) == placed
+
+
+def test_this_machine_has_a_core() -> None:
+    assert this_machine().cores[0] >= 1

@@ -7,7 +7,8 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.options import RunOptions
 from pipeline.runtime.graph import build
+from pipeline.runtime.job import Job
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.run import run
 from pipeline.spec.parse import parse_spec
@@ -246,19 +248,39 @@ def test_chunks_read_the_whole_document_and_combine(again: Callable[..., JobSpec
     assert long["n_tokens"] == 64 * long["n_chunks"]
 
 
+@pytest.fixture
+def ray_with_a_gpu() -> Iterator[None]:
+    """A Ray that believes that there is a GPU."""
+    ray.shutdown()  # of the tests that share one Ray
+    with ray.init(
+        address="local", num_cpus=3, num_gpus=1, include_dashboard=False, log_to_driver=False
+    ):
+        yield
+
+
 @pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize(
+    ("gpus", "stages"),
+    [(0, ["ShardStage"]), (1, ["TokeniseStage", "LabelStage", "commit_block"])],
+)
 def test_on_ray_no_stage_is_fused_and_every_file_is_the_same(
-    shared_ray: None,
+    gpus: int,
+    stages: list[str],
+    request: pytest.FixtureRequest,
     base: tuple[JobSpec, Outcome],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same spec with a Ray graph, in windows of three shards."""
+    """The same spec with a Ray graph, in windows of three shards; the model runs on the CPU."""
+    request.getfixturevalue("ray_with_a_gpu" if gpus else "shared_ray")
     content = {**base[0].model_dump(mode="json"), "output": str(tmp_path / "out")}
+    content["model"]["device"] = "cpu"
     spec = parse_spec(json.dumps(content))
     built: list[ray.data.Dataset] = []
 
-    def keep(work_items: Any, job: Any, mailbox: Any) -> ray.data.Dataset:
+    def keep(work_items: Any, job: Job, mailbox: Any) -> ray.data.Dataset:
+        placed = replace(job.placement, gpus=gpus, actors=1) if gpus else job.placement
+        job = replace(job, placement=placed)
         built.append(build(work_items, job, mailbox).materialize())
         assert built[-1].num_blocks() == len(work_items) <= 3
         return built[-1]
@@ -268,7 +290,7 @@ def test_on_ray_no_stage_is_fused_and_every_file_is_the_same(
     outcome = run_quietly(spec)
     assert outcome.complete and len(built) == -(-outcome.shards // 3) > 1
     stats = built[0].stats()
-    for stage in ("TokeniseStage", "LabelStage", "commit_block"):
+    for stage in stages:
         line = next(line for line in stats.splitlines() if stage in line)
         assert "->" not in line, line
     assert label_files(spec).keys() == label_files(base[0]).keys()

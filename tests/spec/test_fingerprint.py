@@ -75,6 +75,7 @@ def test_other_weights_and_another_number_format_change_it() -> None:
         spec(input={"path": "more", "text": "body"}),
         spec(model={"path": "the same, elsewhere"}),
         spec(model={"path": "m", "quantize": "none"}),
+        spec(model={"path": "m", "threads": 4}),
         spec(tasks=[SPEC["tasks"][0]]),
         spec(tasks=[{**SPEC["tasks"][1], "question": "C?"}, SPEC["tasks"][0]]),
         spec(documents={"max_tokens": 100, "overlap_tokens": 7}),

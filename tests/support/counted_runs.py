@@ -47,7 +47,6 @@ def asked() -> Iterator[Counter[Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.runtime.run._local_ray", lambda _placement: nullcontext())
-        patch.setattr("pipeline.runtime.run.check_model", lambda *_: None)
         patch.setattr("pipeline.runtime.run.label_items", label_and_commit)
         patch.setattr("pipeline.runtime.worker.job_engine", engine)
         yield counted

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
 
 import pyarrow as pa
 import pytest
 
 from pipeline.ledger.blocks import ShardCounts, TokenisedShard, work_rows
 from pipeline.ledger.cells import WorkItem
-from pipeline.runtime.assembly import preflight
-from pipeline.runtime.graph import calibrate, commit_block
+from pipeline.runtime.graph import commit_block
 from pipeline.runtime.job import Job
-from pipeline.runtime.worker import LabelDocuments, Tokenise, measure_contextual
+from pipeline.runtime.worker import LabelDocuments, Tokenise
 
 
 def tokenise(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[TokenisedShard]]:
@@ -45,5 +43,3 @@ def run_without_ray(patch: pytest.MonkeyPatch) -> None:
     """From now on, `run` calls the stages in this process, with the spec's own model."""
     patch.setattr("pipeline.runtime.run.label_items", label_and_commit)
     patch.setattr("pipeline.runtime.run._local_ray", lambda _placement: nullcontext())
-    patch.setattr("pipeline.runtime.run.check_model", lambda job, _mailbox: preflight(job))
-    patch.setattr("pipeline.runtime.run.calibrate", partial(calibrate, measure=measure_contextual))

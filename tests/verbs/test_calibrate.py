@@ -18,10 +18,9 @@ from pipeline.cli import main
 from pipeline.ledger.cells import record_specs
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import publish
-from pipeline.runtime.graph import calibrate
 from pipeline.runtime.job import list_missing, make_job, plan
 from pipeline.runtime.placement import Placement
-from pipeline.runtime.worker import LabelDocuments, measure_contextual
+from pipeline.runtime.worker import LabelDocuments
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store
 
@@ -57,13 +56,12 @@ class Output:
         first = plan(job, store)
         assert len(first.shards) > 2
         record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
-        calibrated = calibrate(job, store, measure_contextual)
-        label = LabelDocuments(calibrated, asks=any(work.asks for work in first.work_items))
-        counted = list(label_and_commit(first.work_items, calibrated, label=label))
+        label = LabelDocuments(job, asks=any(work.asks for work in first.work_items))
+        counted = list(label_and_commit(first.work_items, job, label=label))
         last = list_missing(job, store, first.cuts)
         assert not last.work_items
         publish(store, spec.name, job.snapshot_tasks, last.shards, last.done, created_at="now")
-        loaded = {"model_loaded": "_engine" in vars(label)}
+        loaded = {"model_loaded": "_loaded" in vars(label)}
         return [{**asdict(counts), **asdict(counts.cost), **loaded} for counts in counted]
 
     def calibrate(self, name: str, *options: str) -> Path:

@@ -130,7 +130,7 @@ def test_numbers_that_give_no_estimate_are_refused(name: str, value: float) -> N
 def test_a_machine_without_the_gpu_says_what_to_give_instead(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    laptop = type(this_machine())(gpus=(), cpus=2)
+    laptop = type(this_machine())(gpus=(), cores=(2,))
     monkeypatch.setattr(planning, "this_machine", lambda: laptop)
     gpu = spec.model_copy(update={"model": spec.model.model_copy(update={"device": "cuda"})})
     with pytest.raises(SpecError, match=r"--rate: .*the summary of a run"):
