@@ -299,7 +299,7 @@ def test_bench_measures_the_quantised_model_where_the_spec_asks_for_it(
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["machine"]["quantize"] == "int8"
     assert main(command) == 0
-    assert "int8 weights on cpu" in capsys.readouterr().out
+    assert "quantize: int8 on cpu" in capsys.readouterr().out
 
 
 # — from here on, whole runs in processes of their own, which are killed

@@ -26,6 +26,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.memory import head_dim
+from pipeline.inference.model.int8_products import Int8Linear
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.model.quantisation import expert_weights
 from pipeline.spec.schema import ExitSpec
@@ -254,6 +255,10 @@ def attended_pairs(positions: NDArray[np.int64]) -> int:  # [tokens]
 
 def linear_weights(module: nn.Module, *, experts_per_token: int) -> int:
     """Weights that each token is multiplied with; of a mixture, those of the chosen experts."""
-    dense = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
+    dense = sum(
+        m.in_features * m.out_features
+        for m in module.modules()
+        if isinstance(m, nn.Linear | Int8Linear)
+    )
     experts = sum(w.numel() * experts_per_token // w.shape[0] for w in expert_weights(module))
     return dense + experts

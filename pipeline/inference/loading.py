@@ -28,6 +28,7 @@ from transformers import (
 from pipeline.errors import ModelError
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import Kernel, flash_kernel
+from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer, plain_attention
 from pipeline.inference.model.quantisation import quantise
 from pipeline.inference.schedules import read_prefix
@@ -158,9 +159,15 @@ def load_model(
     if gpus > 1:
         dispatch(network, [f"{device}:{i}" for i in range(gpus)])
         return prepare(network, dispatched=True)
-    quantise(network, quantize, device)
+    if quantize != "int8_dynamic":
+        quantise(network, quantize, device)
+        nn.Module.to(network, device)
+        return prepare(network)
     nn.Module.to(network, device)
-    return prepare(network)
+    # — proved before it is rounded: rounding turns differences of the last bit into whole steps
+    model = prepare(network)
+    round_linear(network, device)
+    return model
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:

@@ -48,7 +48,9 @@ def plan_memory(
     logits = ROWS * config.vocab_size * (item_bytes * (item_bytes < 4) + 2 * 4)
     batch_tokens = int((free_bytes * _USABLE - prefix) // token)
     return MemoryPlan(
-        weights_bytes=sum(p.nbytes for p in model.network.parameters()),
+        weights_bytes=sum(
+            weights.nbytes for weights in (*model.network.parameters(), *model.network.buffers())
+        ),
         prefix_bytes=prefix,
         token_bytes=token,
         logits_bytes=logits,

@@ -24,7 +24,7 @@ SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 
 def show_findings(findings: Findings, console: Console, *, prompts: bool) -> None:
     """A table of what was proved; with `prompts`, the first document's prompt for every task."""
-    weights = "" if findings.quantize == "none" else f", {findings.quantize} weights"
+    weights = "" if findings.quantize == "none" else f", quantize: {findings.quantize}"
     model = f"{findings.model_folder}, {findings.dtype}{weights} on {findings.device}"
     template = "chat" if findings.has_chat_template else "none: plain text ending in 'Answer:'"
     rows = [
@@ -39,7 +39,9 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
         ("exactness", _exactness(findings.proof.exactness)),
     ]
     if quantization := findings.proof.quantization:
-        rows.append(("quantized", f"{_change(quantization)}, against the model's own weights"))
+        rows.append(
+            ("quantized", f"{_change(quantization)}, against the model without quantisation")
+        )
     console.print(two_columns(rows))
     for doubt in check_doubts(findings):
         console.print(f"\nwarning: {escape_controls(doubt)}", markup=False)
@@ -61,7 +63,7 @@ def _exactness(exactness: Exactness) -> str:
     """The comparison in float32, which shows a wrong tree, and beside it the one in the dtype."""
     if not exactness.change.answers:
         return "not tested: no answers were compared"
-    float32 = exactness.change if exactness.dtype == "float32" else exactness.in_float32
+    float32 = exactness.change if exactness.number_format == "float32" else exactness.in_float32
     verdict = "exact" if exactness.exact else "NOT exact"
     if float32 and not float32.max_abs_dp <= FLOAT32_MAX:
         verdict = f"{verdict}: {FLOAT32_MAX:g} is allowed"
@@ -69,7 +71,7 @@ def _exactness(exactness: Exactness) -> str:
     if float32 is exactness.change:
         return f"{verdict}; {_change(float32)}, {against}"
     half = (
-        f"in {exactness.dtype} {_change(exactness.change)} (allowed: at most "
+        f"in {exactness.number_format} {_change(exactness.change)} (allowed: at most "
         f"{exactness.allowed_max:.1e}, mean {exactness.allowed_mean:.1e})"
     )
     if float32 is None:
@@ -174,7 +176,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 def show_bench(bench: Bench, console: Console) -> None:
     """The machine, a table for each workload, and what the columns mean."""
     machine = bench.machine
-    weights = "" if machine.quantize == "none" else f", {machine.quantize} weights"
+    weights = "" if machine.quantize == "none" else f", quantize: {machine.quantize}"
     console.print(
         f"{machine.processor}, {machine.threads} threads, {machine.dtype}{weights} on "
         f"{machine.device}, torch {machine.torch}"

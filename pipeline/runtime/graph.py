@@ -202,7 +202,7 @@ def _label_file(
 ) -> LabelFile:
     table = answers_table(shard.labelled, next(t for t in job.spec.tasks if t.name == task))
     fingerprint = job.fingerprints[task]
-    quantiser = ["torchao"] * (job.spec.model.quantize != "none")
+    quantiser = ["torchao"] * (job.spec.model.quantize in ("int8", "fp8"))
     metadata = {
         "task": task,
         "fp": fingerprint.id,

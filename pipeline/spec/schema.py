@@ -22,7 +22,7 @@ from pydantic import (
 
 from pipeline.spec.locations import Location, StorageOptions
 
-Quantize = Literal["none", "int8", "fp8"]
+Quantize = Literal["none", "int8", "int8_dynamic", "fp8"]
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
@@ -68,7 +68,8 @@ class ModelSpec(Frozen):
     depend on it."""
     quantize: Quantize = "none"
     """8-bit weights: half the memory of 16-bit weights, and slightly different answers. `int8` runs
-    on CPUs and GPUs, `fp8` on recent GPUs."""
+    on CPUs and GPUs, `fp8` on recent GPUs. `int8_dynamic` also rounds activations and multiplies
+    8-bit integers, which is faster; it needs a processor with VNNI or AMX, or a GPU."""
 
     @field_validator("gpus")
     @classmethod

@@ -2,7 +2,8 @@
 
 Both are computed in the job's dtype and in float32. In bfloat16, two correct computations of one
 prompt differ by hundredths, so half precision alone proves little about the tree. Float32 alone
-proves nothing about the kernels of half precision.
+proves nothing about the kernels of half precision. The same holds for activations that are rounded
+to 8 bits: a difference in the last bit of a float32 sum may become a whole step.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from pipeline.runtime.progress import COMPARING, Send, WorkerReport, ignore
 
 # The difference of a probability that another order of float32 sums can cause.
 FLOAT32_MAX = 1e-4
-# In half precision the tree may differ from independent prompts by this multiple of the difference
-# between independent prompts and their float32 answers, for the mean and for the maximum. Two
-# roundings of one size differ by a factor of 1.4; a tree whose questions read one another differs
-# by a factor of 25 (SmolLM2, bfloat16).
+# In half precision and with 8-bit products, the tree may differ from independent prompts by this
+# multiple of the difference between independent prompts and their float32 answers, for the mean and
+# for the maximum. Two roundings of one size differ by a factor of 1.4; a tree whose questions read
+# one another differs by a factor of 25 (SmolLM2, bfloat16).
 ROUNDINGS = 3
 ROUNDING_FLOOR = 1e-3  # added to both bounds, for models that round very little
 # The bounds without room for float32 weights. In bfloat16: three times SmolLM2's differences. In
 # float16, whose steps are eight times finer: at most an eighth of that.
-HALF_MEAN = {"float16": 2.5e-3, "bfloat16": 2e-2}
-HALF_MAX = {"float16": 1e-2, "bfloat16": 0.2}
+HALF_MEAN = {"float16": 2.5e-3, "bfloat16": 2e-2, "int8_dynamic": 5e-2}
+HALF_MAX = {"float16": 1e-2, "bfloat16": 0.2, "int8_dynamic": 0.4}
 
 # Each label of several tokens takes a forward of its own. Of a task with more labels than
 # `_ALL_LABELS`, only the likeliest `_LIKELIEST` are compared.
@@ -63,23 +64,23 @@ class Change:
 class Exactness:
     """The tree against independent prompts."""
 
-    dtype: str
-    change: Change  # against independent prompts, in the job's dtype
-    in_float32: Change | None  # the same in float32; None if that is the dtype, or has no room
-    rounding: Change | None  # independent prompts in the dtype against themselves in float32
+    number_format: str  # a dtype, or int8_dynamic
+    change: Change  # against independent prompts, in the job's number format
+    in_float32: Change | None  # the same in float32; None if that is the format, or has no room
+    rounding: Change | None  # independent prompts in the format against themselves in float32
 
     @property
     def allowed_mean(self) -> float | None:
         """The mean difference that rounding explains in half precision; None in float32."""
         if self.rounding is None:
-            return HALF_MEAN.get(self.dtype)
+            return HALF_MEAN.get(self.number_format)
         return ROUNDINGS * self.rounding.mean_abs_dp + ROUNDING_FLOOR
 
     @property
     def allowed_max(self) -> float:
         """The largest difference that is allowed: a mean would hide one wrong answer."""
         if self.rounding is None:
-            return HALF_MAX.get(self.dtype, FLOAT32_MAX)
+            return HALF_MAX.get(self.number_format, FLOAT32_MAX)
         return ROUNDINGS * self.rounding.max_abs_dp + ROUNDING_FLOOR
 
     @property
@@ -99,7 +100,7 @@ class Proof:
 
     memory: MemoryPlan
     exactness: Exactness
-    quantization: Change | None  # against the model's own weights; None without quantisation
+    quantization: Change | None  # against the model without quantisation; None if it has none
     answers: LogProbs  # by question, by document, in the job's dtype
     content_free: LogProbs  # by question, by document without content
 
@@ -146,25 +147,35 @@ def prove(
 ) -> Proof:
     """Measures the memory of a batch, and compares the answers of the model that the job runs.
 
-    The tree is compared with independent prompts, and quantised weights with the model's own. One
+    The tree is compared with independent prompts, and a quantised model with the original. One
     model is loaded at a time. It also answers for documents without content.
     """
-    dtype = job.placement.dtype
-    announce(WorkerReport(f"{COMPARING}, in {dtype}"))
+    is_int8 = job.spec.model.quantize == "int8_dynamic"
+    number_format = "int8_dynamic" if is_int8 else job.placement.dtype
+    announce(WorkerReport(f"{COMPARING}, in {number_format}"))
     answers = _answers(job, folder, prompt, documents, None, content_free)
     in_float32 = rounding = None
-    if dtype != "float32" and _have_room(2 * answers.memory.weights_bytes, job.placement.device):
+    wide_bytes = (4 if is_int8 else 2) * answers.memory.weights_bytes
+    if number_format != "float32" and _have_room(wide_bytes, job.placement.device):
         announce(WorkerReport(f"{COMPARING}, in float32"))
-        wide_job = replace(job, placement=replace(job.placement, dtype="float32"))
-        wide = _answers(wide_job, folder, prompt, documents, answers.compared)
+        wide = _answers(_in_float32(job), folder, prompt, documents, answers.compared)
         in_float32, rounding = wide.change, change([answers.independent], [wide.independent])
-    exactness = Exactness(dtype, answers.change, in_float32, rounding)
+    exactness = Exactness(number_format, answers.change, in_float32, rounding)
     if job.spec.model.quantize == "none":
         return Proof(answers.memory, exactness, None, answers.tree, answers.content_free)
     unquantised = job_model(job, folder, quantize="none")
     own = label_engine(job, unquantised, prompt).label(documents).log_probs
     quantization = change(answers.tree, own)
     return Proof(answers.memory, exactness, quantization, answers.tree, answers.content_free)
+
+
+def _in_float32(job: Job) -> Job:
+    """The job with products of float32; 8-bit weights that are widened stay as they are."""
+    spec = job.spec
+    if spec.model.quantize == "int8_dynamic":
+        model = spec.model.model_copy(update={"quantize": "none"})
+        spec = spec.model_copy(update={"model": model})
+    return replace(job, spec=spec, placement=replace(job.placement, dtype="float32"))
 
 
 def _answers(

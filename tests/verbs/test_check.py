@@ -364,8 +364,8 @@ def test_people_are_told_what_quantising_changed(
     spec = write_spec(model=a_model(model_folder, quantize="int8"))
     assert main(["check", str(spec)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "float32, int8 weights on cpu" in shown
-    assert "of 2 answers have another label, against the model's own weights" in shown
+    assert "float32, quantize: int8 on cpu" in shown
+    assert "of 2 answers have another label, against the model without quantisation" in shown
 
 
 def test_without_quantised_weights_there_is_nothing_to_weigh(

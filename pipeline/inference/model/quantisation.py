@@ -1,10 +1,9 @@
 """Keep a model's weights in 8 bits, with torchao, which is imported only if a spec asks for it.
 
 Entry point: `quantise`. Only weights are rounded. Rounded weights are the same numbers for the tree
-and for independent prompts, so the tree stays exact. Activations are not: float32 sums in another
-order differ in their last bits, which rounding to 8 bits could turn into a whole step. Embeddings
-and the unembedding are not rounded either: labels are read from rows of the unembedding, and both
-are a small part of a large model.
+and for independent prompts, so the tree stays exact; `int8_products` rounds activations too.
+Embeddings and the unembedding are not rounded: labels are read from rows of the unembedding, and
+both are a small part of a large model.
 """
 
 from __future__ import annotations
@@ -23,16 +22,11 @@ from pipeline.spec.schema import Quantize
 def quantise(network: PreTrainedModel, quantize: Quantize, device: str) -> None:
     """Move the model to the device, in place, and round its linear layers' weights to 8 bits.
 
-    Layer by layer, so that the device never holds the whole unrounded model. ModelError for a
-    mixture of experts: most of its weights are not in linear layers and would not be rounded.
+    Layer by layer, so that the device never holds the whole unrounded model.
     """
     if quantize == "none":
         return
-    if expert_weights(network):
-        raise ModelError(
-            f"model family {network.config.get_text_config().model_type!r} keeps its experts' "
-            "weights in one tensor, which is not quantised; write quantize: none"
-        )
+    refuse_experts(network)
     apply, config = _torchao(quantize)
     head = getattr(network, "lm_head", None)
     rounded = [m for m in network.modules() if isinstance(m, nn.Linear) and m is not head]
@@ -50,7 +44,7 @@ def quantise(network: PreTrainedModel, quantize: Quantize, device: str) -> None:
 
 def require_torchao(quantize: Quantize) -> None:
     """SpecError if a spec asks for quantised weights and torchao is not installed."""
-    if quantize != "none":
+    if quantize in ("int8", "fp8"):
         _torchao(quantize)
 
 
@@ -64,6 +58,15 @@ def _torchao(quantize: Quantize) -> tuple[Callable[..., object], Any]:
     chosen = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}[quantize]
     # torchao would change the compiler's settings for the whole process; nothing is compiled here.
     return quantize_, chosen(set_inductor_config=False)
+
+
+def refuse_experts(network: PreTrainedModel) -> None:
+    """ModelError for a mixture of experts, most of whose weights are not in linear layers."""
+    if expert_weights(network):
+        raise ModelError(
+            f"model family {network.config.get_text_config().model_type!r} keeps its experts' "
+            "weights in one tensor, which is not quantised; write quantize: none"
+        )
 
 
 def expert_weights(module: nn.Module) -> list[Tensor]:

@@ -173,7 +173,10 @@ def test_no_module_imports_torchao_before_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     "model, line",
     [
-        ("quantize: int4", "model.quantize: write 'none', 'int8' or 'fp8' (got 'int4')"),
+        (
+            "quantize: int4",
+            "model.quantize: write 'none', 'int8', 'int8_dynamic' or 'fp8' (got 'int4')",
+        ),
         (
             "quantize: int8, dtype: float16",
             "model.quantize: sums of int8 weights overflow float16; write another dtype, or fp8 "

@@ -1,0 +1,145 @@
+"""Linear layers that multiply 8-bit integers: `quantize: int8_dynamic`.
+
+Entry point: `round_linear`.
+
+A weight has one scale for each output channel and is rounded once. An activation has one scale for
+each token, computed in every forward, so a row of a product does not depend on the other rows of
+its batch. Sums of integers are exact. This is the vector-wise quantisation of LLM.int8() (Dettmers
+et al., 2022) without its outlier columns. The embedding and the unembedding keep their format.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pipeline.errors import ModelError
+from pipeline.inference.model.quantisation import refuse_experts
+
+# Instructions that multiply unsigned by signed bytes and add in 32 bits. Without them oneDNN adds
+# pairs of products in 16 bits, which overflow.
+_CPU_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8")
+_ZERO_POINT = 128  # on a CPU, activations of -127 to 127 steps are the bytes 1 to 255
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of a row of zeros
+_CUDA_ROWS = 17  # torch._int_mm takes no fewer on CUDA
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedRows:
+    """Activations in steps of 1/127 of each row's largest magnitude."""
+
+    steps: Tensor  # [rows, inputs]: uint8, shifted by _ZERO_POINT, on a CPU; int8 on CUDA
+    scales: Tensor  # [rows, 1] fp32: the size of a step
+
+
+def round_rows(
+    x: Tensor,  # [rows, inputs]
+) -> RoundedRows:
+    """The rows in 8 bits, each rounded to its nearest step."""
+    rows, _ = x.shape
+    # — amax and amin are vectorised; aminmax takes seven times as long
+    largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
+    scales = (largest.float() / 127).clamp_(min=_SMALLEST_SCALE)
+    assert scales.shape == (rows, 1), f"{scales.shape} scales of {rows} rows"
+    shift = _ZERO_POINT + 0.5 if x.device.type == "cpu" else 0.5
+    shifted = torch.addcmul(scales.new_full((), shift), x, 1 / scales)
+    if x.device.type == "cpu":  # — conversion truncates, and no shifted value is negative
+        return RoundedRows(shifted.to(torch.uint8), scales)
+    return RoundedRows(shifted.floor_().to(torch.int8), scales)
+
+
+class RowRounding:
+    """`round_rows`, computed once for the layers that read the same tensor, such as q, k and v."""
+
+    def __init__(self) -> None:
+        self._source: weakref.ref[Tensor] | None = None
+        self._rounded: RoundedRows | None = None
+
+    def __call__(
+        self,
+        x: Tensor,  # [..., inputs]
+    ) -> RoundedRows:
+        if self._rounded is None or self._source is None or self._source() is not x:
+            self._rounded = round_rows(x.flatten(0, -2))
+            self._source = weakref.ref(x)
+        return self._rounded
+
+
+class Int8Linear(nn.Module):
+    """A linear layer whose weights and activations are multiplied as 8-bit integers."""
+
+    scales: Tensor  # [outputs] fp32: the size of a step of each output channel
+    steps: Tensor  # [outputs, inputs] int8; on a CPU in the layout of oneDNN
+    zero_points: Tensor  # [outputs] int32: zeros, which oneDNN asks for
+
+    def __init__(self, linear: nn.Linear, rounding: RowRounding) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        weight = linear.weight.detach().float()  # [outputs, inputs]
+        scales = (weight.abs().amax(-1) / 127).clamp_(min=_SMALLEST_SCALE)
+        steps = (weight / scales[:, None]).round_().to(torch.int8)
+        self.register_buffer("scales", scales)
+        self.register_buffer("zero_points", torch.zeros_like(scales, dtype=torch.int32))
+        if steps.device.type == "cpu":
+            steps = torch.ops.onednn.qlinear_prepack(steps, None)
+        self.register_buffer("steps", steps)
+        self._rounding = rounding
+
+    def forward(
+        self,
+        x: Tensor,  # [..., inputs]
+    ) -> Tensor:  # [..., outputs]
+        rows = self._rounding(x)
+        on_cpu = rows.steps.dtype == torch.uint8
+        product = self._of_bytes(rows) if on_cpu else self._of_integers(rows)
+        if self.bias is not None:
+            product += self.bias
+        return product.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _of_bytes(self, rows: RoundedRows) -> Tensor:  # [rows, outputs] fp32
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+            rows.steps,
+            1.0,  # — oneDNN takes one scale for all rows: the rows' own are applied below
+            _ZERO_POINT,
+            self.steps,
+            self.scales,
+            self.zero_points,
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        return product.mul_(rows.scales)
+
+    def _of_integers(self, rows: RoundedRows) -> Tensor:  # [rows, outputs] fp32
+        count, _ = rows.steps.shape
+        steps = nn.functional.pad(rows.steps, (0, 0, 0, max(0, _CUDA_ROWS - count)))
+        sums = torch._int_mm(steps, self.steps.t())[:count]  # int32
+        return sums * rows.scales * self.scales
+
+
+def round_linear(network: PreTrainedModel, device: str) -> None:
+    """Replaces the linear layers of the decoder, in place, one after the other.
+
+    ModelError for a processor without products of bytes, and for a mixture of experts.
+    """
+    if device == "cpu" and not any(map(torch.cpu.get_capabilities().get, _CPU_FEATURES)):
+        raise ModelError(
+            "quantize: int8_dynamic needs a processor with VNNI or AMX "
+            f"({', '.join(_CPU_FEATURES)}), and this one has none; write int8 or none"
+        )
+    refuse_experts(network)
+    head = getattr(network, "lm_head", None)
+    for parent in list(network.modules()):
+        rounding = RowRounding()
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and child is not head:
+                setattr(parent, name, Int8Linear(child, rounding))

@@ -1,0 +1,160 @@
+"""Products of 8-bit integers against the same products of integers in float64, and their laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipeline.errors import ModelError
+from pipeline.inference.alternatives import linear_weights
+from pipeline.inference.loading import load_model, prepare, tree_error
+from pipeline.inference.model.int8_products import (
+    Int8Linear,
+    RowRounding,
+    round_linear,
+    round_rows,
+)
+
+MakeNetwork = Callable[..., Any]
+HAS_PRODUCTS = any(
+    torch.cpu.get_capabilities().get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8")
+)
+needs_products = pytest.mark.skipif(
+    not HAS_PRODUCTS, reason="this processor has neither VNNI nor AMX"
+)
+
+
+def steps_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in steps, and the size of each row's step, in float64."""
+    sizes = x.double().abs().amax(-1, keepdim=True) / 127
+    return torch.floor(x.double() / sizes + 0.5), sizes
+
+
+def exact_product(linear: nn.Linear, x: Tensor) -> Tensor:
+    """The slow twin: integers of rounded rows and weights, multiplied in float64."""
+    rows, row_sizes = steps_of(x)
+    sizes = linear.weight.double().abs().amax(-1, keepdim=True) / 127
+    weights = (linear.weight.double() / sizes).round()
+    product = (rows @ weights.T) * row_sizes * sizes.T
+    return product if linear.bias is None else product + linear.bias.double()
+
+
+@given(st.integers(0, 2**31), st.sampled_from([1e-30, 1e-3, 1.0, 1e4]))
+def test_a_row_is_rounded_to_its_nearest_steps(seed: int, size: float) -> None:
+    x = torch.randn(7, 33, generator=torch.Generator().manual_seed(seed)) * size
+    rounded = round_rows(x)
+    steps = rounded.steps.int() - 128
+    assert steps.abs().max() == 127  # the largest of each row
+    moved = (steps * rounded.scales.double() - x.double()).abs()
+    # — half a step, and the rounding of shifted values in float32: 256 x 2^-24
+    assert bool((moved <= rounded.scales.double() * (0.5 + 2**-15)).all())
+
+
+def test_a_row_does_not_depend_on_its_batch_and_zeros_stay_zeros() -> None:
+    x = torch.cat([torch.randn(5, 16) * 100, torch.zeros(1, 16), torch.randn(2, 16)])
+    together = round_rows(x)
+    for i, row in enumerate(x):
+        alone = round_rows(row[None])
+        assert torch.equal(alone.steps[0], together.steps[i])
+        assert torch.equal(alone.scales[0], together.scales[i])
+    assert bool((together.steps[5] == 128).all())
+
+
+@needs_products
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@torch.inference_mode()
+def test_a_layer_equals_the_product_of_integers(rows: int, bias: bool) -> None:
+    torch.manual_seed(rows)
+    linear = nn.Linear(48, 24, bias=bias)
+    layer = Int8Linear(linear, RowRounding())
+    x = torch.randn(2, rows, 48)
+    expected = exact_product(linear, x)
+    # — two scalings in float32; rounding in float32 may choose the other of two nearest steps
+    torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5)
+    assert layer(x.bfloat16()).dtype == torch.bfloat16
+    unrounded = linear(x)
+    assert 0 < float((expected - unrounded).norm() / unrounded.norm()) < 0.02
+
+
+@needs_products
+@torch.inference_mode()
+def test_bytes_do_not_overflow_where_all_products_are_largest() -> None:
+    linear = nn.Linear(512, 8, bias=False)
+    linear.weight.fill_(1.0)
+    x = torch.full((3, 512), 2.0)
+    assert torch.equal(Int8Linear(linear, RowRounding())(x), torch.full((3, 8), 1024.0))
+
+
+def test_the_layers_of_one_input_round_it_once() -> None:
+    rounding, x = RowRounding(), torch.randn(3, 8)
+    assert rounding(x) is rounding(x)
+    other = torch.randn(3, 8)
+    assert rounding(other) is not rounding(x)
+    torch.testing.assert_close(rounding(other).scales, round_rows(other).scales)
+    del x  # a new tensor may get its address
+    again = torch.randn(3, 8)
+    assert torch.equal(rounding(again).steps, round_rows(again).steps)
+
+
+@needs_products
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "lfm2"])
+def test_the_tree_differs_from_independent_prompts_by_rounding_alone(
+    family: str, make_network: MakeNetwork
+) -> None:
+    model = prepare(make_network(family))
+    plain = sum(linear_weights(layer, experts_per_token=1) for layer in model.decoder.layers)  # type: ignore[arg-type]
+    assert tree_error(model) < 1e-5
+    round_linear(model.network, "cpu")
+    layers = [m for m in model.network.modules() if isinstance(m, Int8Linear)]
+    assert len(layers) >= 2 * 4
+    assert not [m for m in model.decoder.modules() if type(m) is nn.Linear]
+    assert type(model.network.lm_head) is nn.Linear
+    # — a step is 1/127 of a row's largest value: a value on the edge may go to either side
+    assert tree_error(model) < 0.05
+    rounded = sum(linear_weights(layer, experts_per_token=1) for layer in model.decoder.layers)  # type: ignore[arg-type]
+    assert rounded == plain
+
+
+@needs_products
+def test_a_folder_is_loaded_with_products_of_integers(model_folder: Path) -> None:
+    model = load_model(model_folder, dtype="bfloat16", device="cpu", quantize="int8_dynamic")
+    assert [m for m in model.network.modules() if isinstance(m, Int8Linear)]
+    assert model.network.dtype == torch.bfloat16
+
+
+def test_a_processor_without_products_of_bytes_is_refused(
+    make_network: MakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    with pytest.raises(
+        ModelError, match=r"needs a processor with VNNI or AMX .*write int8 or none"
+    ):
+        round_linear(make_network("llama"), "cpu")
+
+
+@pytest.mark.skipif(not HAS_PRODUCTS, reason="refused before: no VNNI, no AMX")
+def test_a_mixture_is_refused_by_name(make_network: MakeNetwork) -> None:
+    with pytest.raises(ModelError, match=r"'qwen3_moe' keeps its experts' .*write quantize: none"):
+        round_linear(make_network("qwen3_moe"), "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@torch.inference_mode()
+def test_products_on_a_gpu_equal_the_product_of_integers() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 32).cuda()
+    layer = Int8Linear(linear, RowRounding())
+    for rows in (1, 5, 200):
+        x = torch.randn(rows, 64, device="cuda")
+        torch.testing.assert_close(
+            layer(x).double(), exact_product(linear, x), rtol=1e-5, atol=1e-4
+        )
