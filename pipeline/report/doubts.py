@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # With fewer documents, or a smaller share of them, one label may be an accident.
 LEAST_DOCUMENTS = 50
-CONSTANT_SHARE = 0.995
+CONSTANT_SHARE = 0.99
 # Below it the model would nearly always say something else, and p compares rare tokens.
 LEAST_MASS = 0.01
 # Total variation: a document moves no answer by more than five points.

@@ -18,9 +18,10 @@ from pipeline.spec.schema import ModelSpec
 
 Resources = dict[str, float]  # of one Ray node, by name
 
-# Flags of processors with native bfloat16 matrix multiplication. Others compute it at about a
-# hundredth of the rate of float32.
-_CPU_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16"})
+# Flags of processors that multiply matrices of bfloat16 faster than of float32. Without either flag
+# bfloat16 has about a hundredth of float32's rate. Intel's AVX512-BF16 without AMX has .6 of it
+# (SmolLM2, Xeon of model 207); AMD's has 4 times float32's.
+_FAST_BFLOAT16 = {"GenuineIntel": {"amx_bf16"}, "AuthenticAMD": {"avx512_bf16", "amx_bf16"}}
 
 # The share of an engine's work that more threads do not make faster, so that N threads are
 # 1 / (_SERIAL + (1 - _SERIAL) / N) times as fast as one (Amdahl): measured on 1 and 2 threads.
@@ -39,6 +40,12 @@ class Machine:
     cores: tuple[int, ...]  # the usable number of each node that has any
     memory_bytes: float = inf  # that the node with the least memory has free
     cpu_flags: frozenset[str] = frozenset()
+    cpu_vendor: str = ""  # as /proc/cpuinfo names it
+
+    @property
+    def fast_bfloat16(self) -> bool:
+        """Whether bfloat16 is faster than float32 on the processor."""
+        return not self.cpu_flags.isdisjoint(_FAST_BFLOAT16.get(self.cpu_vendor, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +65,27 @@ def this_machine() -> Machine:
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     cpuinfo = Path("/proc/cpuinfo")  # of Linux alone
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    flags = next((line for line in lines if line.startswith("flags")), "").partition(":")[2]
+    # — the last processor's; all have the same
+    facts = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
     return Machine(
         gpus=(gpus,) if gpus else (),
         cores=(usable_cores(),),
         memory_bytes=available_bytes(),
-        cpu_flags=frozenset(flags.split()),
+        cpu_flags=frozenset(facts.get("flags", "").split()),
+        cpu_vendor=facts.get("vendor_id", ""),
     )
 
 
 def cluster(nodes: Sequence[Resources]) -> Machine:
     """The hardware of a Ray cluster; its processors are assumed to equal this machine's."""
     working = [node for node in nodes if node.get("CPU", 0) >= 1]
-    return Machine(
+    return replace(
+        this_machine(),
         gpus=tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1),
         cores=tuple(int(node["CPU"]) for node in working) or (1,),
         memory_bytes=min([inf, *(node.get("memory", inf) for node in working)]),
-        cpu_flags=this_machine().cpu_flags,
     )
 
 
@@ -88,8 +99,7 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
         fix = "there is no GPU here; write device: auto or cpu"
         raise SpecError([Problem("model.device", fix, model.device)])
     on_gpu = bool(machine.gpus) and model.device != "cpu"
-    # — bfloat16 where the device computes it natively
-    fastest = "bfloat16" if on_gpu or _CPU_BFLOAT16 & machine.cpu_flags else "float32"
+    fastest = "bfloat16" if on_gpu or machine.fast_bfloat16 else "float32"
     dtype = fastest if model.dtype == "auto" else model.dtype
     if not on_gpu and model.gpus > 1:
         raise SpecError([Problem("model.gpus", "there is no GPU here; write 1", model.gpus)])

@@ -57,7 +57,7 @@ class ModelSpec(Frozen):
     """Branch, tag or commit of a model on the Hub. Default: the branch `main`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and activations. `auto` takes bfloat16 where the
-    device computes it natively, else float32."""
+    device computes it faster than float32, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. `auto` takes a GPU if there is one."""
     gpus: PositiveInt = 1

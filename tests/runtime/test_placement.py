@@ -20,7 +20,10 @@ from pipeline.runtime.placement import (
 from pipeline.spec.schema import ModelSpec
 
 OLD = Machine(gpus=(), cores=(8,), cpu_flags=frozenset({"avx2"}))
-AMX = Machine(gpus=(), cores=(8,), cpu_flags=frozenset({"amx_bf16"}))
+INTEL: dict[str, Any] = {"gpus": (), "cores": (8,), "cpu_vendor": "GenuineIntel"}
+AMD: dict[str, Any] = {"gpus": (), "cores": (8,), "cpu_vendor": "AuthenticAMD"}
+VECTORS = frozenset({"avx512_bf16"})
+AMX = VECTORS | {"amx_bf16"}
 GPUS = Machine(gpus=(2, 2), cores=(16, 16))
 UNEVEN = Machine(gpus=(1, 5), cores=(16, 16))  # all GPUs of one actor are in one node
 
@@ -29,7 +32,9 @@ UNEVEN = Machine(gpus=(1, 5), cores=(16, 16))  # all GPUs of one actor are in on
     ("model", "machine", "expected"),
     [
         ({}, OLD, Placement("cpu", "float32", actors=1, threads=8)),
-        ({}, AMX, Placement("cpu", "bfloat16", actors=1, threads=8)),
+        ({}, Machine(**INTEL, cpu_flags=AMX), Placement("cpu", "bfloat16", 1, threads=8)),
+        ({}, Machine(**INTEL, cpu_flags=VECTORS), Placement("cpu", "float32", 1, threads=8)),
+        ({}, Machine(**AMD, cpu_flags=VECTORS), Placement("cpu", "bfloat16", 1, threads=8)),
         ({"dtype": "bfloat16"}, OLD, Placement("cpu", "bfloat16", actors=1, threads=8)),
         ({"threads": 3}, OLD, Placement("cpu", "float32", actors=1, threads=3)),
         ({"threads": 9}, OLD, Placement("cpu", "float32", actors=1, threads=8)),
@@ -48,7 +53,7 @@ UNEVEN = Machine(gpus=(1, 5), cores=(16, 16))  # all GPUs of one actor are in on
         ),
     ],
 )
-def test_auto_takes_what_the_device_computes_natively(
+def test_auto_takes_the_faster_number_format(
     model: dict[str, Any], machine: Machine, expected: Placement
 ) -> None:
     assert place(ModelSpec(path="m", **model), machine) == expected
