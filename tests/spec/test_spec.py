@@ -86,6 +86,7 @@ def test_the_example_of_the_design_parses_with_its_values() -> None:
             "revision": None,
             "gpus": 1,
             "quantize": "none",
+            "threads": "auto",
         }
         | AUTO,
         "input": {"path": PARQUET, "storage_options": {}, "text": "text", "id": "id"} | SHARDS,
