@@ -309,12 +309,11 @@ def work_line(planned: Plan) -> str:
         f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
         f"{planned.missing_shards:,} of {len(planned.shards):,} shards"
     )
-    asking = [work for work in planned.work_items if work.asks]
-    if not asking:
+    if not planned.rows_for_model:
         return f"{line}; the model reads none of them, because all answers are reused"
-    if any(work.reuse for work in planned.work_items):
-        rows = sum({work.shard.id: work.shard.rows for work in asking}.values())
-        return f"{line}; the model reads at most {rows:,} of them: known texts reuse their answers"
+    if planned.reuses:
+        most = f"{planned.rows_for_model:,}"
+        return f"{line}; the model reads at most {most} of them: known texts reuse their answers"
     return line
 
 

@@ -137,7 +137,11 @@ def _plan(planned: Plan) -> dict[str, str]:
     names = {"missing_cells": "answers to compute", "missing_shards": "shards to label"}
     names["missing_documents"] = "documents to label"
     counts = plan_json(planned).items()
-    return {names.get(name, name): f"{value:,}" for name, value in counts}
+    rows = {names.get(name, name): f"{value:,}" for name, value in counts}
+    if planned.reuses:
+        most = f"at most {planned.rows_for_model:,}"
+        rows["read by the model"] = f"{most} documents; known texts reuse their answers"
+    return rows
 
 
 def estimate_json(estimate: Estimate) -> dict[str, Any]:

@@ -120,6 +120,17 @@ class Plan:
         return sum({work.shard.id: work.shard.rows for work in self.work_items}.values())
 
     @property
+    def rows_for_model(self) -> int:
+        """The most documents that the model reads; answers to known texts are reused."""
+        asking = {work.shard.id: work.shard.rows for work in self.work_items if work.asks}
+        return sum(asking.values())
+
+    @property
+    def reuses(self) -> bool:
+        """Whether earlier answers to equal texts may be reused."""
+        return any(work.reuse for work in self.work_items)
+
+    @property
     def work_rows(self) -> int:
         """The rows of all work items, which progress counts."""
         return sum(work.shard.rows for work in self.work_items)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.ledger.cells import Committed
 from pipeline.report.console import console_on
 from pipeline.report.progress import (
     LOG_INTERVAL_S,
@@ -26,6 +27,8 @@ from pipeline.report.progress import (
     run_progress,
     work_line,
 )
+from pipeline.report.run import show_plan
+from pipeline.runtime.job import Plan
 from pipeline.runtime.progress import LABELLING, LOADING, Progress, WorkerReport
 
 COUNTED = Shown("labelling", documents=100, verb="labelled")
@@ -38,23 +41,28 @@ class Work:
     shard: Any
     asks: bool = True
     reuse: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ("toxic",)
 
 
 @dataclass(frozen=True)
 class Toy:
-    """A shard, or a plan."""
+    """A shard."""
 
     id: str = "s"
-    rows: int = 100
-    missing_rows: int = 60
-    shards: tuple[int, ...] = (1, 2)
-    missing_shards: int = 1
-    work_rows: int = 60
-    work_items: tuple[Work, ...] = ()
+    rows: int = 60
+    slice: None = None
 
 
-def plan(*work_items: Work) -> Any:
-    return Toy(work_items=work_items)
+@dataclass(frozen=True)
+class ToyCuts:
+    """Two shards, of 60 and 40 rows."""
+
+    shards: tuple[Toy, ...] = (Toy(), Toy("t", rows=40))
+
+
+def plan(*work_items: Any) -> Plan:
+    cuts: Any = ToyCuts()
+    return Plan(cuts, Committed({}, {}, {}, {}), work_items)
 
 
 class Terminal(io.StringIO):
@@ -230,8 +238,8 @@ def test_each_phase_of_other_commands_is_one_line_of_a_log(
     [
         ((Work(Toy()),), " shards"),
         (
-            (Work(Toy()), Work(Toy("t", rows=20), reuse=("r",))),
-            "; the model reads at most 120 ",
+            (Work(Toy()), Work(Toy(), reuse=("r",))),
+            "; the model reads at most 60 ",
         ),
         ((Work(Toy(), asks=False, reuse=("r",)),), "; the model reads none of them"),
     ],
@@ -242,6 +250,15 @@ def test_the_first_line_says_how_many_documents_the_model_reads(
     line = work_line(plan(*work_items))
     assert line.startswith("60 of 100 documents to label, in 1 of 2 shards")
     assert end in line and ("the model" in end) == ("the model" in line)
+
+
+def test_a_dry_run_says_how_many_documents_the_model_reads_where_answers_are_reused() -> None:
+    stream = io.StringIO()
+    show_plan(plan(Work(Toy(), reuse=("r",))), console_on(stream))
+    assert "read by the model   at most 60 documents; known texts" in stream.getvalue()
+    stream = io.StringIO()
+    show_plan(plan(Work(Toy())), console_on(stream))
+    assert "read by the model" not in stream.getvalue()
 
 
 def test_without_work_the_first_line_says_so() -> None:
