@@ -56,16 +56,14 @@ class ModelSpec(Frozen):
     revision: str | None = None
     """Branch, tag or commit of a model on the Hub. Default: the branch `main`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of weights and activations. `auto` takes bfloat16 where the
-    device computes it faster than float32, else float32."""
+    """Number format of the model. `auto` takes bfloat16 where it is faster, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. `auto` takes a GPU if there is one."""
     gpus: PositiveInt = 1
     """Number of GPUs of one worker. The model's layers are distributed over them."""
     threads: Literal["auto"] | PositiveInt = "auto"
-    """Threads of one engine on a CPU. A run has as many engines on a machine as its usable cores
-    divided by this. `auto` takes one thread where there is enough work, else more. Answers do not
-    depend on it."""
+    """Threads of one engine on a CPU; a machine has as many engines as its usable cores divided by
+    this. `auto` takes one thread where there is enough work, else more."""
     quantize: Quantize = "none"
     """8-bit weights: half the memory of 16-bit weights, and slightly different answers. `int8` runs
     on CPUs and GPUs, `fp8` on recent GPUs. `int8_dynamic` also rounds activations and multiplies

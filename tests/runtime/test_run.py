@@ -91,9 +91,8 @@ def again(base: tuple[JobSpec, Outcome], runner: None, tmp_path: Path) -> Callab
     def make(**changes: Any) -> JobSpec:
         if not output.exists():
             shutil.copytree(spec.output, output)
-        return parse_spec(
-            json.dumps({**spec.model_dump(mode="json"), **changes, "output": str(output)})
-        )
+        content = {**spec.model_dump(mode="json"), **changes, "output": str(output)}
+        return parse_spec(json.dumps(content))
 
     return make
 
@@ -115,12 +114,8 @@ def rows_of(spec: JobSpec, task: str) -> list[dict[str, Any]]:
     root = Path(spec.output)
     snapshot = json.loads(max(root.glob("snapshots/*.json")).read_text())
     keys = [entry["key"] for entry in snapshot["files"] if entry["task"] == task]
-    rows: list[dict[str, Any]] = []
-    for key in keys:
-        table = duckdb.sql(f"select * from '{root / key}'")
-        names = [column[0] for column in table.description]
-        rows += [dict(zip(names, row, strict=True)) for row in table.fetchall()]
-    return rows
+    tables = [duckdb.sql(f"select * from '{root / key}'").to_arrow_table() for key in keys]
+    return [row for table in tables for row in table.to_pylist()]
 
 
 def test_rows_out_equal_rows_in_in_order_with_a_status_each(
@@ -279,8 +274,8 @@ def test_on_ray_no_stage_is_fused_and_every_file_is_the_same(
     built: list[ray.data.Dataset] = []
 
     def keep(work_items: Any, job: Job, mailbox: Any) -> ray.data.Dataset:
-        placed = replace(job.placement, gpus=gpus, actors=1) if gpus else job.placement
-        job = replace(job, placement=placed)
+        if gpus:
+            job = replace(job, placement=replace(job.placement, gpus=gpus, actors=1))
         built.append(build(work_items, job, mailbox).materialize())
         assert built[-1].num_blocks() == len(work_items) <= 3
         return built[-1]
@@ -302,8 +297,7 @@ def test_on_ray_no_stage_is_fused_and_every_file_is_the_same(
 
 
 def test_a_cut_document_says_so(again: Callable[..., JobSpec]) -> None:
-    spec = again(documents={"max_tokens": 64, "too_long": "head"})
-    run_quietly(spec)
+    run_quietly(spec := again(documents={"max_tokens": 64, "too_long": "head"}))
     long = next(row for row in rows_of(spec, "topic") if row["doc_id"] == "d4")
     assert (long["status"], long["n_tokens"], long["n_chunks"]) == ("truncated", 64, 1)
 
@@ -344,25 +338,23 @@ def test_what_only_the_model_can_tell_stops_the_run_before_it_starts(
     file.write_text(spec.model_dump_json())
     assert main(["run", str(file)]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert [
-        error[: len(line)] for error in errors if error.startswith("tasks") or line in error
-    ] == [line]
+    shown = [error[: len(line)] for error in errors if error.startswith("tasks") or line in error]
+    assert shown == [line]
     assert label_files(spec) == before
 
 
 def test_files_that_cannot_be_read_do_not_stop_the_others(
     again: Callable[..., JobSpec], tmp_path: Path
 ) -> None:
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
+    (corpus := tmp_path / "corpus").mkdir()
     whole = b"".join(b'{"id": "w%d", "text": "Text %d."}\n' % (i, i) for i in range(40))
     (corpus / "a.jsonl").write_bytes(whole)
     (corpus / "b.jsonl.gz").write_bytes(gzip.compress(whole)[:-20])
     rows = [{"id": f"p{i}", "text": f"Row {i} of a page. " * 40} for i in range(60)]
     pq.write_table(pa.Table.from_pylist(rows), corpus / "c.parquet", row_group_size=20)
     broken = bytearray((corpus / "c.parquet").read_bytes())
-    middle = pq.ParquetFile(corpus / "c.parquet").metadata.row_group(1).column(1)
-    place = middle.data_page_offset
+    groups = pq.ParquetFile(corpus / "c.parquet").metadata
+    place = groups.row_group(1).column(1).data_page_offset
     broken[place : place + 40] = b"\xff" * 40
     (corpus / "c.parquet").write_bytes(bytes(broken))
     spec = again(input={"path": str(corpus), "id": "id"})

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -351,21 +349,6 @@ def test_a_folder_without_a_supported_file_is_named_as_one(
 def test_a_protocol_that_nobody_knows_is_one_problem(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"input\.path: cannot be opened: Protocol not known"):
         find_objects("nonsense://corpus/*.jsonl", tmp_path / "cache")
-
-
-def test_a_remote_object_is_read_and_its_change_noticed(tmp_path: Path) -> None:
-    memory = fsspec.filesystem("memory")
-    memory.pipe("/remote/a.jsonl", json.dumps({"text": "one"}).encode())
-    try:
-        (input_object,) = find_objects("memory://remote/*.jsonl", tmp_path / "cache")
-        assert input_object.path == "memory:///remote/a.jsonl"
-        (shard,) = cut(input_object, "text", None, 3000)
-        assert all_documents(shard).column("text").to_pylist() == ["one"]
-        memory.pipe("/remote/a.jsonl", json.dumps({"text": "two"}).encode())
-        with pytest.raises(StorageError, match="changed while the job ran"):
-            all_documents(shard)
-    finally:
-        memory.rm("/remote", recursive=True)
 
 
 @pytest.mark.parametrize("corpus", ["corpus.parquet"], indirect=True)

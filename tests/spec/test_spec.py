@@ -306,36 +306,6 @@ def test_a_wrong_task_is_not_also_reported_as_a_missing_one() -> None:
     assert line.endswith("(got 3) in spec, line 6")
 
 
-@pytest.mark.parametrize(
-    "text, reason",
-    [
-        (SMALLEST + "name: again\n", "'name' occurs twice, line 8; keep one"),
-        (with_labels("{x: [X], x: [Z], y: [Y]}"), "'x' occurs twice, line 7; keep one"),
-        (SMALLEST.replace("path: some/model", "path: &m some/model"), "anchors are not read"),
-        (SMALLEST + "filter: *f\n", "anchors are not read"),
-        (SMALLEST + "filter: &f {keep: a}\n", "anchors are not read"),
-        (SMALLEST + "prompt: {examples: &e []}\n", "anchors are not read"),
-        (SMALLEST + "filter: [\n", "expected the node content"),
-        (SMALLEST + "---\nname: second\n", "expected a single document"),
-        (SMALLEST + "filter: !!python/object/apply:os.getcwd []\n", "could not determine"),
-        (SMALLEST + "filter: \x00\n", "special characters are not allowed"),
-        (
-            SMALLEST + "prompt:x\n",
-            "no value; write `key: value`, with a space after the colon, line 8",
-        ),
-        (SMALLEST + "prompt:x\nfilter: {}\n", "with a space after the colon, line 8"),
-        (SMALLEST + "prompt:\n\tdocument: a\n", "a tab; indent with spaces, line 9"),
-        (SMALLEST + "prompt: a: b\n", "a second `: `; put a text with a colon in quotes, line 8"),
-    ],
-)
-def test_yaml_that_is_not_plain_is_one_line_that_names_the_file(text: str, reason: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        parse_spec(text, place="job.yaml")
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith("job.yaml: is not plain YAML: ")
-    assert reason in line
-
-
 @pytest.mark.parametrize("text", ["", "- a\n", "text", "3", "null"])
 def test_a_spec_that_is_no_mapping_is_refused(text: str) -> None:
     expected = r"^job\.yaml: write a mapping of keys to values( \(got |$)"
@@ -352,14 +322,6 @@ def test_a_missing_key_is_named_where_it_belongs() -> None:
 def test_a_label_that_is_no_string_is_a_problem_of_its_list(labels: str) -> None:
     lines = lines_of(with_labels(labels))
     assert all(line.startswith("tasks.0.labels") for line in lines)
-
-
-@pytest.mark.parametrize(
-    "more", ["? [a, b]\n: c\n", "filter: 0x_\n", "filter: !!int x\n"], ids=["key", "hex", "tag"]
-)
-def test_yaml_that_python_cannot_build_is_a_problem_of_the_spec(more: str) -> None:
-    (line,) = lines_of(SMALLEST + more)
-    assert line.startswith("spec: is not plain YAML")
 
 
 @pytest.mark.parametrize(

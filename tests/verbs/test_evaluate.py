@@ -203,8 +203,8 @@ def test_each_problem_with_gold_is_one_line(
     odd = [{**row, "toxic": "Toxic" if n in (2, 5) else row["toxic"]} for n, row in enumerate(rows)]
     (line,) = lines(odd)
     assert line == (
-        f"--gold {bench.folder}/bad.csv, row 3, column toxic: is not a label of task toxic (2 rows "
-        "have it); if it means toxic, write --value Toxic=toxic (got 'Toxic')"
+        f"--gold {bench.folder}/bad.csv, row 3, column toxic: is not a label of task toxic (rows "
+        "with it: 2); if it means toxic, write --value Toxic=toxic (got 'Toxic')"
     )
     assert "has no doc, so" not in lines(rows, "--id", "doc")[0]
     assert lines([{**rows[0], "id": ""}])[0].startswith(
@@ -287,7 +287,8 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
             }
     renamed = {"toxic": GoldOptions(columns=(("toxic", "topic"),), tasks=["toxic"])}["toxic"]
     with pytest.raises(
-        SpecError, match=r"--gold: is not a label of task toxic; .* --value art=LABEL with one that"
+        SpecError,
+        match=r"--gold: is not a label of task toxic; .* --value art=LABEL with the label that",
     ):
         read_gold(f"{bench.output}/snapshots/00000001.json", spec, renamed)
     mapping = (("art", "toxic"), ("law", "clean"), ("sport", "clean"))
