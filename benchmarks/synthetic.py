@@ -90,7 +90,7 @@ TWIN = Scale(
     dtype="float32",
     models={"tiny": Shape("qwen3", 64, 128, 2, 4, 2, head_dim=16, vocabulary=VOCABULARY)},
     run_model="tiny",
-    parts=(Part("tests", 1, 60), Part("tiny", 1, 60), Part("run", 1, 120)),
+    parts=(Part("tests", 1, 120), Part("tiny", 1, 120), Part("run", 1, 180)),
     tests=("tests/inference/attention/test_compiled.py",),
     tokens=60,
     documents=3,
