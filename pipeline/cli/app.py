@@ -30,6 +30,7 @@ from cyclopts.exceptions import (
 
 from pipeline.cache import cache_dir
 from pipeline.errors import AssayError, Problem, SpecError
+from pipeline.runtime.openmp import wait_passively
 
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
@@ -201,6 +202,7 @@ def _configure_process() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # The bars of other packages, such as transformers' for GGUF: assay shows the phases itself.
     os.environ.setdefault("TQDM_DISABLE", "1")
+    wait_passively(os.environ)
 
 
 def _problem(error: CycloptsError, command: App) -> Problem:

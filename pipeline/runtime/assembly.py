@@ -7,6 +7,7 @@ Imports torch, so the driver must not import it. Must not import Ray.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from pipeline.inference.loading import (
     load_tokenizer,
 )
 from pipeline.inference.memory import MemoryPlan, plan_memory
+from pipeline.inference.model.casting import cast_files, needs_cast
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments, TaskScores
@@ -87,15 +89,22 @@ def local_files(files: ModelFiles, cache_dir: Path, options: Options, send: Send
 def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> LoadedModel:
     """The job's model; `quantize` replaces the spec's setting.
 
-    From now on, torch uses the job's number of threads in this process.
+    Several engines of one machine share the pages of its weights. From now on, torch uses the job's
+    number of threads in this process.
     """
     # — the machine may have fewer cores than the cluster says; Ray sets 1 in an actor
     torch.set_num_threads(min(job.placement.threads, usable_cores()))
+    placement = job.placement
+    chosen = job.spec.model.quantize if quantize is None else quantize
+    several = placement.device == "cpu" and placement.actors > 1
+    if several and chosen == "none" and needs_cast(folder, placement.dtype):
+        fill = partial(cast_files, folder, dtype=placement.dtype)
+        folder = cached_model(job.files, Path(job.cache_dir), fill, variant=placement.dtype)
     return load_model(
         folder,
-        dtype=job.placement.dtype,
-        device=job.placement.device,
-        quantize=job.spec.model.quantize if quantize is None else quantize,
+        dtype=placement.dtype,
+        device=placement.device,
+        quantize=chosen,
         gpus=job.spec.model.gpus,
     )
 

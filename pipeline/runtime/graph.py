@@ -7,6 +7,7 @@ driver has no need of it.
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +30,7 @@ from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.ledger.reuse import overlaid
 from pipeline.runtime.calibration_files import CalibrationFile, stored_calibrations
 from pipeline.runtime.job import Job
+from pipeline.runtime.openmp import wait_passively
 from pipeline.runtime.progress import sender
 from pipeline.sources.documents import OUTSIDE
 from pipeline.stores.store import open_store
@@ -128,6 +130,7 @@ class LabelStage:
     """
 
     def __init__(self, job: Job, asks: bool, mailbox: Any = None) -> None:
+        wait_passively(os.environ)
         from pipeline.runtime.worker import LabelDocuments
 
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="label")

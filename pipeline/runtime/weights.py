@@ -6,6 +6,7 @@ the files.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -197,15 +198,30 @@ def _unavailable(model: ModelSpec, reason: Exception) -> SpecError:
     return SpecError([Problem("model.path", fix, model.path)])
 
 
-def cached_model(files: ModelFiles, cache_dir: Path, fill: Callable[[Path], None]) -> Path:
-    """The model's folder in the cache; `fill` writes the files of a new one."""
-    folder = cache_dir / "models" / files.id
+def cached_model(
+    files: ModelFiles,
+    cache_dir: Path,
+    fill: Callable[[Path], None],
+    *,
+    variant: str | None = None,
+) -> Path:
+    """The model's folder in the cache; `fill` writes the files of a new one, in one process.
+
+    A variant, such as another number format, has a folder of its own.
+    """
+    folder = cache_dir / "models" / "-".join(filter(None, (files.id, variant)))
     if folder.exists():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=folder.parent))
-    fill(partial)
-    return publish_atomically(partial, folder)
+    lock_file = cache_dir / "locks" / folder.name
+    for each in (folder, lock_file):
+        each.parent.mkdir(parents=True, exist_ok=True)
+    with lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the engines of a machine start together
+        if folder.exists():
+            return folder
+        partial = Path(tempfile.mkdtemp(dir=folder.parent))
+        fill(partial)
+        return publish_atomically(partial, folder)
 
 
 def publish_atomically(partial: Path, folder: Path) -> Path:

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,16 +241,6 @@ def test_chunks_read_the_whole_document_and_combine(again: Callable[..., JobSpec
     tokens = len(TEXTS[4].encode())
     assert long["n_chunks"] == -(-(tokens - 8) // 56) and long["status"] == "ok"
     assert long["n_tokens"] == 64 * long["n_chunks"]
-
-
-@pytest.fixture
-def ray_with_a_gpu() -> Iterator[None]:
-    """A Ray that believes that there is a GPU."""
-    ray.shutdown()  # of the tests that share one Ray
-    with ray.init(
-        address="local", num_cpus=3, num_gpus=1, include_dashboard=False, log_to_driver=False
-    ):
-        yield
 
 
 @pytest.mark.xdist_group("ray")

@@ -205,6 +205,17 @@ def shared_ray(_ray_of_this_process: None) -> None:
         ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
 
 
+@pytest.fixture
+def ray_with_a_gpu(_ray_of_this_process: None) -> Iterator[None]:
+    """A Ray that believes that there is a GPU, for one test."""
+    import ray
+
+    ray.shutdown()  # of the tests that share one Ray
+    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+    with ray.init(address="local", num_cpus=3, num_gpus=1, **options):
+        yield
+
+
 @pytest.fixture(scope="module", params=["toy", pytest.param("ray", marks=SLOW_ON_RAY)])
 def on_ray(request: pytest.FixtureRequest) -> bool:
     """Whether the runs of a test are on Ray; each test is run both ways."""
