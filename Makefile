@@ -11,7 +11,7 @@ QUICK := -n 2 --dist loadgroup -m "not slow"
 FAULTS := tests/runtime/test_fault_table.py tests/runtime/test_run_s3.py \
 	tests/runtime/test_node_loss.py tests/runtime/test_failed_rows.py
 
-.PHONY: demo test test-slow coverage docs
+.PHONY: demo test test-slow coverage docs bench-peers
 
 demo: .venv/installed $(MODEL)
 	$(BIN)/python -m jobs.demo
@@ -30,6 +30,10 @@ test-slow: .venv/installed-dev $(MODEL)
 
 coverage: .venv/installed-dev $(MODEL)
 	$(PYTEST) $(QUICK) --cov --cov-report=term --cov-fail-under=94
+
+# assay beside vLLM, llama.cpp and OpenVINO GenAI: installs each once (about 6 GB), then takes minutes.
+bench-peers: .venv/installed $(MODEL)
+	$(BIN)/python -m benchmarks.peers
 
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -133,7 +133,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     stream = [token for sample in samples for token in sample.token_ids]
     measured = [_measure(model, prompt, stream, workload, trained) for workload in possible]
     machine = Machine(
-        processor=_processor(),
+        processor=processor(),
         threads=torch.get_num_threads(),
         device=placement.device,
         dtype=placement.dtype,
@@ -238,7 +238,8 @@ def equally_long(stream: Sequence[int], tokens: int, count: int) -> list[list[in
     return [list(islice(endless, tokens)) for _ in range(count)]
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of this machine's processor."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,0 +1,1 @@
+"""Other inference engines measured beside assay. Entry point: `python -m benchmarks.peers`."""

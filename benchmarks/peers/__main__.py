@@ -1,0 +1,152 @@
+"""assay beside vLLM, llama.cpp and OpenVINO GenAI, on the workloads of `assay bench`.
+
+    python -m benchmarks.peers [SPEC] [--peers NAMES] [--workloads NAMES] [--rounds N] [--to FILE]
+
+Each engine has an environment of its own, made on first use, and a process of its own, which is
+stopped while another one is measured. All read the same token ids and the same weights. Ends with
+exit code 1 if a peer has no figures, or other answers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import cyclopts
+
+from benchmarks.peers.environments import PeerError, Worker
+from benchmarks.peers.serve import Asked, Documents, Setup
+from benchmarks.peers.turns import Row, measure
+from pipeline.inference.labels.prompt_tokens import PromptTokens
+from pipeline.runtime.assembly import job_prompt
+from pipeline.runtime.job import make_job, plan
+from pipeline.runtime.limits import usable_cores
+from pipeline.runtime.placement import place, this_machine
+from pipeline.spec.parse import load_spec
+from pipeline.spec.schema import ModelSpec
+from pipeline.stores.store import open_store
+from pipeline.verbs.bench import (
+    STANDARD,
+    Workload,
+    as_questions,
+    equally_long,
+    processor,
+    shaped,
+)
+from pipeline.verbs.samples import take_samples
+
+REFERENCE = "assay:float32"
+PEERS = (
+    REFERENCE, "assay:bfloat16", "assay:int8_dynamic", "vllm:float32", "vllm:bfloat16",
+    "llama_cpp:float32", "llama_cpp:q8_0", "openvino:float32", "openvino:int8",
+)  # fmt: skip
+CACHE = Path.home() / ".cache" / "assay-peers"
+
+
+def main(
+    spec: str = "jobs/specs/eight_questions.yaml",
+    *,
+    peers: tuple[str, ...] = (),
+    workloads: tuple[str, ...] = (),
+    rounds: int = 3,
+    documents: int | None = None,
+    cache: Path = CACHE,
+    to: Path | None = None,
+) -> int:
+    """Measure the peers in turns, and print one row for each workload and peer.
+
+    Parameters
+    ----------
+    spec
+        The spec of the questions, the corpus and the model.
+    peers
+        Engines with a number format, as `vllm:float32` (default: all that the processor has).
+    workloads
+        As `1000x8`: tokens of a document x questions (default: those of `assay bench`).
+    rounds
+        Number of rounds. A ratio is the median of the rounds, with the least and the greatest.
+    documents
+        Documents of a round (default: those of `assay bench`).
+    cache
+        Folder for the environments and the engines' own forms of the weights.
+    to
+        File for all measurements, as JSON.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    setup, prompt, stream = _read(spec, cache)
+    standard = {_name(workload, len(prompt.questions)): workload for workload in STANDARD}
+    if unknown := set(workloads) - set(standard):
+        sys.exit(f"--workloads: write some of {', '.join(standard)} (got {', '.join(unknown)})")
+    dtype = place(ModelSpec(path=setup.folder, device="cpu"), this_machine()).dtype
+    native = [peer for peer in PEERS if dtype == "bfloat16" or "bfloat16" not in peer]
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        started, failed, versions = {}, {}, {}
+        for name in dict.fromkeys([REFERENCE, *(peers or native)]):
+            engine, _, number_format = name.partition(":")
+            try:
+                worker = Worker(engine, replace(setup, number_format=number_format), cache)
+            except PeerError as error:
+                failed[name] = str(error)
+                continue
+            stack.callback(worker.close)
+            started[name], versions[engine] = worker, worker.version
+        machine = {"processor": processor(), "threads": setup.threads, "versions": versions}
+        print(*(f"{key}: {value}" for key, value in machine.items()), sep="\n")
+        print(f"{'workload':14}{'peer':20}{'s/document':>10}  x assay [interval]  largest |dp|")
+        for name in workloads or standard:
+            found = [Row(name, peer, failure=reason) for peer, reason in failed.items()]
+            workload = standard[name]
+            asked = _asked(prompt, workload, stream)
+            sizes = workload.tokens, documents or workload.documents, rounds + 1
+            found = measure(started, name, asked, _rounds(stream, *sizes)) + found
+            print(*found, sep="\n", flush=True)
+            rows += found
+    if to:
+        to.write_text(json.dumps({**machine, "rows": [asdict(row) for row in rows]}, indent=1))
+    failures = [f"{row.workload} {row.peer}: {row.failure}" for row in rows if row.failure]
+    print(*failures, sep="\n")
+    return int(bool(failures))
+
+
+def _read(spec_file: str, cache: Path) -> tuple[Setup, PromptTokens, list[int]]:
+    """What engines are loaded with, the spec's prompt, and the tokens of its corpus."""
+    spec = load_spec(spec_file)
+    job = make_job(spec, place(spec.model, this_machine()), cache)
+    folder, tokenizer, prompt = job_prompt(job, as_questions(spec.tasks))
+    shards = plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
+    samples = take_samples(shards, tokenizer, spec, 256)
+    gguf = job.files.location if job.files.kind == "gguf" else None
+    made = cache / f"{folder.name}-files"
+    made.mkdir(exist_ok=True)
+    setup = Setup(str(folder), gguf, "float32", threads=usable_cores(), cache=str(made))
+    return setup, prompt, [token for sample in samples for token in sample.token_ids]
+
+
+def _name(workload: Workload, questions: int) -> str:
+    examples = f"+{workload.prefix}" * bool(workload.prefix)
+    return f"{workload.tokens}x{workload.questions or questions}{examples}"
+
+
+def _asked(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> Asked:
+    """The workload's questions, with the first tokens of all labels."""
+    made = shaped(prompt, workload, stream)
+    tokens = [sorted({t for own in q.labels.values() for t in own}) for q in made.questions]
+    return Asked(list(made.prefix), [list(q.token_ids) for q in made.questions], tokens)
+
+
+def _rounds(stream: Sequence[int], tokens: int, documents: int, rounds: int) -> list[Documents]:
+    """Documents of equal length: pieces of one long text, so that no two of them begin alike."""
+    [text] = equally_long(stream, tokens * documents * rounds, 1)
+    pieces = [text[i : i + tokens] for i in range(0, len(text), tokens)]
+    return [pieces[i : i + documents] for i in range(0, len(pieces), documents)]
+
+
+if __name__ == "__main__":
+    app = cyclopts.App(help=__doc__)
+    app.default(main)
+    sys.exit(app())

@@ -1,0 +1,49 @@
+"""assay's own engine as a peer. Number formats: float32, bfloat16, int8, int8_dynamic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.peers.serve import Answers, Asked, Documents, Setup
+from pipeline.inference.engine import LabelEngine
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.loading import load_model
+from pipeline.inference.memory import disable_malloc_trim
+from pipeline.runtime.assembly import memory_plan
+
+
+class Engine:
+    """Each token to score is a label of its own."""
+
+    version = f"torch {torch.__version__}"
+
+    def __init__(self, setup: Setup) -> None:
+        disable_malloc_trim()
+        torch.set_num_threads(setup.threads)
+        wide = setup.number_format in ("float32", "bfloat16")
+        quantize: Any = "none" if wide else setup.number_format
+        dtype = setup.number_format if wide else "float32"
+        self._model = load_model(Path(setup.folder), dtype=dtype, device="cpu", quantize=quantize)
+
+    def prepare(self, asked: Asked) -> None:
+        questions = [
+            Question(f"q{i}", tuple(ids), {str(token): (token,) for token in tokens})
+            for i, (ids, tokens) in enumerate(zip(asked.questions, asked.tokens, strict=True))
+        ]
+        prompt = PromptTokens(tuple(asked.prefix), tuple(questions))
+        tokens = memory_plan(self._model, prompt).max_batch_tokens
+        self._engine = LabelEngine(self._model, prompt, max_batch_tokens=tokens)
+        self._tokens = asked.tokens
+
+    def label(self, documents: Documents) -> Answers:
+        by_question = self._engine.label(documents).log_probs
+        return [
+            [
+                dict(zip(tokens, log_probs[row].tolist(), strict=True))
+                for tokens, log_probs in zip(self._tokens, by_question, strict=True)
+            ]
+            for row in range(len(documents))
+        ]

@@ -1,0 +1,114 @@
+"""An environment of its own for each engine, and a process in it. Entry point: `Worker`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import venv
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.serve import Answers, Asked, Documents, Setup
+from pipeline.runtime.openmp import wait_passively
+
+_HERE = Path(__file__).parent
+# Dependencies that fail to load beside a torch without CUDA, and are not needed.
+_REMOVED = ("torchvision", "torchaudio", "torchcodec")
+
+
+class PeerError(Exception):
+    """A peer cannot be installed, loaded or asked; the message has its own last words."""
+
+
+def interpreter(engine: str, cache: Path) -> Path:
+    """The Python of the engine's environment, installed on first use: minutes, and gigabytes.
+
+    A change of its requirements makes another environment. PeerError where it cannot be installed.
+    """
+    if engine == "assay":
+        return Path(sys.executable)
+    requirements = _HERE / "requirements" / f"{engine}.txt"
+    if not requirements.exists():
+        raise PeerError(f"no such engine; there is no file {requirements}")
+    folder = cache / f"{engine}-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:8]}"
+    python, installed, log = folder / "bin" / "python", folder / "installed", folder / "pip.log"
+    if not installed.exists():
+        print(f"installing {engine} into {folder}", file=sys.stderr, flush=True)
+        venv.create(folder, clear=True, with_pip=True)
+        for step in (["install", "-r", str(requirements)], ["uninstall", "-y", *_REMOVED]):
+            with log.open("a") as output:
+                command = [str(python), "-m", "pip", *step]
+                if subprocess.run(command, stdout=output, stderr=output).returncode:
+                    raise PeerError(f"cannot be installed: {_last_line(log)}; see {log}")
+        installed.touch()
+    return python
+
+
+class Worker:
+    """An engine in its own process, which is stopped except while it answers.
+
+    PeerError where it cannot be loaded, or ends while it is asked.
+    """
+
+    def __init__(self, engine: str, setup: Setup, cache: Path) -> None:
+        python = interpreter(engine, cache)
+        variables = {**os.environ, "PYTHONPATH": str(_HERE.parents[1])}
+        variables["OMP_NUM_THREADS"] = str(setup.threads)
+        if engine == "assay":
+            wait_passively(variables)  # as in a run
+        if openmp := [str(path) for path in python.parents[1].glob("lib/libiomp5.so")]:
+            variables["LD_PRELOAD"] = openmp[0]  # as vLLM's manual recommends
+        self._log = cache / f"{engine}-{setup.number_format}.log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [python, "-m", "benchmarks.peers.serve", engine, json.dumps(asdict(setup))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=variables,
+            )
+        self.version: str = self._reply()
+
+    def prepare(self, asked: Asked) -> None:
+        self._request(prepare=asdict(asked))
+
+    def label(self, documents: Documents) -> tuple[float, Answers]:
+        """The seconds that the engine took, and its answers."""
+        seconds, answers = self._request(label=documents)
+        found = [
+            [{int(token): log_prob for token, log_prob in each.items()} for each in of_document]
+            for of_document in answers
+        ]
+        return seconds, found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _request(self, **message: object) -> Any:
+        assert self._process.stdin
+        self._process.send_signal(signal.SIGCONT)
+        with suppress(BrokenPipeError):  # if it ended, there is no reply
+            print(json.dumps(message), file=self._process.stdin, flush=True)
+        return self._reply()
+
+    def _reply(self) -> Any:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerError(f"{_last_line(self._log)}; see {self._log}")
+        # — threads that still spin for more work would take the next peer's cores
+        self._process.send_signal(signal.SIGSTOP)
+        return json.loads(line)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no message")
