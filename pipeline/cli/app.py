@@ -199,6 +199,9 @@ def _configure_process() -> None:
     # Ray reads these when it is imported: no usage statistics, and of its core only fatal errors.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    # Ray starts workers at nice level 15: beside one busy process on two cores, two engines keep
+    # 48 % of their speed there, and 67 % at the level of this process.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # The bars of other packages, such as transformers' for GGUF: assay shows the phases itself.
     os.environ.setdefault("TQDM_DISABLE", "1")

@@ -24,8 +24,9 @@ Resources = dict[str, float]  # of one Ray node, by name
 _FAST_BFLOAT16 = {"GenuineIntel": {"amx_bf16"}, "AuthenticAMD": {"avx512_bf16", "amx_bf16"}}
 
 # The share of an engine's work that more threads do not make faster, so that N threads are
-# 1 / (_SERIAL + (1 - _SERIAL) / N) times as fast as one (Amdahl): measured on 1 and 2 threads.
-_SERIAL = 0.03
+# 1 / (_SERIAL + (1 - _SERIAL) / N) times as fast as one (Amdahl). On two cores, one engine of two
+# threads did 0.58 documents a second, and two engines of one thread 0.71 (docs/models.md).
+_SERIAL = 0.2
 # Engines of fewer threads may take this much longer: another process slows them less.
 _NEARLY = 1.1
 # A process with torch and its batch; the weights are shared.

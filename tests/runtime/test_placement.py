@@ -92,10 +92,10 @@ def test_a_cluster_is_as_wide_as_its_smallest_node_with_processors() -> None:
         ((16,), 4, 4, 4),
         ((64,), 8, 8, 8),
         ((16, 16), 2, 2, 16),
-        # — the last round would have one item: 17 rounds of 4 threads beat 2 rounds of 1 thread
+        # — the second round of all cores would have one item
         ((2,), 3, 1, 2),
-        ((16,), 17, 5, 3),
-        ((64,), 65, 21, 3),
+        ((16,), 17, 8, 2),
+        ((64,), 65, 32, 2),
     ],
 )
 def test_engines_have_the_fewest_threads_that_keep_all_cores_at_work(
