@@ -17,6 +17,7 @@ from pipeline.inference.alternatives import linear_weights
 from pipeline.inference.loading import load_model, prepare, tree_error
 from pipeline.inference.model.int8_products import (
     Int8Linear,
+    RowBlocks,
     RowRounding,
     round_linear,
     round_rows,
@@ -102,6 +103,17 @@ def test_the_layers_of_one_input_round_it_once() -> None:
     del x  # a new tensor may get its address
     again = torch.randn(3, 8)
     assert torch.equal(rounding(again).steps, round_rows(again).steps)
+
+
+@needs_products
+@torch.inference_mode()
+def test_an_mlp_in_blocks_of_rows_gives_the_same_bits(make_network: MakeNetwork) -> None:
+    network = make_network("llama")
+    round_linear(network, "cpu")
+    mlp = network.model.layers[0].mlp
+    assert isinstance(mlp, RowBlocks)
+    x = torch.randn(2, 700, 48)
+    assert torch.equal(mlp(x), mlp.inner(x))
 
 
 @needs_products
