@@ -99,13 +99,13 @@ def main(
         print(*(f"{key}: {value}" for key, value in machine.items()), sep="\n")
         print(f"{'workload':14}{'peer':20}{'s/document':>10}  x assay [interval]  largest |dp|")
         for name in workloads or standard:
-            found = [Row(name, peer, failure=reason) for peer, reason in failed.items()]
+            failed_rows = [Row(name, peer, failure=reason) for peer, reason in failed.items()]
             workload = standard[name]
             asked = _asked(prompt, workload, stream)
             sizes = workload.tokens, documents or workload.documents, rounds + 1
-            found = measure(started, name, asked, _rounds(stream, *sizes)) + found
-            print(*found, sep="\n", flush=True)
-            rows += found
+            measured = measure(started, name, asked, _rounds(stream, *sizes))
+            print(*measured, *failed_rows, sep="\n", flush=True)
+            rows += [*measured, *failed_rows]
     if to:
         to.write_text(json.dumps({**machine, "rows": [asdict(row) for row in rows]}, indent=1))
     failures = [f"{row.workload} {row.peer}: {row.failure}" for row in rows if row.failure]

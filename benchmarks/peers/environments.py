@@ -82,11 +82,11 @@ class Worker:
     def label(self, documents: Documents) -> tuple[float, Answers]:
         """The seconds that the engine took, and its answers."""
         seconds, answers = self._request(label=documents)
-        found = [
+        log_probs = [
             [{int(token): log_prob for token, log_prob in each.items()} for each in of_document]
             for of_document in answers
         ]
-        return seconds, found
+        return seconds, log_probs
 
     def close(self) -> None:
         self._process.kill()

@@ -67,22 +67,22 @@ class Engine:
         ]
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> np.ndarray:
-        """The logits of the rows (token, position, sequence, wanted) that are wanted."""
-        found = [np.empty((0, self._vocab), np.float32)]
+        """The logits of the rows (token, position, sequence, is_read) that are read."""
+        logits = [np.empty((0, self._vocab), np.float32)]
         for first in range(0, len(rows), _BATCH):
             part = rows[first : first + _BATCH]
             batch = self._batch
             batch.n_tokens = len(part)
-            for i, (token, position, sequence, wanted) in enumerate(part):
-                batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
+            for i, (token, position, sequence, is_read) in enumerate(part):
+                batch.token[i], batch.pos[i], batch.logits[i] = token, position, is_read
                 batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
             if status := lib.llama_decode(self._context, batch):
                 raise RuntimeError(f"llama_decode returned {status} for {len(part)} tokens")
-            for i, (*_, wanted) in enumerate(part):
-                if wanted:
+            for i, (*_, is_read) in enumerate(part):
+                if is_read:
                     row = lib.llama_get_logits_ith(self._context, i)
-                    found.append(np.ctypeslib.as_array(row, (1, self._vocab)).copy())
-        return np.concatenate(found)
+                    logits.append(np.ctypeslib.as_array(row, (1, self._vocab)).copy())
+        return np.concatenate(logits)
 
 
 def _converted(setup: Setup) -> Path:

@@ -103,9 +103,9 @@ def _differences(
     return {
         name: max(
             abs(exp(log_prob) - exp(known[token]))
-            for of_document, of_reference in zip(found, expected, strict=True)
+            for of_document, of_reference in zip(scored, expected, strict=True)
             for own, known in zip(of_document, of_reference, strict=True)
             for token, log_prob in own.items()
         )
-        for name, found in answers.items()
+        for name, scored in answers.items()
     }

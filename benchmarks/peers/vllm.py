@@ -49,7 +49,7 @@ class Engine:
             for question in asked.questions
         ]
         outputs = self._llm.generate(prompts, self._sampling * len(documents), use_tqdm=False)
-        found = [output.outputs[0].logprobs[0] for output in outputs]
-        scored = [{token: each.logprob for token, each in of_one.items()} for of_one in found]
+        firsts = [output.outputs[0].logprobs[0] for output in outputs]
+        scored = [{token: each.logprob for token, each in first.items()} for first in firsts]
         step = len(asked.questions)
         return [scored[i : i + step] for i in range(0, len(scored), step)]

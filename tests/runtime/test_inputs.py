@@ -49,16 +49,19 @@ def kept_rows(folder: Path) -> list[tuple[str, str]]:
     return [(row["id"], row["text"]) for row in rows]
 
 
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run_without_ray(monkeypatch)
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.mark.parametrize("write", [write_csv, write_array, write_files])
 def test_documents_are_labelled_verified_exported_and_filtered(
     write: Callable[[Path], None],
     write_spec: Callable[..., Path],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_without_ray(monkeypatch)
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "in put"
     folder.mkdir()
     write(folder)
@@ -86,11 +89,8 @@ def test_documents_are_labelled_verified_exported_and_filtered(
 def test_a_new_text_file_is_the_only_one_that_is_labelled(
     write_spec: Callable[..., Path],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_without_ray(monkeypatch)
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     (tmp_path / "in").mkdir()
     for identifier, text in ROWS:
         (tmp_path / "in" / f"{identifier}.txt").write_text(text)

@@ -24,21 +24,21 @@ def needs_cast(folder: Path, dtype: str) -> bool:
 
     It does not for quantised weights, and for families that keep some weights in float32.
     """
-    wanted = getattr(torch, dtype)
+    target = getattr(torch, dtype)
     formats = set()
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
             names = tensors.keys()
             formats |= {_FORMATS.get(tensors.get_slice(name).get_dtype()) for name in names}
-    if formats <= {wanted} or None in formats:
+    if formats <= {target} or None in formats:
         return False
-    if wanted == torch.float32:
+    if target == torch.float32:
         return True
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     kept = set(network._keep_in_fp32_modules_strict)
-    if wanted == torch.float16:
+    if target == torch.float16:
         kept |= set(network._keep_in_fp32_modules)
     return not kept
 
