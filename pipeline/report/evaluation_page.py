@@ -128,8 +128,12 @@ def _next_steps(evaluation: Evaluation, spec_file: str) -> Iterator[str]:
     if not evaluation.passed:
         yield "a gate failed: do not publish these answers before you know why"
     elif not any(task.at_chance for task in evaluation.tasks):
-        command = f"assay filter {spec} --to FOLDER"
-        yield f"write the documents that the spec's rule keeps: <code>{_safe(command)}</code>"
+        command = f"<code>{_safe(f'assay filter {spec} --to FOLDER')}</code>"
+        if evaluation.rule is None:
+            yield f"write a rule as <code>filter.keep</code> in the spec, then run {command}"
+        else:
+            rule = f"<code>{_safe(evaluation.rule)}</code>"
+            yield f"write the documents that the spec's rule, {rule}, keeps: {command}"
 
 
 def _list(items: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ def show_summary(outcome: Outcome, console: Console) -> None:
         console.print(f"\nto read the labels:\n{command}")
     if outcome.missing_shards:
         ended = f"ended by {outcome.stopped}" if outcome.stopped else "incomplete"
-        console.print(f"\n{ended}: {outcome.left}")
+        console.print(f"\n{ended}; {outcome.left}")
 
 
 def summary_table(outcome: Outcome) -> Table:

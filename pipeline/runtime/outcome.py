@@ -89,8 +89,8 @@ class Outcome:
     def left(self) -> str:
         """What is not labelled yet, and how to go on."""
         return (
-            f"{self.missing_shards:,} of {self.shards:,} shards are left, with "
-            f"{self.missing_rows:,} documents; run the same command again to go on"
+            f"left: {self.missing_shards:,} of {self.shards:,} shards and {self.missing_rows:,} of "
+            f"{self.rows:,} documents; run the same command again to go on"
         )
 
 

@@ -199,7 +199,7 @@ def run(
         announce(Progress(PUBLISHING))
     outcome = labelled.published(partial=options.publish_partial)
     if outcome.stopped:
-        logger.warning("ended by %s: %s", outcome.stopped, outcome.left)
+        logger.warning("ended by %s; %s", outcome.stopped, outcome.left)
     return outcome
 
 

@@ -112,6 +112,7 @@ class Evaluation:
     model: str  # as the spec names it
     labelled_at: str  # ISO 8601; "" if the snapshot is not published
     slice: str | None = None  # the documents that the snapshot is limited to
+    rule: str | None = None  # of `assay filter`, in the spec
 
     @property
     def passed(self) -> bool:
@@ -160,6 +161,7 @@ def evaluate(
         model="@".join(filter(None, (spec.model.path, spec.model.revision))),
         labelled_at=snapshot.created_at,
         slice=None if snapshot.slice is None else str(snapshot.slice),
+        rule=None if spec.filter is None else spec.filter.keep,
     )
 
 

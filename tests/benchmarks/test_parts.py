@@ -50,8 +50,10 @@ def test_a_process_ends_with_its_limit_and_its_own_processes_with_it(
     command = f"echo $$ > {pid}; sleep 60"
     assert list(in_process(os.system, command, 5)) == [Ended(command, "ended by its limit of 5 s")]
     assert time.monotonic() - start_s < 30
-    # — a machine that is very busy may not have started the command
-    assert not (pid.exists() and is_running(int(pid.read_text())))
+    # — a machine that is very busy may not have started the command, or takes a while to end it
+    while pid.exists() and is_running(int(pid.read_text())):
+        assert time.monotonic() - start_s < 30, f"process {pid.read_text()} still runs"
+        time.sleep(0.05)
 
 
 def is_running(pid: int) -> bool:

@@ -142,8 +142,12 @@ def test_a_page_begins_with_the_headline_and_says_what_to_do_next() -> None:
     assert "job job" in begin and NOW in begin and "<dt>model</dt>" in begin
     assert "a gate failed" in begin and "read the 1 gold labels that may be wrong" in begin
     assert ("assay fit 'my spec.yaml'" in html.unescape(begin)) == task.at_chance
-    passed = page(replace(whole, decisions=(), tasks=()), **WRITTEN)
-    assert "assay filter 'my spec.yaml' --to FOLDER" in html.unescape(passed)
+    passed = replace(whole, decisions=(), tasks=())
+    command = "<code>assay filter 'my spec.yaml' --to FOLDER</code>"
+    bare = html.unescape(page(passed, **WRITTEN))
+    assert f"write a rule as <code>filter.keep</code> in the spec, then run {command}" in bare
+    ruled = html.unescape(page(replace(passed, rule="a.p.b < 0.5"), **WRITTEN))
+    assert f"that the spec's rule, <code>a.p.b < 0.5</code>, keeps: {command}" in ruled
 
 
 def test_no_rule_of_the_page_breaks_words_of_a_narrow_column() -> None:

@@ -91,7 +91,7 @@ def test_a_run_whose_time_is_over_ends_with_3_and_labels_nothing(
     code, out, err = assay(spec, "--max-hours=1e-9", command=command)
     assert code == 3, err
     assert (out["stopped"], out["missing_documents"]) == ("--max-hours 1e-09", 1)
-    assert "ended by --max-hours 1e-09: 1 of 1 shards are left" in err.strip().splitlines()[-1]
+    assert "ended by --max-hours 1e-09; left: 1 of 1 shards" in err.strip().splitlines()[-1]
     assert not list((tmp_path / "out").glob("labels/**/*.parquet"))
     assert assay(spec, "--max-hours=1", command=command)[0] == 0
 
@@ -102,7 +102,7 @@ def test_the_last_line_says_what_is_left_and_how_to_go_on(
     words = ["run", str(write_spec()), "--max-cost", "1e-9", "--price", "2"]
     assert main_of_toy(words) == 3
     line = capsys.readouterr().out.strip().splitlines()[-1]
-    left = "1 of 1 shards are left, with 1 documents; run the same command again to go on"
+    left = "left: 1 of 1 shards and 1 of 1 documents; run the same command again to go on"
     assert line.startswith("ended by --max-cost 1e-09 (for ") and line.endswith(left)
 
 
