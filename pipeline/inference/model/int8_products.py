@@ -43,13 +43,14 @@ def round_rows(
     x: Tensor,  # [rows, inputs]
 ) -> RoundedRows:
     """The rows in 8 bits, each rounded to its nearest step."""
-    rows, _ = x.shape
+    rows, inputs = x.shape
     # — amax and amin are vectorised; aminmax takes seven times as long
     largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
     scales = (largest.float() / 127).clamp_(min=_SMALLEST_SCALE)
     assert scales.shape == (rows, 1), f"{scales.shape} scales of {rows} rows"
     shift = _ZERO_POINT + 0.5 if x.device.type == "cpu" else 0.5
-    shifted = torch.addcmul(scales.new_full((), shift), x, 1 / scales)
+    # — addcmul is vectorised where at most one operand is the same along a row
+    shifted = torch.addcmul(scales.new_full((inputs,), shift), x, 1 / scales)
     if x.device.type == "cpu":  # — conversion truncates, and no shifted value is negative
         return RoundedRows(shifted.to(torch.uint8), scales)
     return RoundedRows(shifted.floor_().to(torch.int8), scales)
