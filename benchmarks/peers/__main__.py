@@ -2,9 +2,10 @@
 
     python -m benchmarks.peers [SPEC] [--peers NAMES] [--workloads NAMES] [--rounds N] [--to FILE]
 
-Each engine has an environment of its own, made on first use, and a process of its own, which is
-stopped while another one is measured. All read the same token ids and the same weights. Ends with
-exit code 1 if a peer has no figures, or other answers.
+Each engine has an environment of its own, made on first use, and a process of its own with a thread
+for each core. assay has the processes and threads of a run with work for all cores. Processes are
+stopped while another engine is measured. All read the same token ids and the same weights. Ends
+with exit code 1 if a peer has no figures, or other answers.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import cyclopts
 
-from benchmarks.peers.environments import PeerError, Worker
+from benchmarks.peers.environments import PeerError, Worker, Workers
 from benchmarks.peers.serve import Asked, Documents, Setup
 from benchmarks.peers.turns import Row, measure
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.runtime.assembly import job_prompt
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.limits import usable_cores
-from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.placement import place, spread, this_machine
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import ModelSpec
 from pipeline.stores.store import open_store
@@ -44,6 +46,7 @@ PEERS = (
     REFERENCE, "assay:bfloat16", "assay:int8_dynamic", "vllm:float32", "vllm:bfloat16",
     "llama_cpp:float32", "llama_cpp:q8_0", "openvino:float32", "openvino:int8",
 )  # fmt: skip
+_MUCH_WORK = 1_000_000  # shards
 CACHE = Path.home() / ".cache" / "assay-peers"
 
 
@@ -78,6 +81,7 @@ def main(
     """
     cache.mkdir(parents=True, exist_ok=True)
     setup, prompt, stream = _read(spec, cache)
+    processes, _ = _of_a_run(setup)
     standard = {_name(workload, len(prompt.questions)): workload for workload in STANDARD}
     if unknown := set(workloads) - set(standard):
         sys.exit(f"--workloads: write some of {', '.join(standard)} (got {', '.join(unknown)})")
@@ -89,21 +93,27 @@ def main(
         for name in dict.fromkeys([REFERENCE, *(peers or native)]):
             engine, _, number_format = name.partition(":")
             try:
-                worker = Worker(engine, replace(setup, number_format=number_format), cache)
+                workers = _start(engine, replace(setup, number_format=number_format), cache, stack)
             except PeerError as error:
                 failed[name] = str(error)
                 continue
-            stack.callback(worker.close)
-            started[name], versions[engine] = worker, worker.version
-        machine = {"processor": processor(), "threads": setup.threads, "versions": versions}
+            started[name], versions[engine] = workers, workers.version
+        machine = {
+            "processor": processor(),
+            "cores": usable_cores(),
+            "processes of assay": processes,
+            "versions": versions,
+        }
         print(*(f"{key}: {value}" for key, value in machine.items()), sep="\n")
         print(f"{'workload':14}{'peer':20}{'s/document':>10}  x assay [interval]  largest |dp|")
         for name in workloads or standard:
             failed_rows = [Row(name, peer, failure=reason) for peer, reason in failed.items()]
             workload = standard[name]
             asked = _asked(prompt, workload, stream)
-            sizes = workload.tokens, documents or workload.documents, rounds + 1
-            measured = measure(started, name, asked, _rounds(stream, *sizes))
+            count = documents or workload.documents
+            count += -count % processes  # as many for each process
+            of_rounds = _rounds(stream, workload.tokens, count, rounds + 1)
+            measured = measure(started, name, asked, of_rounds)
             print(*measured, *failed_rows, sep="\n", flush=True)
             rows += [*measured, *failed_rows]
     if to:
@@ -125,6 +135,28 @@ def _read(spec_file: str, cache: Path) -> tuple[Setup, PromptTokens, list[int]]:
     made.mkdir(exist_ok=True)
     setup = Setup(str(folder), gguf, "float32", threads=usable_cores(), cache=str(made))
     return setup, prompt, [token for sample in samples for token in sample.token_ids]
+
+
+def _start(engine: str, setup: Setup, cache: Path, stack: ExitStack) -> Workers:
+    """The processes of an engine, which end with the stack; PeerError where one cannot start."""
+    processes, threads = _of_a_run(setup) if engine == "assay" else (1, setup.threads)
+    workers = []
+    for _ in range(processes):
+        workers.append(Worker(engine, replace(setup, threads=threads), cache))
+        stack.callback(workers[-1].close)
+    return Workers(workers)
+
+
+def _of_a_run(setup: Setup) -> tuple[int, int]:
+    """The engines that a run with work for all cores places here, and the threads of each."""
+    machine = this_machine()
+    quantize: Any = setup.number_format if setup.number_format.startswith("int8") else "none"
+    model = ModelSpec(path=setup.folder, device="cpu", quantize=quantize)
+    weights = sum(file.stat().st_size for file in Path(setup.folder).glob("*.safetensors"))
+    placed = spread(
+        place(model, machine), model, machine, work_items=_MUCH_WORK, weights_bytes=weights
+    )
+    return placed.actors, placed.threads
 
 
 def _name(workload: Workload, questions: int) -> str:

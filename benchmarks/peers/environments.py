@@ -1,4 +1,6 @@
-"""An environment of its own for each engine, and a process in it. Entry point: `Worker`."""
+"""An environment of its own for each engine, and processes in it. Entry points: `Worker`, and
+`Workers` for several processes of one engine.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import signal
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -65,7 +68,7 @@ class Worker:
         if openmp := [str(path) for path in python.parents[1].glob("lib/libiomp5.so")]:
             variables["LD_PRELOAD"] = openmp[0]  # as vLLM's manual recommends
         self._log = cache / f"{engine}-{setup.number_format}.log"
-        with self._log.open("w") as log:
+        with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 [python, "-m", "benchmarks.peers.serve", engine, json.dumps(asdict(setup))],
                 stdin=subprocess.PIPE,
@@ -74,32 +77,20 @@ class Worker:
                 text=True,
                 env=variables,
             )
-        self.version: str = self._reply()
-
-    def prepare(self, asked: Asked) -> None:
-        self._request(prepare=asdict(asked))
-
-    def label(self, documents: Documents) -> tuple[float, Answers]:
-        """The seconds that the engine took, and its answers."""
-        seconds, answers = self._request(label=documents)
-        log_probs = [
-            [{int(token): log_prob for token, log_prob in each.items()} for each in of_document]
-            for of_document in answers
-        ]
-        return seconds, log_probs
+        self.version: str = self.reply()
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _request(self, **message: object) -> Any:
+    def ask(self, **message: object) -> None:
+        """Let the engine work on a request; `reply` waits for its end."""
         assert self._process.stdin
         self._process.send_signal(signal.SIGCONT)
         with suppress(BrokenPipeError):  # if it ended, there is no reply
             print(json.dumps(message), file=self._process.stdin, flush=True)
-        return self._reply()
 
-    def _reply(self) -> Any:
+    def reply(self) -> Any:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
@@ -107,6 +98,35 @@ class Worker:
         # — threads that still spin for more work would take the next peer's cores
         self._process.send_signal(signal.SIGSTOP)
         return json.loads(line)
+
+
+class Workers:
+    """Engines of one kind that share out the documents, each in a process of its own."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = workers
+        self.version = workers[0].version
+
+    def prepare(self, asked: Asked) -> None:
+        for worker in self._workers:
+            worker.ask(prepare=asdict(asked))
+            worker.reply()
+
+    def label(self, documents: Documents) -> tuple[float, Answers]:
+        """The seconds until the last engine had done its share, and the documents' answers."""
+        count = len(self._workers)
+        shares = [documents[number::count] for number in range(count)]
+        for worker, share in zip(self._workers, shares, strict=True):
+            worker.ask(label=share)
+        seconds, answers = zip(*[worker.reply() for worker in self._workers], strict=True)
+        log_probs = [
+            [
+                {int(token): log_prob for token, log_prob in each.items()}
+                for each in answers[number % count][number // count]
+            ]
+            for number in range(len(documents))
+        ]
+        return max(seconds), log_probs
 
 
 def _last_line(log: Path) -> str:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.peers.assay import Engine
-from benchmarks.peers.environments import PeerError, Worker
+from benchmarks.peers.environments import PeerError, Worker, Workers
 from benchmarks.peers.serve import Answers, Asked, Documents, Setup, serve
 from benchmarks.peers.turns import measure
 
@@ -92,6 +92,29 @@ def test_an_engine_without_requirements_is_named(tmp_path: Path) -> None:
     setup = Setup("model", None, "float32", threads=1, cache=str(tmp_path))
     with pytest.raises(PeerError, match=r"no such engine; there is no file .*/toy\.txt"):
         Worker("toy", setup, tmp_path)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_processes_share_out_the_documents_and_the_last_one_ends_the_round(
+    count: int, model_folder: Path, tmp_path: Path
+) -> None:
+    setup = Setup(str(model_folder), None, "float32", threads=1, cache="")
+    asked = Asked([5, 6], [[7, 8], [9]], [[1, 2], [3]])
+    documents = [[20 + i, 21, 22] for i in range(5)]
+    alone = Engine(setup)
+    alone.prepare(asked)
+    workers = [Worker("assay", setup, tmp_path) for _ in range(count)]
+    try:
+        together = Workers(workers)
+        together.prepare(asked)
+        seconds, answers = together.label(documents)
+    finally:
+        for worker in workers:
+            worker.close()
+    assert seconds > 0
+    for found, expected in zip(answers, alone.label(documents), strict=True):
+        for of_question, own in zip(found, expected, strict=True):
+            assert of_question == pytest.approx(own, abs=1e-5)
 
 
 def test_assay_as_a_peer_scores_tokens_as_plain_forwards_do(model_folder: Path) -> None:
