@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
@@ -19,7 +19,7 @@ from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.options import PlanOptions
 from pipeline.runtime.assembly import job_model, job_prompt, label_engine
 from pipeline.runtime.job import Plan, dry_run, make_job
-from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.placement import place, spread, this_machine
 from pipeline.runtime.progress import (
     LISTING,
     LOADING,
@@ -118,16 +118,27 @@ def _measure(
     cache_dir: Path,
     announce: Send,
 ) -> tuple[Measured, dict[Tasks, float]]:
-    """Seconds per document for each set of tasks, on one worker of this machine."""
+    """Seconds per document for each set of tasks, on one worker of this machine.
+
+    On a CPU, one engine is measured with as many threads as each engine of a run has, and a worker
+    is the machine with all of them.
+    """
     require_torchao(spec.model.quantize)
+    machine = this_machine()
     try:
-        placement = place(spec.model, this_machine())
+        placement = place(spec.model, machine)
     except SpecError as error:
         fix = "or give the documents a second of one worker; the summary of a run shows them"
         raise SpecError([*error.problems, Problem("--rate", fix, None)]) from error
     disable_malloc_trim()
     job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job, send=announce)
+    weights_bytes = job.files.loaded_bytes(placement.dtype)
+    items = len(planned.work_items)
+    placement = spread(
+        placement, spec.model, machine, work_items=items, weights_bytes=weights_bytes
+    )
+    job = replace(job, placement=placement)
     count = options.documents or DEFAULT_DOCUMENTS[placement.device]
     shards = [work.shard for work in planned.work_items if work.asks]
     pieces = [sample.pieces for sample in take_samples(shards, tokenizer, spec, count)]
@@ -140,7 +151,8 @@ def _measure(
     }
     tokens = sum(len(piece) for document in pieces for piece in document)
     measured = Measured(len(pieces), tokens / len(pieces), placement.device, placement.dtype)
-    return measured, {tasks: whole / len(pieces) for tasks, whole in seconds.items()}
+    documents = len(pieces) * (placement.actors // placement.workers)  # of all engines of a worker
+    return measured, {tasks: whole / documents for tasks, whole in seconds.items()}
 
 
 def _seconds(

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from finished import commit_all
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.options import PlanOptions
 from pipeline.runtime.job import make_job, plan
-from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.placement import Machine, place, this_machine
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
@@ -27,10 +28,12 @@ ALONE = {"name": "tone", "question": "Kind?", "labels": ["yes", "no"]}
 
 
 class Clock:
-    """A model's time that is known: a second for each task of each document."""
+    """A model's time that is known: a second for each task of each document, on these cores."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, cores: int = 1) -> None:
         self.now = 0.0
+        machine = Machine(gpus=(), cores=(cores,))
+        monkeypatch.setattr(planning, "this_machine", lambda: machine)
         label_rows = planning.ShardAnswers.label_rows
 
         def counted(answers: planning.ShardAnswers, engine: Any, start: int, end: int) -> None:
@@ -89,6 +92,23 @@ def test_a_task_that_is_added_is_measured_alone(
     parts = [(part.tasks, part.documents, part.seconds_per_document) for part in found.parts]
     assert parts == [(("tone",), ROWS, 1.0), (("toxic", "topic", "tone"), 1, 3.0)]
     assert found.worker_seconds == found.seconds == ROWS + 3
+
+
+def test_a_machine_labels_with_all_engines_of_a_run(
+    spec: JobSpec,
+    write_spec: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number in range(7):
+        (tmp_path / f"corpus_{number}.jsonl").write_text('{"id": "x", "text": "New."}\n')
+    both = {"path": str(tmp_path / "corpus*.jsonl"), "id": "id"}
+    more = load_spec(write_spec(input=both))
+    Clock(monkeypatch, cores=4)
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    (part,) = estimate(more, PlanOptions(), cache_dir=tmp_path).parts
+    assert threads == [1] and part.seconds_per_document == 2.0 / 4
 
 
 def test_where_nothing_is_missing_no_model_is_loaded(
