@@ -257,7 +257,7 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
     After Ctrl-C the KeyboardInterrupt says what is kept.
     """
     latest: RunProgress | None = None  # with a plan
-    reuses = False
+    reads_some = False  # the model reads some of the documents that are counted
     with ExitStack() as stack:
         own = stack.enter_context(_own_descriptor(stream))
         stack.enter_context(_log_to(own, instead_of=stream))
@@ -266,13 +266,13 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
         show(Shown("starting"))
 
         def announce(progress: RunProgress) -> None:
-            nonlocal latest, reuses
+            nonlocal latest, reads_some
             if progress.plan is not None:
                 if latest is None:
                     _print(console, work_line(progress.plan))
-                    reuses = any(work.reuse for work in progress.plan.work_items)
+                    reads_some = progress.plan.reuses or progress.plan.slice is not None
                 latest = progress
-            show(_shown(progress, reuses=reuses))
+            show(_shown(progress, reads_some=reads_some))
 
         try:
             yield announce
@@ -287,7 +287,7 @@ def _print(console: Console, line: str) -> None:
         logger.info("%s", line)
 
 
-def _shown(progress: RunProgress, *, reuses: bool) -> Shown:
+def _shown(progress: RunProgress, *, reads_some: bool) -> Shown:
     if not progress.counts:
         return Shown(progress.phase)
     return Shown(
@@ -297,7 +297,7 @@ def _shown(progress: RunProgress, *, reuses: bool) -> Shown:
         verb="labelled",
         failed=progress.failed,
         work_done=progress.work_done,
-        read=progress.read if reuses else None,
+        read=progress.read if reads_some else None,
     )
 
 
@@ -309,6 +309,8 @@ def work_line(planned: Plan) -> str:
         f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
         f"{planned.missing_shards:,} of {len(planned.shards):,} shards"
     )
+    if planned.slice is not None:
+        line += f"; only those of the slice ({planned.slice}) are labelled"
     if not planned.rows_for_model:
         return f"{line}; the model reads none of them, because all answers are reused"
     if planned.reuses:

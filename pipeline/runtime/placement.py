@@ -128,7 +128,7 @@ def spread(
     shared_bytes, own_bytes = weights_bytes, ENGINE_BYTES
     if model.quantize != "none":  # rounded in each process
         shared_bytes, own_bytes = 0, ENGINE_BYTES + weights_bytes
-    in_memory = max(1.0, (machine.memory_bytes - shared_bytes) // own_bytes)
+    in_memory = max(1.0, (machine.memory_bytes - shared_bytes) / own_bytes)
     engines, threads = cpu_engines(
         machine.cores,
         work_items,

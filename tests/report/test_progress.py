@@ -30,6 +30,7 @@ from pipeline.report.progress import (
 from pipeline.report.run import show_plan
 from pipeline.runtime.job import Plan
 from pipeline.runtime.progress import LABELLING, LOADING, Progress, WorkerReport
+from pipeline.sources.shards import Slice
 
 COUNTED = Shown("labelling", documents=100, verb="labelled")
 
@@ -50,7 +51,7 @@ class Toy:
 
     id: str = "s"
     rows: int = 60
-    slice: None = None
+    slice: Slice | None = None
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ class ToyCuts:
     shards: tuple[Toy, ...] = (Toy(), Toy("t", rows=40))
 
 
-def plan(*work_items: Any) -> Plan:
-    cuts: Any = ToyCuts()
+def plan(*work_items: Any, cuts: Any = ToyCuts()) -> Plan:
     return Plan(cuts, Committed({}, {}, {}, {}), work_items)
 
 
@@ -259,6 +259,12 @@ def test_a_dry_run_says_how_many_documents_the_model_reads_where_answers_are_reu
     stream = io.StringIO()
     show_plan(plan(Work(Toy())), console_on(stream))
     assert "read by the model" not in stream.getvalue()
+
+
+def test_the_first_line_of_a_slice_says_that_only_its_documents_are_labelled() -> None:
+    shard = Toy(slice=Slice.parse("10%", None))
+    line = work_line(plan(Work(shard), cuts=ToyCuts((shard,))))
+    assert line.endswith("in 1 of 1 shards; only those of the slice (sample 10%) are labelled")
 
 
 def test_without_work_the_first_line_says_so() -> None:

@@ -107,7 +107,8 @@ def test_a_machine_labels_with_all_engines_of_a_run(
     Clock(monkeypatch, cores=4)
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    (part,) = estimate(more, PlanOptions(), cache_dir=tmp_path).parts
+    found = estimate(more, PlanOptions(), cache_dir=tmp_path)
+    (part,) = found.parts
     assert threads == [1] and part.seconds_per_document == 2.0 / 4
 
 
