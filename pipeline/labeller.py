@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.cache import cache_dir as default_cache_dir
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments
@@ -58,7 +59,8 @@ class Labeller:
         where = placement or place(self.spec.model, this_machine())
         job = make_job(self.spec, where, cache_dir or default_cache_dir())
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
-        self._engine, self._encoder = job_engine(job)
+        self._engine, tokenizer = job_engine(job)
+        self._encoder = DocumentTokenizer(tokenizer)
         contextual = contextual_calibrations(job, self._engine, self._encoder, job.fp)
         self._calibrations = {**job.calibrations, **contextual}
 

@@ -29,7 +29,7 @@ PROBE = "import sys, json, {module}; print(json.dumps(sorted(sys.modules)))"
         ("pipeline.spec.parse", {"torch", "transformers", "ray", "pyarrow"}),
         ("pipeline.verbs.init", {"torch", "transformers", "ray"}),
         ("pipeline.report.init", {"torch", "transformers", "ray"}),
-        ("pipeline.runtime.run", {"torch", "transformers"}),
+        ("pipeline.runtime.run", {"torch", "transformers", "ray.data", "pandas"}),
         ("pipeline.inference.engine", {"ray", "pyarrow", "fsspec"}),
         ("pipeline.labeller", {"ray"}),
     ],

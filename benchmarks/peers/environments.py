@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.serve import Answers, Asked, Documents, Setup
-from pipeline.runtime.openmp import wait_passively
+from pipeline.runtime.imports import wait_passively
 
 _HERE = Path(__file__).parent
 # Dependencies that fail to load beside a torch without CUDA, and are not needed.

@@ -30,7 +30,7 @@ from cyclopts.exceptions import (
 
 from pipeline.cache import cache_dir
 from pipeline.errors import AssayError, Problem, SpecError
-from pipeline.runtime.openmp import wait_passively
+from pipeline.runtime.imports import quick_imports, wait_passively
 
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
@@ -83,7 +83,9 @@ class Verb:
 
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    called: Callable[..., Any] = getattr(importlib.import_module(f"pipeline.{module}"), function)
+    with quick_imports():
+        imported = importlib.import_module(f"pipeline.{module}")
+    called: Callable[..., Any] = getattr(imported, function)
     return called
 
 
@@ -202,6 +204,7 @@ def _configure_process() -> None:
     # Ray starts workers at nice level 15: beside one busy process on two cores, two engines keep
     # 48 % of their speed there, and 67 % at the level of this process.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "4")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # The bars of other packages, such as transformers' for GGUF: assay shows the phases itself.
     os.environ.setdefault("TQDM_DISABLE", "1")

@@ -120,11 +120,11 @@ def label_engine(job: Job, model: LoadedModel, prompt: PromptTokens) -> LabelEng
     )
 
 
-def job_engine(job: Job, send: Send = ignore) -> tuple[LabelEngine, DocumentTokenizer]:
-    """The job's engine, loaded, and the tokenizer of its documents; `send` takes the phases."""
+def job_engine(job: Job, send: Send = ignore) -> tuple[LabelEngine, PreTrainedTokenizerBase]:
+    """The job's engine, loaded, and the model's tokenizer; `send` takes the phases."""
     folder, tokenizer, prompt = job_prompt(job, send=send)
     send(WorkerReport(LOADING))
-    return label_engine(job, job_model(job, folder), prompt), DocumentTokenizer(tokenizer)
+    return label_engine(job, job_model(job, folder), prompt), tokenizer
 
 
 def job_prompt(

@@ -29,8 +29,8 @@ from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.ledger.reuse import overlaid
 from pipeline.runtime.calibration_files import CalibrationFile, stored_calibrations
+from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
 from pipeline.runtime.job import Job
-from pipeline.runtime.openmp import wait_passively
 from pipeline.runtime.progress import sender
 from pipeline.sources.documents import OUTSIDE
 from pipeline.stores.store import open_store
@@ -112,10 +112,9 @@ class TokeniseStage:
     """Builds `worker.Tokenise` in its actor."""
 
     def __init__(self, job: Job, reuse: Reuse, mailbox: Any = None) -> None:
-        from pipeline.runtime.worker import Tokenise
-
+        worker = _worker_module()
         with ThreadPoolExecutor(max_workers=1) as thread:
-            self._worker = _built(thread, Tokenise, job, reuse, send=sender(mailbox))
+            self._worker = _built(thread, worker.Tokenise, job, reuse, send=sender(mailbox))
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
         yield from self._worker.result()(block)
@@ -131,11 +130,10 @@ class LabelStage:
 
     def __init__(self, job: Job, asks: bool, mailbox: Any = None) -> None:
         wait_passively(os.environ)
-        from pipeline.runtime.worker import LabelDocuments
-
+        worker = _worker_module()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="label")
         send = sender(mailbox)
-        self._worker = _built(self._thread, LabelDocuments, job, asks=asks, send=send)
+        self._worker = _built(self._thread, worker.LabelDocuments, job, asks=asks, send=send)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
         worker = self._worker.result()
@@ -155,6 +153,13 @@ class ShardStage:
         for tokenised in self._tokenise(block):
             for labelled in self._label(tokenised):
                 yield commit_block(labelled, self._job)
+
+
+def _worker_module() -> Any:
+    """The module `worker`, which imports torch and transformers."""
+    with quick_imports(*UNUSED):
+        from pipeline.runtime import worker
+    return worker
 
 
 def _built(

@@ -6,20 +6,14 @@ Entry points: `run`, and `label` for the same without a snapshot.
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import ray
-
-from pipeline.errors import FailedRowsError, Problem, RefusedError, SpecError, UnavailableError
+from pipeline.errors import FailedRowsError
 from pipeline.ledger.cells import is_whole, record_specs, unfinished
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import (
@@ -30,17 +24,10 @@ from pipeline.ledger.snapshots import (
     snapshot_numbers,
 )
 from pipeline.options import RunOptions
-from pipeline.runtime.graph import label_items
+from pipeline.runtime.connection import local_ray, remote_ray
 from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
 from pipeline.runtime.outcome import Outcome, RunCounts, retry_items
-from pipeline.runtime.placement import (
-    Placement,
-    cluster,
-    node_resources,
-    place,
-    spread,
-    this_machine,
-)
+from pipeline.runtime.placement import cluster, place, spread, this_machine
 from pipeline.runtime.progress import (
     CONNECTING,
     LISTING,
@@ -220,7 +207,7 @@ def label(
     with Watch(announce, stall_limit_s=options.stall_limit) as watch:
         if address is not None:
             watch.enter(CONNECTING)
-        with _ray_if_remote(address) as nodes:
+        with remote_ray(address) as nodes:
             watch.enter(LOCATING)
             machine = cluster(nodes) if nodes else this_machine()
             one_a_machine = place(spec.model, machine)
@@ -246,7 +233,7 @@ def label(
             counts = RunCounts(rows=last.rows, max_error_rate=spec.max_error_rate)
             watch.enter(STARTING_RAY if last.work_items else LISTING, last)
             if last.work_items:
-                with _local_ray(placement):
+                with local_ray(placement):
                     last = _label_missing(job, store, last, counts, watch, options)
     slice_rows = _slice_rows(store, last, counts)
     if not last.work_items:
@@ -283,6 +270,8 @@ def _label_rounds(
 
     FailedRowsError as soon as the share of failed rows exceeds `max_error_rate`.
     """
+    from pipeline.runtime.graph import label_items  # imports Ray Data: `local_ray` has begun it
+
     last = first
     for round_number in range(1 + EXTRA_ROUNDS):
         if job.is_over:
@@ -308,77 +297,3 @@ def _publish_after_error(job: Job, store: Store, first: Plan, counts: RunCounts)
         LabelledOutput(job, store, listed, counts, 0.0, slice_rows).publish_part()
     except FailedRowsError as error:  # the error that ended the run is raised by the caller
         logger.warning("no partial snapshot is published: %s", error)
-
-
-@contextmanager
-def _ray_if_remote(address: str | None) -> Iterator[list[dict[str, float]]]:
-    """The resources of the nodes of the cluster at `address`; without an address, of the Ray that
-    this process is connected to, or none.
-    """
-    if address is None:
-        yield node_resources() if ray.is_initialized() else []
-        return
-    if address.startswith("ray://"):
-        fix = (
-            "Ray Data does not run through Ray's client; write http://HEAD:8265 to submit the run, "
-            "or run it on a node of the cluster with auto"
-        )
-        raise SpecError([Problem("--address", fix, address)])
-    try:
-        with _without_core_greeting():
-            connected = ray.init(
-                address=address, log_to_driver=False, logging_level=logging.WARNING
-            )
-    except (ConnectionError, ValueError) as error:
-        raise RefusedError(
-            f"--address: no Ray cluster answers at {address}: {error}; correct the address, or "
-            f"start a cluster with `ray start --head`"
-        ) from error
-    with connected:
-        yield node_resources()
-
-
-@contextmanager
-def _local_ray(placement: Placement) -> Iterator[None]:
-    """The Ray that this process is connected to, or a new one that ends with the run."""
-    if ray.is_initialized():
-        yield
-        return
-    try:
-        with _without_core_greeting():
-            started = ray.init(
-                address="local",
-                # — on GPUs, documents are read and committed beside the engines
-                num_cpus=max(2, placement.actors * placement.threads),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-            )
-    except Exception as error:
-        if "timed out during startup" not in str(error):  # — Ray has no class for this
-            raise
-        message = "Ray did not start within its 30 s: the machine is busy; run again"
-        raise UnavailableError(message) from error
-    with started:
-        yield
-
-
-@contextmanager
-def _without_core_greeting() -> Iterator[None]:
-    """Holds standard error back while Ray starts, and drops one line of it.
-
-    Ray's core prints that it takes its log level from the environment; nothing turns that off.
-    """
-    sys.stderr.flush()
-    error = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(error, 2)
-            os.close(error)
-            held.seek(0)
-            lines = held.read().splitlines(keepends=True)
-            os.write(2, b"".join(line for line in lines if b"RAY_BACKEND_LOG_LEVEL" not in line))

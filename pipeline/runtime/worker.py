@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
 
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
@@ -129,11 +130,12 @@ class LabelDocuments:
         stored_calibrations(self._store, job.contextual, self._measure)
 
     @cached_property
-    def _loaded(self) -> tuple[LabelEngine, DocumentTokenizer]:
+    def _loaded(self) -> tuple[LabelEngine, PreTrainedTokenizerBase]:
         return job_engine(self.job, self._send)
 
     def _measure(self, tasks: Sequence[str]) -> dict[str, CalibrationFile]:
-        return contextual_calibrations(self.job, *self._loaded, tasks)
+        engine, tokenizer = self._loaded
+        return contextual_calibrations(self.job, engine, DocumentTokenizer(tokenizer), tasks)
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         """The labelled shard; none if the time of the run is over."""

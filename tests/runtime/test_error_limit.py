@@ -64,10 +64,10 @@ def run_toy(
         texts = [None if row < failed else f"Text {row}." for row in range(ROWS)]
         lines = (json.dumps({"id": f"{name}{i}", "text": text}) for i, text in enumerate(texts))
         (corpus / f"{name}.jsonl").write_text("\n".join(lines))
-    monkeypatch.setattr("pipeline.runtime.run._local_ray", lambda _placement: nullcontext())
+    monkeypatch.setattr("pipeline.runtime.run.local_ray", lambda _placement: nullcontext())
 
     def run_it(graph: ToyGraph, limit: float | None, *, publish_partial: bool = True) -> Outcome:
-        monkeypatch.setattr("pipeline.runtime.run.label_items", graph)
+        monkeypatch.setattr("pipeline.runtime.graph.label_items", graph)
         file = write_spec(input={"path": str(corpus), "id": "id"}, max_error_rate=limit)
         options = RunOptions(publish_partial=publish_partial)
         return run(load_spec(file), cache_dir=tmp_path / "cache", options=options)

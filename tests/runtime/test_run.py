@@ -197,7 +197,7 @@ def test_a_second_run_reads_no_document_and_makes_no_snapshot(
 
     monkeypatch.setattr("pipeline.ledger.cuts.cut", refuse)
     monkeypatch.setattr("pipeline.hashes.hashlib.file_digest", refuse)
-    monkeypatch.setattr("pipeline.runtime.run.label_items", refuse)
+    monkeypatch.setattr("pipeline.runtime.graph.label_items", refuse)
     outcome = run_quietly(spec)
     assert outcome.tally.rows == 0 and outcome.complete and outcome.snapshot == 1
     assert label_files(spec) == before

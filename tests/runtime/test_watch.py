@@ -13,6 +13,7 @@ import pytest
 from pipeline.ledger.blocks import LabelCost, ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.runtime import progress as reports
+from pipeline.runtime.connection import without_core_greeting
 from pipeline.runtime.progress import (
     CONVERTING,
     LABELLING,
@@ -26,7 +27,6 @@ from pipeline.runtime.progress import (
     WorkerReport,
     work_key,
 )
-from pipeline.runtime.run import _without_core_greeting
 from pipeline.runtime.watch import Watch, Watchdog
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 
@@ -221,7 +221,7 @@ def test_of_what_is_printed_while_ray_starts_only_the_cores_greeting_is_dropped(
     fails: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def start() -> None:
-        with _without_core_greeting():
+        with without_core_greeting():
             os.write(
                 2, b"[I 1] Set ray log level from environment variable RAY_BACKEND_LOG_LEVEL\n"
             )

@@ -46,8 +46,8 @@ def asked() -> Iterator[Counter[Any]]:
         return made, None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.runtime.run._local_ray", lambda _placement: nullcontext())
-        patch.setattr("pipeline.runtime.run.label_items", label_and_commit)
+        patch.setattr("pipeline.runtime.run.local_ray", lambda _placement: nullcontext())
+        patch.setattr("pipeline.runtime.graph.label_items", label_and_commit)
         patch.setattr("pipeline.runtime.worker.job_engine", engine)
         yield counted
 

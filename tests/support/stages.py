@@ -41,5 +41,5 @@ def label_and_commit(
 
 def run_without_ray(patch: pytest.MonkeyPatch) -> None:
     """From now on, `run` calls the stages in this process, with the spec's own model."""
-    patch.setattr("pipeline.runtime.run.label_items", label_and_commit)
-    patch.setattr("pipeline.runtime.run._local_ray", lambda _placement: nullcontext())
+    patch.setattr("pipeline.runtime.graph.label_items", label_and_commit)
+    patch.setattr("pipeline.runtime.run.local_ray", lambda _placement: nullcontext())

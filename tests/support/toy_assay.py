@@ -73,7 +73,7 @@ def main_of_toy(words: Sequence[str]) -> int:
     """`assay` with these words, in one process and with the fake engine; its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         run_without_ray(patch)
-        patch.setattr("pipeline.runtime.run.label_items", label_items)
+        patch.setattr("pipeline.runtime.graph.label_items", label_items)
         patch.setattr(
             "pipeline.runtime.worker.job_engine",
             lambda job, _send: (FakeEngine(job.spec.tasks), None),

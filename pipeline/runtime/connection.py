@@ -1,0 +1,123 @@
+"""The Ray that a run uses: this process's own, a cluster's, or a new one on this machine.
+
+Entry points: `remote_ray` and `local_ray`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+from ray._private.node import Node
+
+from pipeline.errors import Problem, RefusedError, SpecError, UnavailableError
+from pipeline.runtime.imports import quick_imports
+from pipeline.runtime.placement import Placement, node_resources
+
+_SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
+
+
+@contextmanager
+def remote_ray(address: str | None) -> Iterator[list[dict[str, float]]]:
+    """The resources of the nodes of the cluster at `address`; without an address, of the Ray that
+    this process is connected to, or none.
+    """
+    if address is None:
+        yield node_resources() if ray.is_initialized() else []
+        return
+    if address.startswith("ray://"):
+        fix = (
+            "Ray Data does not run through Ray's client; write http://HEAD:8265 to submit the run, "
+            "or run it on a node of the cluster with auto"
+        )
+        raise SpecError([Problem("--address", fix, address)])
+    try:
+        with without_core_greeting():
+            connected = ray.init(
+                address=address, log_to_driver=False, logging_level=logging.WARNING
+            )
+    except (ConnectionError, ValueError) as error:
+        raise RefusedError(
+            f"--address: no Ray cluster answers at {address}: {error}; correct the address, or "
+            f"start a cluster with `ray start --head`"
+        ) from error
+    with connected:
+        yield node_resources()
+
+
+@contextmanager
+def local_ray(placement: Placement) -> Iterator[None]:
+    """The Ray that this process is connected to, or a new one that ends with the run."""
+    if ray.is_initialized():
+        yield
+        return
+    # — Ray waits for its processes meanwhile, for seconds
+    threading.Thread(target=_import_graph, name="import").start()
+    try:
+        with without_core_greeting(), _without_services():
+            started = ray.init(
+                address="local",
+                # — on GPUs, documents are read and committed beside the engines
+                num_cpus=1 + max(2, placement.actors * placement.threads),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+    except Exception as error:
+        if "timed out during startup" not in str(error):  # — Ray has no class for this
+            raise
+        message = "Ray did not start within its 30 s: the machine is busy; run again"
+        raise UnavailableError(message) from error
+    with started:
+        yield
+
+
+@contextmanager
+def _without_services() -> Iterator[None]:
+    """Ray starts no process in this block that a run on one machine has no use for.
+
+    These are the autoscaler, the server of the dashboard, and the reader of the workers' logs. No
+    option turns them off. On two cores they take two seconds of the start, and one of the end.
+    """
+    services = {name: getattr(Node, name) for name in _SERVICES}
+    for name in services:
+        setattr(Node, name, lambda *_arguments, **_named: None)
+    try:
+        yield
+    finally:
+        for name, start in services.items():
+            setattr(Node, name, start)
+
+
+def _import_graph() -> None:
+    """Imports Ray Data, which a run without work does not need."""
+    with quick_imports():
+        importlib.import_module("pipeline.runtime.graph")
+
+
+@contextmanager
+def without_core_greeting() -> Iterator[None]:
+    """Holds standard error back while Ray starts, and drops one line of it.
+
+    Ray's core prints that it takes its log level from the environment; nothing turns that off.
+    """
+    sys.stderr.flush()
+    error = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(error, 2)
+            os.close(error)
+            held.seek(0)
+            lines = held.read().splitlines(keepends=True)
+            os.write(2, b"".join(line for line in lines if b"RAY_BACKEND_LOG_LEVEL" not in line))
