@@ -204,6 +204,7 @@ def _configure_process() -> None:
     # Ray starts workers at nice level 15: beside one busy process on two cores, two engines keep
     # 48 % of their speed there, and 67 % at the level of this process.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # By default as many workers as cores start together; the engine would be the third of three.
     os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "4")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # The bars of other packages, such as transformers' for GGUF: assay shows the phases itself.

@@ -64,7 +64,8 @@ def local_ray(placement: Placement) -> Iterator[None]:
         with without_core_greeting(), _without_services():
             started = ray.init(
                 address="local",
-                # — on GPUs, documents are read and committed beside the engines
+                # — on GPUs, documents are read and committed beside the engines. Ray starts this
+                # many workers at once, and the mailbox and Ray Data take two before an engine does
                 num_cpus=1 + max(2, placement.actors * placement.threads),
                 include_dashboard=False,
                 log_to_driver=False,
