@@ -28,7 +28,7 @@ from transformers import (
 from pipeline.errors import ModelError
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import Kernel, flash_kernel
-from pipeline.inference.model.int8_products import round_linear
+from pipeline.inference.model.int8_products import Int8Linear, round_linear
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer, plain_attention
 from pipeline.inference.model.quantisation import quantise
 from pipeline.inference.schedules import read_prefix
@@ -244,13 +244,23 @@ def prepare(network: PreTrainedModel, *, dispatched: bool = False) -> LoadedMode
             refusal = ModelError(f"{_family(config)} does not run under the tree: {reason!r}")
             refusal.__cause__ = reason
             continue
-        if error <= TOLERANCE[network.dtype]:
+        if error <= tolerance(network):
             return model
         refusal = ModelError(
             f"{_family(config)} gives other answers under the tree: its states or logits "
             f"differ by {error:.1g} of their norm; {_SUPPORTED}"
         )
     raise refusal
+
+
+def tolerance(network: PreTrainedModel) -> float:
+    """The relative error of states that the network's rounding explains.
+
+    Activations in 8 bits are rounded as coarsely as bfloat16, which has 8 significant bits: a last
+    bit that differs may move a value by a whole step.
+    """
+    is_rounded = any(isinstance(module, Int8Linear) for module in network.modules())
+    return TOLERANCE[torch.bfloat16 if is_rounded else network.dtype]
 
 
 def _variants(whole: LoadedModel) -> list[LoadedModel]:
@@ -325,7 +335,7 @@ def proved_at(model: LoadedModel, layers: Sequence[int]) -> LoadedModel:
     errors = []
     for variant in variants:
         errors.append(_depth_error(variant, depths))
-        if errors[-1] <= TOLERANCE[model.network.dtype]:
+        if errors[-1] <= tolerance(model.network):
             return variant
     raise ModelError(
         f"{_family(model.network.config)} has other states between its layers than "

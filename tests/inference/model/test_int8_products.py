@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.inference.alternatives import linear_weights
-from pipeline.inference.loading import load_model, prepare, tree_error
+from pipeline.inference.loading import load_model, prepare, proved_at, tree_error
 from pipeline.inference.model.int8_products import (
     Int8Linear,
     RowBlocks,
@@ -133,6 +133,21 @@ def test_the_tree_differs_from_independent_prompts_by_rounding_alone(
     assert tree_error(model) < 0.05
     rounded = sum(linear_weights(layer, experts_per_token=1) for layer in model.decoder.layers)  # type: ignore[arg-type]
     assert rounded == plain
+
+
+@needs_products
+@pytest.mark.parametrize("seed", range(4))
+def test_a_readout_of_an_earlier_layer_is_read_with_8_bit_products(
+    seed: int, make_network: MakeNetwork
+) -> None:
+    network = make_network("llama", num_hidden_layers=30)
+    torch.manual_seed(seed)
+    for weights in (each for each in network.parameters() if each.dim() > 1):
+        # — large weights: one value that is rounded to the other side moves the states by hundredths
+        weights.data.normal_(std=0.4)
+    model = prepare(network)
+    round_linear(model.network, "cpu")
+    assert proved_at(model, [8, 30]) is model
 
 
 @needs_products
