@@ -85,9 +85,10 @@ def _without_services() -> Iterator[None]:
     """Ray starts no process in this block that a run on one machine has no use for.
 
     These are the autoscaler, the server of the dashboard, and the reader of the workers' logs. No
-    option turns them off. On two cores they take two seconds of the start, and one of the end.
+    option turns them off. On two cores they take two seconds of the start, and one of the end. A
+    later version of Ray that names them otherwise starts them.
     """
-    services = {name: getattr(Node, name) for name in _SERVICES}
+    services = {name: getattr(Node, name) for name in _SERVICES if hasattr(Node, name)}
     for name in services:
         setattr(Node, name, lambda *_arguments, **_named: None)
     try:

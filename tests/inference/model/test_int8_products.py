@@ -143,7 +143,7 @@ def test_a_readout_of_an_earlier_layer_is_read_with_8_bit_products(
     network = make_network("llama", num_hidden_layers=30)
     torch.manual_seed(seed)
     for weights in (each for each in network.parameters() if each.dim() > 1):
-        # — large weights: one value that is rounded to the other side moves the states by hundredths
+        # — with large weights, one value that is rounded to the other side moves all states
         weights.data.normal_(std=0.4)
     model = prepare(network)
     round_linear(model.network, "cpu")
