@@ -29,6 +29,7 @@ from pipeline.errors import ModelError
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import Kernel, flash_kernel
 from pipeline.inference.model.int8_products import Int8Linear, round_linear
+from pipeline.inference.model.llama_form import use_llama_form
 from pipeline.inference.model.loaded import LoadedModel, cut_last_layer, plain_attention
 from pipeline.inference.model.quantisation import quantise
 from pipeline.inference.schedules import read_prefix
@@ -227,6 +228,8 @@ def prepare(network: PreTrainedModel, *, dispatched: bool = False) -> LoadedMode
     torch.backends.cuda.enable_cudnn_sdp(False)
     nn.Module.eval(network).requires_grad_(False)
     network.set_attn_implementation(hook.IMPLEMENTATION)
+    if not dispatched:
+        use_llama_form(network.base_model)
     # Some families keep the window on the attention module, others only in the configuration.
     windows = {getattr(module, "sliding_window", None) for module in network.modules()}
     whole = LoadedModel(

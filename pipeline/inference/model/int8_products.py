@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.errors import ModelError
+from pipeline.inference.model.llama_form import use_row_blocks
 from pipeline.inference.model.quantisation import refuse_experts
 
 # Instructions that multiply unsigned by signed bytes and add in 32 bits. Without them oneDNN adds
@@ -26,9 +27,6 @@ _CPU_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8")
 _ZERO_POINT = 128  # on a CPU, activations of -127 to 127 steps are the bytes 1 to 255
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of a row of zeros
 _CUDA_ROWS = 17  # torch._int_mm takes no fewer on CUDA
-# Rows that an MLP takes at once on a CPU: its activations then stay in the cache between the
-# products. On a Xeon of model 207 an MLP of SmolLM2 took .77 of its time on 1,265 rows at once.
-_MLP_ROWS = 320
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +128,6 @@ class Int8Linear(nn.Module):
         return sums * rows.scales * self.scales
 
 
-class RowBlocks(nn.Module):
-    """A module that treats each token by itself, run on a block of tokens after the other."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(
-        self,
-        x: Tensor,  # [copies, tokens, hidden]
-    ) -> Tensor:  # [copies, tokens, hidden]
-        if x.shape[-2] <= _MLP_ROWS:
-            return self.inner(x)  # type: ignore[no-any-return]
-        return torch.cat([self.inner(block) for block in torch.split(x, _MLP_ROWS, dim=-2)], dim=-2)
-
-
 def round_linear(network: PreTrainedModel, device: str) -> None:
     """Replaces the linear layers of the decoder, in place, one after the other.
 
@@ -163,6 +145,5 @@ def round_linear(network: PreTrainedModel, device: str) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child is not head:
                 setattr(parent, name, Int8Linear(child, rounding))
-    for layer in network.model.layers if device == "cpu" else ():
-        if mlp := getattr(layer, "mlp", None):
-            layer.mlp = RowBlocks(mlp)
+    if device == "cpu":
+        use_row_blocks(network.model)

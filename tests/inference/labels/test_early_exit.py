@@ -201,8 +201,8 @@ def assert_every_kind_equals_its_oracle(model: LoadedModel, budget: int) -> None
 @contextmanager
 def rows_through(model: LoadedModel) -> Iterator[list[int]]:
     """How many rows go through each layer's feed-forward."""
-    blocks: nn.ModuleList = model.network.model.layers
-    rows = [0] * len(blocks)
+    projections = [block.mlp.gate_proj for block in model.network.model.layers]
+    rows = [0] * len(projections)
 
     def count(at: int) -> Callable[..., None]:
         def hook(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -210,7 +210,7 @@ def rows_through(model: LoadedModel) -> Iterator[list[int]]:
 
         return hook
 
-    handles = [block.mlp.register_forward_pre_hook(count(i)) for i, block in enumerate(blocks)]
+    handles = [each.register_forward_pre_hook(count(i)) for i, each in enumerate(projections)]
     try:
         yield rows
     finally:
