@@ -25,7 +25,7 @@ from many_rows import assert_every_row_once, has_begun, write_many
 from rich.console import Console
 
 from pipeline.cli import app, main
-from pipeline.cli.app import VERBS
+from pipeline.cli.app import VERBS, _RayReports
 from pipeline.options import EvalOptions, GoldOptions
 
 DOCUMENTS = 600
@@ -383,3 +383,13 @@ def test_a_killed_actor_is_replaced_within_the_run(
     actor.kill()
     assert process.wait(timeout=300) == 0
     assert_ended_well(output)
+
+
+def test_ray_s_reports_of_workers_that_the_run_ended_are_dropped() -> None:
+    stream = io.StringIO()
+    reports = _RayReports(stream)
+    print("(raylet) a worker died: out of memory", file=reports)
+    print("(raylet) Task MapWorker failed.", end=" ", file=reports)
+    print("The actor is dead because it was killed by `ray.kill`.", file=reports)
+    print("last", file=reports)
+    assert stream.getvalue() == "(raylet) a worker died: out of memory\nlast\n"

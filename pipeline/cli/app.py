@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TextIO, get_args, get_origin
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.exceptions import (
@@ -63,7 +64,7 @@ class Verb:
                 _function(self.first)(spec, cache_dir())
             if self.progress:
                 # — Ray reports workers that died there, but it is the place of the result
-                stack.enter_context(redirect_stdout(sys.stderr))
+                stack.enter_context(redirect_stdout(_RayReports(sys.stderr)))
                 progress = _function(self.progress)
                 keywords["announce"] = stack.enter_context(progress(sys.stderr))
             recipe = _function(self.recipe)  # — after the first sign of life: to import ray is slow
@@ -79,6 +80,28 @@ class Verb:
             show = _function(self.report.replace(":", ":show_"))
             show(result, console_on(sys.stdout), **keywords)
         return self.exit_code(result)
+
+
+class _RayReports(io.TextIOBase):
+    """Standard output while Ray runs: Ray's reports of workers that died go to the stream.
+
+    A worker that Ray Data itself ends, as after Ctrl-C, has not died. Ray reports its tasks as
+    failed where the report is faster than the end of the run.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._line = ""  # its beginning
+
+    def write(self, text: str) -> int:
+        *lines, self._line = f"{self._line}{text}".split("\n")
+        for line in lines:
+            if "killed by `ray.kill`" not in line:
+                self._stream.write(f"{line}\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 def _function(name: str) -> Callable[..., Any]:

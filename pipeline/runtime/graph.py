@@ -6,6 +6,7 @@ driver has no need of it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections import Counter
@@ -159,6 +160,7 @@ def _worker_module() -> Any:
     """The module `worker`, which imports torch and transformers."""
     with quick_imports(*UNUSED):
         from pipeline.runtime import worker
+    gc.freeze()  # — the modules stay: to look at each object takes a third of a second
     return worker
 
 
