@@ -6,6 +6,7 @@ driver has no need of it.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -161,6 +162,7 @@ def _worker_module() -> Any:
     with quick_imports(*UNUSED):
         from pipeline.runtime import worker
     gc.freeze()  # — the modules stay: to look at each object takes a third of a second
+    atexit.register(gc.unfreeze)  # — DuckDB complains of objects that are left at the end
     return worker
 
 
