@@ -61,6 +61,10 @@ class SpecError(AssayError):
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
 
+    def __reduce__(self) -> tuple[type[SpecError], tuple[tuple[Problem, ...]]]:
+        """Pickled by its problems: Ray Data adds its advice to `args`."""
+        return type(self), (self.problems,)
+
 
 class RefusedError(AssayError):
     """To continue could lose or expose data, so nothing was started."""

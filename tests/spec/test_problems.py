@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,10 @@ def test_a_mistake_that_is_found_later_has_its_line_too(tmp_path: Path) -> None:
         f"tasks.0.labels: begin alike (got 3) in {path}, line 7, task 'a'",
         "--to: no (got 'x')",
     ]
+
+
+def test_mistakes_of_a_worker_survive_what_others_add_to_the_error() -> None:
+    error = SpecError([Problem("tasks.0.labels", "begin alike", 3)])
+    error.args = (*error.args, "advice of Ray Data")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is SpecError and copy.problems == error.problems
