@@ -24,7 +24,7 @@ from pipeline.inference.attention.tree import Tree
 # model 207 an MLP of SmolLM2 with 8-bit products took .77 of its time on 1,265 rows at once, with
 # blocks of 192 to 320 alike. In float32 a document took .99 with blocks, and .96 without.
 _ROWS = 256
-# The parts of a layer of the Llama form: it, Mistral, Qwen2 and Qwen3 have no others.
+# The parts of a layer of the Llama form: Llama, Qwen2 and Qwen3 have no others.
 _LAYER = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
