@@ -169,6 +169,13 @@ class GoldOptions:
     tasks: Annotated[tuple[str, ...], Parameter("--task", metavar="TASK")] = ()
     """Use this task only (default: every task that the gold file has labels for). Repeatable."""
 
+    def words(self, task: str) -> tuple[str, ...]:
+        """The options with which a command reads the same gold labels for one task alone."""
+        pairs = [("--id", self.id), ("--text", self.text), ("--task", task)]
+        pairs += [("--column", f"{name}={c}") for name, c in self.columns if name == task]
+        pairs += [("--value", f"{value}={label}") for value, label in self.values]
+        return tuple(word for name, value in pairs if value is not None for word in (name, value))
+
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:

@@ -391,5 +391,7 @@ def test_ray_s_reports_of_workers_that_the_run_ended_are_dropped() -> None:
     print("(raylet) a worker died: out of memory", file=reports)
     print("(raylet) Task MapWorker failed.", end=" ", file=reports)
     print("The actor is dead because it was killed by `ray.kill`.", file=reports)
-    print("last", file=reports)
+    print("last", end="", file=reports)
+    assert stream.getvalue() == "(raylet) a worker died: out of memory\n"
+    reports.close()
     assert stream.getvalue() == "(raylet) a worker died: out of memory\nlast\n"

@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, closing, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal, TextIO, get_args, get_origin
@@ -64,7 +64,8 @@ class Verb:
                 _function(self.first)(spec, cache_dir())
             if self.progress:
                 # — Ray reports workers that died there, but it is the place of the result
-                stack.enter_context(redirect_stdout(_RayReports(sys.stderr)))
+                reports = stack.enter_context(closing(_RayReports(sys.stderr)))
+                stack.enter_context(redirect_stdout(reports))
                 progress = _function(self.progress)
                 keywords["announce"] = stack.enter_context(progress(sys.stderr))
             recipe = _function(self.recipe)  # — after the first sign of life: to import ray is slow
@@ -101,7 +102,13 @@ class _RayReports(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
+        """Writes what is complete; `close` writes an unfinished line, too."""
         self._stream.flush()
+
+    def close(self) -> None:
+        if self._line:
+            self.write("\n")
+        super().close()
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -61,6 +61,7 @@ class Gold:
     texts: tuple[str | None, ...] | None  # [rows]; None: the gold has no texts
     repeated: int = 0
     contradictory: int = 0
+    options: GoldOptions = GoldOptions()  # with which it was read
 
     @property
     def rows(self) -> int:
@@ -87,7 +88,7 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) 
     by, keys, texts = _documents(rows, spec, options)
     columns = _task_columns(spec, options, tuple(rows.columns), source)
     tasks = {task.name: _gold_task(rows, task, column, options) for task, column in columns}
-    return _without_repeats(Gold(source, by, keys, tasks, texts))
+    return _without_repeats(Gold(source, by, keys, tasks, texts, options=options))
 
 
 def _check_names(spec: JobSpec, options: GoldOptions) -> None:
@@ -329,7 +330,8 @@ def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
     kept = np.flatnonzero(answered)
     keys = table.column(by).take(pa.array(kept)).to_pylist()
     answered_tasks = {name: _of_rows(task, kept) for name, task in tasks.items()}
-    return _without_repeats(Gold(source, by, tuple(keys), answered_tasks, None))
+    gold = Gold(source, by, tuple(keys), answered_tasks, None, options=options)
+    return _without_repeats(gold)
 
 
 def _teacher_task(

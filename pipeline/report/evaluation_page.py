@@ -117,11 +117,12 @@ def _headline(task: TaskEvaluation) -> str:
 
 def _next_steps(evaluation: Evaluation, spec_file: str) -> Iterator[str]:
     """What the figures call for, with the command that does it."""
-    spec, gold = shlex.quote(spec_file), shlex.quote(evaluation.gold.source)
+    spec, gold = shlex.quote(spec_file), evaluation.gold
     for task in evaluation.tasks:
         name = _safe(task.task)
         if task.at_chance:
-            fit = f"assay fit {spec} --gold {gold} --task {task.task}"
+            words = shlex.join(["--gold", gold.source, *gold.options.words(task.task)])
+            fit = f"assay fit {spec} {words}"
             yield f"{name}: train a readout: <code>{_safe(fit)}</code>"
         if task.label_issues:
             yield f"{name}: read the {len(task.label_issues):,} gold labels that may be wrong"

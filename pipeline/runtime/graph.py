@@ -114,9 +114,10 @@ class TokeniseStage:
     """Builds `worker.Tokenise` in its actor."""
 
     def __init__(self, job: Job, reuse: Reuse, mailbox: Any = None) -> None:
+        send = sender(mailbox)
         worker = _worker_module()
         with ThreadPoolExecutor(max_workers=1) as thread:
-            self._worker = _built(thread, worker.Tokenise, job, reuse, send=sender(mailbox))
+            self._worker = _built(thread, worker.Tokenise, job, reuse, send=send)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
         yield from self._worker.result()(block)
@@ -132,9 +133,9 @@ class LabelStage:
 
     def __init__(self, job: Job, asks: bool, mailbox: Any = None) -> None:
         wait_passively(os.environ)
+        send = sender(mailbox)
         worker = _worker_module()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="label")
-        send = sender(mailbox)
         self._worker = _built(self._thread, worker.LabelDocuments, job, asks=asks, send=send)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:

@@ -7,10 +7,13 @@ the mailbox is a process, which should be small.
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 # A worker sends at most two reports a second, even if its batches are faster.
 REPORT_S = 0.5
+# A worker repeats its last report this often: one that repeats nothing is stopped, or cut off.
+REPEAT_S = 1.0
 
 LOCATING = "locating the model"
 LISTING = "listing the input"
@@ -140,10 +145,12 @@ class Mailbox:
         return list(latest.values())
 
 
+@cache
 def sender(mailbox: Any) -> Send:
     """Sends this process's reports to the mailbox, the handle of an actor, and waits for nothing.
 
-    Without a mailbox (None) nobody reads the reports.
+    A thread repeats the latest report every second, from now until the process ends. Without a
+    mailbox (None) nobody reads the reports.
     """
     if mailbox is None:
         return ignore
@@ -151,11 +158,24 @@ def sender(mailbox: Any) -> Send:
 
     node, pid = ray.util.get_node_ip_address(), os.getpid()  # type: ignore[no-untyped-call]
     actor_id = ray.get_runtime_context().get_actor_id() or ""
+    latest = WorkerReport(STARTING_WORKERS)
+    sending = threading.Lock()  # a repeated report must not arrive after a later one
+    ended = threading.Event()
 
-    def send(report: WorkerReport) -> None:
-        own = replace(report, worker=f"process {pid} on {node}", actor_id=actor_id, pid=pid)
-        mailbox.put.remote(own)
+    def send(report: WorkerReport | None = None) -> None:
+        nonlocal latest
+        with sending:
+            latest = latest if report is None else report
+            own = replace(latest, worker=f"process {pid} on {node}", actor_id=actor_id, pid=pid)
+            mailbox.put.remote(own)
 
+    def repeat() -> None:
+        send()
+        while not ended.wait(REPEAT_S):
+            send()
+
+    atexit.register(ended.set)
+    threading.Thread(target=repeat, name="report", daemon=True).start()
     return send
 
 

@@ -158,11 +158,10 @@ class Watch:
                 if report.phase != READING and _order(report.phase) > _order(self._phase):
                     self._phase = report.phase
                 # — reports and commits arrive on different ways, in any order
-                if report.work is None or report.work in self._committed_work:
-                    continue
-                if report.phase != READING:
+                committed = report.work in self._committed_work
+                if report.work is not None and report.phase != READING and not committed:
                     self._at_work[report.work] = report
-                self._watchdog.hear(report, now_s)
+                self._watchdog.hear(report, now_s, committed=committed)
 
     def _count_seconds(self) -> None:
         """Counts the time since the phase began; after that, `RunMetrics.tick` counts."""
@@ -242,12 +241,27 @@ class Stall:
 
     def __str__(self) -> str:
         report, seconds = self.report, f"{self.silent_s:.0f} s"
-        if report.phase == READING:
+        if self.limit_s == inf:
             return f"{report.worker} has been reading {report.place} for {seconds}"
-        return (
-            f"{report.worker} has answered nothing for {seconds}; it labels {report.place} "
-            f"({report.answered:,} rows are answered)"
-        )
+        if report.work is None:
+            last = f"its last report is: {report.phase}"
+        elif report.finished:
+            last = f"it has finished {report.place}"
+        elif report.phase == READING:
+            last = f"it reads {report.place}"
+        else:
+            last = f"it labels {report.place} ({report.answered:,} rows are answered)"
+        return f"{report.worker} has answered nothing for {seconds}; {last}"
+
+
+@dataclass(slots=True)
+class _Heard:
+    """The last report of a worker."""
+
+    report: WorkerReport
+    came_s: float  # when it, or a repetition of it, came last
+    new_s: float  # when it came first
+    at_work: bool  # whether the worker should soon report something else
 
 
 class Watchdog:
@@ -255,48 +269,65 @@ class Watchdog:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._last: dict[str, tuple[WorkerReport, float]] = {}  # by worker; when it came
+        self._heard: dict[str, _Heard] = {}  # by worker
         self._named: set[str] = set()  # workers
 
-    def hear(self, report: WorkerReport, now_s: float) -> None:
-        """Notes a report. A worker that finished its shard is not expected to answer."""
-        if report.work is not None:  # a shard whose worker died is at work in another
+    def hear(self, report: WorkerReport, now_s: float, *, committed: bool = False) -> None:
+        """Notes a report. A worker without work repeats its last one, and no other is expected."""
+        heard = self._heard.get(report.worker)
+        if heard is not None and heard.report == report:
+            heard.came_s = now_s
+            return
+        at_work = report.work is not None and not report.finished and not committed
+        if report.work is not None and at_work:  # a shard whose worker died is at work in another
             self.forget(report.work)
-        self._last.pop(report.worker, None)
         self._named.discard(report.worker)
-        if not report.finished:
-            self._last[report.worker] = report, now_s
+        self._heard[report.worker] = _Heard(report, now_s, now_s, at_work)
 
     def forget(self, work: WorkKey) -> None:
-        """Expects no answer about this work any more."""
-        for worker in [w for w, (last, _) in self._last.items() if last.work == work]:
-            del self._last[worker]
+        """Expects no other report about this work any more."""
+        for heard in self._heard.values():
+            if heard.report.work == work:
+                heard.at_work = False
 
     def excuse(self, now_s: float) -> None:
         """Restarts the clock of each worker, because reports may have been lost."""
-        self._last = {worker: (last, now_s) for worker, (last, _) in self._last.items()}
+        for heard in self._heard.values():
+            heard.came_s = heard.new_s = now_s
 
     def stalls(self, now_s: float, is_alive: Callable[[WorkerReport], bool]) -> Iterator[Stall]:
         """The workers to name now, each once, and those for which the run ends."""
-        for worker, (report, last_s) in list(self._last.items()):
-            named_after_s, limit_s = self._patience(report)
-            stall = Stall(report, now_s - last_s, limit_s)
-            if stall.silent_s < named_after_s or (worker in self._named and not stall.ends):
+        for worker, heard in list(self._heard.items()):
+            due = [
+                stall
+                for stall, named_after_s in self._silences(heard, now_s)
+                if stall.silent_s >= named_after_s
+            ]
+            due = [stall for stall in due if stall.ends] or due
+            if not due or (worker in self._named and not due[0].ends):
                 continue
-            if not is_alive(report):
-                del self._last[worker]  # Ray starts it again, and then it reports
+            if not is_alive(heard.report):
+                del self._heard[worker]  # Ray starts it again, and then it reports
                 continue
             self._named.add(worker)
-            yield stall
+            yield due[0]
 
-    def _patience(self, report: WorkerReport) -> tuple[float, float]:
-        """The seconds of silence after which the worker is named, and after which the run ends."""
+    def _silences(self, heard: _Heard, now_s: float) -> Iterator[tuple[Stall, float]]:
+        """How long the worker has been silent, and after how many seconds it is named for that."""
+        report = heard.report
+        # — without a repetition its process is stopped, or its machine cannot be reached
+        yield Stall(report, now_s - heard.came_s, self._limit_s), self._limit_s / 2
+        if not heard.at_work:
+            return
+        silent_s = now_s - heard.new_s
         if report.phase == READING:  # the last rows of a large compressed file take long
-            return self._limit_s / 2, inf
-        if report.slowest_s is None:  # its first batch, whose duration nobody knows
-            return self._limit_s / 2, self._limit_s
-        named_after_s = max(self._limit_s / 10, _NAMED_AFTER * report.slowest_s)
-        return named_after_s, max(self._limit_s, _ENDED_AFTER * report.slowest_s)
+            yield Stall(report, silent_s, inf), self._limit_s / 2
+        elif report.slowest_s is None:  # its first batch, whose duration nobody knows
+            yield Stall(report, silent_s, self._limit_s), self._limit_s / 2
+        else:
+            limit_s = max(self._limit_s, _ENDED_AFTER * report.slowest_s)
+            named_after_s = max(self._limit_s / 10, _NAMED_AFTER * report.slowest_s)
+            yield Stall(report, silent_s, limit_s), named_after_s
 
 
 def _added(a: Counts, b: Counts) -> Counts:

@@ -23,6 +23,7 @@ from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.metrics import score
 from pipeline.evaluation.thresholds import Threshold
 from pipeline.gold.labels import Gold, GoldTask
+from pipeline.options import GoldOptions
 from pipeline.report.console import escape_controls, truncate
 from pipeline.report.evaluation_page import page, write_page
 from pipeline.report.evaluation_table import evaluation_json, show_evaluation
@@ -141,7 +142,13 @@ def test_a_page_begins_with_the_headline_and_says_what_to_do_next() -> None:
     assert first in begin and "on 50 documents" in begin
     assert "job job" in begin and NOW in begin and "<dt>model</dt>" in begin
     assert "a gate failed" in begin and "read the 1 gold labels that may be wrong" in begin
-    assert ("assay fit 'my spec.yaml'" in html.unescape(begin)) == task.at_chance
+    options = GoldOptions(
+        id="key", columns=(("toxic", "is it"), ("topic", "t")), values=(("1", "a"),)
+    )
+    renamed = replace(whole, gold=replace(whole.gold, source="gold.csv", options=options))
+    assert task.at_chance
+    words = "--gold gold.csv --id key --task toxic --column 'toxic=is it' --value 1=a</code>"
+    assert f"assay fit 'my spec.yaml' {words}" in html.unescape(page(renamed, **WRITTEN))
     passed = replace(whole, decisions=(), tasks=())
     command = "<code>assay filter 'my spec.yaml' --to FOLDER</code>"
     bare = html.unescape(page(passed, **WRITTEN))

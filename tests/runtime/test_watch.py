@@ -108,7 +108,12 @@ def test_a_mailbox_keeps_the_latest_report_of_each_worker_and_shard() -> None:
     assert box.take() == []
 
 
-def silent(watchdog: Watchdog, now_s: float, *, alive: bool = True) -> list[tuple[str, bool]]:
+def silent(
+    watchdog: Watchdog, now_s: float, *, alive: bool = True, repeats: bool = True
+) -> list[tuple[str, bool]]:
+    """The workers to name and whether they end the run, where each has just repeated its report."""
+    for heard in list(watchdog._heard.values()) if repeats else ():
+        watchdog.hear(heard.report, now_s)
     return [(each.report.worker, each.ends) for each in watchdog.stalls(now_s, lambda _: alive)]
 
 
@@ -155,14 +160,41 @@ def test_nobody_is_blamed_without_work_after_death_or_while_reports_are_lost() -
     assert silent(watchdog, 9_510) == [("another", False)]
 
 
+READS = replace(BUSY, phase=READING, slowest_s=None)
+
+
 def test_a_worker_that_reads_for_long_is_named_and_does_not_end_the_run() -> None:
     watchdog = Watchdog(LIMIT_S)
-    watchdog.hear(replace(BUSY, phase=READING, slowest_s=None), 0)
+    watchdog.hear(READS, 0)
+    watchdog.hear(READS, 49)
     (stall,) = watchdog.stalls(50, lambda _: True)
     assert str(stall) == "process 7 on a has been reading c.jsonl for 50 s"
-    assert list(watchdog.stalls(1e9, lambda _: True)) == []
-    watchdog.hear(replace(BUSY, phase=READING, finished=True), 1e9)
+    assert silent(watchdog, 1e9) == []
+    watchdog.hear(replace(READS, finished=True), 1e9)
     assert not silent(watchdog, 2e9)
+
+
+@pytest.mark.parametrize(
+    ("report", "does"),
+    [
+        (replace(BUSY, slowest_s=50.0, answered=3), "it labels c.jsonl (3 rows are answered)"),
+        (replace(BUSY, finished=True), "it has finished c.jsonl"),  # it commits, or waits
+        (READS, "it reads c.jsonl"),
+        (replace(READS, finished=True), "it has finished c.jsonl"),
+        (WorkerReport(LOADING, BUSY.worker), "its last report is: loading the model"),
+    ],
+)
+def test_whatever_a_worker_does_it_is_named_and_ends_the_run_if_it_repeats_nothing(
+    report: WorkerReport, does: str
+) -> None:
+    watchdog = Watchdog(LIMIT_S)
+    watchdog.hear(report, 0)
+    watchdog.hear(report, 200)
+    assert not any(ends for _, ends in silent(watchdog, 299, repeats=False))
+    (stall,) = watchdog.stalls(300, lambda _: True)
+    assert stall.ends
+    assert str(stall) == f"process 7 on a has answered nothing for 100 s; {does}"
+    assert not silent(watchdog, 301, alive=False, repeats=False)
 
 
 def test_documents_that_are_being_read_are_not_counted_as_answered(
