@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
@@ -18,6 +17,7 @@ from pipeline.filters.writers import CONVERTED
 from pipeline.ledger.snapshots import NamedShard
 from pipeline.sources.listing import format_of
 from pipeline.sources.streams import Options
+from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import PROTOCOL
 from pipeline.stores.store import check_key
 
@@ -92,7 +92,7 @@ def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> 
 
 def _place(path: str, options: Options) -> str:
     """The path in its file system; without the revision that a dataset of the Hub is read at."""
-    place: str = url_to_fs(path, **options)[1]
+    place: str = file_system_at(path, options)[1]
     return re.sub(r"@[^/]+", "", place, count=1) if path.startswith(PROTOCOL) else place
 
 
@@ -118,9 +118,9 @@ def _fixed_folder(place: str, places: Sequence[str]) -> str:
 
 def refuse_own_input(path_glob: str, to: str, options: Options) -> None:
     """SpecError if the input takes in what is written: the next run would label it again."""
-    file_system, source = url_to_fs(path_glob, **options)
+    file_system, source = file_system_at(path_glob, options)
     is_local = isinstance(file_system, LocalFileSystem)
-    target = url_to_fs(to)[1] if is_local and re.match(r"(?!\w+://)|file://", to) else to
+    target = file_system_at(to, {})[1] if is_local and re.match(r"(?!\w+://)|file://", to) else to
     place = source if is_local else path_glob
     glob = re.search(r"[*?\[].*", place)
     takes_in_folders = glob is None or "/" in glob[0] or "**" in glob[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fsspec.core import split_protocol, url_to_fs
+from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import Problem, SpecError, StorageError
@@ -22,6 +22,7 @@ from pipeline.fitted.readout import (
 from pipeline.hashes import sha256_hex
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
+from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.named_files import open_target
 from pipeline.stores.retries import (
     REMOTE_ERRORS,
@@ -44,7 +45,7 @@ def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> byt
     The error names `place`, the file's place in the spec, and `made_by`, the command that makes it.
     """
     with option_errors(place, options):
-        file_system, key = url_to_fs(path, **options)
+        file_system, key = file_system_at(path, options)
     try:
         data: bytes = file_system.cat_file(key)
     except REMOTE_ERRORS as error:

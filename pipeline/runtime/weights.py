@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsspec.core import url_to_fs
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
 
@@ -23,6 +22,7 @@ from pipeline.errors import ModelError, Problem, SpecError, StorageError, Unavai
 from pipeline.hashes import canonical_json, content_hash, short_hash
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import ModelSpec
+from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import HUB_ERRORS, NOT_THERE, hub_fix
 from pipeline.stores.retries import REMOTE_ERRORS, storage_errors
 
@@ -77,7 +77,7 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
 
     def download(folder: Path) -> None:
         with storage_errors(files.location, "read"):
-            file_system, place = url_to_fs(files.location, **options)
+            file_system, place = file_system_at(files.location, options)
             for name in filter(_is_ours, file_system.find(place)):
                 file_system.get_file(name, str(folder / Path(name).name))
 
@@ -112,7 +112,7 @@ def _folder(path: Path, cache_dir: Path) -> ModelFiles:
 
 def _remote(url: str, options: Options) -> ModelFiles:
     try:
-        file_system, place = url_to_fs(url, **options)
+        file_system, place = file_system_at(url, options)
         file_system.invalidate_cache()
         infos = file_system.find(place, detail=True)
     except (ValueError, TypeError, ImportError, *REMOTE_ERRORS) as error:

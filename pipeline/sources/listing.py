@@ -1,10 +1,12 @@
 """The files that a path names, and an etag that changes with a file.
 
-Entry points: `files_at`, `format_of`, `remote_etag`.
+Entry points: `files_at`, `irregularity`, `format_of`, `remote_etag`.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -13,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import StorageError
 from pipeline.sources.streams import retry_transient
@@ -57,6 +60,31 @@ def files_at(file_system: AbstractFileSystem, place: str) -> Iterator[FileInfo]:
         yield from _of_first_kind(below)
     else:
         yield itself
+
+
+def irregularity(file_system: AbstractFileSystem, info: FileInfo) -> str | None:
+    """What a local entry is that is not a file, as `a FIFO`; None of a file, or a link to one.
+
+    Reading such an entry might never end.
+    """
+    if not isinstance(file_system, LocalFileSystem) or info["type"] == "file":
+        return None
+    try:
+        mode = os.stat(info["name"]).st_mode
+    except OSError as error:
+        return f"a link that leads nowhere ({error.strerror})"
+    if stat.S_ISREG(mode):
+        return None
+    return next((name for is_kind, name in _IRREGULAR if is_kind(mode)), "no file")
+
+
+_IRREGULAR = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISDIR, "a folder"),
+)
 
 
 def format_of(path: str) -> str | None:

@@ -15,9 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.utils import stringify_path
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import content_hash
@@ -25,12 +23,20 @@ from pipeline.sources.delimited import delimited_rows, delimited_units
 from pipeline.sources.documents import RawRow, slices_from
 from pipeline.sources.json_array import json_rows, json_units
 from pipeline.sources.jsonl import jsonl_rows, jsonl_units
-from pipeline.sources.listing import SUPPORTED, FileInfo, files_at, format_of, remote_etag
+from pipeline.sources.listing import (
+    SUPPORTED,
+    FileInfo,
+    files_at,
+    format_of,
+    irregularity,
+    remote_etag,
+)
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, cut_units
 from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
 from pipeline.sources.tables import table_rows, table_units
 from pipeline.sources.text_files import file_path, text_infos, text_rows, text_state, text_units
 from pipeline.sources.wet import wet_rows, wet_units
+from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import PROTOCOL, pinned
 from pipeline.stores.retries import option_errors
 
@@ -63,6 +69,7 @@ class InputObject:
     etag: str
     format: str
     options: Options = field(default_factory=dict)  # to open it; not part of its identity
+    irregular: str | None = None  # what it is, if it is not a file
 
     def version(self, text_column: str, id_column: str | None) -> ObjectVersion:
         """The version under which its shards are recorded."""
@@ -76,10 +83,19 @@ def find_objects(
 ) -> list[InputObject]:
     """The objects that a file, a glob or a folder names, sorted by path.
 
-    A local file is hashed once (`hashes.content_hash`). All text files are one object.
+    A local file is hashed once (`hashes.content_hash`). All text files are one object. An entry
+    that is not a file, such as a FIFO, is an object that cannot be read.
     """
     file_system, place, infos = find_files(path_glob, options)
+    kinds = [irregularity(file_system, info) for info in infos]
+    found = list(zip(infos, kinds, strict=True))
     objects = [
+        InputObject(info["name"], 0, "", str(format_of(info["name"])), options, irregular)
+        for info, irregular in found
+        if irregular is not None
+    ]
+    infos = [info for info, irregular in found if irregular is None]
+    objects += [
         _input_object(file_system, info, cache_dir, options)
         for info in infos
         if format_of(info["name"]) != "txt"
@@ -105,12 +121,12 @@ def find_files(
             path_glob = pinned(path_glob, options, key)
     with fetching(path_glob), option_errors("input.storage_options", options):
         try:
-            file_system, place = url_to_fs(path_glob, **options)
+            file_system, place = file_system_at(path_glob, options)
             file_system.invalidate_cache()  # forgets what it listed before
         except (ValueError, ImportError) as error:  # no such protocol, or package not installed
             fix = f"cannot be opened: {error}"
             raise SpecError([Problem(key, fix, path_glob)]) from error
-        infos = list(files_at(file_system, stringify_path(place)))
+        infos = list(files_at(file_system, place))
     if not infos:
         raise SpecError([Problem(key, _no_file(file_system, place), path_glob)])
     names = [info["name"] for info in infos]
@@ -124,7 +140,7 @@ def find_files(
     if odd := sorted(one for one, name in zip(shown, names, strict=True) if one != name):
         fix = f"{len(odd)} of {len(names)} files have a name that is not UTF-8; rename them"
         raise SpecError([Problem(key, fix, odd[0])])
-    return file_system, stringify_path(place), infos
+    return file_system, place, infos
 
 
 def _no_file(file_system: AbstractFileSystem, place: str) -> str:
@@ -142,7 +158,12 @@ def _no_file(file_system: AbstractFileSystem, place: str) -> str:
 def cut(
     source: InputObject, text_column: str, id_column: str | None, target_bytes: int
 ) -> list[Shard]:
-    """The object's rows in shards of about `target_bytes`: every row once, in order."""
+    """The object's rows in shards of about `target_bytes`: every row once, in order.
+
+    UnreadableError if the object is not a file, or is broken.
+    """
+    if source.irregular is not None:
+        raise UnreadableError(f"{source.path}: is {source.irregular} and not a file; remove it")
     version = source.version(text_column, id_column)
     with reading(source.path):
         measured_units, _ = _READERS[source.format.partition(".")[0]]
@@ -207,7 +228,7 @@ def _input_object(
 def _check_unchanged(shard: Shard, options: Options) -> None:
     """StorageError if the size, or a remote object's etag, differs from the one at the cut."""
     with fetching(shard.path):
-        file_system, place = url_to_fs(shard.path, **options)
+        file_system, place = file_system_at(shard.path, options)
         file_system.invalidate_cache()  # a cached listing may be older than the change
         size_bytes, etag = shard.version.size_bytes, shard.version.etag
         if shard.version.format == "txt":

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
-from fsspec.core import url_to_fs
 
 from pipeline.errors import StorageError, UnreadableError
+from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.retries import (
     REMOTE_ERRORS,
     Cause,
@@ -84,7 +84,7 @@ def _message(path: str, error: BaseException) -> str:
 def opened(path: str, options: Options) -> Iterator[Fetched]:
     """The object's bytes as they are stored, to be read with retries."""
     with fetching(path):
-        file_system, place = url_to_fs(path, **options)
+        file_system, place = file_system_at(path, options)
         file = retry_transient(partial(file_system.open, place, "rb"))
     with file:
         yield Fetched(file, path)

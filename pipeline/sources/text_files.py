@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fsspec import AbstractFileSystem
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.hashes import canonical_json, content_hash, short_hash
 from pipeline.sources.documents import RawRow, RowBuffer, TooLong
-from pipeline.sources.listing import FileInfo, files_at, format_of, remote_etag
+from pipeline.sources.listing import FileInfo, files_at, format_of, irregularity, remote_etag
 from pipeline.sources.records import blocks_of
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import Options, fetching, opened
+from pipeline.stores.file_systems import file_system_at
 
 COLUMNS = ["text", "id"]
 
@@ -30,7 +30,7 @@ def text_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     """One unit for each file; no file is opened."""
     check_columns(version, COLUMNS)
     with fetching(version.path):
-        file_system, place = url_to_fs(version.path, **options)
+        file_system, place = file_system_at(version.path, options)
         infos = text_infos(file_system, place)
     yield from (Unit(1, info["size"]) for info in infos)
 
@@ -39,7 +39,7 @@ def text_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; one file is held at a time, and none that is too long."""
     version, piece = shard.version, shard.piece
     with fetching(shard.path):
-        file_system, place = url_to_fs(shard.path, **options)
+        file_system, place = file_system_at(shard.path, options)
         infos = text_infos(file_system, place)
     names = [info["name"] for info in infos]
     folder = _folder(place, names)
@@ -52,8 +52,9 @@ def text_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
 
 
 def text_infos(file_system: AbstractFileSystem, place: str) -> list[FileInfo]:
-    """The descriptions of the text files, sorted by name."""
+    """The descriptions of the regular text files, sorted by name."""
     infos = [info for info in files_at(file_system, place) if format_of(info["name"]) == "txt"]
+    infos = [info for info in infos if irregularity(file_system, info) is None]
     return sorted(infos, key=lambda info: str(info["name"]))
 
 

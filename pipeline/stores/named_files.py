@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fsspec import AbstractFileSystem
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import Problem, SpecError
+from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.retries import RetryPolicy, option_errors, retry, storage_errors
 
 
@@ -94,7 +94,7 @@ def open_target(url: str, options: Mapping[str, Any], *, flag: str) -> Target:
     """The place that a flag names, opened with fsspec options; SpecError if that fails."""
     with storage_errors(url, "opened"), option_errors("storage_options", options):
         try:
-            file_system, place = url_to_fs(url, **options)
+            file_system, place = file_system_at(url, options)
         except (ValueError, ImportError) as error:  # no such protocol, or package not installed
             raise SpecError([Problem(flag, f"cannot be opened: {error}", url)]) from error
     shown = place if isinstance(file_system, LocalFileSystem) else url

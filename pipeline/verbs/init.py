@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pipeline.errors import Problem, SpecError
 from pipeline.options import InitOptions
 from pipeline.sources.delimited import wrong_delimiter
-from pipeline.sources.listing import format_of
+from pipeline.sources.listing import format_of, irregularity
 from pipeline.sources.preview import preview
 from pipeline.sources.source import find_files
 from pipeline.sources.text_files import file_path
@@ -116,7 +116,11 @@ def init(data: str, options: InitOptions) -> Proposal:
     if Path(options.to).exists():
         fix = "this file exists and is not overwritten; name another file"
         raise SpecError([Problem("--to", fix, options.to)])
-    file_system, place, infos = find_files(data, key="DATA")
+    file_system, place, listed = find_files(data, key="DATA")
+    infos = [info for info in listed if irregularity(file_system, info) is None]
+    if not infos:
+        kind = irregularity(file_system, listed[0])
+        raise SpecError([Problem("DATA", f"is {kind} and not a file", str(listed[0]["name"]))])
     formats = {str(format_of(info["name"])) for info in infos}
     first = min(str(info["name"]) for info in infos)
     format = str(format_of(first))
