@@ -1,12 +1,14 @@
 """A rule that chooses documents: one boolean SQL expression over the columns of one document.
 
-Entry point: `Rule`. DuckDB evaluates the rule without access to files, networks or settings.
+Entry point: `Rule`. DuckDB evaluates the rule without access to files, networks, settings or the
+clock, and in UTC: the same rule gives the same verdicts on every machine and day.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import duckdb
@@ -19,11 +21,17 @@ SEALED = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
-    "lock_configuration": "true",
     "threads": "1",
 }
 # Classes in DuckDB's parse tree of what reads other documents.
 REFUSED = ("SUBQUERY", "WINDOW")
+# What reads the clock or a setting, and DuckDB's catalog does not say so. `age` does with one
+# argument. The first line is functions; the others are written like columns.
+_READS_MORE = frozenset(
+    {"json_serialize_plan", "json_execute_serialized_sql"}
+    | {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
+    | {"current_catalog", "current_role", "current_schema", "current_user", "session_user", "user"}
+)
 # What errors call the rows; no task has a name that begins with an underscore.
 ALIAS = "_documents"
 # A rule is tried on this number of empty documents before it sees a real one.
@@ -39,44 +47,30 @@ class Rule:
     def __init__(self, keep: str, schema: pa.Schema, *, place: str) -> None:
         self.keep = keep
         self._place = place
-        self._connection = duckdb.connect(":memory:", config=dict(SEALED))
-        self._expression, _ = _parsed(self._connection, keep, place)
+        self._connection = _sealed()
+        self._expression, tree = _parsed(self._connection, keep, place)
+        if (name := _changing(tree, schema.names)) is not None:
+            raise self._wrong(
+                f"{name} reads the clock, a setting or a random number, so the verdicts could not "
+                f"be repeated; write a constant"
+            )
         nulls = [pa.nulls(PROBE_ROWS, field.type) for field in schema]
         self.verdicts(pa.RecordBatch.from_arrays(nulls, schema=schema))
-        self.columns = tuple(name for name in schema.names if self._reads(name, schema))
+        named = _names(tree)
+        # — without a column `user`, the name is a keyword
+        self.columns = tuple(
+            name for name in schema.names if name in named or self._reads(name, schema)
+        )
 
     def verdicts(self, rows: pa.RecordBatch) -> pa.BooleanArray:
-        """For each row whether it is kept; null where the rule is null.
-
-        SpecError if the verdicts change when the rule is evaluated again with the rows reversed.
-        """
-        table = pa.Table.from_batches([rows])
-        verdicts, reversed_verdicts = self._evaluate(table), self._evaluate(table[::-1])
-        if not verdicts.equals(reversed_verdicts[::-1]):
-            raise self._wrong(
-                "gives another value when it is evaluated again; write a condition that depends "
-                "on the columns of one document only"
-            )
-        return verdicts
-
-    def _reads(self, column: str, schema: pa.Schema) -> bool:
-        """Whether the rule cannot be bound without the column."""
-        others = pa.schema([field for field in schema if field.name != column])
-        with self._connection.cursor() as cursor:
-            try:
-                cursor.from_arrow(others.empty_table()).select(self._expression)
-            except duckdb.Error:
-                return True
-        return False
-
-    def _evaluate(self, rows: pa.Table) -> pa.BooleanArray:
+        """For each row whether it is kept; null where the rule is null."""
         # — each call has its own cursor, because several threads share the rule
         with self._connection.cursor() as cursor:
             try:
-                documents = cursor.from_arrow(rows).set_alias(ALIAS)
+                documents = cursor.from_arrow(pa.Table.from_batches([rows])).set_alias(ALIAS)
                 values = documents.select(self._expression).to_arrow_table()
             except duckdb.Error as error:
-                columns = ", ".join(rows.column_names)
+                columns = ", ".join(rows.schema.names)
                 raise self._wrong(f"{_reason(error)}; the columns are {columns}") from error
         if values.shape != (rows.num_rows, 1):
             raise self._wrong(
@@ -88,15 +82,56 @@ class Rule:
             raise self._wrong(f"is {kind}, not a boolean; compare it with a value")
         return values.column(0).combine_chunks()
 
+    def _reads(self, column: str, schema: pa.Schema) -> bool:
+        """Whether the rule cannot be bound without the column."""
+        others = pa.schema([field for field in schema if field.name != column])
+        with self._connection.cursor() as cursor:
+            try:
+                cursor.from_arrow(others.empty_table()).select(self._expression)
+            except duckdb.Error:
+                return True
+        return False
+
     def _wrong(self, fix: str) -> SpecError:
         return SpecError([Problem(self._place, fix, self.keep)])
 
 
+def _sealed() -> duckdb.DuckDBPyConnection:
+    """A connection that reaches nothing outside, and computes times in UTC."""
+    connection = duckdb.connect(":memory:", config=dict(SEALED))
+    # — global: a cursor has the settings of its own session
+    connection.execute("SET GLOBAL TimeZone = 'UTC'; SET GLOBAL lock_configuration = true")
+    return connection
+
+
+def _changing(tree: Any, columns: list[str]) -> str | None:
+    """The first function or keyword whose value depends on more than its arguments, if any."""
+    for node in _nodes(tree):
+        name = str(node.get("function_name", "")).lower()
+        if node.get("class") == "COLUMN_REF":
+            first = node["column_names"][0]
+            # — of a column and a keyword with one name, DuckDB takes the column
+            name = "" if first in columns else first.lower()
+        is_age_until_now = name == "age" and len(node["arguments"]) == 1
+        if name in _unstable() or is_age_until_now:
+            return name
+    return None
+
+
+@cache
+def _unstable() -> frozenset[str]:
+    """The names of functions whose value may differ from one call or query to the next."""
+    query = """SELECT DISTINCT lower(function_name) FROM duckdb_functions()
+        WHERE stability <> 'CONSISTENT' OR macro_definition ILIKE '%current_%'"""
+    with _sealed() as connection:
+        return _READS_MORE.union(name for (name,) in connection.execute(query).fetchall())
+
+
 def names_in(keep: str, *, place: str) -> tuple[str, ...]:
     """The columns that a rule names, whether or not a file has them; SpecError as of `Rule`."""
-    with duckdb.connect(":memory:", config=dict(SEALED)) as connection:
+    with _sealed() as connection:
         _, tree = _parsed(connection, keep, place)
-    return tuple(dict.fromkeys(_names(tree)))
+    return _names(tree)
 
 
 def _parsed(
@@ -115,16 +150,28 @@ def _parsed(
         if f'"class":"{kind}"' in row[0]:
             fix = f"has a {kind.lower()}; write a condition on the columns of one document"
             raise SpecError([Problem(place, fix, keep)])
-    return expression, json.loads(row[0])
+    try:
+        return expression, json.loads(row[0])
+    except RecursionError as error:
+        fix = "is nested too deeply; write it with fewer levels of parentheses"
+        raise SpecError([Problem(place, fix, keep)]) from error
 
 
-def _names(tree: Any) -> Iterator[str]:
+def _names(tree: Any) -> tuple[str, ...]:
     """The first part of each column's name in a parse tree of DuckDB."""
-    if isinstance(tree, dict) and tree.get("class") == "COLUMN_REF":
-        yield tree["column_names"][0]
-    elif isinstance(tree, dict | list):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _names(part)
+    references = (node for node in _nodes(tree) if node.get("class") == "COLUMN_REF")
+    return tuple(dict.fromkeys(node["column_names"][0] for node in references))
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """All objects of a parse tree, an object before those inside it, in their order."""
+    left = [tree]  # — no recursion, because a rule may be a thousand levels deep
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            yield part
+        if isinstance(part, dict | list):
+            left += reversed([*part.values()] if isinstance(part, dict) else part)
 
 
 def _reason(error: duckdb.Error) -> str:
