@@ -14,6 +14,7 @@ from fsspec.utils import glob_translate
 
 from pipeline.errors import Problem, SpecError
 from pipeline.filters.writers import CONVERTED
+from pipeline.hashes import short_hash
 from pipeline.ledger.snapshots import NamedShard
 from pipeline.sources.listing import format_of
 from pipeline.sources.streams import Options
@@ -22,6 +23,9 @@ from pipeline.stores.hub import PROTOCOL
 from pipeline.stores.store import check_key
 
 ROW_DIGITS = 10
+# A local name has at most 255 bytes, and `.<first row>.jsonl.zst` is added to the input's.
+MAX_NAME_BYTES = 255 - len(".0000000000.jsonl.zst")
+_SHORTENED = re.compile(r"~[0-9a-f]{32}(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,8 @@ def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> 
     for path in relative:
         if format_of(path) in (None, "txt"):  # the text files of a folder, or of a glob
             relative[path] = re.sub(r"[*?\[\]]+", "_", relative[path])
-    for below in relative.values():
-        check_key(below)
+        relative[path] = _shortened(relative[path])
+        check_key(relative[path])
     return relative
 
 
@@ -104,6 +108,21 @@ def _as_key(path: str) -> str:
     if not re.search(r"\\|%(25)*5C", path):
         return path
     return path.replace("%", "%25").replace("\\", "%5C")
+
+
+def _shortened(path: str) -> str:
+    """The path with a long name cut, and the hash of the whole path: `<beginning>~<hash>.<format>`.
+
+    A name that could be taken for a cut one is cut, too: two paths never have one key.
+    """
+    folder, slash, name = path.rpartition("/")
+    if len(name.encode()) <= MAX_NAME_BYTES and _SHORTENED.search(name) is None:
+        return path
+    format = format_of(name)
+    suffix = "" if format is None else name[-len(format) - 1 :]
+    end = f"~{short_hash(path.encode())}{suffix}"
+    beginning = name.removesuffix(suffix).encode()[: MAX_NAME_BYTES - len(end)]
+    return f"{folder}{slash}{beginning.decode(errors='ignore')}{end}"
 
 
 def _fixed_folder(place: str, places: Sequence[str]) -> str:

@@ -50,6 +50,29 @@ def test_a_name_with_a_backslash_has_a_key_that_no_other_name_has() -> None:
         assert keys[f"/in/{name}.jsonl"] == f"{name}.jsonl"
 
 
+@pytest.mark.parametrize("format", ["jsonl", "warc.wet.gz", "arrow", "csv.zst"])
+@pytest.mark.parametrize("letter", ["a", "é", "語"])
+def test_a_file_with_the_longest_name_has_keys_that_a_local_disk_can_hold(
+    tmp_path: Path, format: str, letter: str
+) -> None:
+    end = f".{format}"
+    names = [letter * n + end for n in range(1, (255 - len(end)) // len(letter.encode()) + 1)]
+    cut = relative_paths("/in", [f"/in/x/{name}" for name in names], {})
+    longest = cut[f"/in/x/{names[-1]}"]
+    assert longest.startswith(f"x/{letter}{letter}") and longest.endswith(end)
+    # — names that look like cut ones, and the same name in another folder
+    names += [longest.removeprefix("x/"), f"~{'0' * 32}{end}"]
+    paths = [f"/in/{folder}/{name}" for name in names for folder in ("x", "y")]
+    relative = relative_paths("/in", paths, {})
+    layout = Layout("i" * 16, "g" * 16, relative)
+    keys = [layout.kept_key(shard(path)) for path in paths]
+    keys += [layout.dropped_key(shard(path)) for path in paths]
+    assert len(set(keys)) == len(keys) == 2 * len(paths)
+    for key in keys:
+        (tmp_path / key.rpartition("/")[2]).touch()
+    assert all(relative[f"/in/x/{name}"] == f"x/{name}" for name in names[:50])
+
+
 def shard(path: str, start_row: int = 0) -> NamedShard:
     return NamedShard("s", path, start_row, 1, NamedFile("k", "e", 1, "s", None), {})
 
