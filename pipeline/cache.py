@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """`ASSAY_CACHE`, or `assay` below the user's cache folder."""
-    fallback = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "assay"
-    return Path(os.environ.get("ASSAY_CACHE", fallback)).expanduser()
+    """`ASSAY_CACHE`, or `assay` below the user's cache folder. An empty variable is not set."""
+    fallback = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "assay"
+    return Path(os.environ.get("ASSAY_CACHE") or fallback).expanduser()

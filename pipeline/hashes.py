@@ -1,6 +1,6 @@
 """SHA-256 hashes of bytes and of local files, and the canonical JSON that identities are made of.
 
-Entry points: `sha256_hex`, `canonical_json` and, for local files, `content_hash`.
+Entry points: `sha256_hex`, `canonical_json`, `parse_json` and, for local files, `content_hash`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import StorageError
 
@@ -33,6 +34,14 @@ def short_hash(data: bytes) -> str:
 def canonical_json(value: object) -> bytes:
     """The JSON value as bytes: sorted keys, no spaces, ASCII. Equal values give equal bytes."""
     return _CANONICAL.encode(value).encode("ascii")
+
+
+def parse_json(data: bytes | str) -> Any:
+    """The JSON value; ValueError if it is none, or is nested more deeply than Python can read."""
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("its objects and lists are nested too deeply") from error
 
 
 def content_hash(path: Path, cache_dir: Path) -> str:
@@ -67,7 +76,7 @@ def _state(path: Path) -> dict[str, object]:
 def _cached_hash(entry: Path, state: dict[str, object]) -> str | None:
     """The cached hash of a file in this state, or None."""
     try:
-        content = json.loads(entry.read_bytes())
+        content = parse_json(entry.read_bytes())
         digest = content.pop("sha256")
     except FileNotFoundError:
         return None

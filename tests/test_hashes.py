@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.cache import cache_dir
 from pipeline.errors import StorageError
-from pipeline.hashes import canonical_json, content_hash, short_hash
+from pipeline.hashes import canonical_json, content_hash, parse_json, short_hash
 
 
 def test_a_short_hash_is_the_start_of_the_sha256() -> None:
@@ -102,3 +104,23 @@ def test_a_file_that_changes_while_it_is_read_has_no_hash(
     with pytest.raises(StorageError, match="changed while it was read"):
         content_hash(path, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "[" * 200_000 + "]" * 200_000])
+@pytest.mark.parametrize("encode", [str, str.encode])
+def test_json_of_any_depth_is_a_value_error(text: str, encode: Callable[[str], str]) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json(encode(text))
+
+
+def test_an_empty_variable_does_not_put_the_cache_into_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("ASSAY_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "")
+    assert cache_dir() == tmp_path / ".cache" / "assay"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache_dir() == Path("/x/assay")
+    monkeypatch.setenv("ASSAY_CACHE", "~/models")
+    assert cache_dir() == tmp_path / "models"

@@ -6,7 +6,6 @@ safetensors, which runs no code when a file is loaded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 from safetensors import SafetensorError
 
 from pipeline.errors import Problem
+from pipeline.hashes import parse_json
 from pipeline.spec.schema import ContextualSpec, JobSpec, TaskSpec
 
 _HEADER_LENGTH_BYTES = 8
@@ -115,7 +115,7 @@ def parse_readout(data: bytes) -> Readout:
 def _card(data: bytes) -> Card:
     length = int.from_bytes(data[:_HEADER_LENGTH_BYTES], "little")
     try:
-        header = json.loads(data[_HEADER_LENGTH_BYTES : _HEADER_LENGTH_BYTES + length])
+        header = parse_json(data[_HEADER_LENGTH_BYTES : _HEADER_LENGTH_BYTES + length])
         card = header["__metadata__"]["card"]
     except (ValueError, KeyError, TypeError) as error:
         raise ReadoutError("is not a safetensors file with the card of a readout") from error

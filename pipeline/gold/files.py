@@ -8,7 +8,6 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
+from pipeline.hashes import parse_json
 from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, one_line, opened
 from pipeline.stores.retries import option_errors
 
@@ -99,8 +99,8 @@ def _jsonl_columns(path: str, data: bytes) -> dict[str, list[object]]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
+            value = parse_json(line.decode("utf-8"))
+        except ValueError as error:
             raise UnreadableError(f"{path}, line {number}: is not JSON: {error}") from error
         if not isinstance(value, dict):
             raise UnreadableError(f"{path}, line {number}: is not a JSON object")

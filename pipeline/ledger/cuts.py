@@ -8,14 +8,13 @@ input.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
-from pipeline.hashes import canonical_json
+from pipeline.hashes import canonical_json, parse_json
 from pipeline.ledger.cells import OtherSlices
 from pipeline.ledger.keys import INPUTS, cuts_key, parse_key
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice, fields_of
@@ -208,7 +207,7 @@ class _Log:
     def _read(self, number: int) -> None:
         key = cuts_key(number)
         try:
-            content = json.loads(self._store.read(key))
+            content = parse_json(self._store.read(key))
             for part in content.get("slices", ()):
                 if Slice(**part) not in self.slices:
                     self.slices.append(Slice(**part))

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.errors import StorageError
-from pipeline.hashes import canonical_json
+from pipeline.hashes import canonical_json, parse_json
 from pipeline.ledger.cells import Committed, File, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
 from pipeline.ledger.keys import SNAPSHOTS, listing_prefix, parse_key, snapshot_key
@@ -184,16 +184,24 @@ def change_of(file: NamedFile, etags: Mapping[str, str]) -> str | None:
 
 
 def last_snapshot(store: Store, spec_name: str) -> int | None:
-    """The number of the spec's last snapshot, or None."""
-    last = _last_of(store, snapshot_numbers(store), spec_name)
-    return None if last is None else last[1]
+    """The number of the spec's last snapshot, or None; StorageError if a later one is cut off."""
+    for number in snapshot_numbers(store):
+        snapshot = store.read(snapshot_key(number))
+        if _is_of(spec_name, snapshot):
+            return number
+        if b'"spec":"' not in snapshot or not snapshot.endswith(b"}"):
+            raise StorageError(
+                f"{store.url}/{snapshot_key(number)}: is cut off, so its spec is not known; "
+                f"restore it, or delete it and publish it again with `assay run`"
+            )
+    return None
 
 
 def read_snapshot(store: Store, number: int) -> dict[str, Any]:
     """One snapshot's content."""
     key = snapshot_key(number)
     try:
-        snapshot: dict[str, Any] = json.loads(store.read(key))
+        snapshot: dict[str, Any] = parse_json(store.read(key))
     except ValueError as error:
         raise StorageError(f"{store.url}/{key}: is not JSON: {error}") from error
     return snapshot
@@ -213,13 +221,16 @@ def snapshot_numbers(store: Store) -> list[int]:
 
 
 def _last_of(store: Store, numbers: Sequence[int], spec_name: str) -> tuple[bytes, int] | None:
-    """The spec's last snapshot and its number; later ones may be of other specs."""
-    named = b'"spec":%b,"tasks":' % canonical_json(spec_name)
+    """The spec's last snapshot and its number; later ones may be of other specs, or cut off."""
     for number in numbers:
         snapshot = store.read(snapshot_key(number))
-        if named in snapshot:
+        if _is_of(spec_name, snapshot):
             return snapshot, number
     return None
+
+
+def _is_of(spec_name: str, snapshot: bytes) -> bool:
+    return b'"spec":%b,"tasks":' % canonical_json(spec_name) in snapshot
 
 
 @dataclass(frozen=True, slots=True)

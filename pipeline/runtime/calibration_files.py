@@ -6,7 +6,6 @@ contextual ones. `fitted.calibration` applies a calibration.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.fitted.calibration import Calibration, calibration_from_json
-from pipeline.hashes import canonical_json, short_hash
+from pipeline.hashes import canonical_json, parse_json, short_hash
 from pipeline.ledger.keys import SPECS, calibration_key, parse_key, spec_key
 from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.spec.fingerprint import Fingerprint
@@ -46,7 +45,7 @@ class CalibrationFile:
 
 def parse_calibration(data: bytes) -> CalibrationFile:
     """The file that `CalibrationFile.json` wrote; ValueError, KeyError or TypeError otherwise."""
-    content = json.loads(data)
+    content = parse_json(data)
     if content["format"] != FORMAT:
         raise ValueError(f"its format is {content['format']!r}, and {FORMAT} is read")
     return CalibrationFile(
@@ -141,7 +140,7 @@ def raw_fingerprint(store: Store, task: str, fp: str) -> str:
     A damaged file counts as empty.
     """
     try:
-        content = json.loads(store.read(spec_key(task, fp)))
+        content = parse_json(store.read(spec_key(task, fp)))
     except ValueError:
         content = None
     return Fingerprint(content if isinstance(content, dict) else {}).raw.id

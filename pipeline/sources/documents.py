@@ -5,6 +5,7 @@ Entry points: `documents_from`, and `slices_from` for input that does not fit in
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -136,9 +137,14 @@ def read_text(row: RawRow) -> tuple[str, bytes, str | None]:
 
 
 def id_text(value: object) -> str:
-    """An id as a string. Bytes that are not UTF-8 are escaped, so that two ids stay different."""
+    """An id as a string: an object, a list or a boolean as JSON, another value as Python does.
+
+    Bytes that are not UTF-8 are escaped, so that two ids stay different.
+    """
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, bool | dict | list):
+        value = json.dumps(value, ensure_ascii=False, sort_keys=True, default=id_text)
     return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 

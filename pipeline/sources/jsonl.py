@@ -6,10 +6,10 @@ Entry points: `jsonl_units`, `jsonl_rows`. A line of white space alone is not a 
 from __future__ import annotations
 
 import codecs
-import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from pipeline.hashes import parse_json
 from pipeline.sources.documents import RawRow, TooLong, too_long
 from pipeline.sources.records import (
     Segment,
@@ -95,11 +95,11 @@ def parsed_object(line: bytes | TooLong) -> tuple[dict[str, object] | None, str 
     if isinstance(line, TooLong):
         return None, too_long()
     try:
-        # — decoded here: json.loads would guess UTF-16 from a stray NUL
-        value = json.loads(line.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
+        # — decoded here: the parser would guess UTF-16 from a stray NUL
+        value = parse_json(line.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
     except UnicodeDecodeError:
         return None, "invalid UTF-8"
-    except (ValueError, RecursionError):  # ValueError: also an integer of over 4,300 digits
+    except ValueError:  # also nested too deeply, or an integer of over 4,300 digits
         return None, "not JSON"
     if not isinstance(value, dict):
         return None, "not an object"

@@ -111,6 +111,8 @@ def _read(text: str, place: str) -> tuple[Any, dict[str, int]]:
         if isinstance(error, yaml.MarkedYAMLError):  # its text would repeat lines of the YAML
             reason = _malformed(error)
         raise SpecError([Problem(place, f"is not plain YAML: {reason}")]) from None
+    except RecursionError:
+        raise SpecError([Problem(place, "is nested too deeply to be a spec")]) from None
 
 
 def _malformed(error: yaml.MarkedYAMLError) -> str:

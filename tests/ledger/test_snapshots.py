@@ -13,6 +13,7 @@ from pipeline.ledger.keys import documents_key, label_key, snapshot_key
 from pipeline.ledger.snapshots import (
     SnapshotTask,
     contents,
+    last_contents,
     publish,
     read_snapshot,
     snapshot_numbers,
@@ -117,10 +118,28 @@ def test_runs_that_publish_at_once_get_a_number_each(full: LocalStore) -> None:
     assert sorted(numbers) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_snapshot_that_is_not_json_is_one_line(store: LocalStore) -> None:
-    store.create(snapshot_key(1), b"{")
+@pytest.mark.parametrize("data", [b"{", b"[" * 200_000])
+def test_a_snapshot_that_is_not_json_is_one_line(store: LocalStore, data: bytes) -> None:
+    store.create(snapshot_key(1), data)
     with pytest.raises(StorageError, match=r"snapshots/00000001\.json: is not JSON"):
         contents(store)
+
+
+def test_of_a_snapshot_that_is_cut_off_nobody_says_that_there_is_none(full: LocalStore) -> None:
+    publish_now(full)
+    whole = full.read(snapshot_key(1))
+    full.delete([snapshot_key(1)])
+    for size in range(0, len(whole), 7):
+        full.create(snapshot_key(1), whole[:size])
+        with pytest.raises(StorageError, match=r"00000001\.json: is (cut off|not JSON)"):
+            last_contents(full, "job")
+        full.delete([snapshot_key(1)])
+    full.create(snapshot_key(1), whole)
+    assert last_contents(full, "job").number == 1
+    # — a run publishes above one that is cut off
+    full.create(snapshot_key(2), whole[:-40])
+    assert publish_now(full, tasks=("topic",)) == 3
+    assert last_contents(full, "job").number == 3
 
 
 def test_another_specs_snapshot_is_not_a_change_of_this_ones(full: LocalStore) -> None:

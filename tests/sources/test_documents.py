@@ -60,7 +60,11 @@ def test_a_row_without_a_text_to_read_says_why(row: RawRow, status: str) -> None
 
 @pytest.mark.parametrize(
     ("identifier", "doc_id"),
-    [("a", "a"), (7, "7"), (b"x", "x"), ("", ""), (b"\xff", "\\xff"), ("\ud83d", "\\ud83d")],
+    [
+        *[("a", "a"), (7, "7"), (b"x", "x"), ("", ""), (b"\xff", "\\xff"), ("\ud83d", "\\ud83d")],
+        *[(True, "true"), (1.5, "1.5"), (["a", False], '["a", false]'), ({}, "{}")],
+        ({"b": None, "a": {"é": b"\xff"}}, '{"a": {"é": "\\\\xff"}, "b": null}'),
+    ],
 )
 def test_the_id_is_written_as_a_string(identifier: object, doc_id: str) -> None:
     assert only_row(RawRow("text", identifier))["doc_id"] == doc_id

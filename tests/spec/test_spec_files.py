@@ -84,6 +84,13 @@ def test_yaml_that_is_not_plain_is_one_line_that_names_the_file(text: str, reaso
     assert reason in line
 
 
+@pytest.mark.parametrize("depth", [3_000, 100_000])
+@pytest.mark.parametrize("text", ["a: {depth}", "{depth}", "tasks: [{depth}]"])
+def test_yaml_of_any_depth_is_one_line(text: str, depth: int) -> None:
+    with pytest.raises(SpecError, match=r"^spec: is nested too deeply to be a spec$"):
+        parse_spec(text.replace("{depth}", "[" * depth + "]" * depth))
+
+
 @pytest.mark.parametrize(
     "more", ["? [a, b]\n: c\n", "filter: 0x_\n", "filter: !!int x\n"], ids=["key", "hex", "tag"]
 )
