@@ -7,6 +7,8 @@ the files.
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -28,6 +30,10 @@ from pipeline.stores.retries import REMOTE_ERRORS, storage_errors
 
 # Weights, configuration, tokenizer, template. Other files in the folder do not change an answer.
 _FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+# The hashes of the files of a cached model, as `sha256sum --check` reads them.
+SUMS = "SHA256SUMS"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,21 +213,62 @@ def cached_model(
 ) -> Path:
     """The model's folder in the cache; `fill` writes the files of a new one, in one process.
 
-    A variant, such as another number format, has a folder of its own.
+    A variant, such as another number format, has a folder of its own. A folder whose files differ
+    from what was written, by the hashes beside them, is named in the log and written anew.
     """
     folder = cache_dir / "models" / "-".join(filter(None, (files.id, variant)))
-    if folder.exists():
+    if _is_whole(folder):
         return folder
     lock_file = cache_dir / "locks" / folder.name
     for each in (folder, lock_file):
         each.parent.mkdir(parents=True, exist_ok=True)
     with lock_file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the engines of a machine start together
-        if folder.exists():
+        if _is_whole(folder):
             return folder
         partial = Path(tempfile.mkdtemp(dir=folder.parent))
+        if folder.exists():
+            os.replace(folder, partial)  # — who has mapped its files keeps them
+            shutil.rmtree(partial)
+            partial.mkdir()
         fill(partial)
-        return publish_atomically(partial, folder)
+        sums = "".join(f"{digest}  {name}\n" for name, digest in _file_hashes(partial).items())
+        (partial / SUMS).write_text(sums, encoding="utf-8")
+        publish_atomically(partial, folder)
+        _whole.add(folder)
+        return folder
+
+
+_whole: set[Path] = set()  # folders that this process has checked
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the files are those that were written. Each process reads them once for this."""
+    if folder in _whole or not folder.exists():
+        return folder in _whole
+    try:
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+        written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        found = _file_hashes(folder)
+    except (OSError, UnicodeDecodeError) as error:
+        logger.warning("%s: the model is made again: %s", folder, error)
+        return False
+    if differing := [name for name, digest in written.items() if found.get(name) != digest]:
+        what = ", ".join(differing)
+        logger.warning("%s: %s is not what was written; the model is made again", folder, what)
+        return False
+    _whole.add(folder)
+    return True
+
+
+def _file_hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file of the folder but the file of hashes itself, in order."""
+    hashes = {}
+    for file in sorted(folder.iterdir()):
+        if file.name != SUMS:
+            with file.open("rb") as stream:
+                hashes[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return hashes
 
 
 def publish_atomically(partial: Path, folder: Path) -> Path:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import ModelError, SpecError
 from pipeline.inference.loading import load_tokenizer
-from pipeline.runtime.weights import fetch, locate, publish_atomically
+from pipeline.runtime import weights
+from pipeline.runtime.weights import SUMS, cached_model, fetch, locate, publish_atomically
 from pipeline.spec.schema import ModelSpec
 
 
@@ -71,3 +75,59 @@ def test_two_processes_that_finish_one_folder_leave_one(tmp_path: Path) -> None:
         assert publish_atomically(tmp_path / name, final) == final
     assert (final / "by").read_text() == "first"
     assert os.listdir(tmp_path) == ["final"]
+
+
+def flip_a_sign(folder: Path) -> str:
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 0x80
+    written = file.stat()
+    file.write_bytes(data)
+    os.utime(file, ns=(written.st_atime_ns, written.st_mtime_ns))  # — as a disk's mistake would
+    return "model.safetensors is not what was written"
+
+
+def drop_a_file(folder: Path) -> str:
+    (folder / "config.json").unlink()
+    return "config.json is not what was written"
+
+
+def drop_the_hashes(folder: Path) -> str:
+    (folder / SUMS).unlink()
+    return "No such file or directory"
+
+
+def break_the_hashes(folder: Path) -> str:
+    (folder / SUMS).write_bytes(b"\xff")
+    return "can't decode byte"
+
+
+@pytest.mark.parametrize("damage", [flip_a_sign, drop_a_file, drop_the_hashes, break_the_hashes])
+def test_a_cached_model_that_was_damaged_is_named_and_made_again(
+    damage: Callable[[Path], str],
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    files = locate(ModelSpec(path=str(model_folder)), tmp_path / "cache")
+    made: list[Path] = []
+
+    def fill(folder: Path) -> None:
+        made.append(folder)
+        shutil.copytree(model_folder, folder, dirs_exist_ok=True)
+
+    folder = cached_model(files, tmp_path, fill)
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+    subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=folder, check=True)
+    what = damage(folder)
+    assert cached_model(files, tmp_path, fill) == folder  # this process has checked it
+    assert len(made) == 1 and not caplog.messages
+    monkeypatch.setattr(weights, "_whole", set())  # as another process
+    with caplog.at_level(logging.WARNING):
+        assert cached_model(files, tmp_path, fill) == folder
+    (warning,) = caplog.messages[-1:]
+    assert warning.startswith(f"{folder}: ") and what in warning and "made again" in warning
+    assert len(made) == 2
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
+    assert os.listdir(folder.parent) == [folder.name]
