@@ -20,7 +20,10 @@ from pipeline.ledger.keys import (
     spec_key,
 )
 from pipeline.sources.shards import Shard
-from pipeline.stores.store import Store
+from pipeline.stores.store import Store, StoredObject
+
+# A Parquet file has at least two magic numbers and the length of its footer.
+LEAST_FILE_BYTES = 12
 
 # A LIST reply has 1,000 keys and takes about 0.1 s, so the labels of 200,000 shards take 200
 # replies. More concurrent LISTs would hold too much in memory.
@@ -280,8 +283,20 @@ def _missing(
 
 def _list_files(store: Store, prefix: str, sids: Mapping[str, str]) -> dict[str, str]:
     """The etags of one file for each shard. A file with another name is not a shard's."""
-    listed = ((parse_key(stored.key), stored.etag) for stored in store.list(prefix))
-    return {sids[key.sid]: etag for key, etag in listed if key and key.sid in sids}
+    listed = ((parse_key(stored.key), stored) for stored in store.list(prefix))
+    return {
+        sids[key.sid]: _etag_of(store, stored) for key, stored in listed if key and key.sid in sids
+    }
+
+
+def _etag_of(store: Store, stored: StoredObject) -> str:
+    """The etag of a file of results; StorageError if it is too short to be one."""
+    if stored.size_bytes < LEAST_FILE_BYTES:
+        raise StorageError(
+            f"{store.url}/{stored.key}: has {stored.size_bytes} bytes of its own, or is a link, so "
+            f"it is not a file of results; restore it, or delete it and run again"
+        )
+    return stored.etag
 
 
 def _list_retries(
@@ -292,6 +307,6 @@ def _list_retries(
     for stored in store.list(label_folders(task, fp)[1]):
         key = parse_key(stored.key)
         if key and key.sid in sids:
-            retry = key.number, stored.etag
+            retry = key.number, _etag_of(store, stored)
             latest[sids[key.sid]] = max(latest.get(key.sid, retry), retry)
     return latest

@@ -68,9 +68,10 @@ class LocalStore:
                 if is_listed(key, prefix):
                     with suppress(FileNotFoundError):  # deleted since the folder was read
                         status = (self.root / key).lstat()
-                        if stat.S_ISREG(status.st_mode):
-                            etag = f"{status.st_size:x}-{status.st_mtime_ns:x}"
-                            yield StoredObject(key, status.st_size, etag, status.st_mtime)
+                        # — what is not a file, such as a link, has no content of its own
+                        size_bytes = status.st_size if stat.S_ISREG(status.st_mode) else 0
+                        etag = f"{size_bytes:x}-{status.st_mtime_ns:x}"
+                        yield StoredObject(key, size_bytes, etag, status.st_mtime)
         except OSError as error:
             raise StorageError(f"{folder}: cannot be listed: {error.strerror}") from error
 
@@ -115,7 +116,12 @@ def _link(temporary: Path, final: Path) -> bool:
     """Whether `final` now names the file; False if another file has that name."""
     try:
         os.link(temporary, final)
-    except FileExistsError:
+    except FileExistsError as error:
+        if not stat.S_ISREG(final.lstat().st_mode):
+            raise StorageError(
+                f"{final}: is a folder or a link and not a file of this output; move it away, and "
+                f"run again"
+            ) from error
         # — a network disk can lose the reply to a successful link and repeat the request
         return temporary.samefile(final)
     except OSError as error:

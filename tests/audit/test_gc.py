@@ -192,7 +192,7 @@ def test_a_retry_of_an_interrupted_run_is_kept(everything: Everything) -> None:
     task, fp, _, name = label.split("/")[1:]
     retries = [label_key(task, fp, name.removesuffix(".parquet"), number) for number in (1, 2)]
     for key in retries:
-        everything.store.create(key, b"")
+        everything.store.create(key, bytes(12))
     assert everything.gc(1).keys == (retries[0],)
 
 

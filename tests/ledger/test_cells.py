@@ -23,9 +23,9 @@ TASKS = {"toxic": F1, "topic": F2}
 def full(store: LocalStore) -> LocalStore:
     """A store with everything for SHARDS and TASKS."""
     for shard in SHARDS:
-        store.create(documents_key(shard.id), b"")
+        store.create(documents_key(shard.id), bytes(12))
         for task, fp in TASKS.items():
-            store.create(label_key(task, fp, shard.id), b"")
+            store.create(label_key(task, fp, shard.id), bytes(12))
     return store
 
 
@@ -74,9 +74,9 @@ def before(etag: str, count: int) -> list[str]:
 
 def answer(store: LocalStore, sids: list[str], *tasks: str) -> None:
     for sid in sids:
-        store.create(documents_key(sid), b"")
+        store.create(documents_key(sid), bytes(12))
         for task in tasks:
-            store.create(label_key(task, THREE[task], sid), b"")
+            store.create(label_key(task, THREE[task], sid), bytes(12))
 
 
 THREE = {**TASKS, "quality": F3}
@@ -145,7 +145,7 @@ def test_a_missing_documents_file_of_a_rewritten_file_is_work(full: LocalStore) 
     ],
 )
 def test_a_key_that_only_resembles_a_shards_is_not_its_labels(store: LocalStore, key: str) -> None:
-    store.create(key, b"")
+    store.create(key, bytes(12))
     assert committed(store, TASKS, SIDS) == Committed(
         TASKS, {}, {"toxic": {}, "topic": {}}, {"toxic": {}, "topic": {}}
     )
@@ -158,3 +158,29 @@ def test_a_spec_is_written_down_once(store: LocalStore) -> None:
         record_specs(store, {"toxic": F1}, {"toxic": b"{changed}"})
     assert store.read(f"specs/toxic/{F1}.json") == b"{1}"
     assert store.read(f"specs/topic/{F2}.json") == b"{2}"
+
+
+@pytest.mark.parametrize("kind", ["empty", "short", "link", "dangling"])
+@pytest.mark.parametrize("which", ["documents", "label", "retry"])
+def test_what_cannot_be_a_file_of_results_is_named_and_counts_as_nothing(
+    kind: str, which: str, store: LocalStore
+) -> None:
+    sid = SHARDS[0].id
+    keys = {
+        "documents": documents_key(sid),
+        "label": label_key("toxic", F1, sid),
+        "retry": label_key("toxic", F1, sid, 1),
+    }
+    path = store.root / keys[which]
+    path.parent.mkdir(parents=True)
+    if kind in ("empty", "short"):
+        path.write_bytes(b"" if kind == "empty" else b"PAR1PAR1")
+    else:
+        whole = store.root / "elsewhere.parquet"
+        whole.write_bytes(bytes(100)) if kind == "link" else None
+        path.symlink_to(whole)
+    with pytest.raises(StorageError, match=f"{path}: has . bytes of its own") as named:
+        committed(store, TASKS, SIDS)
+    assert "delete it and run again" in str(named.value)
+    path.unlink()
+    assert not committed(store, TASKS, SIDS).documents

@@ -33,9 +33,9 @@ TASKS = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
 def full(store: LocalStore) -> LocalStore:
     """A store with everything for SHARDS and TASKS."""
     for shard in SHARDS:
-        store.create(documents_key(shard.id), b"")
+        store.create(documents_key(shard.id), bytes(12))
         for task, fp in FPS.items():
-            store.create(label_key(task, fp, shard.id), b"")
+            store.create(label_key(task, fp, shard.id), bytes(12))
     return store
 
 
@@ -159,3 +159,12 @@ def test_files_that_could_not_be_read_make_a_snapshot_partial(full: LocalStore) 
     snapshot = read_snapshot(full, 1)
     assert (snapshot["complete"], snapshot["missing_files"], snapshot["rows"]) == (False, 1, 5)
     assert publish_now(full) == 2
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling link"])
+def test_a_foreign_entry_at_the_next_number_is_named(full: LocalStore, kind: str) -> None:
+    publish_now(full)
+    path = full.root / snapshot_key(2)
+    path.mkdir() if kind == "folder" else path.symlink_to("nowhere")
+    with pytest.raises(StorageError, match=r"snapshots/00000002\.json: (is a|cannot be read)"):
+        publish_now(full, tasks=("topic",))

@@ -156,9 +156,9 @@ SHARDS = [Shard(VERSION, Piece(start, start + 3, 8, 0, 10)) for start in (0, 3)]
 def answered(store: LocalStore) -> Callable[[Shard, Fingerprint], str]:
     def answer(shard: Shard, version: Fingerprint) -> str:
         record_specs(store, {"t": version.id}, {"t": version.json()})
-        store.create(documents_key(shard.id), b"")
+        store.create(documents_key(shard.id), bytes(12))
         key = label_key("t", version.id, shard.id)
-        store.create(key, b"")
+        store.create(key, bytes(12))
         return key
 
     return answer
@@ -207,7 +207,7 @@ def test_an_earlier_version_of_the_file_gives_its_raw_answers_too(
 ) -> None:
     old = Shard(ObjectVersion("/a.jsonl", 9, "old", "jsonl", "text", None), Piece(0, 3, 8, 0, 9))
     key = answered(old, RAW)
-    store.create(label_key("u", "f" * 16, old.id), b"")
+    store.create(label_key("u", "f" * 16, old.id), bytes(12))
     (first, _) = works_for(store, FIRST, {"/a.jsonl": [[old.id]]})
     assert [earlier.labels["t"] for earlier in first.reuse] == [key]
 
