@@ -13,11 +13,14 @@ import logging
 import os
 import re
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, redirect_stdout
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
+from types import FrameType
 from typing import Any, Literal, TextIO, get_args, get_origin
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -201,7 +204,8 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
     _configure_process()
     try:
         try:
-            result = command(tokens)
+            with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+                result = command(tokens)
         except CycloptsError as error:
             raise SpecError([_problem(error, command)]) from None
     except AssayError as error:
@@ -215,6 +219,29 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
     if not tokens and command.default_command is None:
         return EXIT_WRONG_ARGUMENT  # the help was printed, because no verb was named
     return result if isinstance(result, int) else EXIT_COMPLETE
+
+
+@contextmanager
+def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
+    """In this block these signals do what Ctrl-C does: a scheduler sends SIGTERM, ssh SIGHUP.
+
+    A signal that is ignored, as SIGHUP is under nohup, stays ignored. Only the main thread may set
+    handlers.
+    """
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {each: signal.getsignal(each) for each in signals if is_main}
+    handled = [each for each, handler in before.items() if handler == signal.SIG_DFL]
+    for each in handled:
+        signal.signal(each, interrupt)
+    try:
+        yield
+    finally:
+        for each in handled:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _configure_process() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -39,7 +40,7 @@ def remote_ray(address: str | None) -> Iterator[list[dict[str, float]]]:
         )
         raise SpecError([Problem("--address", fix, address)])
     try:
-        with without_core_greeting():
+        with without_core_greeting(), _sigterm_handler_kept():
             connected = ray.init(
                 address=address, log_to_driver=False, logging_level=logging.WARNING
             )
@@ -61,7 +62,7 @@ def local_ray(placement: Placement) -> Iterator[None]:
     # — Ray waits for its processes meanwhile, for seconds
     threading.Thread(target=_import_graph, name="import").start()
     try:
-        with without_core_greeting(), _without_services():
+        with without_core_greeting(), _sigterm_handler_kept(), _without_services():
             started = ray.init(
                 address="local",
                 # — on GPUs, documents are read and committed beside the engines. Ray starts this
@@ -80,6 +81,12 @@ def local_ray(placement: Placement) -> Iterator[None]:
         yield
 
 
+def ended_services() -> list[str]:
+    """The processes of this process's own Ray that have ended, such as `gcs_server`."""
+    node = ray._private.worker._global_node
+    return [] if node is None else [str(name) for name, _ in node.dead_processes()]
+
+
 @contextmanager
 def _without_services() -> Iterator[None]:
     """Ray starts no process in this block that a run on one machine has no use for.
@@ -96,6 +103,18 @@ def _without_services() -> Iterator[None]:
     finally:
         for name, start in services.items():
             setattr(Node, name, start)
+
+
+@contextmanager
+def _sigterm_handler_kept() -> Iterator[None]:
+    """Ray's start replaces the handler by one that exits with code 15 and prints a stack."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # — only the main thread may set a handler; in another, Ray sets none
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _import_graph() -> None:

@@ -175,7 +175,7 @@ def run(
         StorageError: A store failed; UnavailableError if it may succeed later.
         ModelError: The model cannot be loaded, or is not supported exactly.
         FailedRowsError: The share of failed rows exceeds `max_error_rate`.
-        StalledError: A worker stopped answering.
+        StalledError: A worker stopped answering, or a process of Ray ended.
 
     Examples:
         >>> run(load_spec("my.yaml"), cache_dir=Path("cache")).complete

@@ -24,6 +24,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from pipeline.errors import StalledError
 from pipeline.ledger.blocks import ShardCounts
+from pipeline.runtime.connection import ended_services
 from pipeline.runtime.job import Plan
 from pipeline.runtime.metrics import RunMetrics
 from pipeline.runtime.outcome import failed_rows
@@ -76,7 +77,7 @@ class Watch:
         self._polling = threading.Lock()  # held while the mailbox is read
         self._mailbox: Any = None
         self._metrics: RunMetrics | None = None
-        self._stalled: StalledError | None = None
+        self._error: StalledError | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
         # — only the main thread takes signals; from another, `run` names stalled workers
@@ -85,7 +86,7 @@ class Watch:
     def __enter__(self) -> Watch:
         # — a stalled run is ended by SIGINT, which a shell's background job ignores
         if self._main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._end_if_stalled)
+            signal.signal(signal.SIGINT, self._on_interrupt)
         self._thread.start()
         return self
 
@@ -97,10 +98,10 @@ class Watch:
     ) -> None:
         self._closed.set()
         self._thread.join()
-        if self._main and signal.getsignal(signal.SIGINT) == self._end_if_stalled:
+        if self._main and signal.getsignal(signal.SIGINT) == self._on_interrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if self._stalled is not None and isinstance(error, KeyboardInterrupt):
-            raise self._stalled from None
+        if self._error is not None and isinstance(error, KeyboardInterrupt):
+            raise self._error from None
 
     def enter(self, phase: str, plan: Plan | None = None) -> None:
         """Announces a phase, and the plan once it is known."""
@@ -200,6 +201,12 @@ class Watch:
             last_s = now_s
 
     def _read(self, mailbox: Any) -> None:
+        if ended := ended_services():
+            self._end(
+                f"Ray's {ended[0]} has ended (the system may have killed it for its memory). Run "
+                f"the same command again: finished shards are kept"
+            )
+            return  # nobody would answer
         try:
             reports = ray.get(mailbox.take.remote(), timeout=MAILBOX_TIMEOUT_S)
         except (GetTimeoutError, RayError):  # without reports, a silent worker may be healthy
@@ -214,15 +221,24 @@ class Watch:
             if not stall.ends:
                 end = f"; the run ends at {stall.limit_s:.0f} s" if isfinite(stall.limit_s) else ""
                 logger.warning("%s%s", stall, end)
-            elif self._main is not None and self._stalled is None:
-                self._stalled = StalledError(
+            else:
+                self._end(
                     f"{stall}. Look at that machine, then run the same command again: finished "
                     f"shards are kept. --stall-limit SECONDS gives workers more time"
                 )
-                signal.pthread_kill(self._main, signal.SIGINT)
 
-    def _end_if_stalled(self, _signal: int, _frame: FrameType | None) -> None:
-        if self._stalled is not None:
+    def _end(self, message: str) -> None:
+        """Ends the run with this error, once; in another thread than the main one, logs it."""
+        if self._error is not None:
+            return
+        self._error = StalledError(message)
+        if self._main is None:
+            logger.warning("%s", message)
+        else:
+            signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._error is not None:
             raise KeyboardInterrupt
 
 

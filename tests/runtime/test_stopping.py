@@ -67,18 +67,29 @@ def long_spec(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "moment", ["starting Ray$", "starting the workers$", " documents labelled"]
+    ("moment", "stop"),
+    [
+        ("starting Ray$", signal.SIGINT),
+        ("starting the workers$", signal.SIGINT),
+        (" documents labelled", signal.SIGINT),
+        ("starting the workers$", signal.SIGTERM),
+        (" documents labelled", signal.SIGTERM),
+        (" documents labelled", signal.SIGHUP),
+    ],
 )
 def test_ctrl_c_ends_the_run_and_says_what_is_kept_and_how_to_continue(
-    moment: str, long_spec: Path
+    moment: str, stop: signal.Signals, long_spec: Path
 ) -> None:
     run = Logged(long_spec)
     run.until(moment)
-    run.process.send_signal(signal.SIGINT)
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    run.process.send_signal(stop)
     assert run.end() == 3, run.lines
     last = run.lines[-1]
     assert re.match(r"assay: stopped; [\d,]+ of 4,000 documents are labelled and kept; ", last)
     assert last.endswith(f"to continue, run: assay run {long_spec}")
+    _, left = psutil.wait_procs(family, timeout=5)
+    assert not left
     # — every line is of our log: nothing of Ray's own
     assert [line for line in run.lines[:-1] if not re.match(r"\d\d:\d\d:\d\d \w", line)] == []
 
