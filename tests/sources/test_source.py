@@ -176,7 +176,7 @@ def test_a_line_that_cannot_be_read_is_a_row_that_says_why(write: Write) -> None
         (nothing, "error:not JSON"),
         (nothing, "error:not JSON"),
         ("11", "empty"),
-        ("{'a': 1}", "ok"),
+        ('{"a": 1}', "ok"),
     ]
 
 
