@@ -214,7 +214,7 @@ def cached_model(
     """The model's folder in the cache; `fill` writes the files of a new one, in one process.
 
     A variant, such as another number format, has a folder of its own. A folder whose files differ
-    from what was written, by the hashes beside them, is named in the log and written anew.
+    from what was written, by the hashes beside them, is named in the log and written again.
     """
     folder = cache_dir / "models" / "-".join(filter(None, (files.id, variant)))
     if _is_whole(folder):
@@ -249,11 +249,13 @@ def _is_whole(folder: Path) -> bool:
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
         written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-        found = _file_hashes(folder)
+        present = _file_hashes(folder)
     except (OSError, UnicodeDecodeError) as error:
         logger.warning("%s: the model is made again: %s", folder, error)
         return False
-    if differing := [name for name, digest in written.items() if found.get(name) != digest]:
+    if written != present:
+        pairs = written.items() ^ present.items()
+        differing = sorted({name for name, _ in pairs})
         what = ", ".join(differing)
         logger.warning("%s: %s is not what was written; the model is made again", folder, what)
         return False

@@ -6,7 +6,6 @@ clock, and in UTC: the same rule gives the same verdicts on every machine and da
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -15,6 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from pipeline.errors import Problem, SpecError
+from pipeline.hashes import parse_json
 
 SEALED = {
     "enable_external_access": "false",
@@ -151,8 +151,8 @@ def _parsed(
             fix = f"has a {kind.lower()}; write a condition on the columns of one document"
             raise SpecError([Problem(place, fix, keep)])
     try:
-        return expression, json.loads(row[0])
-    except RecursionError as error:
+        return expression, parse_json(row[0])
+    except ValueError as error:
         fix = "is nested too deeply; write it with fewer levels of parentheses"
         raise SpecError([Problem(place, fix, keep)]) from error
 

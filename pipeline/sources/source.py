@@ -88,13 +88,13 @@ def find_objects(
     """
     file_system, place, infos = find_files(path_glob, options)
     kinds = [irregularity(file_system, info) for info in infos]
-    found = list(zip(infos, kinds, strict=True))
+    entries = list(zip(infos, kinds, strict=True))
     objects = [
         InputObject(info["name"], 0, "", str(format_of(info["name"])), options, irregular)
-        for info, irregular in found
+        for info, irregular in entries
         if irregular is not None
     ]
-    infos = [info for info, irregular in found if irregular is None]
+    infos = [info for info, irregular in entries if irregular is None]
     objects += [
         _input_object(file_system, info, cache_dir, options)
         for info in infos

@@ -102,7 +102,20 @@ def break_the_hashes(folder: Path) -> str:
     return "can't decode byte"
 
 
-@pytest.mark.parametrize("damage", [flip_a_sign, drop_a_file, drop_the_hashes, break_the_hashes])
+def empty_the_hashes(folder: Path) -> str:
+    (folder / SUMS).write_bytes(b"")
+    return "model.safetensors"
+
+
+def add_a_file(folder: Path) -> str:
+    (folder / "added.json").write_text("{}")
+    return "added.json is not what was written"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flip_a_sign, drop_a_file, add_a_file, drop_the_hashes, break_the_hashes, empty_the_hashes],
+)
 def test_a_cached_model_that_was_damaged_is_named_and_made_again(
     damage: Callable[[Path], str],
     model_folder: Path,
