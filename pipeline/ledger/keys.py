@@ -6,6 +6,7 @@
     labels/<task>/<fp>/<sid[:2]>/<sid>.parquet   one file per shard and task
     retries/<task>/<fp>/<sid>/<0001>.parquet     the same shard with its failed rows tried again
     inputs/<00000001>.json                       how input files were cut into shards
+    index/<00000001>.parquet                     which shards have a text, by its hash
     snapshots/<00000001>.json                    a consistent view; the highest number is current
     attempts/<hash of fps>/<sid>/...             work that has started and not finished
 
@@ -25,6 +26,7 @@ DOCUMENTS = "documents/"
 LABELS = "labels/"
 RETRIES = "retries/"
 INPUTS = "inputs/"
+INDEX = "index/"
 SNAPSHOTS = "snapshots/"
 
 _TASK, _FP, _SID = r"(?P<task>[a-z][a-z0-9_]*)", r"(?P<fp>[0-9a-f]{16})", r"(?P<sid>[0-9a-f]{32})"
@@ -36,6 +38,7 @@ _PATTERNS = {
     LABELS: re.compile(rf"{LABELS}{_TASK}/{_FP}/(?P<first>..)/(?=(?P=first)){_SID}\.parquet"),
     RETRIES: re.compile(rf"{RETRIES}{_TASK}/{_FP}/{_SID}/{_NUMBER_4}\.parquet"),
     INPUTS: re.compile(rf"{INPUTS}{_NUMBER_8}\.json"),
+    INDEX: re.compile(rf"{INDEX}{_NUMBER_8}\.parquet"),
     SNAPSHOTS: re.compile(rf"{SNAPSHOTS}{_NUMBER_8}\.json"),
     ATTEMPTS: re.compile(rf"{ATTEMPTS}.+"),
 }
@@ -50,7 +53,7 @@ class Key:
     task: str = ""
     fp: str = ""
     sid: str = ""
-    number: int = 0  # of a retry, an input log or a snapshot
+    number: int = 0  # of a retry, an input log, an index object or a snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,11 @@ def listing_prefix(key: str) -> str:
 def cuts_key(number: int) -> str:
     """An entry of the log of how input files were cut."""
     return f"{INPUTS}{number:08d}.json"
+
+
+def index_key(number: int) -> str:
+    """An object of the index of texts."""
+    return f"{INDEX}{number:08d}.parquet"
 
 
 def snapshot_key(number: int) -> str:

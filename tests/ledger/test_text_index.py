@@ -1,0 +1,129 @@
+"""The index of texts: where a text is found, against a dictionary; damage costs time only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from memory_store import MemoryStore
+
+from pipeline.hashes import short_hash
+from pipeline.ledger import text_index
+from pipeline.ledger.keys import documents_key, index_key, parse_key
+from pipeline.ledger.label_files import documents_table, to_parquet
+from pipeline.ledger.text_index import (
+    candidates,
+    cover,
+    leading_bits,
+    shards_of_objects,
+    text_hashes,
+)
+from pipeline.sources.documents import RawRow, documents_from
+from pipeline.stores.local import LocalStore
+from pipeline.stores.store import StoredObject
+
+TEXTS = [f"text {number}" for number in range(12)]
+SHARDS = st.lists(st.lists(st.sampled_from(TEXTS), max_size=8), max_size=6)
+
+
+def sid_of(number: int) -> str:
+    return f"{number:032x}"
+
+
+def documents(texts: list[str]) -> pa.Table:
+    return documents_from(RawRow(text) for text in texts)
+
+
+def put(store: LocalStore | MemoryStore, number: int, texts: list[str]) -> None:
+    store.create(documents_key(sid_of(number)), to_parquet(documents_table(documents(texts)), {}))
+
+
+def hashes_of(texts: list[str]) -> np.ndarray:
+    return leading_bits(pa.array([short_hash(text.encode()) for text in texts]))
+
+
+@given(digits=st.lists(st.text("0123456789abcdef", min_size=32, max_size=32), max_size=5))
+def test_the_leading_bits_are_those_of_the_number(digits: list[str]) -> None:
+    hashes = pa.array(["f" * 32, *digits], pa.string()).slice(1)
+    assert leading_bits(hashes).tolist() == [int(each[:16], 16) for each in digits]
+
+
+def test_documents_without_a_text_are_not_in_the_index() -> None:
+    assert text_hashes(documents(["one", "", "  ", "two"])).tolist() == [
+        int(short_hash(text.encode())[:16], 16) for text in ("one", "two")
+    ]
+
+
+@given(shards=SHARDS, asked=st.lists(st.sampled_from([*TEXTS, "unknown"])), data=st.data())
+def test_a_text_is_found_in_a_wanted_shard_that_has_it(
+    shards: list[list[str]], asked: list[str], data: st.DataObject
+) -> None:
+    store, numbers = MemoryStore(), list(range(len(shards)))
+    for number, texts in enumerate(shards):
+        put(store, number, texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_index, "MAX_ENTRIES", data.draw(st.integers(1, 20)))
+        # — in two runs, of which the second adds the rest
+        first = data.draw(st.sets(st.sampled_from(numbers))) if numbers else set()
+        cover(store, [sid_of(n) for n in first])
+        texts = cover(store, [sid_of(n) for n in numbers], {sid_of(n) for n in numbers[::2]})
+    assert {sid: sorted(hashes) for sid, hashes in texts.items()} == {
+        sid_of(n): sorted(hashes_of(shards[n])) for n in numbers[::2]
+    }
+    covered = [sid for sids in shards_of_objects(store).values() for sid in sids]
+    assert sorted(covered) == [sid_of(n) for n in numbers]
+    wanted = set(data.draw(st.lists(st.sampled_from(numbers)))) if numbers else set()
+    found = candidates(store, hashes_of(asked), {sid_of(n): 100 + n for n in wanted})
+    for text, number in zip(asked, found.tolist(), strict=True):
+        having = {100 + n for n in wanted if text in shards[n]}
+        assert (number in having) if having else number == -1
+
+
+def test_a_damaged_object_is_named_and_its_shards_are_added_again(
+    store: LocalStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store, 1, ["one"])
+    cover(store, [sid_of(1)])
+    (store.root / index_key(1)).write_bytes(b"PAR1 and no more")
+    assert candidates(store, hashes_of(["one"]), {sid_of(1): 1}).tolist() == [-1]
+    with caplog.at_level(logging.WARNING):
+        cover(store, [sid_of(1)])
+    assert index_key(1) in caplog.text and "damaged" in caplog.text
+    assert candidates(store, hashes_of(["one"]), {sid_of(1): 1}).tolist() == [1]
+
+
+class Blind:
+    """A store whose LISTs do not show yet what another run has created."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self.url, self.read, self.create = store.url, store.read, store.create
+
+    def list(self, _prefix: str) -> Iterator[StoredObject]:
+        return iter(())
+
+
+def test_two_runs_that_add_objects_at_once_lose_none(store: LocalStore) -> None:
+    put(store, 1, ["one"])
+    put(store, 2, ["two"])
+    cover(store, [sid_of(1)])
+    cover(Blind(store), [sid_of(2)])  # type: ignore[arg-type]  # lists, reads and creates alone
+    numbers = {sid_of(1): 1, sid_of(2): 2}
+    assert candidates(store, hashes_of(["one", "two"]), numbers).tolist() == [1, 2]
+
+
+def test_without_keep_the_texts_are_known_and_nothing_is_written(store: LocalStore) -> None:
+    put(store, 1, ["one"])
+    put(store, 2, ["two"])
+    texts = cover(store, [sid_of(1), sid_of(2)], {sid_of(2)}, keep=False)
+    assert texts[sid_of(2)].tolist() == hashes_of(["two"]).tolist() and len(texts) == 1
+    assert shards_of_objects(store) == {}
+
+
+def test_the_key_of_an_object_is_known() -> None:
+    key = parse_key(index_key(7))
+    assert key is not None and (key.folder, key.number) == ("index/", 7)
