@@ -29,7 +29,7 @@ Options = Mapping[str, Any]
 CODECS = {"gz": "gzip", "zst": "zstd"}  # by the last part of a format
 BLOCK_BYTES = 1024 * 1024
 # Above the client's own tries, which leave out what some clients take for final: s3fs an error 500.
-_RETRY_POLICY = RetryPolicy(attempts=6)
+_RETRY_POLICY = RetryPolicy()
 
 Result = TypeVar("Result")
 

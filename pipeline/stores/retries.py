@@ -7,6 +7,7 @@ S3, Google Cloud Storage or HTTP, and `storage_errors` turns a client's errors i
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ import botocore.exceptions as boto
 from aiohttp import ClientError as HttpClientError
 from botocore.parsers import ResponseParserError
 from tenacity import (
+    RetryCallState,
     Retrying,
-    before_sleep_log,
     retry_if_exception,
-    stop_after_attempt,
+    stop_after_delay,
     wait_random_exponential,
 )
 
@@ -31,6 +32,10 @@ from pipeline.stores.hub import HubClientError
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+# Requests that are retried for longer than this are named on the terminal, too.
+QUIET_S = 5.0
+_answered = threading.Event()  # whether a store has answered this process
 
 
 class Cause(Enum):
@@ -47,15 +52,18 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to retry a request: by default about a minute.
+    """How long to retry a request: by default as long as a server takes to start again.
 
     Each wait is random, from zero to a limit that doubles, so that workers that failed at the same
-    time do not retry at the same time.
+    time do not retry at the same time. A request without an answer ends after the client's timeout.
     """
 
-    attempts: int = 8
+    seconds: float = 90.0  # no try begins later
+    # The same until any store has answered this process: a wrong endpoint is likelier than an
+    # outage.
+    first_seconds: float = 15.0
     first_wait_s: float = 0.2
-    longest_wait_s: float = 20.0
+    longest_wait_s: float = 10.0
 
 
 # All errors that the clients raise for a failed request. s3fs raises OSError for the S3 codes that
@@ -121,14 +129,34 @@ def cause_of(error: BaseException) -> Cause:
 
 def retry(call: Callable[[], Result], policy: RetryPolicy) -> Result:
     """The result of the call, repeated after transient errors; its last error at the end."""
+    seconds = policy.seconds if _answered.is_set() else policy.first_seconds
     retrying = Retrying(
-        stop=stop_after_attempt(policy.attempts),
+        stop=stop_after_delay(seconds),
         wait=wait_random_exponential(multiplier=policy.first_wait_s, max=policy.longest_wait_s),
-        retry=retry_if_exception(lambda error: cause_of(error) is Cause.BUSY),
-        before_sleep=before_sleep_log(logger, logging.INFO),
+        retry=retry_if_exception(_is_busy),
+        before_sleep=_log_retry,
         reraise=True,
     )
-    return retrying(call)
+    result = retrying(call)
+    _answered.set()
+    return result
+
+
+def _is_busy(error: BaseException) -> bool:
+    if cause_of(error) is Cause.BUSY:
+        return True
+    _answered.set()
+    return False
+
+
+def _log_retry(state: RetryCallState) -> None:
+    seconds = state.seconds_since_start or 0.0
+    level = logging.INFO if seconds < QUIET_S else logging.WARNING
+    error = None if state.outcome is None else state.outcome.exception()
+    reason = "" if error is None else _reason(error)
+    logger.log(
+        level, "a store did not answer (%s); it is asked again, %.0f s so far", reason, seconds
+    )
 
 
 @contextmanager

@@ -39,10 +39,15 @@ class _SingleTry(S3FileSystem):  # type: ignore[misc]
     retries = 1
 
 
+# botocore's own retries, of which each may wait for the client's timeout, are not needed either.
+_ONE_TRY = {"retries": {"total_max_attempts": 1}}
+
+
 def open_s3(url: str, options: Mapping[str, Any]) -> S3Store:
     """The store at s3://bucket/prefix. The options are s3fs's and override user settings."""
     with storage_errors(url, "opened"), option_errors("storage_options", options):
-        file_system = _SingleTry(**options)
+        config = {**_ONE_TRY, **options.get("config_kwargs", {})}
+        file_system = _SingleTry(**{**options, "config_kwargs": config})
         file_system.connect()  # reads the profile and checks the options; sends no request
     bucket, prefix, _ = file_system.split_path(url)
     if not bucket:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import logging
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,14 +14,15 @@ from typing import Any
 import botocore.auth
 import pytest
 from fault_proxy import Faults, proxied
-from servers import BUCKET, Server
+from servers import BUCKET, KEY, SECRET, Server
 
 from pipeline.errors import RefusedError, SpecError, StorageError, UnavailableError
 from pipeline.stores.retries import RetryPolicy
 from pipeline.stores.s3 import S3Store, open_s3
 from pipeline.stores.store import check_create_only, open_store
 
-QUICK = RetryPolicy(attempts=5, first_wait_s=0.001, longest_wait_s=0.01)
+QUICK = RetryPolicy(1.0, 1.0, first_wait_s=0.001, longest_wait_s=0.01)
+LOGIN = {"key": KEY, "secret": SECRET}
 Faulty = Callable[..., tuple[S3Store, Faults]]
 
 
@@ -78,7 +82,27 @@ def test_a_store_that_stays_away_is_one_line_and_to_be_run_again(faulty: Faulty)
         ) as raised:
             attempt()
         assert raised.value.exit_code == 3 and "\n" not in str(raised.value)
-    assert len(faults.requests) == 2 * QUICK.attempts
+    assert len(faults.requests) > 10
+
+
+def test_a_server_that_never_answers_is_named_and_given_up_sooner_if_it_never_did(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        options = {
+            **LOGIN,
+            "endpoint_url": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "config_kwargs": {"read_timeout": 0.2, "connect_timeout": 1},
+        }
+        policy = RetryPolicy(seconds=600, first_seconds=1.0, first_wait_s=0.001, longest_wait_s=0.1)
+        store = replace(open_s3(f"s3://{BUCKET}/out", options), retry_policy=policy)
+        monkeypatch.setattr("pipeline.stores.retries._answered", threading.Event())
+        monkeypatch.setattr("pipeline.stores.retries.QUIET_S", 0.5)
+        with pytest.raises(UnavailableError, match=r"out/key: cannot be read: .*timeout"):
+            store.read("key")
+    named = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert 1 <= len(named) <= 4
+    assert all("did not answer" in line and "functools" not in line for line in named)
 
 
 def test_expired_credentials_are_told_at_once_and_nothing_is_lost(faulty: Faulty) -> None:

@@ -36,7 +36,7 @@ REFUSALS = {
 }
 
 # Short waits. A share of faults of 0.4 to the power of 20 is one in a hundred million.
-STUBBORN = RetryPolicy(attempts=20, first_wait_s=0.001, longest_wait_s=0.02)
+STUBBORN = RetryPolicy(30.0, 30.0, first_wait_s=0.001, longest_wait_s=0.02)
 
 
 @dataclass
