@@ -13,15 +13,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import ray
+from ray._private import services
 from ray._private.node import Node
 
 from pipeline.errors import Problem, RefusedError, SpecError, UnavailableError
 from pipeline.runtime.imports import quick_imports
 from pipeline.runtime.placement import Placement, node_resources
 
+LOOPBACK = "127.0.0.1"
 _SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
 
 
@@ -65,6 +69,8 @@ def local_ray(placement: Placement) -> Iterator[None]:
         with without_core_greeting(), _sigterm_handler_kept(), _without_services():
             started = ray.init(
                 address="local",
+                # — with this address Ray's processes listen on the loopback interface alone
+                _node_ip_address=LOOPBACK,
                 # — on GPUs, documents are read and committed beside the engines. Ray starts this
                 # many workers at once, and the mailbox and Ray Data take two before an engine does
                 num_cpus=1 + max(2, placement.actors * placement.threads),
@@ -78,7 +84,18 @@ def local_ray(placement: Placement) -> Iterator[None]:
         message = "Ray did not start within its 30 s: the machine is busy; run again"
         raise UnavailableError(message) from error
     with started:
+        _close_to_others()
         yield
+
+
+def _close_to_others() -> None:
+    """Only this user may read the token and the logs of the Ray that was started here."""
+    node = ray._private.worker._global_node
+    assert node is not None, "Ray has started"
+    os.chmod(node.get_session_dir_path(), 0o700)
+    # — the file belongs to all Rays of this user; an administrator may have provided it
+    with suppress(OSError):
+        os.chmod(Path.home() / ".ray" / "auth_token", 0o600)
 
 
 def ended_services() -> list[str]:
@@ -93,16 +110,27 @@ def _without_services() -> Iterator[None]:
 
     These are the autoscaler, the server of the dashboard, and the reader of the workers' logs. No
     option turns them off. On two cores they take two seconds of the start, and one of the end. A
-    later version of Ray that names them otherwise starts them.
+    later version of Ray that names them otherwise starts them. Nor does Ray replace the loopback
+    address, on which its processes then listen, by one that other machines reach.
     """
-    services = {name: getattr(Node, name) for name in _SERVICES if hasattr(Node, name)}
-    for name in services:
-        setattr(Node, name, lambda *_arguments, **_named: None)
+    replaced: dict[tuple[Any, str], Any] = {(Node, name): _nothing for name in _SERVICES}
+    replaced[services, "resolve_ip_for_localhost"] = _unchanged
+    own = {place: getattr(*place) for place in replaced if hasattr(*place)}
+    for place in own:
+        setattr(*place, replaced[place])
     try:
         yield
     finally:
-        for name, start in services.items():
-            setattr(Node, name, start)
+        for place, function in own.items():
+            setattr(*place, function)
+
+
+def _nothing(*_arguments: object, **_named: object) -> None:
+    """In the place of the start of a process."""
+
+
+def _unchanged(host: str) -> str:
+    return host
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 PROBE = """
 import json, sys, psutil, ray
+from pathlib import Path
 from ray._private.node import Node
 from pipeline.runtime.connection import local_ray
 from pipeline.runtime.placement import Placement
@@ -23,20 +25,32 @@ with local_ray(Placement("cpu", "float32", actors=1, threads=1)):
     answer = ray.get(ray.remote(lambda: 3).remote())
     graph = "pipeline.runtime.graph" in sys.modules
     family = psutil.Process().children(recursive=True)
+    all_of_run = [psutil.Process(), *family]
     words = {word.strip().rpartition("/")[2] for each in family for word in each.cmdline()}
+    sockets = [socket for each in all_of_run for socket in each.net_connections("inet")]
+    listening = [s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN]
+    listening = {ip.removeprefix("::ffff:") for ip in listening}
+    session = ray._private.worker._global_node.get_session_dir_path()
+    private = session, Path.home() / ".ray/auth_token"
+    modes = [oct(Path(each).stat().st_mode & 0o777) for each in private]
 _, left = psutil.wait_procs(family, timeout=20)
 restored = own == (Node.start_monitor, Node.start_api_server, Node.start_log_monitor)
-print(json.dumps([answer, graph, sorted(words), len(left), restored]))
+print(json.dumps([answer, graph, sorted(words), sorted(listening), modes, len(left), restored]))
 """
 
 
-def test_a_local_ray_has_no_process_that_a_run_does_not_use() -> None:
+def test_a_local_ray_has_no_process_that_a_run_does_not_use_and_is_closed_to_others(
+    tmp_path: Path,
+) -> None:
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment["HOME"] = str(tmp_path)  # — without the token of an earlier Ray
     output = subprocess.check_output([sys.executable, "-c", PROBE], text=True, env=environment)
-    answer, graph, words, left, restored = json.loads(output.splitlines()[-1])
+    answer, graph, words, listening, modes, left, restored = json.loads(output.splitlines()[-1])
     assert answer == 3
     assert graph, "Ray Data is imported while Ray starts"
     assert {"gcs_server", "raylet"} <= {*words}
     assert "ray::DashboardAgent" in words, "it exports the metrics"
     assert {"monitor.py", "dashboard.py", "log_monitor.py"}.isdisjoint(words)
     assert left == 0 and restored
+    assert listening == ["127.0.0.1"]
+    assert modes == ["0o700", "0o600"]
