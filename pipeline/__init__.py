@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.labeller import Labeller
     from pipeline.ledger.dataset import open_labels
     from pipeline.ray_datasets import label_dataset
-    from pipeline.runtime.job import dry_run
+    from pipeline.runtime.dry_run import dry_run
     from pipeline.runtime.run import run
     from pipeline.spec.parse import load_spec, parse_spec
     from pipeline.spec.schema import JobSpec
@@ -36,7 +36,7 @@ __all__ = [
 
 _HOMES = {
     "pipeline.ledger.dataset": ("open_labels",),
-    "pipeline.runtime.job": ("dry_run",),
+    "pipeline.runtime.dry_run": ("dry_run",),
     "pipeline.runtime.run": ("run",),
     "pipeline.errors": ("AssayError", "RefusedError", "SpecError"),
     "pipeline.labeller": ("Labeller",),

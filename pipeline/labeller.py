@@ -19,6 +19,7 @@ from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, structs
 from pipeline.ledger.label_rows import answers_table, with_calibrated
+from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import (
     chunk_document,
     contextual_calibrations,
@@ -98,7 +99,7 @@ class Labeller:
             )
         ]
         chunks = [document for document, _ in fitted]
-        answers = ShardAnswers(chunks, self.spec.tasks)
+        answers = ShardAnswers(chunks, self.spec.tasks, text_identities(documents))
         with self._lock:
             answers.label_rows(self._engine, 0, len(chunks))
         labelled = labelled_documents(documents, answers, [status for _, status in fitted])

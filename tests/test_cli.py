@@ -225,6 +225,7 @@ def test_a_dry_run_counts_and_labels_nothing(
         "shards": 1,
         "missing_documents": 1,
         "missing_shards": 1,
+        "distinct_texts": 1,
         "missing_cells": 2,
     }
     assert not (tmp_path / "out").exists()

@@ -201,7 +201,8 @@ def test_a_run_that_was_killed_is_resumed_and_gives_the_same_answers(
 
     printed = replace(copy, command=command).assay("run", "spec.yaml")
     assert printed["snapshot"] == 4 and printed["objects_created"] == 4
-    assert printed["documents_labelled"] == 12 and printed["documents_read_by_model"] == 4
+    # — a shard of an earlier version of the input has the text of one of d0 to d3
+    assert printed["documents_labelled"] == 12 and printed["documents_read_by_model"] == 3
     after = copy.objects()
     assert after.keys() == before.keys() and left.items() <= after.items()
     assert copy.rows(4) == approximately(rows_in_files(4), FLOAT32_DP)

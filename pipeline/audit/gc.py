@@ -8,7 +8,7 @@ nothing. Objects with keys that assay does not write are left alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,39 +16,43 @@ from pipeline.errors import Problem, SpecError
 from pipeline.ledger.cuts import cut_before
 from pipeline.ledger.keys import (
     DOCUMENTS,
+    INDEX,
     LABELS,
     RETRIES,
     SNAPSHOTS,
     SPECS,
     Key,
     calibration_key,
+    documents_key,
     label_key,
     parse_key,
     snapshot_key,
     spec_key,
 )
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
+from pipeline.ledger.text_index import shards_of_objects
 from pipeline.runtime.calibration_files import versions_with_equal_raw_answers
-from pipeline.runtime.job import jobs_for_each_dtype
+from pipeline.runtime.job import jobs_for_each_dtype, list_missing
 from pipeline.sources.source import find_objects
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import ATTEMPTS, PROBE_KEY, Store, StoredObject, open_store
 
 # In this order, a reader never sees a snapshot whose files are already deleted. Input logs stay.
-DELETION_ORDER = (SNAPSHOTS, RETRIES, LABELS, DOCUMENTS, SPECS, ATTEMPTS)
+DELETION_ORDER = (SNAPSHOTS, RETRIES, LABELS, DOCUMENTS, INDEX, SPECS, ATTEMPTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What a run reads: current shards, shards of earlier file versions, and task versions."""
+    """What the next run reads: current shards and their slices, and task versions."""
 
     sids: frozenset[str]
-    earlier: frozenset[str]
     versions: frozenset[tuple[str, str]]  # task and fingerprint
     # Versions with the same raw answers, used for shards without a label file of `versions`.
     others: frozenset[tuple[str, str]] = frozenset()
     # For a slice of a current shard, that shard: with its labels the slice's are not used.
     whole: Mapping[str, str] = field(default_factory=dict)
+    # Whether answers are missing: the next run may take them over from any shard.
+    incomplete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,11 @@ class GcResult:
 
     @property
     def per_prefix(self) -> dict[str, tuple[int, int]]:
-        """Count and bytes, by prefix."""
-        amounts = dict.fromkeys(DELETION_ORDER, (0, 0))
+        """Count and bytes, by prefix; of the index only if an object of it is not needed."""
+        amounts = {prefix: (0, 0) for prefix in DELETION_ORDER if prefix != INDEX}
         for stored in self.objects:
             prefix = f"{stored.key.partition('/')[0]}/"
-            count, size_bytes = amounts[prefix]
+            count, size_bytes = amounts.get(prefix, (0, 0))
             amounts[prefix] = count + 1, size_bytes + stored.size_bytes
         return amounts
 
@@ -92,7 +96,8 @@ def collect_garbage(
     cells = _cells_of_next_run(spec, output, cache_dir)
     kept = _kept_snapshots(output, keep)
     named = frozenset(key for snapshot in kept for key in _named_keys(snapshot))
-    objects, unknown = _unneeded(stored, named, cells)
+    index = shards_of_objects(output)
+    objects, unknown = _unneeded(stored, named, cells, index)
     if delete:
         for prefix in DELETION_ORDER:
             output.delete([each.key for each in objects if each.key.startswith(prefix)])
@@ -119,9 +124,10 @@ def _cells_of_next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
         for fp in fps
     )
     sids = frozenset(shard.id for shard in cuts.shards)
-    slices = cuts.other_slices.of_shard
+    slices = cuts.other_slices
     whole = {sid: shard for shard, of_shard in slices.items() for sid in of_shard}
-    return Cells(sids, cuts.earlier_sids, versions, others - versions, whole)
+    incomplete = bool(cuts.uncut) or all(list_missing(j, store, cuts).work_items for j in jobs)
+    return Cells(sids, versions, others - versions, whole, incomplete)
 
 
 def _kept_snapshots(store: Store, keep: int) -> list[Contents]:
@@ -150,9 +156,15 @@ def _named_keys(snapshot: Contents) -> Iterator[str]:
 
 
 def _unneeded(
-    stored: Iterable[StoredObject], named: frozenset[str], cells: Cells
+    stored: Iterable[StoredObject],
+    named: frozenset[str],
+    cells: Cells,
+    index: Mapping[str, Collection[str]],
 ) -> tuple[tuple[StoredObject, ...], int]:
-    """The objects that are neither named nor used by the next run, and the unknown keys' number."""
+    """The objects that are neither named nor used by the next run, and the unknown keys' number.
+
+    `index` has the shards of each object of the index of texts, by key.
+    """
     parsed = [(each, parse_key(each.key)) for each in stored]
     known = [(each, key) for each, key in parsed if key is not None]
     used = _used_cells(known, cells)
@@ -163,9 +175,11 @@ def _unneeded(
         # — all runs share the probe, and a run that starts now may be checking it
         if name in named or name in used or name == PROBE_KEY:
             return True
-        # — documents of an earlier file version are used only together with its answers
+        # — documents of other shards are used only together with their answers
         if key.folder == DOCUMENTS:
             return key.sid in sids
+        if key.folder == INDEX:
+            return any(sid in sids or documents_key(sid) in named for sid in index.get(name, ()))
         # — without its spec, the answers of a version cannot be matched any more
         return key.folder == SPECS and (key.task, key.fp) in versions
 
@@ -175,8 +189,8 @@ def _unneeded(
 
 def _used_cells(known: Iterable[tuple[StoredObject, Key]], cells: Cells) -> dict[str, str]:
     """The label files and latest retries that the next run would use: key -> shard id."""
-    sids = cells.sids | cells.earlier
-    in_reach = [(stored.key, key) for stored, key in known if key.sid in sids]
+    sids = cells.sids.union(cells.whole)
+    in_reach = [(stored.key, key) for stored, key in known if cells.incomplete or key.sid in sids]
     own = {
         (key.task, key.sid)
         for _, key in in_reach

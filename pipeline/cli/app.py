@@ -136,7 +136,7 @@ VERBS = {
         _unless("complete", EXIT_INCOMPLETE),
         "report.progress:run_progress",
     ),
-    "dry run": Verb("runtime.job:dry_run", "report.run:plan"),
+    "dry run": Verb("runtime.dry_run:dry_run", "report.run:plan"),
     "check": Verb(
         "verbs.check:check",
         "report.check:findings",

@@ -5,7 +5,7 @@ Entry point: `ShardAnswers.label_rows`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -28,23 +28,30 @@ NOT_A_NUMBER = "error:the model's answer is not a number"
 
 
 class ShardAnswers:
-    """The answers of each row; the model does not read a row without chunks."""
+    """The answers of each row. The model does not read a row without chunks.
+
+    Of rows with equal texts it reads the first; `copy_to_repeats` gives the others its answer.
+    """
 
     def __init__(
         self,
         chunks: Sequence[Sequence[Sequence[int]]],  # token ids, by row and chunk
         tasks: Sequence[TaskSpec],
+        texts: Sequence[Hashable] | None = None,  # by row: what identifies the text; None: its row
     ) -> None:
         self.chunks = chunks
         self.tasks = tasks
         self.by_task = [TaskAnswers.of(task, len(chunks)) for task in tasks]
         self.usage = Usage()
         self._failed: dict[int, str] = {}  # status by row
+        self._first_of = {} if texts is None else _first_of_equals(chunks, texts)  # of the repeats
+        # — what the model reads: nothing of a repeat
+        self._asked = [() if row in self._first_of else each for row, each in enumerate(chunks)]
 
     @property
     def asked_rows(self) -> int:
         """How many rows the model reads."""
-        return sum(1 for document in self.chunks if document) if self.tasks else 0
+        return sum(1 for document in self._asked if document) if self.tasks else 0
 
     def label_rows(
         self,
@@ -59,9 +66,9 @@ class ShardAnswers:
         chunk, and with the batch's share of the cost of all rows: long documents are read first.
         """
         names = [task.name for task in self.tasks]
-        cost = sum(_CHUNK_TOKENS + len(chunk) for row in self.chunks for chunk in row)
+        cost = sum(_CHUNK_TOKENS + len(chunk) for row in self._asked for chunk in row)
         for first, last in self.row_groups(start, end):
-            chunks = self.chunks[first:last]
+            chunks = self._asked[first:last]
             labelled = engine.label(
                 [chunk for row in chunks for chunk in row],
                 tasks=names,
@@ -85,10 +92,10 @@ class ShardAnswers:
         max_chunks = max(1, MAX_LOG_PROBS // max(1, labels))
         first, chunks = start, 0
         for row in range(start, end):
-            if row > first and chunks + len(self.chunks[row]) > max_chunks:
+            if row > first and chunks + len(self._asked[row]) > max_chunks:
                 yield first, row
                 first, chunks = row, 0
-            chunks += len(self.chunks[row])
+            chunks += len(self._asked[row])
         if first < end:
             yield first, end
 
@@ -99,9 +106,30 @@ class ShardAnswers:
             for of_task in self.by_task:
                 of_task.clear_row(row)
 
+    def copy_to_repeats(self) -> None:
+        """Gives each row with the text of an earlier row its answer, or its failure."""
+        repeats, firsts = list(self._first_of), list(self._first_of.values())
+        for of_task in self.by_task:
+            of_task.copy_rows(firsts, repeats)
+        for row, first in self._first_of.items():
+            if first in self._failed:
+                self._failed[row] = self._failed[first]
+
     def statuses(self, as_read: Sequence[str]) -> list[str]:
         """The status of each row: why it failed here, or its status as it was read."""
         return [self._failed.get(row, status) for row, status in enumerate(as_read)]
+
+
+def _first_of_equals(
+    chunks: Sequence[Sequence[Sequence[int]]], texts: Sequence[Hashable]
+) -> dict[int, int]:
+    """For each row that is read and has the text of an earlier such row, the first of them."""
+    rows: dict[Hashable, int] = {}
+    first_of = {}
+    for row, (of_row, text) in enumerate(zip(chunks, texts, strict=True)):
+        if of_row and (first := rows.setdefault(text, row)) != row:
+            first_of[row] = first
+    return first_of
 
 
 def _counter(
@@ -168,6 +196,12 @@ class TaskAnswers:
                     below = self.level_ids[:, level] == node  # [labels]
                     self.levels[row, level] = np.logaddexp.reduce(log_probs[below])
         return True
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Gives each target row the answer of its source row."""
+        for values in (self.log_probs, self.log_mass, self.labels, self.levels):
+            if values is not None:
+                values[targets] = values[sources]
 
     def clear_row(self, row: int) -> None:
         """Removes the answer of the row."""

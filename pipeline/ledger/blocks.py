@@ -6,7 +6,9 @@ the stages exchange, `ShardCounts` for what leaves it. No other module names the
 
 from __future__ import annotations
 
+import base64
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -50,11 +52,13 @@ class TokenisedShard:
     chunks: pa.Array  # [docs] lists of chunks of int32 token ids; none: nothing to ask
     status: Sequence[str]  # [docs]: of the reading and tokenising, or of the reused answer
     known: Mapping[str, pa.StructArray]  # by task: rows of label files, or null
+    sources: pa.Array  # [docs]: the shard that the known row is of, or null
 
     def to_table(self) -> pa.Table:
         columns = {
             "chunks": self.chunks,
             "label_status": pa.array(self.status, pa.string()),
+            "source": self.sources,
             **{f"known:{task}": answers for task, answers in self.known.items()},
         }
         return _with_columns(self.documents, columns, self.work)
@@ -67,6 +71,7 @@ class TokenisedShard:
             chunks=block.column("chunks").combine_chunks(),
             status=block.column("label_status").to_pylist(),
             known=_by_task(block, "known"),
+            sources=block.column("source").combine_chunks(),
         )
 
 
@@ -109,7 +114,15 @@ class LabelledShard:
     work: WorkItem  # without its reusable shards
     labelled: LabelledDocuments
     known: Mapping[str, pa.StructArray]  # by task: rows that replace the computed ones, or null
+    sources: pa.Array  # [docs]: the shard that the known row is of, or null
     cost: LabelCost
+
+    @property
+    def taken_over(self) -> dict[str, int]:
+        """How many rows have the answers of each other shard."""
+        counts = Counter(sid for sid in self.sources.to_pylist() if sid is not None)
+        del counts[self.work.shard.id]
+        return dict(counts)
 
     def to_table(self) -> pa.Table:
         labelled = self.labelled
@@ -117,6 +130,7 @@ class LabelledShard:
             "n_tokens": pa.array(labelled.n_tokens),
             "n_chunks": pa.array(labelled.n_chunks),
             "label_status": pa.array(labelled.status, pa.string()),
+            "source": self.sources,
             "cost": _constant(json.dumps(asdict(self.cost)), labelled.documents.num_rows),
             **{f"known:{task}": answers for task, answers in self.known.items()},
         }
@@ -141,7 +155,8 @@ class LabelledShard:
             scores=scores,
         )
         cost = LabelCost(**json.loads(block.column("cost")[0].as_py()))
-        return cls(_only_work(block), labelled, _by_task(block, "known"), cost)
+        sources = block.column("source").combine_chunks()
+        return cls(_only_work(block), labelled, _by_task(block, "known"), sources, cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +170,7 @@ class ShardCounts:
     labels: Mapping[str, Mapping[str, int]]  # rows by label, by task
     cost: LabelCost
     outside: int = 0  # rows of the input that were read and are not in the slice
+    taken_over: int = 0  # rows with the answers of other shards
 
     def to_table(self) -> pa.Table:
         return pa.table({"counts": [json.dumps(asdict(self))]})
@@ -166,13 +182,20 @@ class ShardCounts:
 
 
 def _work_to_json(work: WorkItem) -> str:
-    return json.dumps({**fields_of(work), "shard": work.shard.to_json(), "reuse": ()})
+    texts = base64.b64encode(work.texts).decode()
+    content = {"shard": work.shard.to_json(), "reuse": (), "texts": texts}
+    return json.dumps(fields_of(work) | content)
 
 
 def _work_from_json(text: str) -> WorkItem:
     content = json.loads(text)
-    shard, tasks = Shard.from_json(content["shard"]), tuple(content["tasks"])
-    return WorkItem(**{**content, "shard": shard, "tasks": tasks, "reuse": ()})
+    parts = {
+        "shard": Shard.from_json(content["shard"]),
+        "tasks": tuple(content["tasks"]),
+        "reuse": (),
+        "texts": base64.b64decode(content["texts"]),
+    }
+    return WorkItem(**content | parts)
 
 
 def _only_work(block: pa.Table) -> WorkItem:

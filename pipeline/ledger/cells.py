@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 from pipeline.errors import StorageError
 from pipeline.ledger.keys import (
     DOCUMENTS,
+    Key,
     documents_key,
     label_folders,
     label_key,
@@ -81,45 +81,40 @@ class WorkItem:
     documents: bool
     reuse: tuple[ReusableShard, ...] = field(default=())  # each has answers to all of the tasks
     retry: int = 0  # the number of this retry of failed rows; 0: the labels are missing
+    to_ask: int | None = None  # rows that no reusable shard answers; None: not known yet
+    # The texts that are asked, if not all: their hashes as `text_index.Hashes`, in rising order.
+    texts: bytes = b""
+
+    @property
+    def rows(self) -> int:
+        """The rows that progress counts: of a list of texts, one for each."""
+        return self.asked_rows if self.texts else self.shard.rows
+
+    @property
+    def asked_rows(self) -> int:
+        """The most rows that the model reads."""
+        if not self.tasks:
+            return 0
+        return self.shard.rows if self.to_ask is None else self.to_ask
 
     @property
     def asks(self) -> bool:
         """Whether the item probably needs a model: not if its rows have answers already."""
-        own = {self.shard.id, self.shard.whole.id}
-        has_answers = any(reusable.sid in own for reusable in self.reuse)
-        return bool(self.tasks) and (self.retry > 0 or not has_answers)
-
-
-@dataclass(frozen=True, slots=True)
-class OtherSlices:
-    """Shards that have some of the same rows in another slice, or in none."""
-
-    # The same rows of the input as the shard: first without a slice, then the other slices.
-    of_shard: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    # By path: the slices of earlier versions of the object.
-    earlier: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    @property
-    def sids(self) -> frozenset[str]:
-        """All of these shards."""
-        return frozenset(chain(*self.of_shard.values(), *self.earlier.values()))
-
-
-_TaskGroup = tuple[tuple[str, ...], tuple[ReusableShard, ...]]  # shards with answers to all tasks
+        return self.asked_rows > 0
 
 
 def committed(
     store: Store,
     fp: Mapping[str, str],
-    sids: Collection[str],
+    sids: Collection[str] | None,
     *,
     documents: Mapping[str, str] | None = None,
 ) -> Committed:
-    """The existing files of these shards for these tasks.
+    """The existing files of these shards for these tasks; of all shards of the output for None.
 
     Makes two LISTs for each task, concurrently, and one of the documents unless they are passed.
     """
-    known = {sid: sid for sid in sids}
+    known = None if sids is None else {sid: sid for sid in sids}
     with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
         labels = pool.map(lambda t: _list_files(store, label_folders(t, fp[t])[0], known), fp)
         retries = pool.map(lambda task: _list_retries(store, task, fp[task], known), fp)
@@ -135,22 +130,18 @@ def remaining(
     shards: Sequence[Shard],
     tasks: Collection[str],
     done: Committed,
-    earlier_cuts: Mapping[str, Sequence[Collection[str]]],
     others: Sequence[Committed] = (),
-    slices: OtherSlices = OtherSlices(),
 ) -> list[WorkItem]:
     """The work items for everything that is missing, in the order of the shards.
 
-    `earlier_cuts` has, by path, the shard ids of each other version of the object, the newest
-    first. `others` has the files of other versions of the tasks with the same raw answers.
-    `slices` has the shards that have answers to some of the rows.
+    `others` has the files of other versions of the tasks with the same raw answers.
     """
-    index = _ReuseIndex(done, earlier_cuts, others, slices)
+    answers = Answers(done, others)
     return [
         item
         for shard in shards
         if not is_whole(shard.id, tasks, done)
-        for item in _missing(shard, tasks, done, index)
+        for item in _missing(shard, tasks, done, answers)
     ]
 
 
@@ -189,104 +180,59 @@ def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, byt
 
 
 @dataclass(frozen=True, slots=True)
-class _ReuseIndex:
-    """Finds shards whose answers can be reused. The shards of one path share a result."""
+class Answers:
+    """The answers that count for some tasks: of their own versions, or with equal raw answers."""
 
-    _done: Committed
-    _cuts: Mapping[str, Sequence[Collection[str]]]
-    _others: Sequence[Committed]
-    _slices: OtherSlices
-    _groups: dict[tuple[str, tuple[str, ...]], list[_TaskGroup]] = field(default_factory=dict)
-
-    def of_path(self, path: str, tasks: tuple[str, ...]) -> list[_TaskGroup]:
-        """The tasks in groups, each with the earlier shards of the path that answer all of it.
-
-        Tasks are in one group if the same shards answer them. So a new task, which no shard
-        answers, does not keep the answers to other tasks from being reused.
-        """
-        if not tasks or not (path in self._cuts or path in self._slices.earlier):
-            return [(tasks, ())]
-        if (path, tasks) not in self._groups:
-            by_shards: dict[tuple[str, ...], list[str]] = {}
-            for task in tasks:
-                by_shards.setdefault(self._latest(path, task), []).append(task)
-            self._groups[path, tasks] = [
-                (tuple(group), tuple(self._with_all(path, group))) for group in by_shards.values()
-            ]
-        return self._groups[path, tasks]
-
-    def of_rows(self, sid: str, tasks: tuple[str, ...]) -> list[_TaskGroup]:
-        """The tasks in groups, each with the slices of the same rows that answer all of it."""
-        same_rows = self._slices.of_shard.get(sid, ())
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for task in tasks if same_rows else ():
-            answered = (each for each in same_rows if self.of_shard(each, (task,)))
-            groups.setdefault(tuple(answered), []).append(task)
-        return [
-            (tuple(group), tuple(filter(None, (self.of_shard(each, group) for each in sids))))
-            for sids, group in groups.items()
-        ] or [(tasks, ())]
+    done: Committed
+    others: Sequence[Committed] = ()  # other versions of tasks, with the same raw answers
 
     def of_shard(self, sid: str, tasks: Sequence[str]) -> ReusableShard | None:
         """The shard with the existing answers to some of the tasks; None if it has none."""
-        if sid not in self._done.documents:
+        if sid not in self.done.documents:
             return None
         keys = {
             task: version.label_file(task, sid).key
-            for version in (*reversed(self._others), self._done)  # last: the tasks' own version
+            for version in (*reversed(self.others), self.done)  # last: the tasks' own version
             for task in tasks
             if sid in version.labels.get(task, ())
         }
         return ReusableShard(sid, keys) if keys else None
 
-    def _latest(self, path: str, task: str) -> tuple[str, ...]:
-        """The shards that answer the task: of the newest cuts, back to one that is complete.
-
-        Older cuts have few other texts. Leaving them out keeps tasks together that differ there.
-        """
-        latest: list[str] = []
-        for sids in self._cuts.get(path, ()):
-            answered = [sid for sid in sids if self.of_shard(sid, (task,)) is not None]
-            latest += answered
-            if answered and len(answered) == len(sids):
-                return tuple(latest)
-        slices = self._slices.earlier.get(path, ())
-        return (*latest, *(sid for sid in slices if self.of_shard(sid, (task,)) is not None))
-
-    def _with_all(self, path: str, tasks: Sequence[str]) -> Iterator[ReusableShard]:
-        whole = chain.from_iterable(self._cuts.get(path, ()))
-        for sid in chain(whole, self._slices.earlier.get(path, ())):
-            shard = self.of_shard(sid, tasks)
-            if shard is not None and len(shard.labels) == len(tasks):
-                yield shard
+    def answering(self, task: str) -> frozenset[str]:
+        """The shards that have answers to the task."""
+        versions = (version.labels.get(task, {}) for version in (self.done, *self.others))
+        return frozenset(sid for labels in versions for sid in labels if sid in self.done.documents)
 
 
 def _missing(
-    shard: Shard, tasks: Collection[str], done: Committed, index: _ReuseIndex
+    shard: Shard, tasks: Collection[str], done: Committed, answers: Answers
 ) -> Iterator[WorkItem]:
     """The shard's work items: one for tasks whose answers another version has, then the rest."""
     sid = shard.id
     absent = tuple(task for task in tasks if sid not in done.labels[task])
-    own = index.of_shard(sid, absent)
+    own = answers.of_shard(sid, absent)
     if own is not None:
         answered = tuple(task for task in absent if task in own.labels)
-        yield WorkItem(shard, answered, documents=False, reuse=(own,))
+        yield WorkItem(shard, answered, documents=False, reuse=(own,), to_ask=0)
         absent = tuple(task for task in absent if task not in own.labels)
     documents = sid not in done.documents
     if absent or documents:
-        for of_rows, same_rows in index.of_rows(sid, absent):
-            for group, shards in index.of_path(shard.path, of_rows):
-                # — without slices, the items of one path share one long tuple
-                reuse = (*same_rows, *shards) if same_rows else shards
-                yield WorkItem(shard, group, documents=documents, reuse=reuse)
+        yield WorkItem(shard, absent, documents=documents)
 
 
-def _list_files(store: Store, prefix: str, sids: Mapping[str, str]) -> dict[str, str]:
+_Known = Mapping[str, str] | None  # the ids of shards, each once in memory; None: any
+
+
+def _list_files(store: Store, prefix: str, sids: _Known) -> dict[str, str]:
     """The etags of one file for each shard. A file with another name is not a shard's."""
     listed = ((parse_key(stored.key), stored) for stored in store.list(prefix))
     return {
-        sids[key.sid]: _etag_of(store, stored) for key, stored in listed if key and key.sid in sids
+        sid: _etag_of(store, stored) for key, stored in listed if key and (sid := _known(sids, key))
     }
+
+
+def _known(sids: _Known, key: Key) -> str | None:
+    return key.sid if sids is None else sids.get(key.sid)
 
 
 def _etag_of(store: Store, stored: StoredObject) -> str:
@@ -299,14 +245,12 @@ def _etag_of(store: Store, stored: StoredObject) -> str:
     return stored.etag
 
 
-def _list_retries(
-    store: Store, task: str, fp: str, sids: Mapping[str, str]
-) -> dict[str, tuple[int, str]]:
+def _list_retries(store: Store, task: str, fp: str, sids: _Known) -> dict[str, tuple[int, str]]:
     """The highest number of each shard, with its etag."""
     latest: dict[str, tuple[int, str]] = {}
     for stored in store.list(label_folders(task, fp)[1]):
         key = parse_key(stored.key)
-        if key and key.sid in sids:
+        if key and (sid := _known(sids, key)):
             retry = key.number, _etag_of(store, stored)
-            latest[sids[key.sid]] = max(latest.get(key.sid, retry), retry)
+            latest[sid] = max(latest.get(sid, retry), retry)
     return latest

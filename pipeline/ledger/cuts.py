@@ -2,8 +2,7 @@
 
 Entry points: `load_or_cut`, `slice_cuts`, `cut_before` and `logged_shards`. Each run appends the
 cuts of new objects, and its slice of them if that is new. A job that continues on another machine
-or version thus has the same shards, and finds the answers of every slice; a finished job opens no
-input.
+or version thus has the same shards; a finished job opens no input.
 """
 
 from __future__ import annotations
@@ -11,15 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import canonical_json, parse_json
-from pipeline.ledger.cells import OtherSlices
 from pipeline.ledger.keys import INPUTS, cuts_key, parse_key
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice, fields_of
 from pipeline.sources.source import InputObject, cut
-from pipeline.stores.hub import unpinned
 from pipeline.stores.store import Store
 
 # A compressed file is read to be cut. Cuts are written this often, so that an interrupted run does
@@ -34,29 +31,20 @@ _Cut = tuple[ObjectVersion, list[Shard] | str]  # an object's shards, or why it 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The shards of the current input, and the shard ids of earlier versions of its objects."""
+    """The shards of the current input."""
 
     shards: tuple[Shard, ...]
-    # By path: one tuple for each earlier version, the newest first.
-    earlier: Mapping[str, tuple[tuple[str, ...], ...]]
     unreadable: tuple[str, ...] = ()  # the error of each object whose rows cannot be counted
     slices: tuple[Slice, ...] = ()  # that were labelled, or begun
-    earlier_slices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # sids, by path
+    uncut: int = 0  # the number of objects that are not in the log
 
     @property
-    def earlier_sids(self) -> frozenset[str]:
-        """The shards of all earlier versions, and of all other slices."""
-        versions = (version for of_path in self.earlier.values() for version in of_path)
-        return frozenset(sid for version in versions for sid in version) | self.other_slices.sids
-
-    @property
-    def other_slices(self) -> OtherSlices:
-        """The shards that have some rows of these in another slice."""
-        others = {
+    def other_slices(self) -> dict[str, tuple[str, ...]]:
+        """By shard, the shards that have some of its rows: without a slice, and in other slices."""
+        return {
             shard.id: tuple(replace(shard, slice=each).id for each in self._slices_beside(shard))
             for shard in (self.shards if self.slices else ())
         }
-        return OtherSlices(others, self.earlier_slices)
 
     def _slices_beside(self, shard: Shard) -> list[Slice | None]:
         return [each for each in (None, *self.slices) if each != shard.slice]
@@ -183,26 +171,10 @@ class _Log:
         )
 
     def cuts_of(self, current: Collection[ObjectVersion], unreadable: tuple[str, ...] = ()) -> Cuts:
-        """The shards of the current objects, and those of their other versions."""
-        versions = set(current)
-        # — a dataset of the Hub has its commit in the path
-        paths = {unpinned(version.path): version.path for version in versions}
-        earlier: dict[str, list[tuple[str, ...]]] = {}
-        slices: dict[str, list[str]] = {}
-        for version, shards in reversed(self.cuts.items()):
-            path = paths.get(unpinned(version.path))
-            if path is not None and version not in versions:
-                earlier.setdefault(path, []).append(tuple(shard.id for shard in shards))
-                for part in self.slices:
-                    ids = (replace(shard, slice=part).id for shard in shards)
-                    slices.setdefault(path, []).extend(ids)
-        return Cuts(
-            shards=tuple(shard for version in current for shard in self.cuts.get(version, ())),
-            earlier={path: tuple(of_path) for path, of_path in earlier.items()},
-            unreadable=unreadable,
-            slices=tuple(self.slices),
-            earlier_slices={path: tuple(of_path) for path, of_path in slices.items()},
-        )
+        """The shards of the current objects."""
+        cut = [self.cuts[version] for version in current if version in self.cuts]
+        shards = tuple(shard for of_object in cut for shard in of_object)
+        return Cuts(shards, unreadable, tuple(self.slices), len(current) - len(cut))
 
     def _read(self, number: int) -> None:
         key = cuts_key(number)

@@ -6,6 +6,7 @@ is whole. Its existence is the record that the shard is done.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from pipeline.sources.slices import inside_rows, is_inside
 from pipeline.stores.store import Store
 
 METADATA_PREFIX = "assay."
+TAKEN_OVER = "taken_over"  # by shard, the number of rows with its answers; absent without any
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,13 @@ def read_file(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table
         return table if columns is None else table.select(columns)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise StorageError(f"{store.url}/{key}: cannot be read: {error}") from error
+
+
+def taken_over_rows(answers: pa.Table) -> int:
+    """How many rows of a label file have the answers of other shards, by its metadata."""
+    metadata = answers.schema.metadata or {}
+    by_shard = json.loads(metadata.get(f"{METADATA_PREFIX}{TAKEN_OVER}".encode(), b"{}"))
+    return sum(by_shard.values())
 
 
 def commit_shard(

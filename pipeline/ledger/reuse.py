@@ -1,4 +1,4 @@
-"""Reuse of existing answers to equal texts: of an earlier version of a file, or of a first try.
+"""Reuse of existing answers to equal texts: of other shards, or of a first try.
 
 Entry points: `AnswerCache.find`, and `overlaid`, which puts its answers into computed rows.
 """
@@ -6,6 +6,7 @@ Entry points: `AnswerCache.find`, and `overlaid`, which puts its answers into co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 
 import numpy as np
@@ -25,6 +26,14 @@ from pipeline.stores.store import Store
 CACHED_SHARDS = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The existing answers to some documents."""
+
+    answers: Mapping[str, pa.StructArray]  # by task: rows of label files, or null; {}: none
+    sources: pa.Array  # [docs]: the shard that the row's answers are of; null without any
+
+
 class AnswerCache:
     """Finds answers by the hash of the text, in the reusable shards of a work item."""
 
@@ -36,18 +45,20 @@ class AnswerCache:
             self._read_answers
         )
 
-    def find(self, work: WorkItem, documents: pa.Table, start: int) -> dict[str, pa.StructArray]:
+    def find(self, work: WorkItem, documents: pa.Table, start: int) -> Known:
         """For each task of the item, a row of an existing label file per document, or null.
 
         The documents are the shard's from row `start` on. A document has answers to all tasks or
         to none. Failed rows are no answers. Quarantined rows are, unless the item is a retry.
         """
+        none = Known({}, pa.nulls(documents.num_rows, pa.string()))
         if not work.reuse or not work.tasks:
-            return {}
-        hashes = documents.column("content_hash").combine_chunks()
+            return none
+        hashes = _hash_and_length(documents)
         # — a document without text has no answer, but its hash may equal another's
         is_open = _mask(pc.equal(documents.column("status"), OK))  # [docs]
         rows = np.full(len(hashes), -1, dtype=np.int64)  # of concatenated `answers_of`; -1: none
+        sources = np.full(len(hashes), None)  # [docs]
         answers_of: list[list[pa.Table]] = [[] for _ in work.tasks]
         offset = 0
         for reusable in work.reuse:
@@ -63,15 +74,16 @@ class AnswerCache:
             taken[taken] = _usable(answers, is_retry=work.retry > 0)[at[taken]]
             rows[taken] = offset + np.arange(taken.sum())
             offset += int(taken.sum())
+            sources[taken] = reusable.sid
             is_open &= ~taken
             for tables, answer in zip(answers_of, answers, strict=True):
                 tables.append(answer.take(pa.array(at[taken])))
         if offset == 0:
-            return {}
+            return none
         indices = pa.array(rows, mask=rows < 0)
         # — a null index gives a null row
         wholes = (structs(pa.concat_tables(tables)).take(indices) for tables in answers_of)
-        return dict(zip(work.tasks, wholes, strict=True))
+        return Known(dict(zip(work.tasks, wholes, strict=True)), pa.array(sources, pa.string()))
 
     def _places(
         self, work: WorkItem, reusable: ReusableShard, hashes: pa.Array, start: int
@@ -95,8 +107,9 @@ class AnswerCache:
         return np.where(same, np.arange(start, start + len(hashes)), -1)
 
     def _read_hashes(self, sid: str) -> pa.Array:
-        table = read_file(self._store, documents_key(sid), ["content_hash"])
-        return table.column("content_hash").combine_chunks()
+        return _hash_and_length(
+            read_file(self._store, documents_key(sid), ["content_hash", "n_chars"])
+        )
 
     def _read_answers(self, sid: str, keys: tuple[str, ...]) -> list[pa.Table]:
         answers = []
@@ -111,6 +124,18 @@ class AnswerCache:
             dropped = {"doc_id", CALIBRATED}.intersection(whole.column_names)
             answers.append(whole.drop_columns(sorted(dropped)))
         return answers
+
+
+def text_identities(documents: pa.Table) -> list[str]:
+    """What equal texts, and no others, have in common; a string for each document."""
+    identities: list[str] = _hash_and_length(documents).to_pylist()
+    return identities
+
+
+def _hash_and_length(documents: pa.Table) -> pa.StringArray:
+    """The identity of each text: its hash of 128 bits and its number of characters."""
+    columns = (documents.column(name).cast(pa.string()) for name in ("content_hash", "n_chars"))
+    return pc.binary_join_element_wise(*columns, ":").combine_chunks()
 
 
 def overlaid(computed: pa.Table, known: pa.StructArray) -> pa.Table:

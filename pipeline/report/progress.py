@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+REUSE = "equal texts are read once, and known answers are reused"
+
 # Ticks come once a second, so the lines of a log are at most ten seconds apart.
 LOG_INTERVAL_S = 9.0
 # The rate is that of the last minute: workers come and go.
@@ -257,6 +259,7 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
     After Ctrl-C the KeyboardInterrupt says what is kept.
     """
     latest: RunProgress | None = None  # with a plan
+    last_line = ""  # of the plan
     reads_some = False  # the model reads some of the documents that are counted
     with ExitStack() as stack:
         own = stack.enter_context(_own_descriptor(stream))
@@ -266,11 +269,12 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
         show(Shown("starting"))
 
         def announce(progress: RunProgress) -> None:
-            nonlocal latest, reads_some
+            nonlocal latest, last_line, reads_some
             if progress.plan is not None:
-                if latest is None:
-                    _print(console, work_line(progress.plan))
-                    reads_some = progress.plan.reuses or progress.plan.slice is not None
+                if (line := work_line(progress.plan)) != last_line:
+                    _print(console, line)
+                    last_line = line
+                reads_some = progress.plan.reuses or progress.plan.slice is not None
                 latest = progress
             show(_shown(progress, reads_some=reads_some))
 
@@ -294,7 +298,7 @@ def _shown(progress: RunProgress, *, reads_some: bool) -> Shown:
         progress.phase,
         documents=progress.documents,
         done=progress.answered,
-        verb="labelled",
+        verb=progress.verb,
         failed=progress.failed,
         work_done=progress.work_done,
         read=progress.read if reads_some else None,
@@ -303,6 +307,14 @@ def _shown(progress: RunProgress, *, reads_some: bool) -> Shown:
 
 def work_line(planned: Plan) -> str:
     """How many documents will be labelled, and how many of those the model reads at most."""
+    if planned.work_items and not any(work.tasks for work in planned.work_items):
+        new = (
+            f"{planned.missing_rows:,} new documents to read, in {planned.missing_shards:,} shards"
+        )
+        return f"{new}: only different texts are labelled"
+    if planned.work_items and all(work.texts for work in planned.work_items):
+        count = f"{planned.rows_for_model:,}"
+        return f"first {count} texts that several shards have, in {planned.missing_shards:,} shards"
     if not planned.work_items:
         return f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
     line = (
@@ -314,8 +326,7 @@ def work_line(planned: Plan) -> str:
     if not planned.rows_for_model:
         return f"{line}; the model reads none of them, because all answers are reused"
     if planned.reuses:
-        most = f"{planned.rows_for_model:,}"
-        return f"{line}; the model reads at most {most} of them: known texts reuse their answers"
+        return f"{line}; the model reads at most {planned.rows_for_model:,} of them: {REUSE}"
     return line
 
 

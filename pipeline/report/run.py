@@ -16,6 +16,7 @@ from rich.table import Table
 
 from pipeline.report.console import Grid, two_columns
 from pipeline.report.doubts import label_doubts
+from pipeline.report.progress import REUSE
 
 if TYPE_CHECKING:
     from pipeline.runtime.job import Plan
@@ -47,6 +48,8 @@ def summary_table(outcome: Outcome) -> Table:
         ("documents", documents),
         ("labelled now", f"{tally.rows:,}; the model read {tally.asked_rows:,} of them"),
     ]
+    if tally.taken_over:
+        lines.append(("taken over", f"{tally.taken_over:,} from other shards with equal texts"))
     if tally.rows:
         rate = tally.rows / tally.label_seconds if tally.label_seconds else 0.0
         saved = f"{tally.tokens_saved:,} ({tally.reuse_ratio:.0%})"
@@ -106,6 +109,7 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "unreadable": list(outcome.unreadable),
         "documents_labelled": tally.rows,
         "documents_read_by_model": tally.asked_rows,
+        "documents_taken_over": tally.taken_over,
         "objects_created": tally.created,
         "status": dict(tally.status),
         "labels": {task: dict(labels) for task, labels in tally.labels.items()},
@@ -117,13 +121,14 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def plan_json(planned: Plan) -> dict[str, int]:
+def plan_json(planned: Plan) -> dict[str, int | None]:
     """Counts of all documents and shards, and of the missing ones."""
     return {
         "documents": planned.rows,
         "shards": len(planned.shards),
         "missing_documents": planned.missing_rows,
         "missing_shards": planned.missing_shards,
+        "distinct_texts": planned.distinct,
         "missing_cells": sum(work.shard.rows * len(work.tasks) for work in planned.work_items),
     }
 
@@ -136,11 +141,11 @@ def show_plan(planned: Plan, console: Console) -> None:
 def _plan(planned: Plan) -> dict[str, str]:
     names = {"missing_cells": "answers to compute", "missing_shards": "shards to label"}
     names["missing_documents"] = "documents to label"
+    names["distinct_texts"] = "different texts in these"
     counts = plan_json(planned).items()
-    rows = {names.get(name, name): f"{value:,}" for name, value in counts}
+    rows = {names.get(name, name): f"{value:,}" for name, value in counts if value is not None}
     if planned.reuses:
-        most = f"at most {planned.rows_for_model:,}"
-        rows["read by the model"] = f"{most} documents; known texts reuse their answers"
+        rows["read by the model"] = f"at most {planned.rows_for_model:,} documents; {REUSE}"
     return rows
 
 
@@ -185,6 +190,7 @@ def status_json(status: Status) -> dict[str, Any]:
         "documents": status.documents,
         "snapshot": status.snapshot,
         "tasks": {name: asdict(task) for name, task in status.tasks.items()},
+        "taken_over": dict(status.taken_over),
         "docs_per_s": status.docs_per_s,
         "eta_s": status.eta_s,
     }
@@ -209,10 +215,12 @@ def show_status(status: Status, console: Console) -> None:
     ]
     console.print(two_columns(lines))
     rows = [
-        (name, *(f"{count:,}" for count in asdict(task).values()))
+        (name, *(f"{n:,}" for n in (*asdict(task).values(), status.taken_over[name])))
         for name, task in status.tasks.items()
     ]
-    console.print(Grid("", ("task", "done", "missing", "failed"), rows).table(box=None))
+    console.print(
+        Grid("", ("task", "done", "missing", "failed", "taken over"), rows).table(box=None)
+    )
 
 
 def _duration(seconds: float) -> str:

@@ -208,6 +208,7 @@ def labelled_documents(
     documents: pa.Table, answers: ShardAnswers, read: Sequence[str]
 ) -> LabelledDocuments:
     """The documents with their answers; `read` is the status of each after tokenising."""
+    answers.copy_to_repeats()
     return LabelledDocuments(
         documents=documents,
         n_tokens=np.array([sum(map(len, chunks)) for chunks in answers.chunks], np.int32),

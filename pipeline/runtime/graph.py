@@ -25,15 +25,16 @@ from ray.exceptions import RayTaskError
 from pipeline.errors import AssayError, SpecError
 from pipeline.hashes import canonical_json
 from pipeline.ledger.attempts import Attempts, attempt_name
-from pipeline.ledger.blocks import LabelledShard, Reuse, ShardCounts, work_rows
+from pipeline.ledger.blocks import LabelledShard, Reuse, ShardCounts, work_items_of, work_rows
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.label_files import LabelFile, commit_shard
+from pipeline.ledger.label_files import TAKEN_OVER, LabelFile, commit_shard
 from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.ledger.reuse import overlaid
 from pipeline.runtime.calibration_files import CalibrationFile, stored_calibrations
 from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import sender
+from pipeline.runtime.reading import commit_documents
 from pipeline.sources.documents import OUTSIDE
 from pipeline.stores.store import open_store
 
@@ -62,6 +63,21 @@ def label_items(
             dataset = build(work_items[start : start + WINDOW_SHARDS], job, mailbox)
             for row in dataset.iter_rows():
                 yield ShardCounts.from_row(row)
+        except RayTaskError as error:
+            raise _cause(error) from error
+
+
+def read_items(work_items: Sequence[WorkItem], job: Job) -> Iterator[tuple[int, int]]:
+    """Commits the documents files of these shards; for each shard, the new files and the rows."""
+    for start in range(0, len(work_items), WINDOW_SHARDS):
+        rows, _ = work_rows(work_items[start : start + WINDOW_SHARDS])
+        _configure()
+        try:
+            dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+                partial(read_block, job=job), num_cpus=1, **_WHOLE_BLOCKS
+            )
+            for row in dataset.iter_rows():
+                yield row["created"], row["rows"]
         except RayTaskError as error:
             raise _cause(error) from error
 
@@ -180,6 +196,12 @@ def _built(
     return built
 
 
+def read_block(block: pa.Table, job: Job) -> pa.Table:
+    """Commits the documents files of some shards and gives the numbers of new files and rows."""
+    created, rows = commit_documents(job, work_items_of(block, [()]))
+    return pa.table({"created": [created], "rows": [rows]})
+
+
 def commit_block(block: pa.Table, job: Job) -> pa.Table:
     """Commits one labelled shard and gives its counts; StorageError unless it is exactly one."""
     shard = LabelledShard.from_table(block)
@@ -205,7 +227,8 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
             for file in files
         },
         cost=shard.cost,
-        outside=outside,
+        outside=0 if work.texts else outside,
+        taken_over=sum(shard.taken_over.values()),
     )
     return counts.to_table()
 
@@ -225,6 +248,8 @@ def _label_file(
     }
     if task in shard.known:
         table = overlaid(table, shard.known[task])
+        if shard.taken_over:
+            metadata[TAKEN_OVER] = canonical_json(shard.taken_over).decode()
     if file is not None:
         table = with_calibrated(table, file.calibration)
         metadata["calibration"] = canonical_json(file.calibration.to_json()).decode()

@@ -1,6 +1,6 @@
 """One job and its plan: model, fingerprints, shards, and the cells that are missing.
 
-Entry points: `make_job` and `plan`, and `dry_run` for both. Opens no document. Must import neither
+Entry points: `make_job` and `plan`. Opens no document. Must import neither
 torch nor ray.
 """
 
@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
-from pipeline.ledger.cells import Committed, WorkItem, committed, missing_tasks, remaining
+from pipeline.ledger.cells import (
+    Answers,
+    Committed,
+    WorkItem,
+    committed,
+    missing_tasks,
+    remaining,
+)
 from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.cuts import Cuts, load_or_cut, slice_cuts
 from pipeline.ledger.snapshots import SnapshotTask
-from pipeline.options import RunOptions
 from pipeline.runtime.calibration_files import (
     CalibrationFile,
     calibration_hash,
@@ -40,7 +46,7 @@ _SHARD_SECONDS = 60
 _FLOPS = {"cpu": 100e9, "cuda": 200e12}
 _BYTES_PER_TOKEN = 4
 _MIN_SHARD_BYTES = 32 * 1024
-_SMALL_INPUT_BYTES = 16 * 1024 * 1024  # read in well under a second
+SMALL_INPUT_BYTES = 16 * 1024 * 1024  # read in well under a second
 # The number formats that `dtype: auto` may become.
 _AUTO_DTYPES = ("float32", "bfloat16")
 
@@ -94,6 +100,9 @@ class Plan:
     cuts: Cuts
     done: Committed
     work_items: tuple[WorkItem, ...]
+    # Texts that several shards lack an answer to: asked once, before the work items.
+    repeated: tuple[WorkItem, ...] = ()
+    distinct: int | None = None  # texts of the shards with work; None: not known
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -115,25 +124,35 @@ class Plan:
         return len({work.shard.id for work in self.work_items})
 
     @property
+    def unread(self) -> tuple[WorkItem, ...]:
+        """A work item for each shard whose texts are not in the output yet."""
+        shards = {work.shard.id: work for work in self.work_items if work.documents}
+        return tuple(replace(work, tasks=()) for work in shards.values())
+
+    @property
     def missing_rows(self) -> int:
         """The rows of the shards that have work."""
         return sum({work.shard.id: work.shard.rows for work in self.work_items}.values())
 
     @property
     def rows_for_model(self) -> int:
-        """The most documents that the model reads; answers to known texts are reused."""
-        asking = {work.shard.id: work.shard.rows for work in self.work_items if work.asks}
-        return sum(asking.values())
+        """The most documents that the model reads: of equal texts one, and none that is known."""
+        asked: dict[str, int] = {}
+        for work in (*self.work_items, *self.repeated):
+            asked[work.shard.id] = max(asked.get(work.shard.id, 0), work.asked_rows)
+        return sum(asked.values())
 
     @property
     def reuses(self) -> bool:
-        """Whether earlier answers to equal texts may be reused."""
-        return any(work.reuse for work in self.work_items)
+        """Whether some documents are answered by what is known of equal texts."""
+        return (
+            any(work.reuse for work in self.work_items) or self.rows_for_model < self.missing_rows
+        )
 
     @property
     def work_rows(self) -> int:
         """The rows of all work items, which progress counts."""
-        return sum(work.shard.rows for work in self.work_items)
+        return sum(work.rows for work in self.work_items)
 
 
 def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
@@ -197,7 +216,7 @@ def check_places(spec: JobSpec, cache_dir: Path) -> None:
     """
     store, source = open_store(spec.output, spec.storage_options), spec.input
     objects = _objects(spec, store, cache_dir)
-    if sum(each.size_bytes for each in objects) <= _SMALL_INPUT_BYTES:
+    if sum(each.size_bytes for each in objects) <= SMALL_INPUT_BYTES:
         load_or_cut(store, objects, source.text, source.id, MAX_SHARD_BYTES, keep=False)
 
 
@@ -213,47 +232,24 @@ def _objects(spec: JobSpec, store: Store, cache_dir: Path) -> list[InputObject]:
 
 def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
     """The plan for these shards, from a LIST of the output."""
-    sids = cuts.earlier_sids.union(shard.id for shard in cuts.shards)
-    done = committed(store, job.fp, sids)
+    sids = frozenset(shard.id for shard in cuts.shards)
+    done = committed(store, job.fp, sids.union(*cuts.other_slices.values()))
     missing = missing_tasks(cuts.shards, list(job.fp), done)
-    versions = {task: job.fingerprints[task] for task in missing}
+    answers = answers_of(job, store, missing, done, sids)
+    return Plan(cuts, done, tuple(remaining(cuts.shards, list(job.fp), done, answers.others)))
+
+
+def answers_of(
+    job: Job, store: Store, tasks: Collection[str], done: Committed, sids: Collection[str] | None
+) -> Answers:
+    """The answers to these tasks that the output has: those in `done`, and of equal raw answers."""
+    versions = {task: job.fingerprints[task] for task in tasks}
     others = [
         committed(store, {task: fp}, sids, documents=done.documents)
         for task, fps in versions_with_equal_raw_answers(store, versions).items()
         for fp in fps
     ]
-    slices = cuts.other_slices
-    items = remaining(cuts.shards, list(job.fp), done, cuts.earlier, others, slices)
-    return Plan(cuts, done, tuple(items))
-
-
-def dry_run(spec: JobSpec, options: RunOptions = RunOptions(), *, cache_dir: Path) -> Plan:
-    """The plan of `run`; nothing is written to the output.
-
-    An answer depends on the number format of the machine. Where the spec does not fix it, this is
-    the plan of the machine with the least to do.
-
-    Args:
-        spec: The job.
-        options: The slice of the documents; its shards count with all of their rows, because the
-            documents in it are not known before they are read.
-        cache_dir: Folder of models and file hashes.
-
-    Returns:
-        The shards of the input and the work that is missing.
-
-    Raises:
-        SpecError: The spec names missing files, or fits no machine.
-        RefusedError: The output is in a store of an unsupported kind.
-        StorageError: The input or the output cannot be read.
-
-    Examples:
-        >>> dry_run(load_spec("my.yaml"), cache_dir=Path("cache")).missing_rows
-        0
-    """
-    store = open_store(spec.output, spec.storage_options)
-    part = Slice.parse(options.sample, options.where)
-    return least_work(spec, store, cache_dir, part)[1]
+    return Answers(done, others)
 
 
 def least_work(

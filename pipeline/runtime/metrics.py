@@ -57,13 +57,14 @@ class RunMetrics:
         self._set_shards()
 
     def committed(self, counts: ShardCounts) -> None:
-        """Counts one committed shard."""
-        for status, rows in counts.status.items():
+        """Counts one committed shard. Only its cost, if it is not a shard of the plan."""
+        is_planned = counts.sid in self._items
+        for status, rows in counts.status.items() if is_planned else ():
             # — only the kind of an error: its details would make a time series for each file
             kind = ":".join(status.split(":")[:2])
             self._add("assay_rows", rows, {"status": kind})
         for task, by_label in counts.labels.items():
-            if len(by_label) <= MAX_LABELS:
+            if is_planned and len(by_label) <= MAX_LABELS:
                 for label, rows in by_label.items():
                     self._add("assay_answers", rows, {"task": task, "label": label})
         cost = counts.cost
@@ -74,10 +75,11 @@ class RunMetrics:
         ):
             self._add("assay_tokens", tokens, {"kind": kind})
         self._add("assay_label_seconds", cost.label_seconds, {})
-        self._items[counts.sid] -= 1
-        if self._items[counts.sid] == 0:
-            self._missing -= 1
-            self._set_shards()
+        if is_planned:
+            self._items[counts.sid] -= 1
+            if self._items[counts.sid] == 0:
+                self._missing -= 1
+                self._set_shards()
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Counts seconds of a phase."""
@@ -86,6 +88,8 @@ class RunMetrics:
     def tick(self, progress: Progress, seconds: float) -> None:
         """Counts the time since the last call, and the documents answered in it."""
         self.add_seconds(progress.phase, seconds)
+        if progress.verb != "labelled":
+            return
         # — a shard whose worker died is answered again: a counter must not fall
         self._add("assay_documents", progress.answered - self._answered, {})
         self._answered = max(self._answered, progress.answered)

@@ -35,6 +35,7 @@ class Tally:
 
     rows: int = 0
     asked_rows: int = 0  # rows that the model was asked about
+    taken_over: int = 0  # rows with the answers of other shards
     created: int = 0  # objects: documents and label files
     status: Counter[str] = field(default_factory=Counter)
     labels: dict[str, Counter[str]] = field(default_factory=dict)  # by task
@@ -101,6 +102,8 @@ class RunCounts:
         self._rows = rows
         self._limit = max_error_rate
         self._counts: list[ShardCounts] = []
+        self._texts: list[ShardCounts] = []  # of texts that several shards have
+        self._documents_files = 0  # that were created before anything was labelled
         # — by shard, which may be in several work items: the one in which most rows failed
         self._failed: Counter[str] = Counter()
         self._failed_rows = 0
@@ -112,6 +115,14 @@ class RunCounts:
         self._failed[counts.sid] += more
         self._failed_rows += more
         self._check(self._failed_rows, self._rows)
+
+    def add_texts(self, counts: ShardCounts) -> None:
+        """Takes in what texts of several shards cost; their rows count with these shards."""
+        self._texts.append(counts)
+
+    def add_documents_files(self, created: int) -> None:
+        """Takes in the number of documents files that were created before anything was labelled."""
+        self._documents_files += created
 
     def slice_rows(self, store: Store, shards: Sequence[Shard], done: Committed) -> dict[str, int]:
         """The rows in the files of each sliced shard that has any, by shard id."""
@@ -155,11 +166,16 @@ class RunCounts:
             for task, by_label in counts.labels.items():
                 labels.setdefault(task, Counter()).update(by_label)
         costs: Counter[str] = Counter()
-        for counts in self._counts:
+        for counts in (*self._counts, *self._texts):
             costs.update(fields_of(counts.cost))
+        taken_over: dict[str, int] = {}
+        for counts in self._counts:  # of the work items of a shard, the one that took over most
+            taken_over[counts.sid] = max(counts.taken_over, taken_over.get(counts.sid, 0))
         return Tally(
             rows=sum(shard.rows for shard in shards.values()),
-            created=sum(counts.created for counts in self._counts),
+            taken_over=sum(taken_over.values()),
+            created=self._documents_files
+            + sum(counts.created for counts in (*self._counts, *self._texts)),
             status=status,
             labels=labels,
             **costs,
@@ -230,7 +246,13 @@ def _retries_of(store: Store, done: Committed, shard: Shard) -> Iterator[WorkIte
 
 def failed_mask(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]
     """Which rows of a label file failed."""
-    return np.array([is_failed_status(s) for s in _status(store, key).to_pylist()], np.bool_)
+    return failed_rows_of(read_file(store, key, ["status"]))
+
+
+def failed_rows_of(answers: pa.Table) -> NDArray[np.bool_]:  # [rows]
+    """Which rows of a label file, of which this has the column `status`, failed."""
+    status = answers.column("status").cast(pa.string()).to_pylist()
+    return np.array([is_failed_status(each) for each in status], np.bool_)
 
 
 def _status(store: Store, key: str) -> pa.ChunkedArray:

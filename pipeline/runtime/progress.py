@@ -32,6 +32,7 @@ CONNECTING = "connecting to Ray"
 CONVERTING = "converting the model"
 FETCHING = "fetching the model"
 CHECKING = "checking the model"  # only of `pull`
+READING_TEXTS = "reading new texts"
 STARTING_WORKERS = "starting the workers"
 LOADING = "loading the model"
 LABELLING = "labelling"
@@ -202,5 +203,10 @@ class Progress:
 
     @property
     def counts(self) -> bool:
-        """Whether documents are answered in this phase."""
-        return self.phase == LABELLING
+        """Whether documents are counted in this phase."""
+        return self.phase in (READING_TEXTS, LABELLING)
+
+    @property
+    def verb(self) -> str:
+        """What happened to the documents that are counted."""
+        return "read" if self.phase == READING_TEXTS else "labelled"

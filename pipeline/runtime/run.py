@@ -25,7 +25,8 @@ from pipeline.ledger.snapshots import (
 )
 from pipeline.options import RunOptions
 from pipeline.runtime.connection import local_ray, remote_ray
-from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
+from pipeline.runtime.job import SMALL_INPUT_BYTES, Job, Plan, list_missing, make_job, plan
+from pipeline.runtime.matching import matched
 from pipeline.runtime.outcome import Outcome, RunCounts, retry_items
 from pipeline.runtime.placement import cluster, place, spread, this_machine
 from pipeline.runtime.progress import (
@@ -33,11 +34,13 @@ from pipeline.runtime.progress import (
     LISTING,
     LOCATING,
     PUBLISHING,
+    READING_TEXTS,
     STARTING_RAY,
     STARTING_WORKERS,
     Progress,
     ignore,
 )
+from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Slice
 from pipeline.spec.schema import JobSpec
@@ -218,6 +221,8 @@ def label(
             last = plan(job, store, part=part)
             for reason in last.cuts.unreadable:
                 logger.warning("left out: %s", reason)
+            counts = RunCounts(rows=last.rows, max_error_rate=spec.max_error_rate)
+            last = _matched_if_small(job, store, last, counts)
             if options.retry_failed:
                 retries = retry_items(store, last.shards, last.done)
                 last = replace(last, work_items=(*last.work_items, *retries))
@@ -230,7 +235,6 @@ def label(
                 weights_bytes=job.files.loaded_bytes(one_a_machine.dtype),
             )
             job = replace(job, placement=placement)
-            counts = RunCounts(rows=last.rows, max_error_rate=spec.max_error_rate)
             watch.enter(STARTING_RAY if last.work_items else LISTING, last)
             if last.work_items:
                 with local_ray(placement):
@@ -241,6 +245,15 @@ def label(
     failpoint("labelled")
     stopped = bound if last.work_items and job.is_over else None
     return LabelledOutput(job, store, last, counts, time.monotonic() - started, slice_rows, stopped)
+
+
+def _matched_if_small(job: Job, store: Store, planned: Plan, counts: RunCounts) -> Plan:
+    """The plan with what other shards answer, if the new texts are read faster than Ray starts."""
+    if sum(work.shard.piece.text_bytes for work in planned.unread) > SMALL_INPUT_BYTES:
+        return planned
+    created, _ = commit_documents(job, planned.unread)
+    counts.add_documents_files(created)
+    return matched(job, store, planned)
 
 
 def _slice_rows(store: Store, last: Plan, counts: RunCounts) -> dict[str, int] | None:
@@ -270,7 +283,8 @@ def _label_rounds(
 
     FailedRowsError as soon as the share of failed rows exceeds `max_error_rate`.
     """
-    from pipeline.runtime.graph import label_items  # imports Ray Data: `local_ray` has begun it
+    # — imports Ray Data: `local_ray` has begun it
+    from pipeline.runtime.graph import label_items, read_items
 
     last = first
     for round_number in range(1 + EXTRA_ROUNDS):
@@ -278,15 +292,36 @@ def _label_rounds(
             break
         if round_number:
             logger.warning("%d shards are still missing; they run again", len(last.work_items))
+        if unread := last.unread:
+            watch.enter(READING_TEXTS, replace(last, work_items=unread))
+            for created, rows in read_items(unread, job):
+                watch.read(rows)
+                counts.add_documents_files(created)
+        last = matched(job, store, last)
+        has_repeated = bool(last.repeated)
+        if has_repeated:
+            watch.enter(STARTING_WORKERS, replace(last, work_items=last.repeated, repeated=()))
+            for shard in label_items(last.repeated, job, mailbox):
+                watch.committed(shard)
+                counts.add_texts(shard)
+            failpoint("repeated texts asked")
+            last = matched(job, store, _listed(job, store, first))
+        if has_repeated or not round_number:
+            watch.enter(STARTING_WORKERS, last)
         for shard in label_items(last.work_items, job, mailbox):
             watch.committed(shard)
             counts.add(shard)
-        listed = list_missing(job, store, first.cuts)
-        retries = unfinished(first.work_items, listed.done)
-        last = replace(listed, work_items=(*listed.work_items, *retries))
+        last = _listed(job, store, first)
         if not last.work_items:
             break
     return last
+
+
+def _listed(job: Job, store: Store, first: Plan) -> Plan:
+    """What is still missing of the first plan, from a new LIST."""
+    listed = list_missing(job, store, first.cuts)
+    retries = unfinished(first.work_items, listed.done)
+    return replace(listed, work_items=(*listed.work_items, *retries))
 
 
 def _publish_after_error(job: Job, store: Store, first: Plan, counts: RunCounts) -> None:

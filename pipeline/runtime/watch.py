@@ -110,6 +110,16 @@ class Watch:
             self._phase = phase
             if plan is not None:
                 self._plan, self._documents = plan, plan.work_rows
+                # — another plan counts its own work
+                self._committed, self._kept = (0, 0, 0, 0.0), 0
+                self._committed_work.clear()
+                self._at_work.clear()
+            self._announce(self._progress())
+
+    def read(self, rows: int) -> None:
+        """Announces that the texts of so many more documents are read."""
+        with self._changing:
+            self._committed = _added(self._committed, (rows, 0, 0, rows))
             self._announce(self._progress())
 
     def committed(self, counts: ShardCounts) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,7 @@ from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.blocks import LabelCost, LabelledShard, Reuse, TokenisedShard, work_items_of
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.failpoints import failpoint, failpoints_set
-from pipeline.ledger.reuse import AnswerCache, known_status
+from pipeline.ledger.reuse import AnswerCache, known_status, text_identities
 from pipeline.runtime.assembly import (
     chunk_document,
     contextual_calibrations,
@@ -37,9 +36,8 @@ from pipeline.runtime.calibration_files import CalibrationFile, stored_calibrati
 from pipeline.runtime.job import Job
 from pipeline.runtime.outcome import is_failed_status
 from pipeline.runtime.progress import READING, Send, ShardProgress, ignore, work_report
+from pipeline.runtime.reading import read_slices
 from pipeline.sources.documents import QUARANTINED
-from pipeline.sources.slices import SliceMask
-from pipeline.sources.source import check_content, read_documents
 from pipeline.stores.store import open_store
 
 
@@ -64,21 +62,10 @@ class Tokenise:
             self._send(replace(report, finished=True))
 
     def _tokenised(self, work: WorkItem) -> pa.Table:
-        path, piece = work.shard.path, work.shard.piece
-        attempts = Attempts(self._store, attempt_name(self.job.fp, work), self.job.run_id)
-        slices: list[pa.Table] = []
-        rows = 0
-        with attempts.reading(f"{path}: rows {piece.start_row} to {piece.end_row}"):
-            failpoint(f"reading {path}")
-            options = self.job.spec.input.storage_options
-            mask = SliceMask(work.shard, options)
-            for read in read_documents(work.shard, options):
-                documents = mask.mark(read, rows)
-                del read
-                slices.append(self._slice(work, documents, rows).to_table())
-                rows += documents.num_rows
-                del documents  # the text of one slice is freed before the next slice is read
-        check_content(work.shard, Path(self.job.cache_dir), self.job.began)
+        slices = []
+        for start, documents in read_slices(self.job, self._store, work):
+            slices.append(self._slice(work, documents, start).to_table())
+            del documents  # the text of one slice is freed before the next slice is read
         # — a slice without any reused answer has no column for them
         return pa.concat_tables(slices, promote_options="default")
 
@@ -90,7 +77,7 @@ class Tokenise:
         for text, read, reused in zip(
             documents.column("text"),
             documents.column("status").to_pylist(),
-            known_status(known, documents.num_rows),
+            known_status(known.answers, documents.num_rows),
             strict=True,
         ):
             if reused or not work.tasks:
@@ -107,7 +94,8 @@ class Tokenise:
             documents=documents.drop_columns(["text"]),
             chunks=pa.array(chunks, pa.list_(pa.list_(pa.int32()))),
             status=status,
-            known=known,
+            known=known.answers,
+            sources=known.sources,
         )
 
 
@@ -143,16 +131,16 @@ class LabelDocuments:
             return
         shard = TokenisedShard.from_table(block)
         tasks = [task for task in self.job.spec.tasks if task.name in shard.work.tasks]
-        answers = ShardAnswers(shard.chunks.to_pylist(), tasks)
+        answers = ShardAnswers(shard.chunks.to_pylist(), tasks, text_identities(shard.documents))
         progress = ShardProgress(
             self._send, shard.work, rows=answers.asked_rows, slowest_s=self._slowest_s
         )
         seconds = self._ask(shard, answers, progress) if answers.asked_rows else 0.0
         self._slowest_s = progress.slowest_s
         labelled = labelled_documents(shard.documents, answers, shard.status)
-        progress.finish(block.num_rows, sum(map(is_failed_status, labelled.status)))
+        progress.finish(shard.work.rows, sum(map(is_failed_status, labelled.status)))
         cost = LabelCost(seconds, answers.asked_rows, **asdict(answers.usage))
-        yield LabelledShard(shard.work, labelled, shard.known, cost).to_table()
+        yield LabelledShard(shard.work, labelled, shard.known, shard.sources, cost).to_table()
 
     def _ask(self, shard: TokenisedShard, answers: ShardAnswers, progress: ShardProgress) -> float:
         """Asks the model about every row; the seconds that it took, without loading the model."""

@@ -50,8 +50,13 @@ class SliceMask:
             inside &= np.asarray(chosen.to_numpy(zero_copy_only=False), np.bool_)
         if self._where is not None:
             inside &= self._where[start : start + documents.num_rows]
-        status = pc.if_else(pa.array(inside), documents.column("status"), OUTSIDE)
-        return documents.set_column(documents.column_names.index("status"), "status", status)
+        return marked(documents, inside)
+
+
+def marked(documents: pa.Table, inside: NDArray[np.bool_]) -> pa.Table:
+    """The documents, with the status OUTSIDE in place of that of each one that is not inside."""
+    status = pc.if_else(pa.array(inside), documents.column("status"), OUTSIDE)
+    return documents.set_column(documents.column_names.index("status"), "status", status)
 
 
 def inside_rows(shard: Shard, documents: pa.Table, start: int = 0) -> pa.Table:

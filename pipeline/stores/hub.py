@@ -84,10 +84,5 @@ def pinned(url: str, options: Mapping[str, Any], key: str) -> str:
     return commit_url
 
 
-def unpinned(path: str) -> str:
-    """The path without the commit that `pinned` wrote into it."""
-    return re.sub(rf"@{_COMMIT.pattern}(?=/|$)", "", path) if path.startswith(PROTOCOL) else path
-
-
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__

@@ -18,7 +18,8 @@ from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.options import PlanOptions
 from pipeline.runtime.assembly import job_model, job_prompt, label_engine
-from pipeline.runtime.job import Plan, dry_run, make_job
+from pipeline.runtime.dry_run import dry_run
+from pipeline.runtime.job import Plan, make_job
 from pipeline.runtime.placement import place, spread, this_machine
 from pipeline.runtime.progress import (
     LISTING,
@@ -96,9 +97,9 @@ def estimate(
     planned = dry_run(spec, cache_dir=cache_dir)
     # For each set of tasks that needs the model: the number of documents that miss it.
     missing: Counter[Tasks] = Counter()
-    for work in planned.work_items:
+    for work in (*planned.work_items, *planned.repeated):
         if work.asks:
-            missing[work.tasks] += work.shard.rows
+            missing[work.tasks] += work.asked_rows
     measured: Measured | None = None
     if options.rate is not None:
         seconds = dict.fromkeys(missing, 1 / options.rate)

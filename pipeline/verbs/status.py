@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from pipeline.ledger.cells import CONCURRENT_LISTS
 from pipeline.ledger.keys import label_folders, parse_key
-from pipeline.ledger.label_files import read_file
+from pipeline.ledger.label_files import read_file, taken_over_rows
 from pipeline.ledger.snapshots import last_snapshot, slice_of
 from pipeline.runtime.job import Plan, least_work
-from pipeline.runtime.outcome import READ_THREADS, failed_mask
+from pipeline.runtime.outcome import READ_THREADS, failed_mask, failed_rows_of
 from pipeline.sources.shards import Shard, Slice
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
@@ -53,6 +53,7 @@ class Status:
     snapshot: int | None  # the spec's last
     slice: Slice | None  # the documents that this snapshot is limited to
     tasks: Mapping[str, TaskStatus]
+    taken_over: Mapping[str, int]  # by task: documents with an answer of another shard's equal text
     docs_per_s: float | None  # None: nothing was committed recently
     eta_s: float | None  # 0 if nothing is missing; None without a rate
 
@@ -79,7 +80,7 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     store = open_store(spec.output, spec.storage_options)
     job, planned = least_work(spec, store, cache_dir)
     slices = _slice_rows(store, planned)
-    tasks = {task: _task_status(store, planned, task, slices) for task in job.fp}
+    counts = {task: _task_status(store, planned, task, slices) for task in job.fp}
     rate = docs_per_s(_commits(store, planned, job.fp, slices), time.time())
     missing = planned.missing_rows
     number = last_snapshot(store, spec.name)
@@ -89,7 +90,8 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
         unreadable=planned.cuts.unreadable,
         snapshot=number,
         slice=None if number is None else slice_of(store, number),
-        tasks=tasks,
+        tasks={task: count for task, (count, _) in counts.items()},
+        taken_over={task: taken_over for task, (_, taken_over) in counts.items()},
         docs_per_s=rate,
         eta_s=(missing / rate if rate else None) if missing else 0.0,
     )
@@ -117,7 +119,7 @@ def _slice_rows(store: Store, planned: Plan) -> dict[str, Rows]:
     done = planned.done
     sids = [
         sid
-        for of_shard in planned.cuts.other_slices.of_shard.values()
+        for of_shard in planned.cuts.other_slices.values()
         for sid in of_shard
         if sid in done.documents and any(sid in of_task for of_task in done.labels.values())
     ]
@@ -130,15 +132,18 @@ def _slice_rows(store: Store, planned: Plan) -> dict[str, Rows]:
         return dict(zip(sids, pool.map(rows_of, sids), strict=True))
 
 
-def _task_status(store: Store, planned: Plan, task: str, slices: Mapping[str, Rows]) -> TaskStatus:
+def _task_status(
+    store: Store, planned: Plan, task: str, slices: Mapping[str, Rows]
+) -> tuple[TaskStatus, int]:
+    """The counts of one task, and the number of answers that were taken over."""
     done = planned.done
-    of_shard = planned.cuts.other_slices.of_shard
+    of_shard = planned.cuts.other_slices
 
-    def counts_of(shard: Shard) -> tuple[int, int]:
-        """The labelled documents, and the failed ones among them."""
+    def counts_of(shard: Shard) -> tuple[int, int, int]:
+        """The labelled documents, and the failed and the taken over ones among them."""
         if shard.id in done.labels[task]:
-            mask = failed_mask(store, done.label_file(task, shard.id).key)
-            return shard.rows, int(mask.sum())
+            answers = read_file(store, done.label_file(task, shard.id).key, ["status"])
+            return shard.rows, int(failed_rows_of(answers).sum()), taken_over_rows(answers)
         # — the answers of slices count: a run of the whole does not ask these documents again
         failed: dict[int, bool] = {}
         for sid in of_shard.get(shard.id, ()):
@@ -146,12 +151,13 @@ def _task_status(store: Store, planned: Plan, task: str, slices: Mapping[str, Ro
                 mask = failed_mask(store, done.label_file(task, sid).key)
                 for row, is_failed in zip(slices[sid].tolist(), mask.tolist(), strict=True):
                     failed[row] = is_failed and failed.get(row, True)
-        return len(failed), sum(failed.values())
+        return len(failed), sum(failed.values()), 0
 
     with ThreadPoolExecutor(READ_THREADS) as pool:
         counts = list(pool.map(counts_of, planned.shards))
-    labelled, failed = (sum(column) for column in zip(*counts, strict=True))
-    return TaskStatus(done=labelled - failed, missing=planned.rows - labelled, failed=failed)
+    labelled, failed, taken_over = (sum(column) for column in zip(*counts, strict=True))
+    missing = planned.rows - labelled
+    return TaskStatus(labelled - failed, missing, failed), taken_over
 
 
 def _commits(

@@ -58,7 +58,7 @@ def test_an_answer_that_is_no_number_is_none(bad: float) -> None:
 
 def test_no_more_answers_are_asked_for_at_once_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.inference.shard_answers.MAX_LOG_PROBS", 6 * 4)
-    pieces = [[[1]] * n for n in (1, 2, 0, 2, 3, 9, 1)]
+    pieces = [[[row]] * n for row, n in enumerate((1, 2, 0, 2, 3, 9, 1))]
     answers = ShardAnswers(pieces, [task()])
     runs = list(answers.row_groups(1, 7))
     assert [row for first, last in runs for row in range(first, last)] == list(range(1, 7))
@@ -70,7 +70,7 @@ def test_no_more_answers_are_asked_for_at_once_than_fit(monkeypatch: pytest.Monk
 
 
 def test_each_row_is_counted_once_when_its_last_chunk_is_read() -> None:
-    chunks = [[[1] * 50] * n for n in (1, 0, 3, 2, 0, 1)]
+    chunks = [[[row] * 50] * n for row, n in enumerate((1, 0, 3, 2, 0, 1))]
     answers = ShardAnswers(chunks, [task()])
     counted: list[int] = []
     shares: list[float] = []
@@ -90,3 +90,31 @@ def test_each_row_is_counted_once_when_its_last_chunk_is_read() -> None:
     assert counted == [1, 1, 0, 2]
     assert sum(counted) == answers.asked_rows == 4
     assert shares == pytest.approx([2 / 7, 1 / 7, 2 / 7, 2 / 7])
+
+
+def test_rows_with_equal_texts_are_read_once_and_have_one_answer() -> None:
+    chunks = [[[1, 2]], [], [[1], [2]], [[1, 2]], [[1], [2]], [[3]], [[1, 2]]]
+    # — a row without chunks is not read, and has no answer for its equals
+    answers = ShardAnswers(
+        chunks, [task(top_k=2, separator="/")], ["a", "c", "b", "a", "b", "c", "a"]
+    )
+    read: list[list[int]] = []
+
+    class Noting:
+        def label(self, documents, *, tasks, on_batch):  # type: ignore[no-untyped-def]
+            read.extend(documents)
+            return Labelled((np.concatenate([some(sum(each)) for each in documents]),), Usage())
+
+    # — the first of equals may be read after the others
+    answers.label_rows(Noting(), 3, 7)  # type: ignore[arg-type]
+    answers.label_rows(Noting(), 0, 3)  # type: ignore[arg-type]
+    assert sorted(read) == [[1], [1, 2], [2], [3]] and answers.asked_rows == 3
+    answers.fail_rows([2], "error:why")
+    answers.copy_to_repeats()
+    (own,) = answers.by_task
+    for values in (own.log_probs, own.log_mass, own.labels, own.levels):
+        assert values is not None
+        for row, first in ((3, 0), (6, 0), (4, 2)):
+            np.testing.assert_array_equal(values[row], values[first])
+    assert np.isnan(own.log_mass).tolist() == [False, True, True, False, True, False, False]
+    assert answers.statuses(["ok"] * 7) == ["ok", "ok", "error:why", "ok", "error:why", "ok", "ok"]

@@ -26,6 +26,7 @@ from pipeline.sources.shards import ObjectVersion, Piece, Shard
 VERSION = ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None)
 COST = LabelCost(1.5, 2, 3, 4, 5)
 KNOWN = pa.array([{"label": "yes", "n_chunks": 1}, None])
+SOURCES = pa.array(["f" * 32, None])
 
 
 def shard(start: int) -> Shard:
@@ -37,9 +38,9 @@ def documents() -> pa.Table:
 
 
 def tokenised(start: int = 0) -> TokenisedShard:
-    work = WorkItem(shard(start), ("t",), documents=True, retry=3)
+    work = WorkItem(shard(start), ("t",), documents=True, retry=3, texts=bytes(range(16)))
     chunks = pa.array([[[1, 2], [3]], []], pa.list_(pa.list_(pa.int32())))
-    return TokenisedShard(work, documents(), chunks, ["ok", "empty"], {"t": KNOWN})
+    return TokenisedShard(work, documents(), chunks, ["ok", "empty"], {"t": KNOWN}, SOURCES)
 
 
 def test_a_tokenised_shard_is_read_as_it_was_written() -> None:
@@ -48,6 +49,7 @@ def test_a_tokenised_shard_is_read_as_it_was_written() -> None:
     assert read.work == written.work and read.status == written.status
     assert read.documents.equals(written.documents) and read.chunks.equals(written.chunks)
     assert set(read.known) == {"t"} and read.known["t"].equals(KNOWN)
+    assert read.sources.equals(SOURCES)
 
 
 def test_a_block_of_two_shards_is_refused() -> None:
@@ -82,9 +84,10 @@ def test_a_labelled_shard_is_read_as_it_was_written(
         ["ok", "empty"],
         {"t": scores},
     )
-    written = LabelledShard(tokenised().work, labelled, {"t": KNOWN}, COST)
+    written = LabelledShard(tokenised().work, labelled, {"t": KNOWN}, SOURCES, COST)
     read = LabelledShard.from_table(written.to_table())
     assert read.work == written.work and read.cost == COST
+    assert read.taken_over == written.taken_over == {"f" * 32: 1}
     assert read.labelled.documents.equals(labelled.documents)
     assert read.labelled.status == labelled.status and read.known["t"].equals(KNOWN)
     for name in ("n_tokens", "n_chunks"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pipeline.errors import StorageError
@@ -30,107 +28,40 @@ def full(store: LocalStore) -> LocalStore:
 
 
 def test_in_an_empty_store_everything_remains_in_order(store: LocalStore) -> None:
-    work_items = remaining(SHARDS, TASKS, committed(store, TASKS, SIDS), {})
+    work_items = remaining(SHARDS, TASKS, committed(store, TASKS, SIDS))
     assert work_items == [WorkItem(shard, ("toxic", "topic"), documents=True) for shard in SHARDS]
 
 
 def test_in_a_full_store_nothing_remains(full: LocalStore) -> None:
-    assert remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {}) == []
+    assert remaining(SHARDS, TASKS, committed(full, TASKS, SIDS)) == []
 
 
 def test_a_deleted_label_file_is_the_only_work(full: LocalStore) -> None:
     (full.root / label_key("topic", F2, SHARDS[2].id)).unlink()
-    work_items = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {})
+    work_items = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS))
     assert work_items == [WorkItem(SHARDS[2], ("topic",), documents=False)]
 
 
 def test_a_deleted_documents_file_is_the_only_work(full: LocalStore) -> None:
     (full.root / documents_key(SHARDS[1].id)).unlink()
-    work_items = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS), {})
+    work_items = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS))
     assert work_items == [WorkItem(SHARDS[1], (), documents=True)]
 
 
 def test_an_added_task_alone_is_computed(full: LocalStore) -> None:
     tasks = {**TASKS, "quality": F3}
-    work_items = remaining(SHARDS, tasks, committed(full, tasks, SIDS), {})
+    work_items = remaining(SHARDS, tasks, committed(full, tasks, SIDS))
     assert work_items == [WorkItem(shard, ("quality",), documents=False) for shard in SHARDS]
 
 
 def test_a_changed_task_alone_is_computed(full: LocalStore) -> None:
     tasks = {**TASKS, "toxic": F9}
-    work_items = remaining(SHARDS, tasks, committed(full, tasks, SIDS), {})
+    work_items = remaining(SHARDS, tasks, committed(full, tasks, SIDS))
     assert work_items == [WorkItem(shard, ("toxic",), documents=False) for shard in SHARDS]
 
 
 def test_a_removed_task_leaves_nothing_to_do(full: LocalStore) -> None:
-    assert remaining(SHARDS, {"topic": F2}, committed(full, {"topic": F2}, SIDS), {}) == []
-
-
-def before(etag: str, count: int) -> list[str]:
-    """The shards of another version of the file."""
-    version = replace(FIRST.version, etag=etag)
-    return [Shard(version, Piece(row, row + 3, 8, 0, 10)).id for row in range(0, 3 * count, 3)]
-
-
-def answer(store: LocalStore, sids: list[str], *tasks: str) -> None:
-    for sid in sids:
-        store.create(documents_key(sid), bytes(12))
-        for task in tasks:
-            store.create(label_key(task, THREE[task], sid), bytes(12))
-
-
-THREE = {**TASKS, "quality": F3}
-
-
-def parts(store: LocalStore, *versions: list[str]) -> list[tuple[tuple[str, ...], list[str]]]:
-    """For the first shard of a rewritten file: which tasks are asked, and where first looked."""
-    sids = [FIRST.id, *(sid for version in versions for sid in version)]
-    done = committed(store, THREE, sids)
-    work_items = remaining([FIRST], THREE, done, {FIRST.path: versions})
-    assert all(work.documents and work.shard == FIRST for work in work_items)
-    assert all(set(e.labels) == set(work.tasks) for work in work_items for e in work.reuse)
-    return [(work.tasks, [earlier.sid for earlier in work.reuse]) for work in work_items]
-
-
-def test_of_a_file_edited_as_a_task_is_added_the_other_tasks_are_taken_over(
-    store: LocalStore,
-) -> None:
-    old = before("old", 3)
-    answer(store, old, *TASKS)
-    assert parts(store, old) == [(("toxic", "topic"), old), (("quality",), [])]
-
-
-def test_tasks_that_the_newest_version_has_whole_stay_together(store: LocalStore) -> None:
-    older, old = before("older", 3), before("old", 2)
-    answer(store, older, "toxic")
-    answer(store, old, *THREE)
-    assert parts(store, old, older) == [(tuple(THREE), old)]
-    answer(store, older, "topic", "quality")
-    assert parts(store, old, older) == [(tuple(THREE), [*old, *older])]
-
-
-def test_what_a_broken_off_run_left_to_an_older_version_is_taken_from_there(
-    store: LocalStore,
-) -> None:
-    older, old = before("older", 3), before("old", 2)
-    answer(store, older, *TASKS)
-    answer(store, old[:1], *THREE)
-    assert parts(store, old, older) == [
-        (("toxic", "topic"), [old[0], *older]),
-        (("quality",), [old[0]]),
-    ]
-
-
-def test_a_version_without_rows_hides_no_answers(store: LocalStore) -> None:
-    old = before("old", 2)
-    answer(store, old, *TASKS)
-    assert parts(store, [], old) == [(("toxic", "topic"), old), (("quality",), [])]
-
-
-def test_a_missing_documents_file_of_a_rewritten_file_is_work(full: LocalStore) -> None:
-    (full.root / documents_key(FIRST.id)).unlink()
-    work_items = remaining([FIRST], TASKS, committed(full, TASKS, SIDS), {FIRST.path: [["x"]]})
-    assert work_items == [WorkItem(FIRST, (), documents=True)]
+    assert remaining(SHARDS, {"topic": F2}, committed(full, {"topic": F2}, SIDS)) == []
 
 
 @pytest.mark.parametrize(

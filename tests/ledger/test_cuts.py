@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.ledger.cuts import cut_before, load_or_cut
-from pipeline.sources.shards import Piece, fields_of
+from pipeline.ledger.cuts import load_or_cut
 from pipeline.sources.source import InputObject, cut
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import StoredObject
@@ -44,7 +43,6 @@ def test_the_shards_of_all_objects_come_in_order(
     assert list(cuts.shards) == [
         shard for input_object in objects for shard in cut(input_object, "text", None, 3000)
     ]
-    assert cuts.earlier == {}
     assert [stored.key for stored in store.list("")] == [ENTRY]
 
 
@@ -91,7 +89,7 @@ def test_of_two_that_cut_at_once_the_first_stands_and_the_rest_is_added(
 @pytest.mark.parametrize(
     "changed", [{"etag": "x"}, {"size_bytes": 1}, {"format": "jsonl.gz"}, {"column": "id"}]
 )
-def test_another_version_is_cut_again_and_has_the_shards_of_the_earlier(
+def test_another_version_is_cut_again_and_the_earlier_keeps_its_shards(
     store: LocalStore, objects: list[InputObject], changed: dict[str, str]
 ) -> None:
     path = objects[0].path
@@ -104,19 +102,8 @@ def test_another_version_is_cut_again_and_has_the_shards_of_the_earlier(
             load_or_cut(store, [other], "text", id_column, 3000)
         return
     second = load_or_cut(store, [other], "text", id_column, 3000)
-    assert second.earlier == {path: (tuple(s.id for s in first.shards if s.path == path),)}
     assert not {shard.id for shard in second.shards} & {shard.id for shard in first.shards}
     assert load_or_cut(store, objects, "text", None, 3000).shards == first.shards
-
-
-def test_of_earlier_versions_the_newest_comes_first(
-    store: LocalStore, objects: list[InputObject]
-) -> None:
-    versions = [replace(objects[0], etag=etag) for etag in ("first", "second", "third")]
-    cuts = [load_or_cut(store, [version], "text", None, 10**6) for version in versions]
-    first, second = (tuple(shard.id for shard in cut.shards) for cut in cuts[:2])
-    assert cuts[2].earlier == {objects[0].path: (second, first)}
-    assert cuts[2].earlier_sids == {*first, *second}
 
 
 def test_no_rows_at_all_is_an_error_of_the_spec(store: LocalStore, write: Write) -> None:
@@ -155,22 +142,3 @@ def test_where_nothing_can_be_read_that_is_the_error(store: LocalStore, write: W
     broken = write("broken.jsonl.gz", gzip.compress(LINES)[:-30])
     with pytest.raises(StorageError, match="cannot be read"):
         load_or_cut(store, [broken], "text", None, 3000)
-
-
-def test_another_commit_of_a_dataset_is_another_version_of_its_files(store: LocalStore) -> None:
-    def at(sign: str, name: str = "a.parquet") -> InputObject:
-        return InputObject(f"hf://datasets/org/name@{sign * 40}/{name}", 1, "etag", "parquet")
-
-    first, second, other = at("a"), at("b"), at("b", "b.parquet")
-    entries = [
-        {
-            "object": list(fields_of(each.version("text", None)).values()),
-            "pieces": [list(fields_of(Piece(0, 1, 1, None, None)).values())],
-        }
-        for each in (first, second)
-    ]
-    store.create(ENTRY, json.dumps({"cuts": entries}).encode())
-    (old,), (new,) = (cut_before(store, [each], "text", None).shards for each in (first, second))
-    found = cut_before(store, [second, other], "text", None)
-    assert found.shards == (new,) and new.id != old.id
-    assert found.earlier == {second.path: ((old.id,),)}

@@ -157,7 +157,7 @@ def test_ranked_answers_that_are_known_are_laid_over_those_that_are_computed(
     commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, table, {})])
     earlier = ReusableShard(SHARD.id, {"topic": label_key("topic", "f" * 16, SHARD.id)})
     work = WorkItem(shard=SHARD, tasks=("topic",), documents=False, reuse=(earlier,))
-    known = AnswerCache(store).find(work, DOCUMENTS, 0)["topic"]
+    known = AnswerCache(store).find(work, DOCUMENTS, 0).answers["topic"]
     assert known.is_valid().to_pylist() == [True, False, True]
     other = answers_table(labelled(3, "xyz"), asked)
     blank = other.set_column(2, "top", pa.nulls(3, other.schema.field("top").type))

@@ -58,7 +58,7 @@ def tried_again(
     done = committed(store, {task: FP[task] for task in tasks}, [shard.id])
     tried = []
     for work in retry_items(store, [shard], done):
-        known = AnswerCache(store).find(work, documents(texts), 0)
+        known = AnswerCache(store).find(work, documents(texts), 0).answers
         status = [answered or "quarantined" for answered in known_status(known, len(texts))]
         rows = {task: overlaid(answers(status), of_task) for task, of_task in known.items()}
         tried.append((work, {t: table.column("status").to_pylist() for t, table in rows.items()}))
@@ -108,7 +108,7 @@ def test_a_slice_of_a_shard_takes_over_its_own_rows(store: Store) -> None:
     shard, texts = shard_at(0, "x"), ["same", "same", "same"]
     commit(store, shard, texts, {"a": FAILED_SECOND})
     (work,) = retry_items(store, [shard], committed(store, {"a": FP["a"]}, [shard.id]))
-    known = AnswerCache(store).find(work, documents(texts[1:]), 1)
+    known = AnswerCache(store).find(work, documents(texts[1:]), 1).answers
     assert known_status(known, 2) == [None, "ok"]
 
 
@@ -145,7 +145,7 @@ def rewritten(
         work = WorkItem(shard_at(start, "new"), ("a", "b"), documents=True, reuse=earlier)
         for row in range(0, SIZE, slice_rows):
             slice = documents(new[start + row : start + row + slice_rows])
-            status += known_status(answers.find(work, slice, row), slice.num_rows)
+            status += known_status(answers.find(work, slice, row).answers, slice.num_rows)
     return counting.reads, status
 
 
@@ -170,7 +170,7 @@ def test_rows_without_text_have_no_answers_looked_up(store: Store) -> None:
     )
     counting = Counting(store)
     answers = AnswerCache(counting)  # type: ignore[arg-type]  # reads alone
-    assert answers.find(work, documents(["", "two", " "]), 0) == {}
+    assert answers.find(work, documents(["", "two", " "]), 0).answers == {}
     assert counting.reads == {"documents": 1}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.ledger.cells import Committed
+from pipeline.ledger.cells import Committed, WorkItem
 from pipeline.report.console import console_on
 from pipeline.report.progress import (
     LOG_INTERVAL_S,
@@ -36,16 +36,6 @@ COUNTED = Shown("labelling", documents=100, verb="labelled")
 
 
 @dataclass(frozen=True)
-class Work:
-    """What the lines ask of a work item."""
-
-    shard: Any
-    asks: bool = True
-    reuse: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ("toxic",)
-
-
-@dataclass(frozen=True)
 class Toy:
     """A shard."""
 
@@ -59,6 +49,10 @@ class ToyCuts:
     """Two shards, of 60 and 40 rows."""
 
     shards: tuple[Toy, ...] = (Toy(), Toy("t", rows=40))
+
+
+def work(shard: Any, to_ask: int | None = None, texts: bytes = b"") -> WorkItem:
+    return WorkItem(shard, ("toxic",), documents=False, to_ask=to_ask, texts=texts)
 
 
 def plan(*work_items: Any, cuts: Any = ToyCuts()) -> Plan:
@@ -236,16 +230,13 @@ def test_each_phase_of_other_commands_is_one_line_of_a_log(
 @pytest.mark.parametrize(
     ("work_items", "end"),
     [
-        ((Work(Toy()),), " shards"),
-        (
-            (Work(Toy()), Work(Toy(), reuse=("r",))),
-            "; the model reads at most 60 ",
-        ),
-        ((Work(Toy(), asks=False, reuse=("r",)),), "; the model reads none of them"),
+        ((work(Toy()),), " shards"),
+        ((work(Toy(), to_ask=40),), "; the model reads at most 40 of them: equal texts are "),
+        ((work(Toy(), to_ask=0),), "; the model reads none of them"),
     ],
 )
 def test_the_first_line_says_how_many_documents_the_model_reads(
-    work_items: tuple[Work, ...], end: str
+    work_items: tuple[WorkItem, ...], end: str
 ) -> None:
     line = work_line(plan(*work_items))
     assert line.startswith("60 of 100 documents to label, in 1 of 2 shards")
@@ -254,17 +245,24 @@ def test_the_first_line_says_how_many_documents_the_model_reads(
 
 def test_a_dry_run_says_how_many_documents_the_model_reads_where_answers_are_reused() -> None:
     stream = io.StringIO()
-    show_plan(plan(Work(Toy(), reuse=("r",))), console_on(stream))
-    assert "read by the model   at most 60 documents; known texts" in stream.getvalue()
+    show_plan(plan(work(Toy(), to_ask=20)), console_on(stream))
+    assert (
+        "read by the model   at most 20 documents; equal texts are read once" in stream.getvalue()
+    )
     stream = io.StringIO()
-    show_plan(plan(Work(Toy())), console_on(stream))
+    show_plan(plan(work(Toy())), console_on(stream))
     assert "read by the model" not in stream.getvalue()
 
 
 def test_the_first_line_of_a_slice_says_that_only_its_documents_are_labelled() -> None:
     shard = Toy(slice=Slice.parse("10%", None))
-    line = work_line(plan(Work(shard), cuts=ToyCuts((shard,))))
+    line = work_line(plan(work(shard), cuts=ToyCuts((shard,))))
     assert line.endswith("in 1 of 1 shards; only those of the slice (sample 10%) are labelled")
+
+
+def test_texts_that_several_shards_have_are_announced_as_such() -> None:
+    texts = plan(work(Toy(), to_ask=3, texts=bytes(24)), work(Toy("t"), to_ask=2, texts=bytes(16)))
+    assert work_line(texts) == "first 5 texts that several shards have, in 2 shards"
 
 
 def test_without_work_the_first_line_says_so() -> None:
@@ -276,9 +274,9 @@ def test_without_work_the_first_line_says_so() -> None:
     [
         (None, "nothing was lost"),
         (Progress("x", plan()), "nothing was lost"),
-        (Progress("x", plan(Work(Toy())), documents=60), "0 of 60 documents are labelled and kept"),
+        (Progress("x", plan(work(Toy())), documents=60), "0 of 60 documents are labelled and kept"),
         (
-            Progress("x", plan(Work(Toy())), documents=60, answered=25, committed=20),
+            Progress("x", plan(work(Toy())), documents=60, answered=25, committed=20),
             "20 of 60 documents are labelled and kept; 5 in unfinished shards are asked again",
         ),
     ],
@@ -293,10 +291,10 @@ def test_a_run_shows_its_plan_once_and_ctrl_c_carries_what_is_kept(
     caplog.set_level(logging.INFO)
 
     def stopped(announce: Callable[[Progress], None]) -> None:
-        work = plan(Work(Toy()))
+        planned = plan(work(Toy()))
         announce(Progress("starting Ray"))
-        announce(Progress(LOADING, work))
-        announce(Progress(LABELLING, work, documents=60, answered=6, committed=6, work_done=6))
+        announce(Progress(LOADING, planned))
+        announce(Progress(LABELLING, planned, documents=60, answered=6, committed=6, work_done=6))
         raise KeyboardInterrupt
 
     kept = "6 of 60 documents are labelled and kept"

@@ -164,13 +164,10 @@ def answered(store: LocalStore) -> Callable[[Shard, Fingerprint], str]:
     return answer
 
 
-def works_for(
-    store: LocalStore, version: Fingerprint, earlier: dict[str, list[list[str]]]
-) -> list[WorkItem]:
+def works_for(store: LocalStore, version: Fingerprint) -> list[WorkItem]:
     """What is to do for the tasks `t`, of this version, and `u`."""
     fp = {"t": version.id, "u": "f" * 16}
-    before = [sid for versions in earlier.values() for sids in versions for sid in sids]
-    sids = [shard.id for shard in SHARDS] + before
+    sids = [shard.id for shard in SHARDS]
     done = committed(store, fp, sids)
     missing = [task for task in missing_tasks(SHARDS, list(fp), done) if task == "t"]
     versions = versions_with_equal_raw_answers(store, dict.fromkeys(missing, version))
@@ -179,7 +176,7 @@ def works_for(
         for task, fps in versions.items()
         for fp in fps
     ]
-    return remaining(SHARDS, list(fp), done, earlier, others)
+    return remaining(SHARDS, list(fp), done, others)
 
 
 @pytest.mark.parametrize("existing", [RAW, FIRST])
@@ -188,8 +185,9 @@ def test_answers_of_another_calibration_are_taken_apart_from_what_is_asked(
 ) -> None:
     key = answered(SHARDS[0], existing)
     answered(SHARDS[0], OTHER)
-    first, second, third = works_for(store, SECOND, {})
-    assert first == WorkItem(SHARDS[0], ("t",), False, (ReusableShard(SHARDS[0].id, {"t": key}),))
+    first, second, third = works_for(store, SECOND)
+    own = (ReusableShard(SHARDS[0].id, {"t": key}),)
+    assert first == WorkItem(SHARDS[0], ("t",), documents=False, reuse=own, to_ask=0)
     assert second == WorkItem(SHARDS[0], ("u",), documents=False)
     assert third == WorkItem(SHARDS[1], ("t", "u"), documents=True)
     assert [work.asks for work in (first, second, third)] == [False, True, True]
@@ -199,17 +197,7 @@ def test_another_questions_answers_are_not_taken(
     store: LocalStore, answered: Callable[[Shard, Fingerprint], str]
 ) -> None:
     answered(SHARDS[0], OTHER)
-    assert [work.tasks for work in works_for(store, SECOND, {})] == [("t", "u")] * 2
-
-
-def test_an_earlier_version_of_the_file_gives_its_raw_answers_too(
-    store: LocalStore, answered: Callable[[Shard, Fingerprint], str]
-) -> None:
-    old = Shard(ObjectVersion("/a.jsonl", 9, "old", "jsonl", "text", None), Piece(0, 3, 8, 0, 9))
-    key = answered(old, RAW)
-    store.create(label_key("u", "f" * 16, old.id), bytes(12))
-    (first, _) = works_for(store, FIRST, {"/a.jsonl": [[old.id]]})
-    assert [earlier.labels["t"] for earlier in first.reuse] == [key]
+    assert [work.tasks for work in works_for(store, SECOND)] == [("t", "u")] * 2
 
 
 def answers() -> pa.Table:

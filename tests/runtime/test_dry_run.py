@@ -9,7 +9,8 @@ import pytest
 from finished import commit_all
 
 from pipeline.errors import SpecError
-from pipeline.runtime.job import dry_run, make_job, plan
+from pipeline.runtime.dry_run import dry_run
+from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore

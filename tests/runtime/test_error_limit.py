@@ -61,7 +61,7 @@ def run_toy(
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for name, failed in (("a", FAILED), ("b", 0)):
-        texts = [None if row < failed else f"Text {row}." for row in range(ROWS)]
+        texts = [None if row < failed else f"Text {row} of {name}." for row in range(ROWS)]
         lines = (json.dumps({"id": f"{name}{i}", "text": text}) for i, text in enumerate(texts))
         (corpus / f"{name}.jsonl").write_text("\n".join(lines))
     monkeypatch.setattr("pipeline.runtime.run.local_ray", lambda _placement: nullcontext())

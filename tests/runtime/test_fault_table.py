@@ -22,7 +22,7 @@ import libfaketime
 import psutil
 import pytest
 from command import ASSAY, COMMANDS, SLOW_ON_RAY, TOY_ASSAY
-from shell import BAD_CONNECTION, DOCUMENTS, Shell
+from shell import BAD_CONNECTION, DOCUMENTS, TASKS, Shell
 
 from pipeline.ledger.snapshots import read_snapshot
 
@@ -55,6 +55,10 @@ PLACES = [
     "labelled",
     "published",
 ]
+
+
+# The same, of shards that have each other's texts.
+SHARING_PLACES = ["create 0", "indexed", "create 1", "create 2", "repeated texts asked"]
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +112,29 @@ def test_the_driver_killed_at_every_commit_point(
     assert done == {stored.key: stored.etag for stored in shell.output.list("labels/")}
     shell.assert_every_row_once()
     table("driver killed at every commit point", server, kills=len(killed))
+
+
+@SERVERS
+def test_the_driver_killed_where_shards_share_texts(
+    server: str,
+    command: Sequence[str],
+    shell_on: Open,
+    tmp_path: Path,
+    table: Callable[..., None],
+) -> None:
+    shell = shell_on(server, command=command)
+    shell.write_corpus("text", texts=DOCUMENTS // 2)
+    killed = [place for place in SHARING_PLACES if kill_at(shell, place, tmp_path / place)]
+    assert killed == SHARING_PLACES
+    code, out, err = shell.run()
+    assert code == 0, err
+    # — the last kill came when all texts that shards share had answers
+    assert json.loads(out)["documents_read_by_model"] == 0
+    shell.assert_every_row_in_snapshot()
+    for task in TASKS:
+        rows = [{**row, "doc_id": ""} for row in shell.rows(task)]
+        assert rows[: DOCUMENTS // 2] == rows[DOCUMENTS // 2 :]
+    table("driver killed around texts of several shards", server, kills=len(killed))
 
 
 @pytest.mark.xdist_group("ray")

@@ -100,11 +100,11 @@ def main() -> None:
     store.gone.update(label_key("mood", FPS["mood"], sid) for sid in lacking[1:])
     store.gone.update(documents_key(sid) for sid in lacking[:2])
     nothing = committed(MemoryStore(), FPS, store.sids)
-    untouched = watch("remaining of all", partial(remaining, cuts.shards, FPS, nothing, {}))
+    untouched = watch("remaining of all", partial(remaining, cuts.shards, FPS, nothing))
     assert len(untouched) == len(cuts.shards)
     del nothing, untouched
     done = watch("committed", lambda: committed(store, FPS, store.sids))
-    work_items = watch("remaining", lambda: remaining(cuts.shards, FPS, done, cuts.earlier))
+    work_items = watch("remaining", lambda: remaining(cuts.shards, FPS, done))
 
     def published(created_at: str) -> int:
         return publish(

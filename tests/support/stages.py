@@ -12,6 +12,7 @@ from pipeline.ledger.blocks import ShardCounts, TokenisedShard, work_rows
 from pipeline.ledger.cells import WorkItem
 from pipeline.runtime.graph import commit_block
 from pipeline.runtime.job import Job
+from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.worker import LabelDocuments, Tokenise
 
 
@@ -39,7 +40,14 @@ def label_and_commit(
                 yield ShardCounts.from_row(row)
 
 
+def read_and_commit(work_items: Sequence[WorkItem], job: Job) -> Iterator[tuple[int, int]]:
+    """What `graph.read_items` does."""
+    for work in work_items:
+        yield commit_documents(job, [work])
+
+
 def run_without_ray(patch: pytest.MonkeyPatch) -> None:
     """From now on, `run` calls the stages in this process, with the spec's own model."""
     patch.setattr("pipeline.runtime.graph.label_items", label_and_commit)
+    patch.setattr("pipeline.runtime.graph.read_items", read_and_commit)
     patch.setattr("pipeline.runtime.run.local_ray", lambda _placement: nullcontext())
