@@ -6,6 +6,7 @@ The parameters of a function are the options of its verb, and its docstring is t
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -118,8 +119,15 @@ def run(
         flags = [*options.flags, *(["--json"] if as_json else [])]
         return _submit(spec, address, flags, insecure=insecure_cluster, installed=installed)
     if address is None:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
+        _require_token()
     return VERBS["run"].carry_out(spec, as_json=as_json, address=address, options=options)
+
+
+def _require_token() -> None:
+    """Has the Ray of this run ask for a token that no file has. Read when ray is imported."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def _submit(

@@ -9,14 +9,15 @@ import importlib
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private import services
 from ray._private.node import Node
@@ -25,6 +26,7 @@ from pipeline.errors import Problem, RefusedError, SpecError, UnavailableError
 from pipeline.runtime.imports import quick_imports
 from pipeline.runtime.placement import Placement, node_resources
 
+KNOCK_S = 10.0
 LOOPBACK = "127.0.0.1"
 _SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
 
@@ -44,11 +46,12 @@ def remote_ray(address: str | None) -> Iterator[list[dict[str, float]]]:
         )
         raise SpecError([Problem("--address", fix, address)])
     try:
+        _knock(address)
         with without_core_greeting(), _sigterm_handler_kept():
             connected = ray.init(
                 address=address, log_to_driver=False, logging_level=logging.WARNING
             )
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise RefusedError(
             f"--address: no Ray cluster answers at {address}: {error}; correct the address, or "
             f"start a cluster with `ray start --head`"
@@ -57,14 +60,22 @@ def remote_ray(address: str | None) -> Iterator[list[dict[str, float]]]:
         yield node_resources()
 
 
+def _knock(address: str) -> None:
+    """OSError if nothing listens at `host:port`: Ray would try to connect for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+
+
 @contextmanager
 def local_ray(placement: Placement) -> Iterator[None]:
     """The Ray that this process is connected to, or a new one that ends with the run."""
     if ray.is_initialized():
         yield
         return
-    # — Ray waits for its processes meanwhile, for seconds
-    threading.Thread(target=_import_graph, name="import").start()
+    # — Ray waits for its processes meanwhile, for seconds. The end does not wait for the import: an
+    # import of this thread that Ctrl-C ended may keep a lock
+    threading.Thread(target=_import_graph, name="import", daemon=True).start()
     try:
         with without_core_greeting(), _sigterm_handler_kept(), _without_services():
             started = ray.init(
@@ -79,23 +90,33 @@ def local_ray(placement: Placement) -> Iterator[None]:
                 logging_level=logging.WARNING,
             )
     except Exception as error:
+        if "AF_UNIX path length" in str(error):
+            fix = "Ray's sockets need paths of at most 107 bytes; name a folder with a shorter path"
+            raise SpecError([Problem("TMPDIR", fix, tempfile.gettempdir())]) from error
         if "timed out during startup" not in str(error):  # — Ray has no class for this
             raise
         message = "Ray did not start within its 30 s: the machine is busy; run again"
         raise UnavailableError(message) from error
-    with started:
-        _close_to_others()
-        yield
+    orphans: list[psutil.Process] = []
+    try:
+        with started:
+            _close_to_others()
+            try:
+                yield
+            finally:
+                if ended_services():  # the others would wait for it, for half a minute
+                    orphans = psutil.Process().children(recursive=True)
+    finally:
+        for process in orphans:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def _close_to_others() -> None:
-    """Only this user may read the token and the logs of the Ray that was started here."""
+    """Only this user may read the logs of the Ray that was started here."""
     node = ray._private.worker._global_node
     assert node is not None, "Ray has started"
     os.chmod(node.get_session_dir_path(), 0o700)
-    # — the file belongs to all Rays of this user; an administrator may have provided it
-    with suppress(OSError):
-        os.chmod(Path.home() / ".ray" / "auth_token", 0o600)
 
 
 def ended_services() -> list[str]:

@@ -6,6 +6,7 @@ the files.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -231,9 +232,18 @@ def cached_model(
             os.replace(folder, partial)  # — who has mapped its files keeps them
             shutil.rmtree(partial)
             partial.mkdir()
-        fill(partial)
-        sums = "".join(f"{digest}  {name}\n" for name, digest in _file_hashes(partial).items())
-        (partial / SUMS).write_text(sums, encoding="utf-8")
+        try:
+            fill(partial)
+            sums = "".join(f"{digest}  {name}\n" for name, digest in _file_hashes(partial).items())
+            (partial / SUMS).write_text(sums, encoding="utf-8")
+        except Exception as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if os.strerror(errno.ENOSPC) not in str(error):  # — safetensors has it as words alone
+                raise
+            raise StorageError(
+                f"{folder}: the model cannot be written: the disk is full; free some space, or "
+                f"name another folder in ASSAY_CACHE"
+            ) from error
         publish_atomically(partial, folder)
         _whole.add(folder)
         return folder

@@ -31,21 +31,17 @@ with local_ray(Placement("cpu", "float32", actors=1, threads=1)):
     listening = [s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN]
     listening = {ip.removeprefix("::ffff:") for ip in listening}
     session = ray._private.worker._global_node.get_session_dir_path()
-    private = session, Path.home() / ".ray/auth_token"
-    modes = [oct(Path(each).stat().st_mode & 0o777) for each in private]
+    mode = oct(Path(session).stat().st_mode & 0o777)
 _, left = psutil.wait_procs(family, timeout=20)
 restored = own == (Node.start_monitor, Node.start_api_server, Node.start_log_monitor)
-print(json.dumps([answer, graph, sorted(words), sorted(listening), modes, len(left), restored]))
+print(json.dumps([answer, graph, sorted(words), sorted(listening), mode, len(left), restored]))
 """
 
 
-def test_a_local_ray_has_no_process_that_a_run_does_not_use_and_is_closed_to_others(
-    tmp_path: Path,
-) -> None:
+def test_a_local_ray_has_no_process_that_a_run_does_not_use_and_is_closed_to_others() -> None:
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
-    environment["HOME"] = str(tmp_path)  # — without the token of an earlier Ray
     output = subprocess.check_output([sys.executable, "-c", PROBE], text=True, env=environment)
-    answer, graph, words, listening, modes, left, restored = json.loads(output.splitlines()[-1])
+    answer, graph, words, listening, mode, left, restored = json.loads(output.splitlines()[-1])
     assert answer == 3
     assert graph, "Ray Data is imported while Ray starts"
     assert {"gcs_server", "raylet"} <= {*words}
@@ -53,4 +49,41 @@ def test_a_local_ray_has_no_process_that_a_run_does_not_use_and_is_closed_to_oth
     assert {"monitor.py", "dashboard.py", "log_monitor.py"}.isdisjoint(words)
     assert left == 0 and restored
     assert listening == ["127.0.0.1"]
-    assert modes == ["0o700", "0o600"]
+    assert mode == "0o700"
+
+
+ENDING = """
+import sys, threading
+from pipeline.errors import SpecError
+from pipeline.runtime import connection
+from pipeline.runtime.placement import Placement
+
+connection._import_graph = threading.Event().wait
+try:
+    with connection.local_ray(Placement("cpu", "float32", actors=1, threads=1)):
+        sys.exit(3)
+except SpecError as error:
+    sys.exit(str(error))
+"""
+
+
+def ended(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", ENDING],
+        env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_end_does_not_wait_for_an_import_that_hangs() -> None:
+    assert ended().returncode == 3
+
+
+def test_a_folder_whose_path_is_too_long_for_sockets_is_one_line(tmp_path: Path) -> None:
+    long = tmp_path / ("long" * 40)
+    long.mkdir()
+    process = ended(TMPDIR=str(long))
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1].startswith("TMPDIR: Ray's sockets need paths of at most")

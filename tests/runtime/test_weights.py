@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -10,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
-from pipeline.errors import ModelError, SpecError
+from pipeline.errors import ModelError, SpecError, StorageError
 from pipeline.inference.loading import load_tokenizer
 from pipeline.runtime import weights
 from pipeline.runtime.weights import SUMS, cached_model, fetch, locate, publish_atomically
@@ -144,3 +146,24 @@ def test_a_cached_model_that_was_damaged_is_named_and_made_again(
     assert len(made) == 2
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
     assert os.listdir(folder.parent) == [folder.name]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        ),
+    ],
+)
+def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_model(
+    error: Exception, model_folder: Path, tmp_path: Path
+) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "part").touch()
+        raise error
+
+    with pytest.raises(StorageError, match=r"the disk is full; free some space, or name another"):
+        cached_model(locate(ModelSpec(path=str(model_folder)), tmp_path), tmp_path, fill)
+    assert list((tmp_path / "models").iterdir()) == []
