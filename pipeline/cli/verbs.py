@@ -124,7 +124,7 @@ def run(
 
 
 def _require_token() -> None:
-    """Has the Ray of this run ask for a token that no file has. Read when ray is imported."""
+    """Makes this run's Ray ask for a token that is in no file. Ray reads both when imported."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

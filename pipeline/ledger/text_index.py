@@ -79,14 +79,14 @@ class IndexObject:
 
     def texts_of(self, sids: Collection[str]) -> dict[str, Hashes]:
         """The hashes of the texts of those of the shards that the object has."""
-        wanted = [number for number, sid in enumerate(self.sids) if sid in sids]
-        if not wanted:
+        numbers = [number for number, sid in enumerate(self.sids) if sid in sids]
+        if not numbers:
             return {}
-        mine = np.isin(self.shards, wanted)
+        mine = np.isin(self.shards, numbers)
         hashes, shards = self.hashes[mine], self.shards[mine]
         order = np.argsort(shards, kind="stable")
-        edges = np.searchsorted(shards[order], [*wanted, len(self.sids)])
-        parts = zip(wanted, edges, edges[1:], strict=False)
+        edges = np.searchsorted(shards[order], [*numbers, len(self.sids)])
+        parts = zip(numbers, edges, edges[1:], strict=False)
         return {self.sids[number]: hashes[order[start:end]] for number, start, end in parts}
 
     def places(
@@ -95,8 +95,8 @@ class IndexObject:
         """The positions of the hashes that a numbered shard has, and the number of the first."""
         number_of = np.array([numbers.get(sid, -1) for sid in self.sids], np.int32)
         of_entries = number_of[self.shards]
-        wanted = of_entries >= 0
-        own, of_own = self.hashes[wanted], of_entries[wanted]
+        numbered = of_entries >= 0
+        own, of_own = self.hashes[numbered], of_entries[numbered]
         if not len(own):
             return np.empty(0, np.intp), np.empty(0, np.int32)
         at = np.minimum(np.searchsorted(own, hashes), len(own) - 1)
@@ -126,23 +126,23 @@ def leading_bits(hashes: pa.StringArray) -> Hashes:
 def cover(
     store: Store,
     sids: Collection[str],
-    wanted: Collection[str] = frozenset(),
+    needed: Collection[str] = frozenset(),
     *,
     keep: bool = True,
 ) -> dict[str, Hashes]:
-    """Adds objects for the shards that no object has; the hashes of the texts of those `wanted`.
+    """Adds objects for the shards that no object has; the hashes of the texts of those `needed`.
 
     Each shard has a documents file. An object that cannot be read is logged; its shards are added
-    again. Without `keep` nothing is written, and only documents files of `wanted` are read.
+    again. Without `keep` nothing is written, and only documents files of `needed` are read.
     """
     covered: set[str] = set()
     texts: dict[str, Hashes] = {}
     for each in _objects(store, logger.warning):
         covered.update(each.sids)
-        texts |= each.texts_of(wanted)
+        texts |= each.texts_of(needed)
     new: dict[str, Hashes] = {}
     entries = 0
-    uncovered = [sid for sid in (sids if keep else wanted) if sid not in covered]
+    uncovered = [sid for sid in (sids if keep else needed) if sid not in covered]
     for sid, hashes in _read_texts(store, uncovered):
         if new and entries + len(hashes) > MAX_ENTRIES:
             _append(store, IndexObject.of(new))
@@ -150,7 +150,7 @@ def cover(
         if keep:
             new[sid] = hashes
             entries += len(hashes)
-        if sid in wanted:
+        if sid in needed:
             texts[sid] = hashes
     if new:
         _append(store, IndexObject.of(new))

@@ -26,7 +26,7 @@ from pipeline.errors import Problem, RefusedError, SpecError, UnavailableError
 from pipeline.runtime.imports import quick_imports
 from pipeline.runtime.placement import Placement, node_resources
 
-KNOCK_S = 10.0
+CONNECT_S = 10.0
 LOOPBACK = "127.0.0.1"
 _SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
 
@@ -46,7 +46,7 @@ def remote_ray(address: str | None) -> Iterator[list[dict[str, float]]]:
         )
         raise SpecError([Problem("--address", fix, address)])
     try:
-        _knock(address)
+        _check_listening(address)
         with without_core_greeting(), _sigterm_handler_kept():
             connected = ray.init(
                 address=address, log_to_driver=False, logging_level=logging.WARNING
@@ -60,11 +60,11 @@ def remote_ray(address: str | None) -> Iterator[list[dict[str, float]]]:
         yield node_resources()
 
 
-def _knock(address: str) -> None:
+def _check_listening(address: str) -> None:
     """OSError if nothing listens at `host:port`: Ray would try to connect for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
 
 
 @contextmanager

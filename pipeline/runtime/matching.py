@@ -53,8 +53,8 @@ def matched(
     if not open_items:
         return planned
     answers = answers_of(job, store, tasks, done, None)
-    wanted = {work.shard.id for work in open_items if work.shard.id not in known}
-    texts = known | cover(store, done.documents, wanted, keep=keep)
+    needed = {work.shard.id for work in open_items if work.shard.id not in known}
+    texts = known | cover(store, done.documents, needed, keep=keep)
     sids = sorted(done.documents)
     numbers = {sid: number for number, sid in enumerate(sids)}
     groups = []

@@ -94,6 +94,12 @@ def kill_at(shell: Shell, place: str, file: Path) -> bool:
     return True
 
 
+def kill_at_each(shell: Shell, places: Sequence[str], folder: Path) -> None:
+    """Kills a run at each of the places, one after the other."""
+    killed = [place for place in places if kill_at(shell, place, folder / place)]
+    assert killed == places
+
+
 @SERVERS
 def test_the_driver_killed_at_every_commit_point(
     server: str,
@@ -103,15 +109,14 @@ def test_the_driver_killed_at_every_commit_point(
     table: Callable[..., None],
 ) -> None:
     shell = shell_on(server, command=command)
-    killed = [place for place in PLACES if kill_at(shell, place, tmp_path / place)]
-    assert killed == PLACES
+    kill_at_each(shell, PLACES, tmp_path)
     done = {stored.key: stored.etag for stored in shell.output.list("labels/")}
     code, out, err = shell.run()
     assert code == 0, err
     assert json.loads(out)["documents_labelled"] == 0  # the last kill came with all done
     assert done == {stored.key: stored.etag for stored in shell.output.list("labels/")}
     shell.assert_every_row_once()
-    table("driver killed at every commit point", server, kills=len(killed))
+    table("driver killed at every commit point", server, kills=len(PLACES))
 
 
 @SERVERS
@@ -124,8 +129,7 @@ def test_the_driver_killed_where_shards_share_texts(
 ) -> None:
     shell = shell_on(server, command=command)
     shell.write_corpus("text", texts=DOCUMENTS // 2)
-    killed = [place for place in SHARING_PLACES if kill_at(shell, place, tmp_path / place)]
-    assert killed == SHARING_PLACES
+    kill_at_each(shell, SHARING_PLACES, tmp_path)
     code, out, err = shell.run()
     assert code == 0, err
     # — the last kill came when all texts that shards share had answers
@@ -134,7 +138,7 @@ def test_the_driver_killed_where_shards_share_texts(
     for task in TASKS:
         rows = [{**row, "doc_id": ""} for row in shell.rows(task)]
         assert rows[: DOCUMENTS // 2] == rows[DOCUMENTS // 2 :]
-    table("driver killed around texts of several shards", server, kills=len(killed))
+    table("driver killed around texts of several shards", server, kills=len(SHARING_PLACES))
 
 
 @pytest.mark.xdist_group("ray")
