@@ -64,7 +64,9 @@ def content_hash(path: Path, cache_dir: Path) -> str:
             raise StorageError(f"{absolute}: changed while it was read; run again")
         _write_entry(entry, {**before, "sha256": digest})
     except OSError as error:
-        raise StorageError(f"{absolute}: its content cannot be hashed: {error}") from error
+        in_cache = str(error.filename).startswith(str(cache_dir))
+        fix = "; name another folder for the cache in ASSAY_CACHE" * in_cache
+        raise StorageError(f"{absolute}: its content cannot be hashed: {error}{fix}") from error
     return digest
 
 

@@ -13,24 +13,27 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.cache import cache_dir as default_cache_dir
+from pipeline.errors import Problem, SpecError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, structs
 from pipeline.ledger.label_rows import answers_table, with_calibrated
-from pipeline.ledger.reuse import text_identities
+from pipeline.ledger.reuse import text_identities, unanswered
 from pipeline.runtime.assembly import (
     chunk_document,
     contextual_calibrations,
     job_engine,
     labelled_documents,
 )
+from pipeline.runtime.classifier_files import TextClassifiers
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.parse import as_spec
-from pipeline.spec.schema import JobSpec, TaskSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 
 
 class Labeller:
@@ -56,14 +59,22 @@ class Labeller:
     ) -> None:
         self.spec = as_spec(spec)
         """The valid spec."""
+        if self.spec.in_stages:
+            fix = "a Labeller answers in one stage; `assay run` has cascades and continuations"
+            names = [task.name for task in self.spec.in_stages]
+            raise SpecError([Problem("tasks", fix, names)])
         require_torchao(self.spec.model.quantize)
         where = placement or place(self.spec.model, this_machine())
-        job = make_job(self.spec, where, cache_dir or default_cache_dir())
+        cache = cache_dir or default_cache_dir()
+        job = make_job(self.spec, where, cache)
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
-        self._engine, tokenizer = job_engine(job)
-        self._encoder = DocumentTokenizer(tokenizer)
-        contextual = contextual_calibrations(job, self._engine, self._encoder, job.fp)
-        self._calibrations = {**job.calibrations, **contextual}
+        self._classifiers = TextClassifiers(self.spec, job.classifiers, cache)
+        self._calibrations = dict(job.calibrations)
+        if self.spec.model_tasks:
+            self._engine, tokenizer = job_engine(job)
+            self._encoder = DocumentTokenizer(tokenizer)
+            contextual = contextual_calibrations(job, self._engine, self._encoder, job.fp)
+            self._calibrations |= contextual
 
     def label(self, texts: Iterable[str | None], ids: Iterable[object] | None = None) -> pa.Table:
         """A row for each text, in order, with a struct of answers for each task.
@@ -90,6 +101,16 @@ class Labeller:
         named = [None] * len(whole) if ids is None else list(ids)
         rows = (RawRow(text, id) for text, id in zip(whole, named, strict=True))
         documents = documents_from(rows)
+        classified = self._classified(documents)
+        asked = self._asked(documents) if self.spec.model_tasks else classified
+        table = documents.select(DOCUMENTS_FILE_COLUMNS)
+        for task in self.spec.tasks:
+            labelled = asked if task.classifier is None else classified
+            table = table.append_column(task.name, self._struct(labelled, task))
+        return table
+
+    def _asked(self, documents: pa.Table) -> LabelledDocuments:
+        """The documents with the model's answers."""
         fitted = [
             chunk_document(self._encoder, text, status, self.spec.documents)
             for text, status in zip(
@@ -99,14 +120,19 @@ class Labeller:
             )
         ]
         chunks = [document for document, _ in fitted]
-        answers = ShardAnswers(chunks, self.spec.tasks, text_identities(documents))
+        answers = ShardAnswers(chunks, self.spec.model_tasks, text_identities(documents))
         with self._lock:
             answers.label_rows(self._engine, 0, len(chunks))
-        labelled = labelled_documents(documents, answers, [status for _, status in fitted])
-        table = documents.select(DOCUMENTS_FILE_COLUMNS)
-        for task in self.spec.tasks:
-            table = table.append_column(task.name, self._struct(labelled, task))
-        return table
+        return labelled_documents(documents, answers, [status for _, status in fitted])
+
+    def _classified(self, documents: pa.Table) -> LabelledDocuments:
+        """The documents with the classifiers' answers."""
+        tasks = [task for task in self.spec.tasks if task.classifier is not None]
+        answers = ShardAnswers([()] * documents.num_rows, tasks)
+        rows = unanswered(documents, {})
+        names = [task.name for task in tasks]
+        answers.add_classified(self._classifiers.answers(names, documents, rows), rows)
+        return labelled_documents(documents, answers, documents.column("status").to_pylist())
 
     def _struct(self, labelled: LabelledDocuments, task: TaskSpec) -> pa.StructArray:
         """The rows of a label file without their ids, as one column."""

@@ -227,6 +227,37 @@ class CalibrateOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CascadeOptions:
+    """What the thresholds of a cascade promise, and the sample that they are chosen from."""
+
+    task: Annotated[str, Parameter(metavar="TASK")]
+    """Name of the task with the cascade."""
+    recall: Annotated[float, Parameter(metavar="R")]
+    """Least share of the positive documents that the cascade finds, from 0 to 1."""
+    precision: Annotated[float, Parameter(metavar="P")]
+    """Least share of truly positive documents among those that it calls positive, from 0 to 1."""
+    confidence: Annotated[float, Parameter(metavar="C")] = 0.95
+    """Probability, over samples, that both hold."""
+    sample: Annotated[int, WHOLE] = 500
+    """About this many documents are answered by every stage."""
+    positive: Annotated[str | None, Parameter(metavar="LABEL")] = None
+    """Label that recall and precision are of (default: the rarer one in the sample)."""
+    gold: Annotated[str | None, Parameter(metavar="FILE")] = None
+    """Gold labels that say which documents are positive: documents of the sample without one are
+    left out (default: the answers of the last stage)."""
+
+    def __post_init__(self) -> None:
+        fix = "write a number above 0 and below 1"
+        shares = {name: getattr(self, name) for name in ("recall", "precision", "confidence")}
+        problems = [
+            Problem(f"--{name}", fix, value) for name, value in shares.items() if not 0 < value < 1
+        ]
+        if problems:
+            raise SpecError(problems)
+        require_positive({"--sample": self.sample})
+
+
+@dataclass(frozen=True, slots=True)
 class FilterOptions:
     """Where a filtered corpus is written, and what is counted."""
 

@@ -18,7 +18,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel
 
-pytest_plugins = ["changing_corpus", "counted_runs", "data_fixtures", "fake_hub", "finished"]
+pytest_plugins = [
+    "changing_corpus",
+    "counted_runs",
+    "data_fixtures",
+    "fake_hub",
+    "finished",
+    "staged",
+]
 
 # The command asks Ray for token authentication. Ray reads the variable once a process, so every Ray
 # that a test process starts has to agree with the first.

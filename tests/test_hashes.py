@@ -124,3 +124,11 @@ def test_an_empty_variable_does_not_put_the_cache_into_the_working_folder(
     assert cache_dir() == Path("/x/assay")
     monkeypatch.setenv("ASSAY_CACHE", "~/models")
     assert cache_dir() == tmp_path / "models"
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
+    file, cache = tmp_path / "file", tmp_path / "cache"
+    file.write_text("content")
+    cache.write_text("a file in the place of the folder")
+    with pytest.raises(StorageError, match="name another folder for the cache in ASSAY_CACHE"):
+        content_hash(file, cache)

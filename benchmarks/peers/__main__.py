@@ -28,8 +28,8 @@ from pipeline.runtime.assembly import job_prompt
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.limits import usable_cores
 from pipeline.runtime.placement import place, spread, this_machine
+from pipeline.spec.model import ModelSpec
 from pipeline.spec.parse import load_spec
-from pipeline.spec.schema import ModelSpec
 from pipeline.stores.store import open_store
 from pipeline.verbs.bench import (
     STANDARD,

@@ -156,6 +156,11 @@ VERBS = {
         "verbs.fit:fit_readouts", "report.fit:fit", progress="report.progress:fit_progress"
     ),
     "calibrate": Verb("verbs.calibrate:calibrate", "report.fit:calibrated"),
+    "cascade": Verb(
+        "verbs.cascade:choose_thresholds",
+        "report.fit:thresholds",
+        progress="report.progress:run_progress",
+    ),
     "show": Verb("verbs.show:show", "report.rows:examples"),
     "export": Verb(
         "verbs.export:export", "report.rows:exported", _unless("complete", EXIT_INCOMPLETE)

@@ -20,6 +20,7 @@ from pipeline.options import (
     WHOLE,
     BenchOptions,
     CalibrateOptions,
+    CascadeOptions,
     EvalOptions,
     ExportOptions,
     FilterOptions,
@@ -288,6 +289,24 @@ def calibrate(
 ) -> int:
     """Write the calibration file of a task, from its answers in the output."""
     return VERBS["calibrate"].carry_out(spec, options, to, as_json=as_json)
+
+
+@app.command(group=IMPROVE, sort_key=4)
+def cascade(
+    spec: SpecFile,
+    /,
+    *,
+    to: Annotated[str, Parameter(metavar="PATH", help="The file to write: any fsspec path.")],
+    options: Annotated[CascadeOptions, FLATTEN],
+    as_json: AsJson = False,
+) -> int:
+    """Choose the thresholds between the stages of a cascade, from a sample.
+
+    Every stage answers the sample. With the stated confidence, the cascade then has the recall and
+    the precision, compared with the last stage alone, or with gold labels.
+    """
+    _require_token()
+    return VERBS["cascade"].carry_out(spec, options, to, as_json=as_json)
 
 
 @app.command(group=USE, sort_key=1)

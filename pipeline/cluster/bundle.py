@@ -19,6 +19,7 @@ import yaml
 
 from pipeline.errors import Problem, SpecError
 from pipeline.hashes import sha256_hex
+from pipeline.spec.model import NO_MODEL
 from pipeline.spec.schema import JobSpec
 
 SPEC_FILE = "spec.yaml"
@@ -40,11 +41,18 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
         ("input.path", content["input"], "path"),
         ("output", content, "output"),
     ]
+    for index, task in enumerate(content["tasks"]):
+        for number, stage in enumerate(task.get("cascade", {}).get("stages", ())):
+            if "model" in stage:
+                place = f"tasks.{index}.cascade.stages.{number}.model.path"
+                places.append((place, stage["model"], "path"))
+    if spec.model == NO_MODEL:
+        del content["model"], places[0]
     for place, holder, key in places:
         path = str(holder[key])
         # — a model's path may also be a hub id
         is_file = path.endswith(".gguf") or Path(path).expanduser().is_dir()
-        is_hub_id = place == "model.path" and not is_file
+        is_hub_id = place.endswith("model.path") and not is_file
         if "://" in path or os.path.isabs(path) or is_hub_id:
             continue
         if not same_machine:
@@ -92,9 +100,20 @@ def write_bundle(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def _with_files(task: Mapping[str, Any], renamed: Callable[[Path, bytes], str]) -> dict[str, Any]:
-    """The task with its readout and calibration renamed, where these are local files."""
-    changed = {**task, "calibration": dict(task.get("calibration") or {})}
-    for holder, key in ((changed, "readout"), (changed["calibration"], "file")):
+    """The task with the files that it names renamed, where these are local files."""
+    changed = {**task}
+    keys = ("calibration", "classifier", "cascade")
+    changed |= {key: dict(task.get(key) or {}) for key in keys}
+    changed["cascade"]["stages"] = [
+        _with_files(stage, renamed) for stage in changed["cascade"].get("stages", ())
+    ]
+    files = (
+        (changed, "readout"),
+        (changed["calibration"], "file"),
+        (changed["classifier"], "path"),
+        (changed["cascade"], "file"),
+    )
+    for holder, key in files:
         file = Path(holder.get(key) or "").expanduser()
         if file.is_file():
             holder[key] = renamed(file, file.read_bytes())

@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 
 from pipeline.errors import Problem
 from pipeline.hashes import parse_json
-from pipeline.spec.schema import ContextualSpec, JobSpec, TaskSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import ContextualSpec, TaskSpec
 
 _HEADER_LENGTH_BYTES = 8
 
@@ -39,6 +40,7 @@ class CardModel(_Part):
     weights: dict[str, str]
     dtype: str
     quantize: str = "none"
+    kv: str = "none"
 
 
 class CardDocuments(_Part):
@@ -165,6 +167,7 @@ def differences(
         "the model's files": (dict(weights), card.model.weights),
         "model.dtype": (dtype, card.model.dtype),
         "model.quantize": (model.quantize, card.model.quantize),
+        "model.kv": (model.kv, card.model.kv),
         "documents.max_tokens": (rules.max_tokens, card.documents.max_tokens),
         "documents.too_long": (rules.too_long, card.documents.too_long),
     }

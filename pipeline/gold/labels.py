@@ -25,7 +25,8 @@ from pipeline.ledger.columns import probabilities, versions
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import GoldOptions
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.spec.schema import JobSpec, TaskSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 
 By = Literal["doc_id", "content_hash"]
 UNLABELLED = -1

@@ -29,7 +29,7 @@ from pipeline.inference.memory import head_dim
 from pipeline.inference.model.int8_products import Int8Linear
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.model.quantisation import expert_weights
-from pipeline.spec.schema import ExitSpec
+from pipeline.spec.model import ExitSpec
 
 LabelLogProbs = list[list[Tensor]]  # by document, by question: [labels]
 Floats = NDArray[np.float32]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from pipeline.inference.loading import proved_at
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import Usage, count_tokens, pack
-from pipeline.spec.schema import ExitSpec
+from pipeline.spec.model import ExitSpec
 
 DocumentIds = Sequence[int]
 
@@ -39,6 +40,20 @@ class Labelled:
     usage: Usage
     # documents too large even in a batch of their own: NaN in log_probs
     out_of_memory: frozenset[int] = frozenset()
+
+
+class Engine(Protocol):
+    """What labels documents that are token ids: `LabelEngine`, or an encoder."""
+
+    def label(
+        self,
+        documents: Sequence[DocumentIds],
+        *,
+        tasks: Collection[str] | None = None,
+        on_batch: Callable[[Sequence[int]], None] = ...,
+    ) -> Labelled:
+        """The answers to these tasks, as `LabelEngine.label` has them."""
+        ...
 
 
 class LabelEngine:
@@ -165,9 +180,7 @@ class LabelEngine:
                 of_batch = [documents[i] for i in batch]
                 answers.append(questions.answers(of_batch, max_tokens=self.max_batch_tokens))
             except (MemoryError, RuntimeError) as error:
-                # — an allocator failed: CUDA has an exception for it, the CPU only a message
-                of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-                if not of_memory and "can't allocate memory" not in str(error):
+                if not is_out_of_memory(error):
                     raise
                 break
             on_batch(batch)
@@ -180,6 +193,12 @@ class LabelEngine:
         read = questions.tokens_read(documents)
         computed = read.prefix_tokens_computed + read.question_tokens_computed
         return replace(read, tokens_saved=independent - computed)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocator failed: CUDA has an exception for it, the CPU only a message."""
+    of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return of_memory or "can't allocate memory" in str(error)
 
 
 def content_free_prior(engine: LabelEngine, documents: Sequence[DocumentIds], task: str) -> Prior:

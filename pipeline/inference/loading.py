@@ -6,7 +6,7 @@ model gives the same answers under the tree. Code that a model folder carries is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from pipeline.inference.model.loaded import LoadedModel, cut_last_layer, plain_a
 from pipeline.inference.model.quantisation import quantise
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.forward import LayerStates, ReadPoint
-from pipeline.spec.schema import Quantize
+from pipeline.spec.model import Quantize
 
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
@@ -67,12 +67,17 @@ def context_reason(folder: Path) -> str:
     return " (one longer prompt would change the longrope frequencies of its whole batch)"
 
 
-def _config(folder: Path) -> Any:
-    """The folder's configuration; ModelError if it is unreadable or of an unsupported family."""
+def read_config(folder: Path) -> Any:
+    """The folder's configuration; ModelError if it is unreadable."""
     try:
-        config = AutoConfig.from_pretrained(folder, **_LOCAL)
+        return AutoConfig.from_pretrained(folder, **_LOCAL)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise ModelError(f"{folder}: cannot be loaded: {error}") from error
+
+
+def _config(folder: Path) -> Any:
+    """The folder's configuration; ModelError if it is unreadable or of an unsupported family."""
+    config = read_config(folder)
     text = config.get_text_config()
     refuse_unsupported(config)
     refuse_unsupported(text)
@@ -134,29 +139,8 @@ def load_model(
 
     With `gpus` above one, its layers are dispatched over this many devices of the process.
     """
-    if not any(folder.glob("*.safetensors")):
-        raise ModelError(
-            f"{folder}: holds no .safetensors file; pickled weights are not read, convert them"
-        )
-    config = _config(folder)
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=getattr(torch, dtype),
-            use_safetensors=True,
-            output_loading_info=True,
-            **_LOCAL,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"{folder}: cannot be loaded: {error}") from error
-    network, report = loaded
-    # transformers only reports missing tensors, and fills them with random values.
-    if missing := sorted(report["missing_keys"]):
-        raise ModelError(
-            f"{folder}: cannot be loaded: its files lack {len(missing):,} of the model's tensors, "
-            f"{missing[0]} first; copy the whole folder again"
-        )
+    fix = "copy the whole folder again"
+    network = read_network(folder, AutoModelForCausalLM, _config, dtype=dtype, fix=fix)
     if gpus > 1:
         dispatch(network, [f"{device}:{i}" for i in range(gpus)])
         return prepare(network, dispatched=True)
@@ -169,6 +153,45 @@ def load_model(
     model = prepare(network)
     round_linear(network, device)
     return model
+
+
+def read_network(
+    folder: Path, kind: Any, config_of: Callable[[Path], Any], *, dtype: str, fix: str
+) -> PreTrainedModel:
+    """The network in a folder, on the CPU; ModelError names what makes it unusable.
+
+    Args:
+        folder: Local folder with the model's configuration and safetensors.
+        kind: The class of transformers that reads it, such as `AutoModelForCausalLM`.
+        config_of: Reads its configuration, and refuses what cannot be used.
+        dtype: Name of a torch dtype.
+        fix: What to do about tensors that the files lack.
+    """
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{folder}: holds no .safetensors file; pickled weights are not read, convert them"
+        )
+    config = config_of(folder)
+    try:
+        loaded: Any = kind.from_pretrained(
+            folder,
+            config=config,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            output_loading_info=True,
+            **_LOCAL,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{folder}: cannot be loaded: {error}") from error
+    network: PreTrainedModel
+    network, report = loaded
+    # transformers only reports missing tensors, and fills them with random values.
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"{folder}: cannot be loaded: its files lack {len(missing):,} of the model's tensors, "
+            f"{missing[0]} first; {fix}"
+        )
+    return network
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
@@ -337,7 +360,8 @@ def proved_at(model: LoadedModel, layers: Sequence[int]) -> LoadedModel:
     variants = [model] if model.stages is None else [model, replace(model, stages=None)]
     errors = []
     for variant in variants:
-        errors.append(_depth_error(variant, depths))
+        # — rounding of what is kept is no difference between the layers
+        errors.append(_depth_error(replace(variant, kv="none"), depths))
         if errors[-1] <= tolerance(model.network):
             return variant
     raise ModelError(

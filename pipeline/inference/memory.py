@@ -10,6 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.inference.attention.rounded_kv import BLOCK_TOKENS
 from pipeline.inference.labels.scoring import ROWS
 from pipeline.inference.model.loaded import LoadedModel
 
@@ -43,6 +44,13 @@ def plan_memory(
     config = model.network.config.get_text_config()
     item_bytes = model.network.dtype.itemsize
     prefix = prefix_tokens * kv_bytes(model) * config.num_hidden_layers
+    if model.kv != "none":
+        blocks = -(-prefix_tokens // BLOCK_TOKENS)
+        # — a byte for each number, and four for each head of a block
+        sizes = 4 * blocks * 2 * _kv_heads(config) * config.num_hidden_layers
+        prefix = prefix // item_bytes + sizes
+        # — a layer reads its part widened, by way of two copies in float32
+        free_bytes -= prefix_tokens * kv_bytes(model) * (1 + 2 * 4 // item_bytes)
     token = token_bytes(model)
     # The unembedding's own logits, their float32 form, and a copy while their sum is taken.
     logits = ROWS * config.vocab_size * (item_bytes * (item_bytes < 4) + 2 * 4)

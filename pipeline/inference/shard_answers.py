@@ -5,7 +5,7 @@ Entry point: `ShardAnswers.label_rows`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.inference.chunking import combine
-from pipeline.inference.engine import LabelEngine
+from pipeline.inference.engine import Engine
 from pipeline.inference.schedules.batching import Usage
-from pipeline.spec.schema import TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 # Log-probabilities of the documents that are labelled in one call: 32 MB.
 MAX_LOG_PROBS = 8_000_000
+
+Floats = NDArray[np.float32]
 
 OUT_OF_MEMORY = "error:out of memory, even alone"
 # What a chunk costs beside its own tokens: those of its questions, roughly.
@@ -44,7 +46,7 @@ class ShardAnswers:
         self.by_task = [TaskAnswers.of(task, len(chunks)) for task in tasks]
         self.usage = Usage()
         self._failed: dict[int, str] = {}  # status by row
-        self._first_of = {} if texts is None else _first_of_equals(chunks, texts)  # of the repeats
+        self._first_of = {} if texts is None else first_of_equals(chunks, texts)  # of the repeats
         # — what the model reads: nothing of a repeat
         self._asked = [() if row in self._first_of else each for row, each in enumerate(chunks)]
 
@@ -55,7 +57,7 @@ class ShardAnswers:
 
     def label_rows(
         self,
-        engine: LabelEngine,
+        engine: Engine,
         start: int,
         end: int,
         on_rows: Callable[[int, float], None] = lambda _rows, _share: None,
@@ -99,6 +101,13 @@ class ShardAnswers:
         if first < end:
             yield first, end
 
+    def add_classified(self, log_probs: Mapping[str, Floats], rows: Sequence[int]) -> None:
+        """Adds what classifiers answered about these rows: by task, [docs, labels]."""
+        for own in self.by_task:
+            if (answers := log_probs.get(own.task.name)) is not None:
+                failed = [row for row in rows if not own.add_row(row, answers[row : row + 1])]
+                self.fail_rows(failed, NOT_A_NUMBER)
+
     def fail_rows(self, rows: Iterable[int], status: str) -> None:
         """These rows have no answer to any task; `status` says why."""
         for row in rows:
@@ -120,7 +129,7 @@ class ShardAnswers:
         return [self._failed.get(row, status) for row, status in enumerate(as_read)]
 
 
-def _first_of_equals(
+def first_of_equals(
     chunks: Sequence[Sequence[Sequence[int]]], texts: Sequence[Hashable]
 ) -> dict[int, int]:
     """For each row that is read and has the text of an earlier such row, the first of them."""
@@ -146,9 +155,6 @@ def _counter(
         on_rows(int((unread[rows] == 0).sum()), float(tokens[list(batch)].sum() / cost))
 
     return count
-
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,8 @@ class TokenisedShard:
     status: Sequence[str]  # [docs]: of the reading and tokenising, or of the reused answer
     known: Mapping[str, pa.StructArray]  # by task: rows of label files, or null
     sources: pa.Array  # [docs]: the shard that the known row is of, or null
+    # By task: [docs, labels] log-probabilities that a classifier gave to each label; NaN: none.
+    classified: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def to_table(self) -> pa.Table:
         columns = {
@@ -60,6 +62,7 @@ class TokenisedShard:
             "label_status": pa.array(self.status, pa.string()),
             "source": self.sources,
             **{f"known:{task}": answers for task, answers in self.known.items()},
+            **{f"classified:{task}": _to_column(each) for task, each in self.classified.items()},
         }
         return _with_columns(self.documents, columns, self.work)
 
@@ -72,6 +75,7 @@ class TokenisedShard:
             status=block.column("label_status").to_pylist(),
             known=_by_task(block, "known"),
             sources=block.column("source").combine_chunks(),
+            classified={t: _from_column(c) for t, c in _by_task(block, "classified").items()},
         )
 
 
@@ -116,6 +120,8 @@ class LabelledShard:
     known: Mapping[str, pa.StructArray]  # by task: rows that replace the computed ones, or null
     sources: pa.Array  # [docs]: the shard that the known row is of, or null
     cost: LabelCost
+    # By task: its label, text and tokens, or null; of a job that continues answers.
+    continuations: Mapping[str, pa.StructArray] = field(default_factory=dict)
 
     @property
     def taken_over(self) -> dict[str, int]:
@@ -133,6 +139,7 @@ class LabelledShard:
             "source": self.sources,
             "cost": _constant(json.dumps(asdict(self.cost)), labelled.documents.num_rows),
             **{f"known:{task}": answers for task, answers in self.known.items()},
+            **{f"continuation:{task}": each for task, each in self.continuations.items()},
         }
         for task, scores in labelled.scores.items():
             for kind, values in fields_of(scores).items():
@@ -142,7 +149,7 @@ class LabelledShard:
 
     @classmethod
     def from_table(cls, block: pa.Table) -> LabelledShard:
-        kinds = {field.name: _by_task(block, field.name) for field in fields(TaskScores)}
+        kinds = {each.name: _by_task(block, each.name) for each in fields(TaskScores)}
         scores = {
             task: TaskScores(**{kind: _from_column(of.get(task)) for kind, of in kinds.items()})
             for task in kinds["log_probs"]
@@ -156,7 +163,8 @@ class LabelledShard:
         )
         cost = LabelCost(**json.loads(block.column("cost")[0].as_py()))
         sources = block.column("source").combine_chunks()
-        return cls(_only_work(block), labelled, _by_task(block, "known"), sources, cost)
+        known, continuations = _by_task(block, "known"), _by_task(block, "continuation")
+        return cls(_only_work(block), labelled, known, sources, cost, continuations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +179,8 @@ class ShardCounts:
     cost: LabelCost
     outside: int = 0  # rows of the input that were read and are not in the slice
     taken_over: int = 0  # rows with the answers of other shards
+    # Of tasks with a cascade: rows by the stage that decided, by task.
+    stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def to_table(self) -> pa.Table:
         return pa.table({"counts": [json.dumps(asdict(self))]})

@@ -82,20 +82,26 @@ class WorkItem:
     reuse: tuple[ReusableShard, ...] = field(default=())  # each has answers to all of the tasks
     retry: int = 0  # the number of this retry of failed rows; 0: the labels are missing
     to_ask: int | None = None  # rows that no reusable shard answers; None: not known yet
+    classified: bool = False  # classifiers answer the tasks: the model reads nothing
     # The texts that are asked, if not all: their hashes as `text_index.Hashes`, in rising order.
     texts: bytes = b""
 
     @property
     def rows(self) -> int:
         """The rows that progress counts: of a list of texts, one for each."""
-        return self.asked_rows if self.texts else self.shard.rows
+        return self.open_rows if self.texts else self.shard.rows
+
+    @property
+    def open_rows(self) -> int:
+        """The most rows that have no answer yet."""
+        if not self.tasks:
+            return 0
+        return self.shard.rows if self.to_ask is None else self.to_ask
 
     @property
     def asked_rows(self) -> int:
         """The most rows that the model reads."""
-        if not self.tasks:
-            return 0
-        return self.shard.rows if self.to_ask is None else self.to_ask
+        return 0 if self.classified else self.open_rows
 
     @property
     def asks(self) -> bool:

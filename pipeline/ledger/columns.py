@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.spec.schema import TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 DOCUMENTS_FILE_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")  # of a documents file
 # Of the documents file of a slice, with the row in the input object: they are not consecutive.
@@ -22,6 +22,12 @@ ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "statu
 # The two versions of probabilities; the second is also a column, of tasks with a calibration.
 RAW, CALIBRATED = "raw", "calibrated"
 CALIBRATED_COLUMNS = ("label", "p", "margin")  # of the struct in that column
+STAGE = "stage"  # the number of the stage that decided, from 1; only of tasks with a cascade
+# How the model continues its answer: the text, and its tokens; only of tasks with `explain`.
+EXPLANATION = "explanation"
+TOKENS = pa.list_(pa.field("element", pa.struct([("token", pa.string()), ("p", pa.float32())])))
+EXPLANATION_TYPE = pa.struct([("text", pa.string()), ("tokens", TOKENS)])
+ADDED = (CALIBRATED, STAGE, EXPLANATION)  # what is added to the rows of the answers
 # An ordered list of labels with their probabilities.
 RANKED = pa.list_(pa.field("element", pa.struct([("label", pa.string()), ("p", pa.float32())])))
 
@@ -31,7 +37,10 @@ def answer_columns(task: TaskSpec) -> tuple[str, ...]:
     label, p, *others = ANSWER_COLUMNS
     path = ("levels",) if task.separator is not None else ()
     calibrated = (CALIBRATED,) if task.calibration is not None else ()
-    return (label, p if task.top_k is None else "top", *path, *others, *calibrated)
+    stage = (STAGE,) if task.cascade is not None else ()
+    explanation = (EXPLANATION,) if task.explain is not None else ()
+    answer = (label, p if task.top_k is None else "top", *path, *others)
+    return (*answer, *calibrated, *stage, *explanation)
 
 
 def calibrated_type(p: pa.StructType) -> pa.StructType:
@@ -48,6 +57,8 @@ def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType
         "n_tokens": pa.int32(),
         "n_chunks": pa.int16(),
         "status": pa.string(),
+        STAGE: pa.int8(),
+        EXPLANATION: EXPLANATION_TYPE,
         "top": RANKED,
         "levels": RANKED,
     }

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError
-from pipeline.hashes import canonical_json
+from pipeline.hashes import canonical_json, parse_json
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, SLICED_FILE_COLUMNS
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, label_key
@@ -78,11 +78,26 @@ def read_file(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table
         raise StorageError(f"{store.url}/{key}: cannot be read: {error}") from error
 
 
+def shard_in(table: pa.Table) -> Shard:
+    """The shard of a file of results, by its metadata."""
+    return Shard.from_json(parse_json(table.schema.metadata[f"{METADATA_PREFIX}shard".encode()]))
+
+
 def taken_over_rows(answers: pa.Table) -> int:
     """How many rows of a label file have the answers of other shards, by its metadata."""
     metadata = answers.schema.metadata or {}
     by_shard = json.loads(metadata.get(f"{METADATA_PREFIX}{TAKEN_OVER}".encode(), b"{}"))
     return sum(by_shard.values())
+
+
+def commit_labels(store: Store, shard: Shard, file: LabelFile) -> bool:
+    """Creates one label file of a shard whose documents file exists; False if the file existed."""
+    documents = read_file(store, documents_key(shard.id), ["doc_id"])
+    origin = {"shard": canonical_json(shard.to_json()).decode()}
+    data = to_parquet(file.table, {**file.metadata, **origin})
+    verify(data, documents.num_rows, documents.column("doc_id"))
+    failpoint("join")
+    return store.create(label_key(file.task, file.fp, shard.id, file.retry), data)
 
 
 def commit_shard(

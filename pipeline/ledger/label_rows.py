@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipeline.fitted.calibration import Calibration
 from pipeline.ledger.blocks import LabelledDocuments
 from pipeline.ledger.columns import (
+    ADDED,
     CALIBRATED,
     RANKED,
     RAW,
@@ -21,7 +22,7 @@ from pipeline.ledger.columns import (
     calibrated_type,
     probabilities,
 )
-from pipeline.spec.schema import TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 # Probabilities are quotients of float32 sums; a larger difference from 1 is not rounding.
 P_SUM_TOLERANCE = 1e-3
@@ -30,7 +31,7 @@ SMALLEST_MASS = np.finfo(np.float32).smallest_subnormal
 
 
 def answers_table(labelled: LabelledDocuments, task: TaskSpec) -> pa.Table:
-    """The rows of the task's label file, without calibration."""
+    """The rows of the task's label file, without what is added to the answers."""
     scores, labels = labelled.scores[task.name], list(task.labels)
     log_mass = scores.log_mass  # [docs]
     p = np.exp(scores.log_probs - log_mass[:, None])  # [docs, kept]
@@ -44,9 +45,21 @@ def answers_table(labelled: LabelledDocuments, task: TaskSpec) -> pa.Table:
     columns |= reading_columns(
         _mass(log_mass, task), labelled.n_tokens, labelled.n_chunks, labelled.status
     )
-    names = [name for name in answer_columns(task) if name != CALIBRATED]
+    names = [name for name in answer_columns(task) if name not in ADDED]
     doc_ids = labelled.documents.column("doc_id").combine_chunks()
     return pa.table({"doc_id": doc_ids, **{name: columns[name] for name in names}})
+
+
+def continuations_table(labelled: LabelledDocuments, continuations: pa.StructArray) -> pa.Table:
+    """The rows of a file of continuations: the answer, what follows it, and the status."""
+    columns = dict(zip(("label", "text", "tokens"), continuations.flatten(), strict=True))
+    return pa.table(
+        {
+            "doc_id": labelled.documents.column("doc_id").combine_chunks(),
+            **columns,
+            "status": pa.array(labelled.status, pa.string()).dictionary_encode(),
+        }
+    )
 
 
 def with_calibrated(table: pa.Table, calibration: Calibration) -> pa.Table:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import ReusableShard, WorkItem
-from pipeline.ledger.columns import CALIBRATED, plain_type, structs
+from pipeline.ledger.columns import ADDED, plain_type, structs
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
 from pipeline.sources.documents import OK, QUARANTINED, TRUNCATED
@@ -45,11 +45,14 @@ class AnswerCache:
             self._read_answers
         )
 
-    def find(self, work: WorkItem, documents: pa.Table, start: int) -> Known:
+    def find(
+        self, work: WorkItem, documents: pa.Table, start: int, *, failed: bool = False
+    ) -> Known:
         """For each task of the item, a row of an existing label file per document, or null.
 
         The documents are the shard's from row `start` on. A document has answers to all tasks or
-        to none. Failed rows are no answers. Quarantined rows are, unless the item is a retry.
+        to none. Failed rows are no answers, unless `failed` asks for them. Quarantined rows are,
+        unless the item is a retry.
         """
         none = Known({}, pa.nulls(documents.num_rows, pa.string()))
         if not work.reuse or not work.tasks:
@@ -71,7 +74,8 @@ class AnswerCache:
             answers = self._answers(
                 reusable.sid, tuple(reusable.labels[task] for task in work.tasks)
             )
-            taken[taken] = _usable(answers, is_retry=work.retry > 0)[at[taken]]
+            if not failed:
+                taken[taken] = _usable(answers, is_retry=work.retry > 0)[at[taken]]
             rows[taken] = offset + np.arange(taken.sum())
             offset += int(taken.sum())
             sources[taken] = reusable.sid
@@ -120,8 +124,8 @@ class AnswerCache:
                     f"{self._store.url}/{key}: has {whole.num_rows} rows and its "
                     f"documents file {len(self._hashes(sid))}; `assay verify` reports more"
                 )
-            # — calibrated again later: the stored file may have another calibration, or none
-            dropped = {"doc_id", CALIBRATED}.intersection(whole.column_names)
+            # — added again later: the stored file may have another calibration, or none
+            dropped = {"doc_id", *ADDED}.intersection(whole.column_names)
             answers.append(whole.drop_columns(sorted(dropped)))
         return answers
 
@@ -136,6 +140,13 @@ def _hash_and_length(documents: pa.Table) -> pa.StringArray:
     """The identity of each text: its hash of 128 bits and its number of characters."""
     columns = (documents.column(name).cast(pa.string()) for name in ("content_hash", "n_chars"))
     return pc.binary_join_element_wise(*columns, ":").combine_chunks()
+
+
+def unanswered(documents: pa.Table, known: Mapping[str, pa.StructArray]) -> list[int]:
+    """The readable documents without an existing answer."""
+    reused = known_status(known, documents.num_rows)
+    pairs = zip(documents.column("status").to_pylist(), reused, strict=True)
+    return [row for row, (read, answered) in enumerate(pairs) if read == OK and not answered]
 
 
 def overlaid(computed: pa.Table, known: pa.StructArray) -> pa.Table:

@@ -25,6 +25,7 @@ SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 def show_findings(findings: Findings, console: Console, *, prompts: bool) -> None:
     """A table of what was proved; with `prompts`, the first document's prompt for every task."""
     weights = "" if findings.quantize == "none" else f", quantize: {findings.quantize}"
+    weights += "" if findings.kv == "none" else f", kv: {findings.kv}"
     model = f"{findings.model_folder}, {findings.dtype}{weights} on {findings.device}"
     template = "chat" if findings.has_chat_template else "none: plain text ending in 'Answer:'"
     rows = [
@@ -112,7 +113,7 @@ def _tokens(labels: dict[str, list[str]]) -> str:
 def findings_json(findings: Findings) -> dict[str, Any]:
     """The form that other programs read (DESIGN, section 7)."""
     exactness = findings.proof.exactness
-    same = ("dtype", "quantize", "device", "context_tokens")
+    same = ("dtype", "quantize", "kv", "device", "context_tokens")
     return {
         "model": {
             "path": findings.model_folder,

@@ -17,6 +17,7 @@ from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.report.console import Grid, two_columns
 from pipeline.report.evaluation_table import number
 from pipeline.verbs.calibrate import Calibrated
+from pipeline.verbs.cascade import ChosenThresholds
 from pipeline.verbs.fit import Fit, TaskFit, scores_json
 
 _NAMES = {"auroc": "AUROC", "f1": "macro F1", "accuracy": "accuracy", "ece": "ECE"}
@@ -190,3 +191,39 @@ def _parameters(calibration: Calibration) -> str:
     if isinstance(change, Temperature):
         return f"{change.temperature:.3f}"
     return ", ".join(f"{len(curve.x)} knots" for curve in change.curves)
+
+
+def show_thresholds(chosen: ChosenThresholds, console: Console) -> None:
+    """Prints the thresholds, what they promise, and how far the sample's documents go."""
+    file, source = chosen.file, chosen.file.source
+    total = source["documents"]
+    rows = {
+        "file": chosen.path,
+        "task": file.task,
+        "sample": f"{total:,} documents, of which {source['positives']:,} are {file.positive}",
+        "promise": f"recall {source['recall']:g} and precision {source['precision']:g} of "
+        f"{file.positive}, compared with {source['truth']}, with confidence "
+        f"{source['confidence']:g}",
+        f"p({file.positive})": f"a stage decides {_threshold(file.low, 'below')}, and "
+        f"{_threshold(file.high, 'above')}",
+        "in the sample": f"recall {chosen.recall:.3f}, precision {chosen.precision:.3f}",
+    }
+    for stage, documents in enumerate(chosen.decided, 1):
+        rows[f"stage {stage}"] = f"decides {documents:,} ({documents / total:.0%})"
+    console.print(two_columns(rows))
+    if not sum(chosen.decided[:-1]):
+        console.print(
+            "\nwarning: no stage before the last decides anything: the scores are too "
+            "close to each other, or the promise is too strict"
+        )
+
+
+def _threshold(p: float, side: str) -> str:
+    return f"at {p:.4f} or {side}" if 0 <= p <= 1 else f"nothing {side} .5"
+
+
+def thresholds_json(chosen: ChosenThresholds) -> dict[str, Any]:
+    """The same figures for other programs."""
+    file = asdict(chosen.file)
+    sample = {"recall": chosen.recall, "precision": chosen.precision}
+    return {"path": chosen.path, **file, "decided": list(chosen.decided), "in_sample": sample}

@@ -270,11 +270,14 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
 
         def announce(progress: RunProgress) -> None:
             nonlocal latest, last_line, reads_some
-            if progress.plan is not None:
-                if (line := work_line(progress.plan)) != last_line:
+            if (plan := progress.plan) is not None:
+                # — of a large job, a line takes long: once for each plan
+                is_new = latest is None or latest.plan is not plan
+                if is_new and (line := work_line(plan)) != last_line:
                     _print(console, line)
                     last_line = line
-                reads_some = progress.plan.reuses or progress.plan.slice is not None
+                if is_new:
+                    reads_some = plan.reuses or plan.slice is not None
                 latest = progress
             show(_shown(progress, reads_some=reads_some))
 
@@ -301,7 +304,7 @@ def _shown(progress: RunProgress, *, reads_some: bool) -> Shown:
         verb=progress.verb,
         failed=progress.failed,
         work_done=progress.work_done,
-        read=progress.read if reads_some else None,
+        read=progress.read if reads_some and progress.verb == "labelled" else None,
     )
 
 
@@ -312,9 +315,13 @@ def work_line(planned: Plan) -> str:
             f"{planned.missing_rows:,} new documents to read, in {planned.missing_shards:,} shards"
         )
         return f"{new}: only different texts are labelled"
+    shards = f"in {planned.missing_shards:,} {'shard' if planned.missing_shards == 1 else 'shards'}"
+    if planned.stage:
+        texts = all(work.texts for work in planned.work_items)
+        kind = f"{planned.work_rows:,} texts" if texts else f"{planned.missing_rows:,} documents"
+        return f"{planned.stage}: {kind}, {shards}"
     if planned.work_items and all(work.texts for work in planned.work_items):
-        count = f"{planned.rows_for_model:,}"
-        return f"first {count} texts that several shards have, in {planned.missing_shards:,} shards"
+        return f"first {planned.rows_for_model:,} texts that several shards have, {shards}"
     if not planned.work_items:
         return f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
     line = (
@@ -323,6 +330,8 @@ def work_line(planned: Plan) -> str:
     )
     if planned.slice is not None:
         line += f"; only those of the slice ({planned.slice}) are labelled"
+    if planned.is_classified:
+        return f"{line}; classifiers read them"
     if not planned.rows_for_model:
         return f"{line}; the model reads none of them, because all answers are reused"
     if planned.reuses:
@@ -335,5 +344,5 @@ def kept_line(progress: RunProgress | None) -> str:
     if progress is None or progress.plan is None or not progress.plan.work_items:
         return "nothing was lost"
     kept = f"{progress.committed:,} of {progress.documents:,} documents are labelled and kept"
-    lost = progress.answered - progress.committed
+    lost = progress.answered - progress.committed if progress.verb == "labelled" else 0
     return f"{kept}; {lost:,} in unfinished shards are asked again" if lost > 0 else kept

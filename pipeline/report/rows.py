@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from pipeline.ledger.columns import EXPLANATION
 from pipeline.ledger.flat import FlatColumn, flat_columns, flatten, json_rows
 from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.report.console import escape_controls, truncate, two_columns
@@ -20,13 +21,20 @@ SHOWN_COLUMNS = 40
 
 
 def show_examples(examples: Examples, console: Console) -> None:
-    """For each row a line with its id and the start of its text, and a line with its answers."""
+    """For each row its id and the start of its text, its answers, and how the model continues them.
+
+    Each is a line of its own.
+    """
     tasks = [field.name for field in examples.rows.schema if _is_task(field)]
     for row in examples.rows.to_pylist():
         text = " ".join((row[TEXT_COLUMN] or "").split()) or f"({row['status']})"
         console.print(truncate(row["doc_id"], ID_CHARS), style="bold", end="  ")
         console.print(truncate(text, TEXT_CHARS))
         console.print("    " + ", ".join(f"{task} {_answer(row[task])}" for task in tasks))
+        for task in tasks:
+            if explanation := row[task].get(EXPLANATION):
+                text = " ".join(explanation["text"].split())
+                console.print(f"    {task} goes on: {truncate(text, TEXT_CHARS)}")
     if not examples.rows.num_rows:
         console.print("no document satisfies --where")
     console.print(

@@ -56,11 +56,14 @@ def summary_table(outcome: Outcome) -> Table:
         lines += [
             ("status", _shares(tally.status)),
             *((f"  {task}", _shares(labels)) for task, labels in tally.labels.items()),
+            *((f"  {task} decided", _stages(by)) for task, by in tally.decided.items()),
             ("time", f"{outcome.seconds:.1f} s; workers labelled for {tally.label_seconds:.1f} s"),
             ("speed", f"{rate:.2f} documents per second and worker"),
             ("tokens read", _tokens(tally)),
             ("tokens saved", f"{saved}, compared with separate prompts"),
         ]
+    if (alone := tally.last_stage_alone) is not None:
+        lines.append(("last stage alone", f"workers would label for about {alone:.1f} s"))
     lines += [("left out", reason) for reason in outcome.unreadable]
     snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
     lines.append(("output", outcome.output + snapshot))
@@ -68,6 +71,13 @@ def summary_table(outcome: Outcome) -> Table:
         why = f"snapshot {outcome.kept:08d} shows more documents than the slice and stays current"
         lines.append(("not published", f"{why}; --publish-partial publishes the slice"))
     return two_columns(lines)
+
+
+def _stages(decided: Counter[int]) -> str:
+    """What each stage of a cascade decided."""
+    total = decided.total()
+    parts = (f"by stage {n} {rows:,} ({rows / total:.0%})" for n, rows in sorted(decided.items()))
+    return ", ".join(parts)
 
 
 def _tokens(tally: Tally) -> str:
@@ -113,6 +123,8 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "objects_created": tally.created,
         "status": dict(tally.status),
         "labels": {task: dict(labels) for task, labels in tally.labels.items()},
+        "decided_by_stage": {task: dict(by) for task, by in tally.decided.items()},
+        "last_stage_alone_seconds": tally.last_stage_alone,
         "warnings": list(label_doubts(tally.labels)),
         "seconds": outcome.seconds,
         **{name: getattr(tally, name) for name in measured},

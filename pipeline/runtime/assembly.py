@@ -7,6 +7,7 @@ Imports torch, so the driver must not import it. Must not import Ray.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from transformers import PreTrainedTokenizerBase
 from pipeline.errors import DocumentError, Problem, SpecError
 from pipeline.fitted.calibration import Calibration
 from pipeline.inference.chunking import chunk_text
-from pipeline.inference.engine import LabelEngine, content_free_prior
-from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
+from pipeline.inference.continuations import ContinuationEngine
+from pipeline.inference.encoder import EncoderEngine, encoder_context, load_encoder
+from pipeline.inference.engine import Engine, LabelEngine, content_free_prior
+from pipeline.inference.labels.prompt_tokens import PromptTokens, answered_suffixes, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import (
     context_reason,
@@ -48,12 +51,17 @@ from pipeline.runtime.progress import (
 from pipeline.runtime.weights import ModelFiles, cached_model, fetch
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.sources.streams import Options
-from pipeline.spec.schema import ContextualSpec, DocumentsSpec, Quantize, TaskSpec
+from pipeline.spec.model import KeptFormat, Quantize
+from pipeline.spec.schema import DocumentsSpec
+from pipeline.spec.tasks import ContextualSpec, TaskSpec
 
 # Larger batches do not use two cores better, and their activations no longer fit in the cache:
 # 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
 CPU_BATCH_TOKENS = 1_280
 CUDA_BATCH_TOKENS = 65_536
+ENCODER_BATCH_TOKENS = 4_096  # on a CPU
+# The share of free memory that the keys and values of texts that are continued may take.
+_KEPT_SHARE = 0.25
 
 
 def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
@@ -86,8 +94,10 @@ def local_files(files: ModelFiles, cache_dir: Path, options: Options, send: Send
     return cached_model(files, cache_dir, convert)
 
 
-def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> LoadedModel:
-    """The job's model; `quantize` replaces the spec's setting.
+def job_model(
+    job: Job, folder: Path, *, quantize: Quantize | None = None, kv: KeptFormat | None = None
+) -> LoadedModel:
+    """The job's model; `quantize` and `kv` replace the spec's settings.
 
     Several engines of one machine share the pages of its weights. From now on, torch uses the job's
     number of threads in this process.
@@ -100,13 +110,18 @@ def job_model(job: Job, folder: Path, *, quantize: Quantize | None = None) -> Lo
     if several and chosen == "none" and needs_cast(folder, placement.dtype):
         fill = partial(cast_files, folder, dtype=placement.dtype)
         folder = cached_model(job.files, Path(job.cache_dir), fill, variant=placement.dtype)
-    return load_model(
+    model = load_model(
         folder,
         dtype=placement.dtype,
         device=placement.device,
         quantize=chosen,
         gpus=job.spec.model.gpus,
     )
+    kept = job.spec.model.kv if kv is None else kv
+    if kept != "none" and model.schedule == "staged":
+        fix = "layers with a recurrent state keep it in the model's own format; remove this"
+        raise SpecError([Problem("model.kv", fix, kept)])
+    return replace(model, kv=kept)
 
 
 def label_engine(job: Job, model: LoadedModel, prompt: PromptTokens) -> LabelEngine:
@@ -120,11 +135,93 @@ def label_engine(job: Job, model: LoadedModel, prompt: PromptTokens) -> LabelEng
     )
 
 
-def job_engine(job: Job, send: Send = ignore) -> tuple[LabelEngine, PreTrainedTokenizerBase]:
+def job_engine(job: Job, send: Send = ignore) -> tuple[Engine, PreTrainedTokenizerBase]:
     """The job's engine, loaded, and the model's tokenizer; `send` takes the phases."""
+    if job.spec.model.kind == "encoder":
+        return _encoder_engine(job, send)
     folder, tokenizer, prompt = job_prompt(job, send=send)
+    if job.explains:  # what the later stage would find after all answers
+        asked = [task for task in job.spec.model_tasks if task.question is not None]
+        _check_room(job, folder, tokenizer, asked, job.explains)
     send(WorkerReport(LOADING))
-    return label_engine(job, job_model(job, folder), prompt), tokenizer
+    model = job_model(job, folder)
+    if job.explains:
+        _check_schedule(model)
+    return label_engine(job, model, prompt), tokenizer
+
+
+def continuation_engine(
+    job: Job, send: Send = ignore
+) -> tuple[ContinuationEngine, PreTrainedTokenizerBase]:
+    """The engine that continues the job's answers, loaded, and the model's tokenizer."""
+    folder = local_model(job, send)
+    tokenizer = load_tokenizer(folder)
+    _check_room(job, folder, tokenizer, job.spec.tasks, max(job.continues.values()))
+    prefix, _ = answered_suffixes(tokenizer, job.spec.prompt, job.spec.tasks)
+    send(WorkerReport(LOADING))
+    model = job_model(job, folder)
+    _check_schedule(model)
+    on_gpu = model.device.type == "cuda"
+    free = torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()
+    # — the engines of this machine; a GPU has one
+    engines = 1 if on_gpu else max(1, usable_cores() // job.placement.threads)
+    ends = model.network.generation_config.eos_token_id
+    if ends is None:
+        ends = tokenizer.eos_token_id
+    engine = ContinuationEngine(
+        model,
+        prefix,
+        stop_ids=ends if isinstance(ends, list) else [each for each in (ends,) if each is not None],
+        max_batch_tokens=memory_plan(model, PromptTokens(prefix, ())).max_batch_tokens,
+        max_kept_bytes=int(free * _KEPT_SHARE / engines),
+    )
+    return engine, tokenizer
+
+
+def _check_room(
+    job: Job,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[TaskSpec],
+    tokens: int,
+) -> None:
+    """SpecError unless the longest document, an answer and its continuation fit together."""
+    prefix, suffixes = answered_suffixes(tokenizer, job.spec.prompt, tasks)
+    longest = max(len(own) for of_task in suffixes.values() for own in of_task.values())
+    context = context_tokens(folder)
+    room, max_tokens = context - len(prefix) - longest - tokens, job.spec.documents.max_tokens
+    if max_tokens > room:
+        fix = (
+            f"the model's context of {context} tokens leaves {max(room, 0)} for a document beside "
+            f"the instruction, the longest question, its answer and {tokens} tokens of explain; "
+            "write a smaller number here, or there"
+        )
+        raise SpecError([Problem("documents.max_tokens", fix, max_tokens)])
+
+
+def _check_schedule(model: LoadedModel) -> None:
+    """SpecError unless the model's answers can be continued."""
+    if model.schedule == "staged":
+        kind = model.network.config.model_type
+        fix = f"a {kind} model has recurrent states, and its answers are not continued; remove"
+        raise SpecError([Problem("model.path", f"{fix} explain, or name another model", kind)])
+
+
+def _encoder_engine(job: Job, send: Send) -> tuple[EncoderEngine, PreTrainedTokenizerBase]:
+    """The job's encoder; SpecError unless it can read the longest document and has the classes."""
+    folder = local_model(job, send)
+    tokenizer = load_tokenizer(folder)
+    max_tokens, room = job.spec.documents.max_tokens, encoder_context(folder, tokenizer)
+    if max_tokens > room:
+        fix = f"the encoder reads {room} tokens of a document; write at most that"
+        raise SpecError([Problem("documents.max_tokens", fix, max_tokens)])
+    send(WorkerReport(LOADING))
+    torch.set_num_threads(min(job.placement.threads, usable_cores()))
+    network = load_encoder(folder, dtype=job.placement.dtype, device=job.placement.device)
+    labels = {task.name: task.labels for task in job.spec.model_tasks}
+    on_gpu = job.placement.device == "cuda"
+    most_tokens = CUDA_BATCH_TOKENS if on_gpu else ENCODER_BATCH_TOKENS
+    return EncoderEngine(network, tokenizer, labels, max_batch_tokens=most_tokens), tokenizer
 
 
 def job_prompt(
@@ -132,11 +229,20 @@ def job_prompt(
 ) -> tuple[Path, PreTrainedTokenizerBase, PromptTokens]:
     """The model's local folder, its tokenizer, and the prompt of the job's tasks or of `tasks`.
 
-    SpecError unless the longest document and each question fit together into the model's context.
+    SpecError unless the longest document and each question fit together into the model's context,
+    or if all tasks have classifiers.
     """
+    if tasks is None:
+        tasks = job.spec.model_tasks
+    if job.spec.model.kind == "encoder":
+        fix = "this command is for decoders; `assay run` labels with an encoder"
+        raise SpecError([Problem("model.kind", fix, job.spec.model.kind)])
+    if not tasks:
+        fix = "all have classifiers or cascades, and this command needs a question or a readout"
+        raise SpecError([Problem("tasks", fix, [task.name for task in job.spec.tasks])])
     folder = local_model(job, send)
     tokenizer = load_tokenizer(folder)
-    prompt = tokenise_prompt(tokenizer, job.spec.prompt, job.spec.tasks if tasks is None else tasks)
+    prompt = tokenise_prompt(tokenizer, job.spec.prompt, tasks)
     context = context_tokens(folder)
     max_tokens, room = job.spec.documents.max_tokens, prompt.room(context)
     if max_tokens > room:
@@ -166,9 +272,11 @@ def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[l
 
 
 def contextual_calibrations(
-    job: Job, engine: LabelEngine, tokenizer: DocumentTokenizer, tasks: Collection[str]
+    job: Job, engine: Engine, tokenizer: DocumentTokenizer, tasks: Collection[str]
 ) -> dict[str, CalibrationFile]:
     """The contextual calibrations of these tasks, measured on documents without content."""
+    if not isinstance(engine, LabelEngine):
+        return {}  # an encoder has no prompt
     ids = content_free_ids(job, tokenizer)
     files = {}
     for task in job.spec.tasks:

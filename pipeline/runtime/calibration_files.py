@@ -17,7 +17,8 @@ from pipeline.hashes import canonical_json, parse_json, short_hash
 from pipeline.ledger.keys import SPECS, calibration_key, parse_key, spec_key
 from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.spec.fingerprint import Fingerprint
-from pipeline.spec.schema import FittedSpec, JobSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import FittedSpec
 from pipeline.stores.store import Store
 
 logger = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from pipeline.runtime.placement import Placement, node_resources
 
 CONNECT_S = 10.0
 LOOPBACK = "127.0.0.1"
+_PROCESS_NAMES = ("ray::", "raylet", "gcs_server")
 _SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
 
 
@@ -90,6 +91,7 @@ def local_ray(placement: Placement) -> Iterator[None]:
                 logging_level=logging.WARNING,
             )
     except Exception as error:
+        _kill(_processes_of_ray())  # those that have started
         if "AF_UNIX path length" in str(error):
             fix = "Ray's sockets need paths of at most 107 bytes; name a folder with a shorter path"
             raise SpecError([Problem("TMPDIR", fix, tempfile.gettempdir())]) from error
@@ -104,12 +106,30 @@ def local_ray(placement: Placement) -> Iterator[None]:
             try:
                 yield
             finally:
-                if ended_services():  # the others would wait for it, for half a minute
-                    orphans = psutil.Process().children(recursive=True)
+                if stopped_services():  # Ray would wait for its answer without an end
+                    _kill(_processes_of_ray())
+                elif ended_services():  # the others would wait for it, for half a minute
+                    orphans = _processes_of_ray()
     finally:
-        for process in orphans:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        _kill(orphans)
+
+
+def _processes_of_ray() -> list[psutil.Process]:
+    """The processes of the Ray that this process started, and of no other program."""
+    processes = psutil.Process().children(recursive=True)
+    return [each for each in processes if _name(each).startswith(_PROCESS_NAMES)]
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return str(process.name())
+    return ""
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _close_to_others() -> None:
@@ -123,6 +143,22 @@ def ended_services() -> list[str]:
     """The processes of this process's own Ray that have ended, such as `gcs_server`."""
     node = ray._private.worker._global_node
     return [] if node is None else [str(name) for name, _ in node.dead_processes()]
+
+
+def stopped_services() -> dict[int, str]:
+    """The names of the processes of this process's own Ray that a signal has stopped, by their id.
+
+    A stopped `raylet` or `gcs_server` answers nothing, and Ray waits for it without an end.
+    """
+    node = ray._private.worker._global_node
+    live: list[tuple[int, str]]
+    live = [] if node is None else [(each.pid, str(name)) for name, each in node.live_processes()]
+    stopped = {}
+    for pid, name in live:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                stopped[pid] = name
+    return stopped
 
 
 @contextmanager

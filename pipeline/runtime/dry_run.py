@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.text_index import Hashes, text_hashes
 from pipeline.options import RunOptions
-from pipeline.runtime.job import SMALL_INPUT_BYTES, Job, Plan, least_work
+from pipeline.runtime.job import Job, Plan, least_work
 from pipeline.runtime.matching import matched
 from pipeline.sources.shards import Slice
 from pipeline.sources.slices import read_inside
@@ -45,10 +45,9 @@ def dry_run(spec: JobSpec, options: RunOptions = RunOptions(), *, cache_dir: Pat
     store = open_store(spec.output, spec.storage_options)
     part = Slice.parse(options.sample, options.where)
     job, planned = least_work(spec, store, cache_dir, part)
-    unread = planned.unread
     read = {}
-    if sum(work.shard.piece.text_bytes for work in unread) <= SMALL_INPUT_BYTES:
-        read = {work.shard.id: _texts_of(job, work) for work in unread}
+    if planned.reads_little:
+        read = {work.shard.id: _texts_of(job, work) for work in planned.unread}
     return matched(job, store, planned, read=read, keep=False)
 
 

@@ -1,12 +1,12 @@
-"""Readout and calibration files, which a spec names by a local path or an fsspec URL.
+"""Files of readouts, calibrations and thresholds, named in a spec by a local path or an fsspec URL.
 
-Entry points: `find_readouts` in the driver, `load_readouts` on a worker, and `read_fitted` and
-`write_fitted` for the bytes of any such file.
+Entry points: `find_readouts` and `load_thresholds` in the driver, `load_readouts` on a worker, and
+`read_fitted` and `write_fitted` for the bytes of any such file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
@@ -19,6 +19,7 @@ from pipeline.fitted.readout import (
     parse_readout,
     pointless_layers,
 )
+from pipeline.fitted.thresholds import Thresholds, parse_thresholds
 from pipeline.hashes import sha256_hex
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
@@ -101,6 +102,35 @@ def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout
                 f"again, with a file that all machines can read and that does not change"
             )
         loaded[task.name] = parse_readout(data)
+    return loaded
+
+
+def load_thresholds(
+    spec: JobSpec, stages: Mapping[str, Sequence[str]]
+) -> dict[str, Thresholds]:  # by task
+    """The thresholds of each cascade; SpecError for those chosen for other stages.
+
+    `stages` are the fingerprints of each cascade's stages, by task.
+    """
+    loaded, problems = {}, []
+    for index, task in enumerate(spec.tasks):
+        if task.cascade is None:
+            continue
+        path, place = task.cascade.file, f"tasks.{index}.cascade.file"
+        data = read_fitted(path, options_for(path, spec), place=place, made_by="assay cascade")
+        try:
+            own = parse_thresholds(data)
+            if (own.task, own.labels) != (task.name, tuple(task.labels)):
+                raise ValueError(f"they are of task {own.task!r} and its labels {list(own.labels)}")
+            if own.stages != tuple(stages[task.name]):
+                raise ValueError("they are of other stages, or of another version of these")
+            loaded[task.name] = own
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"missing {error}" if isinstance(error, KeyError) else str(error)
+            fix = f"no thresholds for task {task.name!r}: {what}; `assay cascade` chooses them"
+            problems.append(Problem(place, fix, path))
+    if problems:
+        raise SpecError(problems)
     return loaded
 
 

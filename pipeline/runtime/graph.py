@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.blocks import LabelledShard, Reuse, ShardCounts, work_items_of, work_rows
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile, commit_shard
-from pipeline.ledger.label_rows import answers_table, with_calibrated
+from pipeline.ledger.label_rows import answers_table, continuations_table, with_calibrated
 from pipeline.ledger.reuse import overlaid
 from pipeline.runtime.calibration_files import CalibrationFile, stored_calibrations
 from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
@@ -68,7 +67,10 @@ def label_items(
 
 
 def read_items(work_items: Sequence[WorkItem], job: Job) -> Iterator[tuple[int, int]]:
-    """Commits the documents files of these shards; for each shard, the new files and the rows."""
+    """Commits the documents files of these shards; for each shard, the new files and the rows.
+
+    A shard that is begun after the job's end is not read.
+    """
     for start in range(0, len(work_items), WINDOW_SHARDS):
         rows, _ = work_rows(work_items[start : start + WINDOW_SHARDS])
         _configure()
@@ -198,7 +200,8 @@ def _built(
 
 def read_block(block: pa.Table, job: Job) -> pa.Table:
     """Commits the documents files of some shards and gives the numbers of new files and rows."""
-    created, rows = commit_documents(job, work_items_of(block, [()]))
+    work_items = [] if job.is_over else work_items_of(block, [()])
+    created, rows = commit_documents(job, work_items)
     return pa.table({"created": [created], "rows": [rows]})
 
 
@@ -236,16 +239,12 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
 def _label_file(
     shard: LabelledShard, task: str, job: Job, file: CalibrationFile | None
 ) -> LabelFile:
-    table = answers_table(shard.labelled, next(t for t in job.spec.tasks if t.name == task))
-    fingerprint = job.fingerprints[task]
-    quantiser = ["torchao"] * (job.spec.model.quantize in ("int8", "fp8"))
-    metadata = {
-        "task": task,
-        "fp": fingerprint.id,
-        "spec": fingerprint.json().decode(),
-        "model": canonical_json(dict(job.files.hashes)).decode(),
-        "versions": canonical_json(_versions(*quantiser)).decode(),
-    }
+    of_spec = next(each for each in job.spec.tasks if each.name == task)
+    metadata = job.metadata(of_spec)
+    if task in job.continues:
+        table = continuations_table(shard.labelled, shard.continuations[task])
+        return LabelFile(task, job.fp[task], table, metadata, shard.work.retry)
+    table = answers_table(shard.labelled, of_spec)
     if task in shard.known:
         table = overlaid(table, shard.known[task])
         if shard.taken_over:
@@ -253,12 +252,7 @@ def _label_file(
     if file is not None:
         table = with_calibrated(table, file.calibration)
         metadata["calibration"] = canonical_json(file.calibration.to_json()).decode()
-    return LabelFile(task, fingerprint.id, table, metadata, shard.work.retry)
-
-
-def _versions(*others: str) -> dict[str, str]:
-    versions = {name: version(name) for name in ("torch", "transformers", *others)}
-    return {"assay": version("corpus-assay"), **versions}
+    return LabelFile(task, job.fp[task], table, metadata, shard.work.retry)
 
 
 def _cause(error: RayTaskError) -> BaseException:

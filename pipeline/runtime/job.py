@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
+from pipeline.fitted.thresholds import Thresholds
+from pipeline.hashes import canonical_json
+from pipeline.inference.classifiers import RUNTIMES
 from pipeline.ledger.cells import (
     Answers,
     Committed,
@@ -31,22 +36,23 @@ from pipeline.runtime.calibration_files import (
     versions_with_equal_raw_answers,
     warn_of_stale_calibrations,
 )
-from pipeline.runtime.fitted_files import find_readouts
-from pipeline.runtime.placement import Placement
+from pipeline.runtime.classifier_files import find_classifiers
+from pipeline.runtime.fitted_files import find_readouts, load_thresholds
+from pipeline.runtime.placement import Placement, shard_bytes
 from pipeline.runtime.weights import ModelFiles, locate
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard, Slice
 from pipeline.sources.slices import check_where
 from pipeline.sources.source import InputObject, find_objects
 from pipeline.spec.fingerprint import Fingerprint, fingerprints
-from pipeline.spec.schema import ContextualSpec, JobSpec
+from pipeline.spec.model import NO_MODEL
+from pipeline.spec.problems import placed_in_stage
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import ContextualSpec, TaskSpec
 from pipeline.stores.store import Store, open_store
 
-# A crash costs at most a shard: about a minute of one worker at these rates.
-_SHARD_SECONDS = 60
-_FLOPS = {"cpu": 100e9, "cuda": 200e12}
-_BYTES_PER_TOKEN = 4
-_MIN_SHARD_BYTES = 32 * 1024
-SMALL_INPUT_BYTES = 16 * 1024 * 1024  # read in well under a second
+# Read by one process before Ray has started.
+SMALL_INPUT_BYTES = 16 * 1024 * 1024
+SMALL_INPUT_SHARDS = 256
 # The number formats that `dtype: auto` may become.
 _AUTO_DTYPES = ("float32", "bfloat16")
 
@@ -63,6 +69,14 @@ class Job:
     run_id: str
     readouts: Mapping[str, str]  # the file's SHA-256 by task, of those that have one
     calibrations: Mapping[str, CalibrationFile]  # by task, of the files that the spec names
+    classifiers: Mapping[str, str]  # the file's SHA-256 by task, of those that have one
+    thresholds: Mapping[str, Thresholds]  # by task, of those with a cascade
+    # By stage of the cascades, the jobs that answer it; with the first, the other tasks as well.
+    stages: tuple[tuple[Job, ...], ...] = ()
+    stage: int = 0  # of such a job
+    stage_tasks: frozenset[str] = frozenset()  # of such a job: its tasks that are stages
+    continues: Mapping[str, int] = field(default_factory=dict)  # tokens, if it continues answers
+    explains: int = 0  # of a first stage: the most tokens that a later one continues an answer by
     began: float = field(default_factory=time.time)  # seconds since the epoch
     ends: float | None = None  # seconds since the epoch; no shard is begun after that
 
@@ -75,6 +89,34 @@ class Job:
     def fp(self) -> dict[str, str]:
         """The id of each task's fingerprint."""
         return {name: fingerprint.id for name, fingerprint in self.fingerprints.items()}
+
+    @property
+    def with_stages(self) -> list[Job]:
+        """The job, and the jobs of its cascades' stages."""
+        return [self, *(job for of_stage in self.stages for job in of_stage)]
+
+    def stage_jobs(self, task: str) -> list[Job]:
+        """The job that answers each stage of a task with a cascade."""
+        return [job for of_stage in self.stages for job in of_stage if task in job.fp]
+
+    def metadata(self, task: TaskSpec) -> dict[str, str]:
+        """The metadata of the task's label files: what answered."""
+        fingerprint = self.fingerprints[task.name]
+        model, packages = self.files.hashes, ["torch", "transformers"]
+        if task.cascade is not None:
+            model, packages = {}, []  # the stages' files have theirs
+        elif task.classifier is not None:
+            model = {task.classifier.kind: self.classifiers[task.name]}
+            packages.append(RUNTIMES[task.classifier.kind][0])
+        elif self.spec.model.quantize in ("int8", "fp8"):
+            packages.append("torchao")
+        return {
+            "task": task.name,
+            "fp": fingerprint.id,
+            "spec": fingerprint.json().decode(),
+            "model": canonical_json(dict(model)).decode(),
+            "versions": canonical_json(_versions(*packages)).decode(),
+        }
 
     @property
     def contextual(self) -> dict[str, Fingerprint]:
@@ -103,6 +145,7 @@ class Plan:
     # Texts that several shards lack an answer to: asked once, before the work items.
     repeated: tuple[WorkItem, ...] = ()
     distinct: int | None = None  # texts of the shards with work; None: not known
+    stage: str = ""  # of a plan for one stage of cascades: "stage 2 of 3"; or "joining"
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -130,6 +173,13 @@ class Plan:
         return tuple(replace(work, tasks=()) for work in shards.values())
 
     @property
+    def reads_little(self) -> bool:
+        """Whether one process reads the unread shards faster than Ray starts."""
+        shards = self.unread
+        text_bytes = sum(work.shard.piece.text_bytes for work in shards)
+        return len(shards) <= SMALL_INPUT_SHARDS and text_bytes <= SMALL_INPUT_BYTES
+
+    @property
     def missing_rows(self) -> int:
         """The rows of the shards that have work."""
         return sum({work.shard.id: work.shard.rows for work in self.work_items}.values())
@@ -145,9 +195,13 @@ class Plan:
     @property
     def reuses(self) -> bool:
         """Whether some documents are answered by what is known of equal texts."""
-        return (
-            any(work.reuse for work in self.work_items) or self.rows_for_model < self.missing_rows
-        )
+        items = (*self.work_items, *self.repeated)
+        return any(work.reuse or work.open_rows < work.shard.rows for work in items if work.tasks)
+
+    @property
+    def is_classified(self) -> bool:
+        """Whether classifiers answer all that is missing."""
+        return all(work.classified for work in self.work_items if work.tasks)
 
     @property
     def work_rows(self) -> int:
@@ -157,18 +211,74 @@ class Plan:
 
 def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     """The job of a spec, with its model located and its tasks' fingerprints computed."""
+    stages = [
+        tuple(_stage_job(spec, own, number, placement, cache_dir) for own in of_stage)
+        for number, of_stage in enumerate(spec.stage_specs())
+    ]
+    if (own := spec.continuation_spec()) is not None:
+        continuing = _continuing(_stage_job(spec, own, 1, placement, cache_dir), spec, stages[0])
+        most, fp = max(continuing.continues.values()), continuing.fp.keys()
+        stages[0] = tuple(replace(j, explains=most if fp & j.fp.keys() else 0) for j in stages[0])
+        stages[1:2] = [(*next(iter(stages[1:2]), ()), continuing)]
+    stage_versions = {
+        task.name: [job.fp[task.name] for of in stages for job in of if task.name in job.fp]
+        for task in spec.cascades
+    }
+    thresholds = load_thresholds(spec, stage_versions)
     files = locate(spec.model, cache_dir)
     readouts = find_readouts(spec, weights=files.hashes, dtype=placement.dtype)
     calibrations = load_calibrations(spec)
+    classifiers = find_classifiers(spec, cache_dir)
     versions = fingerprints(
         spec,
         weights=files.hashes,
         dtype=placement.dtype,
         readouts=readouts,
         calibrations={name: calibration_hash(file) for name, file in calibrations.items()},
+        classifiers=classifiers,
+        cascades={name: own.content for name, own in thresholds.items()},
     )
-    run_id = uuid.uuid4().hex
-    return Job(spec, files, placement, versions, str(cache_dir), run_id, readouts, calibrations)
+    return Job(
+        spec,
+        files,
+        placement,
+        versions,
+        cache_dir=str(cache_dir),
+        run_id=uuid.uuid4().hex,
+        readouts=readouts,
+        calibrations=calibrations,
+        classifiers=classifiers,
+        thresholds=thresholds,
+        stages=tuple(stages),
+    )
+
+
+def _continuing(job: Job, spec: JobSpec, first: Iterable[Job]) -> Job:
+    """The job as one that continues the answers of the first jobs."""
+    tokens = {task.name: task.explain.tokens for task in spec.tasks if task.explain is not None}
+    answers = {name: own for each in first for name, own in each.fingerprints.items()}
+    versions = {name: answers[name].continued(most) for name, most in tokens.items()}
+    return replace(job, fingerprints=versions, continues=tokens)
+
+
+def _stage_job(
+    spec: JobSpec, own: JobSpec, number: int, placement: Placement, cache_dir: Path
+) -> Job:
+    """The job of a spec that answers some stages; `auto` is the number format of the whole job."""
+    if own.model != NO_MODEL:
+        own = in_format(own, placement.dtype)
+        placement = replace(placement, dtype=own.model.dtype)
+    with placed_in_stage(spec, own, number):
+        job = make_job(own, placement, cache_dir)
+    in_stages = frozenset(task.name for task in spec.in_stages)
+    return replace(job, stage=number, stage_tasks=in_stages.intersection(job.fp))
+
+
+def in_format(spec: JobSpec, dtype: str) -> JobSpec:
+    """The spec with this number format where it says `auto`."""
+    if spec.model.dtype != "auto":
+        return spec
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": dtype})})
 
 
 def jobs_for_each_dtype(spec: JobSpec, cache_dir: Path) -> list[Job]:
@@ -199,7 +309,10 @@ def plan(job: Job, store: Store, *, keep: bool = True, part: Slice | None = None
     warn_of_stale_calibrations(job.calibrations, job.fingerprints)
     source = job.spec.input
     objects = _objects(job.spec, store, Path(job.cache_dir))
-    target = source.shard_bytes if source.shard_bytes != "auto" else shard_bytes(job)
+    target = source.shard_bytes
+    if target == "auto":
+        largest = max(each.files.size_bytes for each in job.with_stages)
+        target = shard_bytes(job.placement.device, largest)
     cuts = load_or_cut(store, objects, source.text, source.id, target, keep=keep)
     if part is not None and part.where is not None:
         check_where(part.where, cuts.shards, source.storage_options)
@@ -236,7 +349,25 @@ def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
     done = committed(store, job.fp, sids.union(*cuts.other_slices.values()))
     missing = missing_tasks(cuts.shards, list(job.fp), done)
     answers = answers_of(job, store, missing, done, sids)
-    return Plan(cuts, done, tuple(remaining(cuts.shards, list(job.fp), done, answers.others)))
+    missing_items = remaining(cuts.shards, list(job.fp), done, answers.others)
+    return Plan(cuts, done, tuple(by_reader(job.spec, missing_items)))
+
+
+def by_reader(spec: JobSpec, work_items: Iterable[WorkItem]) -> Iterator[WorkItem]:
+    """The work items in parts: tasks of the model, of classifiers, and each in stages for itself.
+
+    They differ in what they read, where they run and when they fail.
+    """
+    kinds = [[task.name for task in spec.tasks if task.classifier is not None]]
+    kinds += [[task.name] for task in spec.in_stages]
+    kinds.append([task.name for task in spec.model_tasks if not task.in_stages])
+    for item in work_items:
+        parts = [tuple(task for task in item.tasks if task in kind) for kind in kinds]
+        for number, tasks in enumerate(parts):
+            is_first = not any(parts[:number])
+            if tasks or (is_first and number == len(parts) - 1):
+                documents = item.documents and is_first
+                yield replace(item, tasks=tasks, documents=documents, classified=number == 0)
 
 
 def answers_of(
@@ -262,8 +393,7 @@ def least_work(
     return min(plans, key=lambda each: each[1].missing_rows)
 
 
-def shard_bytes(job: Job) -> int:
-    """The size of a shard in bytes of text: about a minute of one worker with this model."""
-    parameters = max(1, job.files.size_bytes // 2)
-    tokens = _SHARD_SECONDS * _FLOPS[job.placement.device] / (2 * parameters)
-    return int(min(MAX_SHARD_BYTES, max(_MIN_SHARD_BYTES, tokens * _BYTES_PER_TOKEN)))
+@cache
+def _versions(*packages: str) -> dict[str, str]:
+    """The versions of assay and of these packages; they are read from the disk once."""
+    return {"assay": version("corpus-assay"), **{name: version(name) for name in packages}}

@@ -16,7 +16,7 @@ from pipeline.hashes import short_hash
 from pipeline.ledger.cells import Answers, WorkItem, committed
 from pipeline.ledger.text_index import Hashes, candidates, cover
 from pipeline.runtime.job import Job, Plan, answers_of
-from pipeline.sources.shards import Slice
+from pipeline.sources.shards import Shard, Slice
 from pipeline.stores.store import Store
 
 
@@ -27,6 +27,7 @@ def matched(
     *,
     read: Mapping[str, Hashes] | None = None,
     keep: bool = True,
+    newest: bool = False,
 ) -> Plan:
     """The plan, whose work items now name the shards with answers to their texts.
 
@@ -39,6 +40,8 @@ def matched(
         planned: The plan. A shard without a documents file stays as it is.
         read: The hashes of the texts of such shards, where they are known all the same.
         keep: Adds to the index of texts what it lacks; without it, nothing is written.
+        newest: Takes the answers of the shard that was labelled last, not first: texts that failed
+            and were asked again in a slice of their own have both.
     """
     tasks = sorted({task for work in planned.work_items if _is_open(work) for task in work.tasks})
     if not tasks:
@@ -61,7 +64,8 @@ def matched(
     for answering, of_tasks in _by_answering(answers, tasks).items():
         of_answering = {sid: numbers[sid] for sid in answering}
         asking = [work.shard.id for work in open_items if not of_tasks.isdisjoint(work.tasks)]
-        groups.append(_Group.of(store, of_tasks, of_answering, {s: texts[s] for s in asking}))
+        of_texts = {sid: texts[sid] for sid in asking}
+        groups.append(_Group.of(store, of_tasks, of_answering, of_texts, newest=newest))
     chosen = set(map(id, open_items))
     items = [
         item
@@ -102,9 +106,12 @@ class _Group:
         tasks: frozenset[str],
         answering: Mapping[str, int],
         texts: Mapping[str, Hashes],
+        *,
+        newest: bool,
     ) -> _Group:
         """The group of tasks that the numbered shards `answering` answer."""
-        numbers = candidates(store, np.concatenate([*texts.values()]), answering)
+        hashes = np.concatenate([*texts.values()])
+        numbers = candidates(store, hashes, answering, newest=newest)
         edges = np.cumsum([0, *map(len, texts.values())])
         sources = {
             sid: numbers[start:end]
@@ -177,7 +184,19 @@ def _repeated(work: WorkItem, groups: Sequence[_Group]) -> Iterator[WorkItem]:
                 task for task in work.tasks if task in group.tasks
             )
     for texts, tasks in tasks_of.items():
-        part = replace(shard.slice or Slice(), texts=short_hash(texts))
-        count = len(texts) // np.dtype(np.uint64).itemsize
-        item = WorkItem(replace(shard, slice=part), tuple(tasks), documents=True)
-        yield replace(item, to_ask=count, texts=texts)
+        yield replace(texts_item(shard, tasks, texts), classified=work.classified)
+
+
+def texts_item(shard: Shard, tasks: Sequence[str], texts: bytes, *, salt: str = "") -> WorkItem:
+    """The work item of a slice of the shard: the first document with each of these texts.
+
+    Args:
+        shard: The shard.
+        tasks: The tasks that are asked.
+        texts: The hashes of the texts, as `WorkItem.texts` has them.
+        salt: What makes it another slice than that of the same texts with another salt.
+    """
+    part = replace(shard.slice or Slice(), texts=short_hash(texts + salt.encode()))
+    count = len(texts) // np.dtype(np.uint64).itemsize
+    item = WorkItem(replace(shard, slice=part), tuple(tasks), documents=True)
+    return replace(item, to_ask=count, texts=texts)

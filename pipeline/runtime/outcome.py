@@ -7,10 +7,10 @@ text and gave no answer.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,13 @@ from pipeline.errors import FailedRowsError
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import Committed, File, ReusableShard, WorkItem
 from pipeline.ledger.label_files import read_file
+from pipeline.runtime.job import Job
 from pipeline.sources.documents import OK, QUARANTINED
 from pipeline.sources.shards import Shard, Slice, fields_of
 from pipeline.stores.store import Store
 
 READ_THREADS = 16
+_CONTINUING = -1  # in place of the number of a stage, of jobs that continue answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,24 @@ class Tally:
     prefix_tokens_computed: int = 0
     question_tokens_computed: int = 0
     tokens_saved: int = 0
+    # Of cascades: the texts that each stage's model read, and the seconds that it took.
+    stages: dict[int, tuple[int, float]] = field(default_factory=dict)
+    last_stage: int | None = None  # of the cascade, if there is one alone
+    # By task with a cascade, the documents that each stage decided.
+    decided: dict[str, Counter[int]] = field(default_factory=dict)
+
+    @property
+    def last_stage_alone(self) -> float | None:
+        """The seconds of labelling, had the last stage answered all texts of this run.
+
+        From the texts that it was asked about in this run; None if there are none, or with several
+        cascades. Where classifiers answer first, repeated texts count each time.
+        """
+        if self.last_stage is None:
+            return None
+        asked, seconds = self.stages.get(self.last_stage, (0, 0.0))
+        first, _ = self.stages.get(0, (0, 0.0))
+        return seconds / asked * (first or self.rows) if asked else None
 
     @property
     def reuse_ratio(self) -> float:
@@ -102,27 +122,41 @@ class RunCounts:
         self._rows = rows
         self._limit = max_error_rate
         self._counts: list[ShardCounts] = []
-        self._texts: list[ShardCounts] = []  # of texts that several shards have
-        self._documents_files = 0  # that were created before anything was labelled
+        self._created = 0  # objects: documents and label files
+        self._last_stage: int | None = None
+        # — what labelling took, by stage of cascades, 0 without one, and by the job of the stage
+        self._costs: defaultdict[tuple[int, str], Counter[str]] = defaultdict(Counter)
         # — by shard, which may be in several work items: the one in which most rows failed
         self._failed: Counter[str] = Counter()
         self._failed_rows = 0
 
-    def add(self, counts: ShardCounts) -> None:
-        """Takes in one committed shard; FailedRowsError when too many rows failed by now."""
+    def add(self, counts: ShardCounts, job: Job) -> None:
+        """Takes in one committed shard; FailedRowsError when too many rows failed by now.
+
+        `job` is that of the run, or of one of its stages, whose labels count with the last.
+        """
+        self.add_texts(counts, job)
+        if len(job.stages) and len(job.spec.cascades) == 1:
+            self._last_stage = len(job.stages) - 1
+        labels = {task: each for task, each in counts.labels.items() if task not in job.stage_tasks}
+        if counts.labels and not labels:
+            return
+        counts = replace(counts, labels=labels)
         self._counts.append(counts)
         more = max(0, failed_rows(counts) - self._failed[counts.sid])
         self._failed[counts.sid] += more
         self._failed_rows += more
         self._check(self._failed_rows, self._rows)
 
-    def add_texts(self, counts: ShardCounts) -> None:
-        """Takes in what texts of several shards cost; their rows count with these shards."""
-        self._texts.append(counts)
+    def add_texts(self, counts: ShardCounts, job: Job) -> None:
+        """Takes in what some texts cost; their rows count with the shards that have them."""
+        self._created += counts.created
+        stage = _CONTINUING if job.continues else job.stage
+        self._costs[stage, job.run_id].update(fields_of(counts.cost))
 
     def add_documents_files(self, created: int) -> None:
         """Takes in the number of documents files that were created before anything was labelled."""
-        self._documents_files += created
+        self._created += created
 
     def slice_rows(self, store: Store, shards: Sequence[Shard], done: Committed) -> dict[str, int]:
         """The rows in the files of each sliced shard that has any, by shard id."""
@@ -165,20 +199,33 @@ class RunCounts:
         for counts in self._counts:
             for task, by_label in counts.labels.items():
                 labels.setdefault(task, Counter()).update(by_label)
-        costs: Counter[str] = Counter()
-        for counts in (*self._counts, *self._texts):
-            costs.update(fields_of(counts.cost))
+        costs = sum(self._costs.values(), Counter())
+        # — a document that several stages were asked about is one
+        asked = max((cost["asked_rows"] for cost in self._costs.values()), default=0)
+        stages: dict[int, tuple[int, float]] = {}
+        for (stage, _), cost in sorted(self._costs.items()):
+            if stage == _CONTINUING:
+                continue
+            rows, seconds = stages.get(stage, (0, 0.0))
+            stages[stage] = rows + cost["asked_rows"], seconds + cost["label_seconds"]
+        decided: dict[str, Counter[int]] = {}
+        for counts in self._counts:
+            for task, by_stage in counts.stages.items():
+                numbers = {int(stage): rows for stage, rows in by_stage.items()}
+                decided.setdefault(task, Counter()).update(numbers)
         taken_over: dict[str, int] = {}
         for counts in self._counts:  # of the work items of a shard, the one that took over most
             taken_over[counts.sid] = max(counts.taken_over, taken_over.get(counts.sid, 0))
         return Tally(
             rows=sum(shard.rows for shard in shards.values()),
             taken_over=sum(taken_over.values()),
-            created=self._documents_files
-            + sum(counts.created for counts in (*self._counts, *self._texts)),
+            created=self._created,
             status=status,
             labels=labels,
-            **costs,
+            **(costs | {"asked_rows": asked}),
+            stages=stages if decided else {},
+            last_stage=self._last_stage,
+            decided=decided,
         )
 
     def _check(self, failed: int, rows: int) -> None:

@@ -1,7 +1,7 @@
 """Where the labelling actors run: device, number of actors, threads, number format.
 
 Entry points: `place` for one engine a machine, and `spread` for as many engines as a run has work
-for. Must not import torch: the driver decides this without a model.
+for; `shard_bytes`. Must not import torch: the driver decides this without a model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from pipeline.errors import Problem, SpecError
 from pipeline.runtime.limits import available_bytes, usable_cores
-from pipeline.spec.schema import ModelSpec
+from pipeline.sources.shards import MAX_SHARD_BYTES
+from pipeline.spec.model import ModelSpec
 
 Resources = dict[str, float]  # of one Ray node, by name
 
@@ -31,6 +32,11 @@ _SERIAL = 0.2
 _NEARLY = 1.1
 # A process with torch and its batch; the weights are shared.
 ENGINE_BYTES = 1024**3
+# A crash costs at most a shard: about a minute of one worker at these rates.
+_SHARD_SECONDS = 60
+_FLOPS = {"cpu": 100e9, "cuda": 200e12}
+_BYTES_PER_TOKEN = 4
+_MIN_SHARD_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,11 @@ class Placement:
     threads: int
     gpus: int = 0  # of one actor
     workers: int = 1  # what a price is for: machines, or actors with GPUs
+
+    @property
+    def cores(self) -> int:
+        """The processor cores that the actors use together."""
+        return self.actors * self.threads
 
 
 def this_machine() -> Machine:
@@ -205,3 +216,9 @@ def nodes_at_largest(
 
 def _kind(resources: Resources) -> tuple[float, float]:
     return resources.get("CPU", 0), resources.get("GPU", 0)
+
+
+def shard_bytes(device: str, model_bytes: int) -> int:
+    """The size of a shard in bytes of text: about a minute of one worker with this model."""
+    tokens = _SHARD_SECONDS * _FLOPS[device] / (2 * max(1, model_bytes // 2))
+    return int(min(MAX_SHARD_BYTES, max(_MIN_SHARD_BYTES, tokens * _BYTES_PER_TOKEN)))

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import FailedRowsError
-from pipeline.ledger.cells import is_whole, record_specs, unfinished
+from pipeline.ledger.cells import is_whole, record_specs
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import (
     Contents,
@@ -24,32 +23,32 @@ from pipeline.ledger.snapshots import (
     snapshot_numbers,
 )
 from pipeline.options import RunOptions
+from pipeline.runtime.cascades import conditions
+from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.connection import local_ray, remote_ray
-from pipeline.runtime.job import SMALL_INPUT_BYTES, Job, Plan, list_missing, make_job, plan
+from pipeline.runtime.job import Job, Plan, by_reader, list_missing, make_job, plan
 from pipeline.runtime.matching import matched
 from pipeline.runtime.outcome import Outcome, RunCounts, retry_items
-from pipeline.runtime.placement import cluster, place, spread, this_machine
+from pipeline.runtime.placement import Machine, cluster, place, spread, this_machine
 from pipeline.runtime.progress import (
     CONNECTING,
     LISTING,
     LOCATING,
     PUBLISHING,
-    READING_TEXTS,
     STARTING_RAY,
     STARTING_WORKERS,
     Progress,
     ignore,
 )
 from pipeline.runtime.reading import commit_documents
+from pipeline.runtime.rounds import label_rounds, label_stages
 from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Slice
+from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
 
 logger = logging.getLogger(__name__)
-
-# After the graph ends the output is listed again. What is still missing runs again, this often.
-EXTRA_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +213,13 @@ def label(
             watch.enter(LOCATING)
             machine = cluster(nodes) if nodes else this_machine()
             one_a_machine = place(spec.model, machine)
-            seconds, bound = options.bound(one_a_machine.workers) or (None, None)
+            seconds, bound = options.bound(_most_workers(spec, machine)) or (None, None)
             job = make_job(spec, one_a_machine, cache_dir)
             job = replace(job, ends=None if seconds is None else began + seconds)
+            conditions(spec)
+            for each in job.with_stages:
+                with placed_in_stage(spec, each.spec, each.stage):
+                    check_classifiers(each.spec, each.fp, store, cache_dir)
             watch.enter(LISTING)
             last = plan(job, store, part=part)
             for reason in last.cuts.unreadable:
@@ -224,20 +227,14 @@ def label(
             counts = RunCounts(rows=last.rows, max_error_rate=spec.max_error_rate)
             last = _matched_if_small(job, store, last, counts)
             if options.retry_failed:
-                retries = retry_items(store, last.shards, last.done)
+                retries = by_reader(spec, retry_items(store, last.shards, last.done))
                 last = replace(last, work_items=(*last.work_items, *retries))
             failpoint("planned")
-            placement = spread(
-                one_a_machine,
-                spec.model,
-                machine,
-                work_items=len(last.work_items),
-                weights_bytes=job.files.loaded_bytes(one_a_machine.dtype),
-            )
-            job = replace(job, placement=placement)
+            job = _spread(job, machine, len(last.work_items))
             watch.enter(STARTING_RAY if last.work_items else LISTING, last)
             if last.work_items:
-                with local_ray(placement):
+                widest = max(job.with_stages, key=lambda each: each.placement.cores)
+                with local_ray(widest.placement):
                     last = _label_missing(job, store, last, counts, watch, options)
     slice_rows = _slice_rows(store, last, counts)
     if not last.work_items:
@@ -247,9 +244,38 @@ def label(
     return LabelledOutput(job, store, last, counts, time.monotonic() - started, slice_rows, stopped)
 
 
+def _most_workers(spec: JobSpec, machine: Machine) -> int:
+    """The workers of the model of the spec, or of a stage if that has more."""
+    counts = [place(spec.model, machine).workers]
+    for number, of_stage in enumerate(spec.stage_specs()):
+        for own in of_stage:
+            with placed_in_stage(spec, own, number):
+                counts.append(place(own.model, machine).workers)
+    return max(counts)
+
+
+def _spread(job: Job, machine: Machine, work_items: int) -> Job:
+    """The job with as many engines as it has work for, and its stages likewise."""
+
+    def spread_one(each: Job) -> Job:
+        with placed_in_stage(job.spec, each.spec, each.stage):
+            placement = replace(place(each.spec.model, machine), dtype=each.placement.dtype)
+        placement = spread(
+            placement,
+            each.spec.model,
+            machine,
+            work_items=work_items,
+            weights_bytes=each.files.loaded_bytes(placement.dtype),
+        )
+        return replace(each, placement=placement, ends=job.ends)
+
+    stages = tuple(tuple(spread_one(each) for each in of_stage) for of_stage in job.stages)
+    return replace(spread_one(job), stages=stages)
+
+
 def _matched_if_small(job: Job, store: Store, planned: Plan, counts: RunCounts) -> Plan:
     """The plan with what other shards answer, if the new texts are read faster than Ray starts."""
-    if sum(work.shard.piece.text_bytes for work in planned.unread) > SMALL_INPUT_BYTES:
+    if not planned.reads_little:
         return planned
     created, _ = commit_documents(job, planned.unread)
     counts.add_documents_files(created)
@@ -265,63 +291,19 @@ def _label_missing(
 ) -> Plan:
     """Records what the fingerprints mean, and labels; the plan of the last LIST."""
     with watch.mailbox(job.spec.name, first) as mailbox:
-        record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
+        for each in job.with_stages:
+            record_specs(store, each.fp, {n: f.json() for n, f in each.fingerprints.items()})
         failpoint("specs recorded")
         watch.enter(STARTING_WORKERS)
         try:
-            return _label_rounds(job, store, first, counts, watch, mailbox)
+            if job.stages:
+                retry = options.retry_failed
+                return label_stages(job, store, first, counts, watch, mailbox, retry=retry)
+            return label_rounds(job, store, first, counts, watch, mailbox)
         except BaseException as error:
             if options.publish_partial and not isinstance(error, FailedRowsError):
                 _publish_after_error(job, store, first, counts)
             raise
-
-
-def _label_rounds(
-    job: Job, store: Store, first: Plan, counts: RunCounts, watch: Watch, mailbox: Any
-) -> Plan:
-    """Runs the graph, lists the output, and runs what is still missing; the plan of the last LIST.
-
-    FailedRowsError as soon as the share of failed rows exceeds `max_error_rate`.
-    """
-    # — imports Ray Data: `local_ray` has begun it
-    from pipeline.runtime.graph import label_items, read_items
-
-    last = first
-    for round_number in range(1 + EXTRA_ROUNDS):
-        if job.is_over:
-            break
-        if round_number:
-            logger.warning("%d shards are still missing; they run again", len(last.work_items))
-        if unread := last.unread:
-            watch.enter(READING_TEXTS, replace(last, work_items=unread))
-            for created, rows in read_items(unread, job):
-                watch.read(rows)
-                counts.add_documents_files(created)
-        last = matched(job, store, last)
-        has_repeated = bool(last.repeated)
-        if has_repeated:
-            watch.enter(STARTING_WORKERS, replace(last, work_items=last.repeated, repeated=()))
-            for shard in label_items(last.repeated, job, mailbox):
-                watch.committed(shard)
-                counts.add_texts(shard)
-            failpoint("repeated texts asked")
-            last = matched(job, store, _listed(job, store, first))
-        if has_repeated or not round_number:
-            watch.enter(STARTING_WORKERS, last)
-        for shard in label_items(last.work_items, job, mailbox):
-            watch.committed(shard)
-            counts.add(shard)
-        last = _listed(job, store, first)
-        if not last.work_items:
-            break
-    return last
-
-
-def _listed(job: Job, store: Store, first: Plan) -> Plan:
-    """What is still missing of the first plan, from a new LIST."""
-    listed = list_missing(job, store, first.cuts)
-    retries = unfinished(first.work_items, listed.done)
-    return replace(listed, work_items=(*listed.work_items, *retries))
 
 
 def _publish_after_error(job: Job, store: Store, first: Plan, counts: RunCounts) -> None:

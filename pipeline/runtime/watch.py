@@ -24,7 +24,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from pipeline.errors import StalledError
 from pipeline.ledger.blocks import ShardCounts
-from pipeline.runtime.connection import ended_services
+from pipeline.runtime.connection import ended_services, stopped_services
 from pipeline.runtime.job import Plan
 from pipeline.runtime.metrics import RunMetrics
 from pipeline.runtime.outcome import failed_rows
@@ -74,6 +74,8 @@ class Watch:
         self._kept = 0  # rows of the committed files: of a slice, those inside
         self._at_work: dict[WorkKey, WorkerReport] = {}
         self._watchdog = Watchdog(stall_limit_s)
+        self._stall_limit_s = stall_limit_s
+        self._stopped_s: float | None = None  # when a process of Ray was first seen stopped
         self._polling = threading.Lock()  # held while the mailbox is read
         self._mailbox: Any = None
         self._metrics: RunMetrics | None = None
@@ -217,6 +219,8 @@ class Watch:
                 f"the same command again: finished shards are kept"
             )
             return  # nobody would answer
+        if self._is_stopped(time.monotonic()):
+            return
         try:
             reports = ray.get(mailbox.take.remote(), timeout=MAILBOX_TIMEOUT_S)
         except (GetTimeoutError, RayError):  # without reports, a silent worker may be healthy
@@ -236,6 +240,24 @@ class Watch:
                     f"{stall}. Look at that machine, then run the same command again: finished "
                     f"shards are kept. --stall-limit SECONDS gives workers more time"
                 )
+
+    def _is_stopped(self, now_s: float) -> bool:
+        """Whether a process of Ray is stopped: it is named, and ends the run after the limit."""
+        stopped = stopped_services()
+        if not stopped:
+            self._stopped_s = None
+            return False
+        ((pid, name), *_) = stopped.items()
+        place = f"Ray's {name} (process {pid})"
+        if self._stopped_s is None:
+            self._stopped_s = now_s
+            limit = f"the run ends in {self._stall_limit_s:.0f} s"
+            text = "%s is stopped by a signal; `kill -CONT %d` continues it; %s"
+            logger.warning(text, place, pid, limit)
+        elif now_s - self._stopped_s >= self._stall_limit_s:
+            again = "Run the same command again: finished shards are kept"
+            self._end(f"{place} was stopped by a signal and did not continue. {again}")
+        return True
 
     def _end(self, message: str) -> None:
         """Ends the run with this error, once; in another thread than the main one, logs it."""

@@ -24,7 +24,7 @@ from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
 from pipeline.errors import ModelError, Problem, SpecError, StorageError, UnavailableError
 from pipeline.hashes import canonical_json, content_hash, short_hash
 from pipeline.sources.streams import Options
-from pipeline.spec.schema import ModelSpec
+from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import HUB_ERRORS, NOT_THERE, hub_fix
 from pipeline.stores.retries import REMOTE_ERRORS, storage_errors
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 class ModelFiles:
     """A model's files: where a worker gets them, and the hashes of their content."""
 
-    kind: str  # folder | gguf | hub | remote
+    kind: str  # folder | gguf | hub | remote | none
     location: str
     revision: str | None
     hashes: Mapping[str, str]
@@ -59,7 +59,12 @@ class ModelFiles:
 
 
 def locate(model: ModelSpec, cache_dir: Path) -> ModelFiles:
-    """The model that `model.path` names; SpecError if there is no such model."""
+    """The model that `model.path` names; SpecError if there is no such model.
+
+    A spec whose tasks all have classifiers has no model, and so no files.
+    """
+    if model == NO_MODEL:
+        return ModelFiles("none", "", None, {}, 0)
     path = Path(model.path).expanduser()
     if path.is_dir():
         return _folder(path, cache_dir)
@@ -227,7 +232,10 @@ def cached_model(
         fcntl.flock(lock, fcntl.LOCK_EX)  # the engines of a machine start together
         if _is_whole(folder):
             return folder
-        partial = Path(tempfile.mkdtemp(dir=folder.parent))
+        beginning = f"{folder.name}.partial-"
+        for left in folder.parent.glob(f"{beginning}*"):  # by a process that was killed
+            shutil.rmtree(left)
+        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=beginning))
         if folder.exists():
             os.replace(folder, partial)  # — who has mapped its files keeps them
             shutil.rmtree(partial)

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from pipeline.hashes import canonical_json, sha256_hex
-from pipeline.spec.schema import ContextualSpec, JobSpec, TaskSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import ContextualSpec, TaskSpec
 
 # Increased when this program answers the same spec differently, or writes answers differently.
 SCHEMA_VERSION = 1
@@ -30,8 +31,13 @@ class Fingerprint:
 
     @property
     def raw(self) -> Fingerprint:
-        """The same task without calibration: its answers differ only in the calibrated part."""
-        return Fingerprint({k: v for k, v in self.content.items() if k != "calibration"})
+        """The same task without calibration and continuations, which add to its answers."""
+        added = ("calibration", "explain")
+        return Fingerprint({k: v for k, v in self.content.items() if k not in added})
+
+    def continued(self, tokens: int) -> Fingerprint:
+        """The continuations of the task's answers by at most this number of tokens."""
+        return Fingerprint({**self.raw.content, "continuation": {"tokens": tokens}})
 
     def json(self) -> bytes:
         return canonical_json(self.content)
@@ -44,24 +50,78 @@ def fingerprints(
     dtype: str,
     readouts: Mapping[str, str] = MappingProxyType({}),
     calibrations: Mapping[str, str] = MappingProxyType({}),
+    classifiers: Mapping[str, str] = MappingProxyType({}),
+    cascades: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Fingerprint]:
     """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files.
 
-    `readouts` and `calibrations` are the hashes of the files that tasks name, by task.
+    `readouts`, `calibrations` and `classifiers` are the hashes of the files that tasks name, by
+    task. `cascades` are the thresholds and the stages' fingerprints of tasks with a cascade.
     """
+    versions = {}
+    for task in spec.tasks:
+        if task.cascade is not None:
+            content = {"schema": SCHEMA_VERSION, "labels": list(task.labels)}
+            content["cascade"] = dict(cascades[task.name])
+        elif task.classifier is not None:
+            content = _of_classifier(task, task.classifier.kind, classifiers[task.name])
+        elif spec.model.kind == "encoder":
+            content = _of_encoder(spec, task, weights, dtype)
+        else:
+            content = _of_decoder(spec, task, weights, dtype, readouts)
+        if isinstance(task.calibration, ContextualSpec):
+            content["calibration"] = task.calibration.model_dump(mode="json")
+        elif task.calibration is not None:
+            method = task.calibration.method
+            content["calibration"] = {"method": method, "hash": calibrations[task.name]}
+        if task.explain is not None:
+            content["explain"] = task.explain.model_dump(mode="json")
+        versions[task.name] = Fingerprint(content)
+    return versions
+
+
+def _of_classifier(task: TaskSpec, kind: str, digest: str) -> dict[str, Any]:
+    """A classifier reads the whole text: neither prompt, model nor truncation changes an answer."""
     return {
-        task.name: Fingerprint(_content(spec, task, weights, dtype, readouts, calibrations))
-        for task in spec.tasks
+        "schema": SCHEMA_VERSION,
+        "task": _of_classes(task),
+        "classifier": {"kind": kind, "hash": digest},
     }
 
 
-def _content(
+def _of_encoder(
+    spec: JobSpec, task: TaskSpec, weights: Mapping[str, str], dtype: str
+) -> dict[str, Any]:
+    """An encoder reads the document alone: the prompt changes no answer."""
+    documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
+    content = _of_classes(task)
+    if spec.documents.too_long == "chunk":
+        documents["overlap_tokens"] = spec.documents.overlap_tokens
+        content["chunks"] = task.chunks
+    return {
+        "schema": SCHEMA_VERSION,
+        "kind": "encoder",
+        "task": content,
+        "documents": documents,
+        "weights": dict(weights),
+        "dtype": dtype,
+    }
+
+
+def _of_classes(task: TaskSpec) -> dict[str, Any]:
+    """The labels of a task, each with the classes that mean it, and what is stored of them."""
+    return {
+        "labels": [[label, list(classes)] for label, classes in task.labels.items()],
+        **task.model_dump(mode="json", include={"top_k", "separator"}, exclude_defaults=True),
+    }
+
+
+def _of_decoder(
     spec: JobSpec,
     task: TaskSpec,
     weights: Mapping[str, str],
     dtype: str,
     readouts: Mapping[str, str],
-    calibrations: Mapping[str, str],
 ) -> dict[str, Any]:
     """Options that were added later are included only if they are set: older answers stay valid."""
     documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
@@ -89,15 +149,12 @@ def _content(
     }
     if spec.model.quantize != "none":
         content["quantize"] = spec.model.quantize
+    if spec.model.kv != "none":
+        content["kv"] = spec.model.kv
     if spec.exit is not None and spec.exit.layer is not None:
         content["exit"] = {"layer": spec.exit.layer}
     elif spec.exit is not None:
         # — by confidence, an answer depends on all tasks: only here does one change another's
         content["exit"] = {**spec.exit.model_dump(mode="json", include={"layers", "confidence"})}
         content["exit"]["readouts"] = sorted(readouts.values())
-    if isinstance(task.calibration, ContextualSpec):
-        content["calibration"] = task.calibration.model_dump(mode="json")
-    elif task.calibration is not None:
-        method = task.calibration.method
-        content["calibration"] = {"method": method, "hash": calibrations[task.name]}
     return content

@@ -1,4 +1,4 @@
-"""The mistakes in a spec, in words. Entry point: `problems_of`.
+"""The mistakes in a spec, in words. Entry points: `problems_of` and `placed_in_stage`.
 
 A value is shown without its secrets, because an error may be printed or logged.
 """
@@ -6,6 +6,8 @@ A value is shown without its secrets, because an error may be printed or logged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, get_args
@@ -13,9 +15,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.errors import Problem
+from pipeline.errors import Problem, SpecError
 from pipeline.spec.locations import masked
-from pipeline.spec.schema import IN_WORDS, JobSpec
+from pipeline.spec.schema import IN_WORDS, OF_TASK, JobSpec
 
 # By pydantic's type of error; the names in braces are those of its context.
 _FIXES = {
@@ -43,7 +45,7 @@ _WRITE = "no such key; write "
 
 def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:
     """One problem for each mistake that pydantic reports for this content of a spec."""
-    details = error.errors()
+    details = [_of_task(detail) for detail in error.errors()]
     places = [".".join(map(str, _written(detail["loc"], content))) for detail in details]
     pairs = [
         (place, detail)
@@ -64,6 +66,15 @@ def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Prob
         if problem.fix.startswith(_WRITE)
     }
     return [each for each in problems if each.place not in meant or each.fix != _FIXES["missing"]]
+
+
+def _of_task(detail: ErrorDetails) -> ErrorDetails:
+    """The error of all tasks at the task and the key that it is about; others as they are."""
+    if detail["type"] != OF_TASK:
+        return detail
+    place, key = detail["ctx"]["place"], detail["ctx"]["key"]
+    value = detail["input"][place].get(key)
+    return {**detail, "loc": (*detail["loc"], place, key), "input": value}
 
 
 def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> Iterator[int | str]:
@@ -136,3 +147,34 @@ def _value(detail: ErrorDetails) -> object:
     shown = masked({key: value})
     assert isinstance(shown, dict)
     return None if detail["type"] == "missing" else shown[key]
+
+
+@contextmanager
+def placed_in_stage(spec: JobSpec, own: JobSpec, number: int) -> Iterator[None]:
+    """A SpecError about the spec of a stage names the place in the whole spec."""
+    try:
+        yield
+    except SpecError as error:
+        if own is spec:
+            raise
+        names = [task.name for task in own.tasks]
+        places = {task.name: f"tasks.{place}" for place, task in enumerate(spec.tasks)}
+        of_stage = {
+            task.name: f"{places[task.name]}.cascade.stages.{number}" for task in spec.cascades
+        }
+
+        def placed(problem: Problem) -> Problem:
+            first, *rest = problem.place.split(".")
+            if first == "tasks" and rest and rest[0].isdecimal():
+                name, *below = names[int(rest[0])], *rest[1:]
+                return replace(problem, place=".".join([(places | of_stage)[name], *below]))
+            own_model = (
+                task.name
+                for task in spec.cascades
+                if task.name in names and task.cascade and task.cascade.stages[number].model
+            )
+            if first == "model" and (name := next(own_model, "")):
+                return replace(problem, place=f"{of_stage[name]}.{problem.place}")
+            return problem
+
+        raise SpecError([placed(problem) for problem in error.problems]) from error

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import ModelError
-from pipeline.spec.schema import PromptSpec, TaskSpec
+from pipeline.spec.schema import PromptSpec
+from pipeline.spec.tasks import TaskSpec
 
 Message = Mapping[str, str]
 Render = Callable[[Sequence[Message]], str]

@@ -6,12 +6,9 @@ The manual's page about the spec is generated from the descriptions here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveInt,
@@ -19,72 +16,22 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from pipeline.spec.locations import Location, StorageOptions
+from pipeline.spec.model import NO_MODEL, ExitSpec, Frozen, ModelSpec
+from pipeline.spec.tasks import TASK_NAME, ContextualSpec, TaskSpec
 
-Quantize = Literal["none", "int8", "int8_dynamic", "fp8"]
-
-TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 IN_WORDS = {  # what an error says instead of a pattern
     TASK_NAME: "write 1 to 63 lower case letters, digits and _, and begin with a letter",
     JOB_NAME: "write 1 to 63 letters, digits and . _ - without spaces, and begin with a letter or "
     "a digit",
 }
-# A task with more labels has no column for each of them; `top_k` says how many are kept.
-MOST_COLUMNS = 1_000
-# Columns of `open_labels` that every document has, beside one column a task.
-DOCUMENT_COLUMNS = ("doc_id", "path", "row", "content_hash", "n_chars", "status")
 
 
-class Frozen(BaseModel):
-    """Immutable, strict about types, and a misspelt key is an error."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
-    )
-
-
-class ModelSpec(Frozen):
-    """The model that answers."""
-
-    path: Location = Field(min_length=1)
-    """Model folder, GGUF file or URL, or the name of a model on the Hugging Face Hub."""
-    storage_options: StorageOptions = {}
-    """Options of the fsspec file system that opens `path`, such as `endpoint_url` or `profile`.
-    Secrets are refused: name a profile or set the environment."""
-    revision: str | None = None
-    """Branch, tag or commit of a model on the Hub. Default: the branch `main`."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of the model. `auto` takes bfloat16 where it is faster, else float32."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs. `auto` takes a GPU if there is one."""
-    gpus: PositiveInt = 1
-    """Number of GPUs of one worker. The model's layers are distributed over them."""
-    threads: Literal["auto"] | PositiveInt = "auto"
-    """Threads of one engine on a CPU; a machine has as many engines as its usable cores divided by
-    this. `auto` takes one thread where there is enough work, else more."""
-    quantize: Quantize = "none"
-    """8-bit weights: half the memory of 16-bit weights, and slightly different answers. `int8` runs
-    on CPUs and GPUs, `fp8` on recent GPUs. `int8_dynamic` also rounds activations and multiplies
-    8-bit integers, which is faster; it needs a processor with VNNI or AMX, or a GPU."""
-
-    @field_validator("gpus")
-    @classmethod
-    def _are_used(cls, gpus: int, other: ValidationInfo) -> int:
-        if gpus > 1 and other.data.get("device") == "cpu":
-            raise ValueError("device: cpu uses no GPU; write device: cuda, or gpus: 1")
-        return gpus
-
-    @field_validator("quantize")
-    @classmethod
-    def _runs(cls, quantize: str, other: ValidationInfo) -> str:
-        # torchao multiplies by the integers and then scales: products of 460,000 in SmolLM2-135M.
-        if quantize == "int8" and other.data.get("dtype") == "float16":
-            raise ValueError("sums of int8 weights overflow float16; write another dtype, or fp8")
-        if quantize != "none" and other.data.get("gpus", 1) > 1:
-            raise ValueError("8-bit weights run on one GPU only; write none, or gpus: 1")
-        return quantize
+# The type of an error that names a task's number and key in its context.
+OF_TASK = "of_task"
 
 
 class InputSpec(Frozen):
@@ -94,7 +41,7 @@ class InputSpec(Frozen):
     """File, folder or glob, local or at any fsspec URL, such as `s3://` or `hf://`. Formats:
     Parquet, Arrow, WET, text files (`.txt`, one document each), and JSON lines, CSV, TSV or JSON
     arrays, each plain or as gzip or zstd."""
-    storage_options: StorageOptions = {}
+    storage_options: StorageOptions = Field(default={})
     """Options of the fsspec file system that opens `path`. Secrets are refused."""
     text: str = Field(default="text", min_length=1)
     """Column with the text of a document."""
@@ -155,184 +102,6 @@ class DocumentsSpec(Frozen):
         return self
 
 
-def _as_verbalizers(labels: object) -> object:
-    """A plain list of labels -> each label with its name as its only verbalizer."""
-    if isinstance(labels, Mapping):
-        return labels
-    if not isinstance(labels, list | tuple):
-        raise ValueError("write a list of labels, or each label with its texts: {name: [text]}")
-    odd = [label for label in labels if isinstance(label, dict | list)]
-    if odd:
-        raise ValueError(f"a list holds names of labels; write {{name: [text]}} for texts: {odd}")
-    if any(not isinstance(label, str) for label in labels):
-        raise ValueError(f"write each label as a text: {[str(label) for label in labels]}")
-    repeated = sorted({label for label in labels if labels.count(label) > 1})
-    if repeated:
-        raise ValueError(f"{repeated} listed more than once; list each label once")
-    return {label: (label,) for label in labels}
-
-
-Verbalizers = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
-Labels = Annotated[dict[str, Verbalizers], BeforeValidator(_as_verbalizers), Field(min_length=2)]
-
-
-class ContextualSpec(Frozen):
-    """Calibration by what the model answers about documents without content."""
-
-    method: Literal["contextual"]
-    """Divide by the answers to empty documents."""
-    documents: tuple[str, ...] = Field(default=("N/A", "[MASK]", ""), min_length=1, strict=False)
-    """Documents without content whose mean answer is divided out."""
-
-
-class FittedSpec(Frozen):
-    """Calibration by a file that `assay calibrate` wrote."""
-
-    method: Literal["batch", "temperature", "isotonic"]
-    """Method that the file was made with."""
-    file: str = Field(min_length=1)
-    """Path or URL of the file that `assay calibrate --to` wrote."""
-
-
-class TaskSpec(Frozen):
-    """One closed question about every document; without a question, a readout of the document."""
-
-    # Defaults are validated too: `top_k: null` is wrong where there are too many labels.
-    model_config = ConfigDict(validate_default=True)
-
-    name: str = Field(pattern=TASK_NAME)
-    """Name of the task and of its column: lower case letters, digits and `_`."""
-    readout: Annotated[str, Field(min_length=1)] | None = None
-    """Path or URL of a trained readout (`assay fit`). Default: the probabilities that the model
-    gives to the labels' tokens."""
-    question: Annotated[str, Field(min_length=1)] | None
-    """Question about the document. `null`, with a readout: read the state after the document
-    itself, which takes no additional tokens."""
-    labels: Labels
-    """Two labels or more: a list of names, or a mapping from each name to the texts that mean this
-    label."""
-    chunks: Literal["max", "mean"] = "max"
-    """How the answers to the chunks of a long document become one: the largest probability of each
-    label, or the mean."""
-    scoring: Literal["auto", "first_token", "full"] = "auto"
-    """Which tokens of a label are scored: its first token or all of them. `auto` scores all tokens
-    of labels that share a first token."""
-    length_penalty: float = Field(default=0, ge=0, allow_inf_nan=False, strict=False)
-    """Exponent of the number of tokens that divides a label's log probability (`scoring: full`). 0:
-    no penalty; 1: mean of the tokens."""
-    beam: PositiveInt | None = None
-    """Number of label prefixes that are kept at each token, for very many labels (`scoring: full`).
-    Default: score every label exactly."""
-    top_k: PositiveInt | None = None
-    """Store the probabilities of this many likeliest labels instead of all. Required above 1,000
-    labels."""
-    separator: str | None = Field(default=None, min_length=1)
-    """Text between the levels of hierarchical labels, such as `/`."""
-    calibration: ContextualSpec | FittedSpec | None = Field(default=None, discriminator="method")
-    """Adds calibrated probabilities to the answers. Default: none."""
-
-    @field_validator("name")
-    @classmethod
-    def _has_a_column_of_its_own(cls, name: str) -> str:
-        if name in DOCUMENT_COLUMNS:
-            raise ValueError(
-                "every document has a column of this name; choose a name other than "
-                f"{', '.join(DOCUMENT_COLUMNS)}"
-            )
-        return name
-
-    @field_validator("question")
-    @classmethod
-    def _is_asked_or_read(cls, question: str | None, other: ValidationInfo) -> str | None:
-        if question is None and other.data.get("readout", "") is None:
-            raise ValueError("a task without a question needs a readout; write one of the two")
-        return question
-
-    @field_validator("labels")
-    @classmethod
-    def _distinct(cls, labels: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
-        owner: dict[str, str] = {}
-        for label, verbalizers in labels.items():
-            if not label:
-                raise ValueError("a label needs a name")
-            if not verbalizers:
-                raise ValueError(f"label {label!r} needs at least one text")
-            for verbalizer in verbalizers:
-                if verbalizer in owner:
-                    raise ValueError(f"{verbalizer!r} occurs twice; write each text once")
-                owner[verbalizer] = label
-        return labels
-
-    @field_validator("scoring", "length_penalty", "beam")
-    @classmethod
-    def _scores_label_tokens(
-        cls, value: str | float | None, other: ValidationInfo
-    ) -> str | float | None:
-        if value and value != "auto" and other.data.get("readout") is not None:
-            raise ValueError(
-                "a trained readout reads no label's tokens; remove this, or the readout"
-            )
-        if value and other.data.get("scoring") == "first_token":  # a field before this one
-            raise ValueError("a first token has neither length nor beams; write scoring: full")
-        return value
-
-    @field_validator("top_k")
-    @classmethod
-    def _fits_a_struct(cls, top_k: int | None, other: ValidationInfo) -> int | None:
-        labels = len(other.data.get("labels", ()))
-        if top_k is None and labels > MOST_COLUMNS:
-            raise ValueError(
-                f"{labels:,} labels are too many for a column each; keep the likeliest: top_k: 10"
-            )
-        return top_k
-
-    @field_validator("separator")
-    @classmethod
-    def _occurs(cls, separator: str | None, other: ValidationInfo) -> str | None:
-        labels = other.data.get("labels", ())
-        if separator and labels and not any(separator in label for label in labels):
-            raise ValueError("no label contains it; write the text between the levels of a label")
-        return separator
-
-    @field_validator("calibration")
-    @classmethod
-    def _knows_every_label(
-        cls, calibration: ContextualSpec | FittedSpec | None, other: ValidationInfo
-    ) -> ContextualSpec | FittedSpec | None:
-        if calibration is not None and other.data.get("top_k") is not None:
-            raise ValueError(
-                "a calibration changes the probabilities of all labels, and top_k keeps only the "
-                "likeliest; remove one of the two"
-            )
-        if isinstance(calibration, ContextualSpec) and other.data.get("beam") is not None:
-            raise ValueError(
-                "contextual calibration needs the probability of every label, and a beam does not "
-                "reach every label; remove beam, or calibrate by a file"
-            )
-        return calibration
-
-
-class ExitSpec(Frozen):
-    """Early exit: all documents stop at one layer, or each stops when its answers are confident."""
-
-    layer: PositiveInt | None = None
-    """Layer at which every document stops. Layers are counted from 1."""
-    layers: tuple[PositiveInt, ...] = Field(default=(), strict=False)
-    """Rising layers at which a document may stop, together with `confidence`."""
-    confidence: float | None = Field(default=None, gt=0, le=1)
-    """Probability that the likeliest label of every task must reach for a document to stop."""
-
-    @model_validator(mode="after")
-    def _is_one_of_two(self) -> ExitSpec:
-        fixed = self.layer is not None and not self.layers and self.confidence is None
-        confident = self.layer is None and bool(self.layers) and self.confidence is not None
-        if not (fixed or confident):
-            raise ValueError("write {layer: N}, or {layers: [N, ...], confidence: P}")
-        if list(self.layers) != sorted(set(self.layers)):
-            raise ValueError("layers must rise")
-        return self
-
-
 class FilterSpec(Frozen):
     """Which documents `assay filter` keeps."""
 
@@ -356,7 +125,7 @@ class JobSpec(Frozen):
     """The documents."""
     output: Location = Field(min_length=1)
     """Folder or URL where answers and snapshots are kept."""
-    storage_options: StorageOptions = {}
+    storage_options: StorageOptions = Field(default={})
     """Options of the fsspec file system that opens `output`. Secrets are refused."""
     prompt: PromptSpec = PromptSpec()
     """The text around the document and the questions."""
@@ -371,11 +140,80 @@ class JobSpec(Frozen):
     filter: FilterSpec | None = None
     """The rule of `assay filter`. A run ignores it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _may_need_no_model(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping) or "model" in content:
+            return content
+        tasks = content.get("tasks")
+        if not isinstance(tasks, list | tuple) or not tasks:
+            return content
+        return {**content, "model": NO_MODEL} if all(map(_brings_its_own, tasks)) else content
+
+    @property
+    def model_tasks(self) -> tuple[TaskSpec, ...]:
+        """The tasks that the model answers; the others have a classifier or a cascade."""
+        return tuple(task for task in self.tasks if task.classifier is None and not task.cascade)
+
+    @property
+    def cascades(self) -> tuple[TaskSpec, ...]:
+        """The tasks with a cascade."""
+        return tuple(task for task in self.tasks if task.cascade is not None)
+
+    @property
+    def in_stages(self) -> tuple[TaskSpec, ...]:
+        """The tasks with a cascade or continuations."""
+        return tuple(task for task in self.tasks if task.in_stages)
+
+    def continuation_spec(self) -> JobSpec | None:
+        """The spec of the tasks whose answers are continued; the model is read to its end."""
+        # — the answers are known: what computed them is not loaded again
+        alone = {"explain": None, "calibration": None, "readout": None}
+        tasks = tuple(t.model_copy(update=alone) for t in self.tasks if t.explain is not None)
+        return self.model_copy(update={"tasks": tasks, "exit": None}) if tasks else None
+
+    def stage_specs(self) -> tuple[tuple[JobSpec, ...], ...]:
+        """The specs that answer the stages of cascades, by stage; () unless a task is in stages.
+
+        Stages of one model are answered together. The first stages come with the other tasks.
+        """
+        rounds: list[tuple[JobSpec, ...]] = []
+        deepest = max(
+            (len(task.cascade.stages) for task in self.cascades if task.cascade), default=0
+        )
+        for number in range(max(deepest, int(bool(self.in_stages)))):
+            first = number == 0
+            own = [task.unexplained for task in self.tasks if task.cascade is None and first]
+            groups = [(self.model, self.exit, own)]
+            for task in self.tasks:
+                if task.cascade is None or number >= len(task.cascade.stages):
+                    continue
+                stage = task.cascade.stages[number]
+                by = (stage.model or self.model, stage.exit)
+                if stage.classifier is not None:
+                    by = self.model, self.exit
+                group = next((group for group in groups if group[:2] == by), None)
+                if group is None:
+                    groups.append(group := (*by, []))
+                group[2].append(task.stage(number))
+            rounds.append(
+                tuple(
+                    self.model_copy(update={"model": model, "exit": exit, "tasks": tuple(tasks)})
+                    for model, exit, tasks in groups
+                    if tasks
+                )
+            )
+        return tuple(rounds)
+
     @field_validator("exit")
     @classmethod
     def _suits_every_task(cls, exit: ExitSpec | None, other: ValidationInfo) -> ExitSpec | None:
         tasks: tuple[TaskSpec, ...] = other.data.get("tasks", ())
-        plain = [task.name for task in tasks if task.readout is None]
+        plain = [
+            each.name
+            for each in tasks
+            if each.readout is None and each.classifier is None and each.cascade is None
+        ]
         if exit is not None and plain:
             raise ValueError(
                 f"tasks {plain} have no readout, and only a readout reads a layer before the last; "
@@ -392,9 +230,64 @@ class JobSpec(Frozen):
 
     @field_validator("tasks")
     @classmethod
+    def _can_be_answered(
+        cls, tasks: tuple[TaskSpec, ...], other: ValidationInfo
+    ) -> tuple[TaskSpec, ...]:
+        model: ModelSpec | None = other.data.get("model")
+        for place, task in enumerate(tasks):
+            readers: list[tuple[str, ModelSpec | None, ExitSpec | None, TaskSpec]]
+            readers = [] if task.cascade else [("", model, None, task)]
+            for number, stage in enumerate(task.cascade.stages if task.cascade else ()):
+                own = f"cascade.stages.{number}."
+                readers.append((own, stage.model or model, stage.exit, task.stage(number)))
+            for prefix, reader, exit, asked in readers:
+                if problem := _cannot_answer(reader, exit, asked):
+                    key, reason = problem
+                    context = {"place": place, "key": prefix + key, "reason": reason}
+                    raise PydanticCustomError(OF_TASK, "{reason}", context)
+        return tasks
+
+    @field_validator("tasks")
+    @classmethod
     def _names_are_unique(cls, tasks: tuple[TaskSpec, ...]) -> tuple[TaskSpec, ...]:
         names = [task.name for task in tasks]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"{repeated} named more than once; give each task its own name")
         return tasks
+
+
+def _brings_its_own(task: object) -> bool:
+    """Whether a task as it was written needs no model of the spec."""
+    if not isinstance(task, Mapping):
+        return False
+    if "cascade" not in task:
+        return "classifier" in task or "model" in task
+    stages = task["cascade"].get("stages") if isinstance(task["cascade"], Mapping) else None
+    return isinstance(stages, list | tuple) and all(map(_brings_its_own, stages))
+
+
+def _cannot_answer(
+    model: ModelSpec | None, exit: ExitSpec | None, task: TaskSpec
+) -> tuple[str, str] | None:
+    """The key that is wrong, and why, if this model cannot answer the task."""
+    if model is None or task.classifier is not None:
+        return None
+    of_decoder = {
+        "question": task.question is not None,
+        "readout": task.readout is not None,
+        "calibration": isinstance(task.calibration, ContextualSpec),
+        "exit": exit is not None,
+    }
+    if model.kind == "encoder" and task.explain is not None:
+        return "explain", "an encoder has no text to continue; remove this, or name a decoder"
+    if model.gpus > 1 and task.explain is not None:
+        return "explain", "a model on several GPUs continues no answers; remove this, or model.gpus"
+    if model.kind == "encoder":
+        reason = "an encoder answers by its own head; remove this, or name a decoder"
+        return next(((key, reason) for key, is_there in of_decoder.items() if is_there), None)
+    if not of_decoder["question"] and not of_decoder["readout"]:
+        return "question", "a task needs a question, a readout or a classifier; write one"
+    if exit is not None and task.readout is None:
+        return "exit", "only a readout reads a layer before the last; write one, or remove exit"
+    return None

@@ -30,7 +30,8 @@ from pipeline.options import BenchOptions
 from pipeline.runtime.assembly import job_model, job_prompt, label_engine, memory_plan
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
-from pipeline.spec.schema import JobSpec, TaskSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
 from pipeline.verbs.samples import take_samples
 
@@ -112,7 +113,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     tokens = options.tokens
     placement = place(spec.model, this_machine())
     job = make_job(spec, placement, cache_dir)
-    folder, tokenizer, prompt = job_prompt(job, as_questions(spec.tasks))
+    folder, tokenizer, prompt = job_prompt(job, as_questions(spec.model_tasks))
     store = open_store(spec.output, spec.storage_options)
     shards = plan(job, store, keep=False).shards
     samples = take_samples(shards, tokenizer, spec, 64)
@@ -120,7 +121,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     model = job_model(job, folder)
     trained = None
     if job.readouts:
-        whole = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
+        whole = tokenise_prompt(tokenizer, spec.prompt, spec.model_tasks)
         trained = label_engine(job, model, whole)
     workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
     possible = [each for each in workloads if fits(each, prompt, model.context_tokens)]

@@ -31,7 +31,8 @@ from pipeline.options import CalibrateOptions, GoldOptions
 from pipeline.runtime.calibration_files import CalibrationFile, raw_fingerprint
 from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import jobs_for_each_dtype
-from pipeline.spec.schema import JobSpec, TaskSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store, open_store
 
 # Beyond these limits, answers are nearly one-hot or nearly uniform.
@@ -87,7 +88,7 @@ def _snapshot(spec: JobSpec, store: Store, options: CalibrateOptions, cache_dir:
     # — the file of the spec's calibration may not exist yet
     bare = [task.model_copy(update={"calibration": None}) for task in spec.tasks]
     jobs = jobs_for_each_dtype(spec.model_copy(update={"tasks": tuple(bare)}), cache_dir)
-    raw = {job.fp[options.task] for job in jobs}
+    raw = {job.fingerprints[options.task].raw.id for job in jobs}
     numbers = snapshot_numbers(store) if options.snapshot is None else [options.snapshot]
     for number in numbers:
         snapshot = contents(store, number)

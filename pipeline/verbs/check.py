@@ -28,7 +28,8 @@ from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import LISTING, Send, WorkerReport, ignore
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
-from pipeline.spec.schema import ContextualSpec, JobSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import ContextualSpec
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
 from pipeline.verbs.exactness import Proof, prove
@@ -89,6 +90,7 @@ class Findings:
     device: str
     dtype: str
     quantize: str
+    kv: str
     context_tokens: int
     has_chat_template: bool
     label_tokens: dict[str, dict[str, list[str]]]  # task -> label -> first tokens as text
@@ -134,6 +136,7 @@ def check(
         device=placement.device,
         dtype=placement.dtype,
         quantize=spec.model.quantize,
+        kv=spec.model.kv,
         context_tokens=context_tokens(folder),
         has_chat_template=bool(tokenizer.chat_template),
         label_tokens=_label_tokens(tokenizer, prompt),
@@ -193,7 +196,7 @@ def _answer_facts(
     facts = {}
     content_free = proof.content_free or [()] * len(prompt.questions)
     for task, question, answers, without in zip(
-        spec.tasks, prompt.questions, proof.answers, content_free, strict=True
+        spec.model_tasks, prompt.questions, proof.answers, content_free, strict=True
     ):
         tokens = label_tokens.get(task.name, {}) if question.trie is None else {}
         fragments = {

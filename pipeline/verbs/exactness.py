@@ -149,7 +149,8 @@ def prove(
     """Measures the memory of a batch, and compares the answers of the model that the job runs.
 
     The tree is compared with independent prompts, and a quantised model with the original. One
-    model is loaded at a time. It also answers for documents without content.
+    model is loaded at a time. It also answers for documents without content. What the model keeps
+    in 8 bits belongs to the second comparison alone: independent prompts keep nothing.
     """
     is_int8 = job.spec.model.quantize == "int8_dynamic"
     number_format = "int8_dynamic" if is_int8 else job.placement.dtype
@@ -162,12 +163,20 @@ def prove(
         wide = _answers(_in_float32(job), folder, prompt, documents, answers.compared)
         in_float32, rounding = wide.change, change([answers.independent], [wide.independent])
     exactness = Exactness(number_format, answers.change, in_float32, rounding)
-    if job.spec.model.quantize == "none":
+    if (job.spec.model.quantize, job.spec.model.kv) == ("none", "none"):
         return Proof(answers.memory, exactness, None, answers.tree, answers.content_free)
-    unquantised = job_model(job, folder, quantize="none")
-    own = label_engine(job, unquantised, prompt).label(documents).log_probs
-    quantization = change(answers.tree, own)
-    return Proof(answers.memory, exactness, quantization, answers.tree, answers.content_free)
+    memory, tree, nothing = answers.memory, answers.tree, answers.content_free
+    original = tree
+    if job.spec.model.quantize != "none":
+        unquantised = job_model(job, folder, quantize="none", kv="none")
+        original = label_engine(job, unquantised, prompt).label(documents).log_probs
+        del unquantised  # one model is loaded at a time
+    if job.spec.model.kv != "none":
+        model = job_model(job, folder)
+        memory, engine = memory_plan(model, prompt), label_engine(job, model, prompt)
+        tree = engine.label(documents).log_probs
+        nothing = engine.label(content_free).log_probs if content_free else ()
+    return Proof(memory, exactness, change(tree, original), tree, nothing)
 
 
 def _in_float32(job: Job) -> Job:
@@ -188,7 +197,7 @@ def _answers(
     content_free: Sequence[DocumentIds] = (),
 ) -> _ModelAnswers:
     """The answers of the job's model; without `compared`, its own answers choose the labels."""
-    model, readouts = job_model(job, folder), load_readouts(job.readouts, job.spec)
+    model, readouts = job_model(job, folder, kv="none"), load_readouts(job.readouts, job.spec)
     memory = memory_plan(model, prompt)
     engine = label_engine(job, model, prompt)
     tree = engine.label(documents).log_probs

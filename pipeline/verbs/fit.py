@@ -40,7 +40,8 @@ from pipeline.options import FitOptions, GoldOptions
 from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
-from pipeline.spec.schema import JobSpec, TaskSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_gold_states
 
 SUFFIX = ".safetensors"
@@ -110,16 +111,21 @@ def fit_readouts(
     gold has too few labels, or an option is wrong.
     """
     gold = read_gold(source, spec, gold_options)
-    tasks = [task for task in spec.tasks if task.name in gold.tasks]
+    tasks = [task for task in spec.model_tasks if task.name in gold.tasks]
+    if not tasks:
+        fix = "all tasks with gold labels have classifiers; a readout is of the model's states"
+        raise SpecError([Problem("tasks", fix, list(gold.tasks))])
     questions = {t.name: None if options.document else t.question for t in tasks}
     counts = {
         name: [int((each.truth == label).sum()) for label in range(len(each.labels))]
         for name, each in gold.tasks.items()
+        if name in questions
     }
     _check_counts(counts, gold, options)
     paths = _paths(tasks, options.to)
     # — readouts and calibrations of the spec may not exist yet
-    bare = [task.model_copy(update={"readout": None, "calibration": None}) for task in spec.tasks]
+    none = {"readout": None, "calibration": None}
+    bare = [task.model_copy(update=none) for task in spec.model_tasks]
     unfitted = spec.model_copy(update={"tasks": tuple(bare), "exit": None})
     job = make_job(unfitted, place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(job, gold, questions, layers=options.layers, announce=announce)
@@ -287,6 +293,7 @@ def _card(job: Job, fitted: TaskFit, question: str | None, folds: int) -> dict[s
             "weights": dict(job.files.hashes),
             "dtype": job.placement.dtype,
             "quantize": spec.model.quantize,
+            "kv": spec.model.kv,
         },
         "prompt": spec.prompt.model_dump(mode="json"),
         "documents": spec.documents.model_dump(mode="json", include={"max_tokens", "too_long"}),

@@ -29,7 +29,8 @@ from pipeline.runtime.progress import (
     WorkerReport,
     ignore,
 )
-from pipeline.spec.schema import JobSpec, TaskSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.verbs.samples import take_samples
 
 # A batch on a CPU has one or two documents, a batch on a GPU 65,536 tokens.
@@ -103,6 +104,9 @@ def estimate(
     measured: Measured | None = None
     if options.rate is not None:
         seconds = dict.fromkeys(missing, 1 / options.rate)
+    elif staged := [task.name for task in spec.cascades if (task.name,) in missing]:
+        fix = f"the time of the cascade of {staged[0]} is not measured; give the documents a second"
+        raise SpecError([Problem("--rate", f"{fix} of one worker", None)])
     elif missing:
         measured, seconds = _measure(spec, planned, missing, options, cache_dir, announce)
     parts = tuple(

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from pipeline.errors import ModelError
+from pipeline.errors import ModelError, Problem, SpecError
 from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.runtime.assembly import local_files
 from pipeline.runtime.progress import CHECKING, LOCATING, Send, WorkerReport, ignore
 from pipeline.runtime.weights import locate
+from pipeline.spec.model import NO_MODEL
 from pipeline.spec.schema import JobSpec
 
 INDEX = "model.safetensors.index.json"
@@ -52,6 +53,9 @@ def pull(spec: JobSpec, *, cache_dir: Path, announce: Send = ignore) -> Pulled:
         'folder'
     """
     announce(WorkerReport(LOCATING))
+    if spec.model == NO_MODEL:
+        fix = "the spec has none, because all tasks have classifiers: there is nothing to fetch"
+        raise SpecError([Problem("model", fix, None)])
     files = locate(spec.model, cache_dir)
     folder = local_files(files, cache_dir, spec.model.storage_options, announce)
     announce(WorkerReport(CHECKING))

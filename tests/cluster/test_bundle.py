@@ -127,6 +127,10 @@ def test_a_readout_or_calibration_that_was_fitted_again_is_another_job(tmp_path:
     assert content_id({"tasks": [*tasks[:2], {"name": "c", "readout": "/nowhere/y"}]}) != ids[0]
 
 
+def stages_of(file: str) -> list[dict[str, object]]:
+    return [{"readout": file}, {"classifier": {"kind": "onnx", "path": file}}, {"question": "q"}]
+
+
 def test_small_files_that_a_task_names_go_along(tmp_path: Path) -> None:
     readout, folder = tmp_path / "toxic.safetensors", tmp_path / "up"
     readout.write_bytes(b"weights")
@@ -135,12 +139,42 @@ def test_small_files_that_a_task_names_go_along(tmp_path: Path) -> None:
         {"name": "a", "readout": str(readout)},
         {"name": "b", "calibration": {"method": "batch", "file": str(readout)}},
         {"name": "c", "calibration": {"method": "contextual"}, "readout": "/nowhere/x"},
+        {"name": "d", "classifier": {"kind": "onnx", "path": str(readout)}},
+        {"name": "e", "cascade": {"file": str(readout), "stages": stages_of(str(readout))}},
     ]
     write_bundle(folder, {"tasks": tasks})
-    a, b, c = yaml.safe_load((folder / "spec.yaml").read_text())["tasks"]
+    a, b, c, d, e = yaml.safe_load((folder / "spec.yaml").read_text())["tasks"]
     assert (folder / a["readout"]).read_bytes() == b"weights"
     assert b["calibration"] == {"method": "batch", "file": a["readout"]}
     assert c == tasks[2]
+    assert d["classifier"] == {"kind": "onnx", "path": a["readout"]}
+    assert e["cascade"] == {"file": a["readout"], "stages": stages_of(a["readout"])}
+
+
+def test_the_folder_of_a_stages_model_must_be_reachable() -> None:
+    stages = [{"question": "q"}, {"question": "q", "model": {"path": "."}}]
+    content = {
+        "name": "j",
+        "model": {"path": "hub/id"},
+        "input": {"path": "s3://bucket/in"},
+        "output": "s3://bucket/out",
+        "tasks": [{"name": "a", "labels": ["x", "y"], "cascade": {"stages": stages, "file": "f"}}],
+    }
+    spec = parse_spec(json.dumps(content))
+    with pytest.raises(SpecError, match=r"tasks\.0\.cascade\.stages\.1\.model\.path: is a folder"):
+        portable_content(spec, same_machine=False)
+
+
+def test_a_spec_without_a_model_is_uploaded_as_it_is(tmp_path: Path) -> None:
+    content = {
+        "name": "j",
+        "input": {"path": str(tmp_path)},
+        "output": "s3://bucket/out",
+        "tasks": [{"name": "a", "labels": ["x", "y"], "classifier": {"kind": "onnx", "path": "m"}}],
+    }
+    spec = parse_spec(json.dumps(content))
+    portable = portable_content(spec, same_machine=False)
+    assert "model" not in portable and parse_spec(json.dumps(portable)) == spec
 
 
 def test_the_runtime_environment_pins_versions_and_holds_no_variable(

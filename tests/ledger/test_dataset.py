@@ -34,7 +34,7 @@ from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, READ_AHEAD
 from pipeline.ledger.snapshots import contents
 from pipeline.spec.parse import parse_spec
-from pipeline.spec.schema import DOCUMENT_COLUMNS
+from pipeline.spec.tasks import DOCUMENT_COLUMNS
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import open_store
 

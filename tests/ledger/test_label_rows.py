@@ -24,7 +24,7 @@ from pipeline.ledger.reuse import AnswerCache, overlaid
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
-from pipeline.spec.schema import TaskSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.local import LocalStore
 
 LABELS = ["a/x", "a/y", "b/x", "b/y", "c"]

@@ -29,7 +29,7 @@ from pipeline.report.progress import (
 )
 from pipeline.report.run import show_plan
 from pipeline.runtime.job import Plan
-from pipeline.runtime.progress import LABELLING, LOADING, Progress, WorkerReport
+from pipeline.runtime.progress import LABELLING, LOADING, READING_TEXTS, Progress, WorkerReport
 from pipeline.sources.shards import Slice
 
 COUNTED = Shown("labelling", documents=100, verb="labelled")
@@ -279,10 +279,39 @@ def test_without_work_the_first_line_says_so() -> None:
             Progress("x", plan(work(Toy())), documents=60, answered=25, committed=20),
             "20 of 60 documents are labelled and kept; 5 in unfinished shards are asked again",
         ),
+        (
+            Progress(READING_TEXTS, plan(work(Toy())), documents=60, answered=25),
+            "0 of 60 documents are labelled and kept",
+        ),
     ],
 )
 def test_a_run_that_is_stopped_says_what_is_kept(progress: Progress | None, line: str) -> None:
     assert kept_line(progress) == line
+
+
+def test_the_line_of_a_plan_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Plan] = []
+
+    def counting(planned: Plan) -> str:
+        seen.append(planned)
+        return work_line(planned)
+
+    monkeypatch.setattr("pipeline.report.progress.work_line", counting)
+    first, second = plan(work(Toy())), plan(work(Toy("t")))
+    with run_progress(io.StringIO()) as announce:
+        for planned in (first, first, first, second, second):
+            announce(Progress(LABELLING, planned, documents=60))
+    assert seen == [first, second]
+
+
+def test_texts_that_are_read_are_not_said_to_be_read_by_the_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    planned = plan(work(Toy(), to_ask=3))
+    with run_progress(io.StringIO()) as announce:
+        announce(Progress(READING_TEXTS, planned, documents=60, answered=25))
+    assert messages(caplog)[-1] == "25 of 60 documents read"
 
 
 def test_a_run_shows_its_plan_once_and_ctrl_c_carries_what_is_kept(

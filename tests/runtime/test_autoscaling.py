@@ -9,7 +9,7 @@ from ray.exceptions import RaySystemError
 from ray.util.client import ray as client
 
 from pipeline.runtime.placement import Resources, cluster, node_resources, nodes_at_largest, place
-from pipeline.spec.schema import ModelSpec
+from pipeline.spec.model import ModelSpec
 
 HEAD: Resources = {"CPU": 0.0, "node:__internal_head__": 1.0}
 GPU: Resources = {"CPU": 4.0, "GPU": 1.0}

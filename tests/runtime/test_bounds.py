@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from command import COMMANDS, ONE_PROCESS, assay
 from counted_runs import Counting, Output, corpus
@@ -17,7 +19,11 @@ from toy_assay import main_of_toy
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
+from pipeline.ledger.blocks import work_rows
+from pipeline.ledger.cells import WorkItem
 from pipeline.options import RunOptions
+from pipeline.runtime.graph import read_block
+from pipeline.runtime.job import Job
 
 HOUR = 3600.0
 
@@ -81,6 +87,30 @@ def test_shards_that_have_begun_are_finished_and_the_next_run_goes_on(
     whole = output.run()
     assert whole.complete and whole.snapshot == 2 and whole.stopped is None
     assert output.asked.total() == 40 and set(output.asked.values()) == {1}
+
+
+def _read_here(work_items: Sequence[WorkItem], job: Job) -> Iterator[tuple[int, int]]:
+    """`read_items` in this process."""
+    for row in work_rows(work_items)[0]:
+        (counts,) = read_block(pa.Table.from_pylist([row]), job).to_pylist()
+        yield counts["created"], counts["rows"]
+
+
+def test_a_run_whose_time_is_over_reads_no_texts(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output.write(corpus(40))
+    monkeypatch.setattr("pipeline.runtime.job.SMALL_INPUT_BYTES", -1)
+    monkeypatch.setattr("pipeline.runtime.graph.read_items", _read_here)
+    # — the time ends between the start of the first round and the first shard
+    later_s = chain([0], repeat(2 * HOUR))
+    clock = SimpleNamespace(time=lambda: time.time() + next(later_s))
+    monkeypatch.setattr("pipeline.runtime.job.time", clock)
+    outcome = output.run(max_hours=1)
+    assert outcome.missing_rows == 40 and outcome.stopped == "--max-hours 1"
+    assert not output.asked and not list(output.folder.glob("out/**/*.parquet"))
+    monkeypatch.setattr("pipeline.runtime.job.time", time)
+    assert output.run(max_hours=1).complete and output.asked.total() == 40
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -10,7 +10,7 @@ from finished import commit_all
 
 from pipeline.errors import SpecError
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import make_job, plan
+from pipeline.runtime.job import SMALL_INPUT_SHARDS, make_job, plan
 from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
@@ -60,3 +60,18 @@ def test_an_error_of_the_spec_is_one_in_every_number_format(
     task = {"name": "toxic", "question": None, "labels": labels, "readout": str(tmp_path / "none")}
     with pytest.raises(SpecError, match=r"readout: .*none"):
         dry_run(load_spec(str(write_spec(tasks=[task]))), cache_dir=tmp_path)
+
+
+def test_it_reads_the_texts_of_few_shards_and_of_no_more(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(SMALL_INPUT_SHARDS + 1):
+        (folder / f"{number}.jsonl").write_text(f'{{"id": "{number}", "text": "Hello."}}\n')
+    spec = load_spec(str(write_spec(input={"path": str(folder), "id": "id"})))
+    more = dry_run(spec, cache_dir=tmp_path / "cache")
+    assert (more.missing_rows, more.distinct) == (SMALL_INPUT_SHARDS + 1, None)
+    (folder / "0.jsonl").unlink()
+    few = dry_run(spec, cache_dir=tmp_path / "cache")
+    assert (few.missing_rows, few.distinct, few.rows_for_model) == (SMALL_INPUT_SHARDS, 1, 1)

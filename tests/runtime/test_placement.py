@@ -17,7 +17,7 @@ from pipeline.runtime.placement import (
     spread,
     this_machine,
 )
-from pipeline.spec.schema import ModelSpec
+from pipeline.spec.model import ModelSpec
 
 OLD = Machine(gpus=(), cores=(8,), cpu_flags=frozenset({"avx2"}))
 INTEL: dict[str, Any] = {"gpus": (), "cores": (8,), "cpu_vendor": "GenuineIntel"}

@@ -110,6 +110,27 @@ def test_the_death_of_a_process_of_ray_ends_the_run_with_one_line(
     assert not left
 
 
+@pytest.mark.parametrize("service", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_process_of_ray_that_is_stopped_is_named_and_ends_the_run(
+    service: str, interrupted: bool, long_spec: Path
+) -> None:
+    run = Logged(long_spec, "--stall-limit", "300" if interrupted else "5")
+    run.until(" documents labelled")
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    (stopped,) = [each for each in family if each.name() == service]
+    stopped.suspend()
+    run.until(re.escape(f"Ray's {service} (process {stopped.pid}) is stopped by a signal; "))
+    if interrupted:
+        run.process.send_signal(signal.SIGINT)
+    assert run.end() == 3, run.lines
+    last = "assay: stopped; " if interrupted else f"assay: Ray's {service} (process {stopped.pid}) "
+    assert run.lines[-1].startswith(last), run.lines
+    assert "run the same command again" in run.lines[-1].lower() or interrupted
+    _, left = psutil.wait_procs(family, timeout=20)
+    assert not left
+
+
 def test_a_worker_that_is_stopped_is_named_and_ends_the_run(long_spec: Path) -> None:
     run = Logged(long_spec, "--stall-limit", "10")
     run.until(" documents labelled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from pipeline.errors import ModelError, SpecError, StorageError
 from pipeline.inference.loading import load_tokenizer
 from pipeline.runtime import weights
 from pipeline.runtime.weights import SUMS, cached_model, fetch, locate, publish_atomically
-from pipeline.spec.schema import ModelSpec
+from pipeline.spec.model import ModelSpec
 
 
 def test_a_folder_is_named_by_its_files_and_not_by_its_place(
@@ -167,3 +168,23 @@ def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_model(
     with pytest.raises(StorageError, match=r"the disk is full; free some space, or name another"):
         cached_model(locate(ModelSpec(path=str(model_folder)), tmp_path), tmp_path, fill)
     assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_what_a_killed_process_left_of_a_model_is_removed(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    files = locate(ModelSpec(path=str(model_folder)), tmp_path / "cache")
+
+    def die(folder: Path) -> None:
+        (folder / "part").write_text("of a model")
+        os._exit(9)  # — as kill -9: nothing is cleaned up
+
+    child = multiprocessing.get_context("fork").Process(
+        target=cached_model, args=(files, tmp_path / "cache", die)
+    )
+    child.start()
+    child.join()
+    models = tmp_path / "cache" / "models"
+    assert child.exitcode == 9 and len(list(models.iterdir())) == 1
+    folder = cached_model(files, tmp_path / "cache", lambda made: (made / "a").touch())
+    assert list(models.iterdir()) == [folder]

@@ -10,7 +10,8 @@ import yaml
 from pipeline.errors import SpecError
 from pipeline.spec.fingerprint import Fingerprint, fingerprints
 from pipeline.spec.parse import parse_spec
-from pipeline.spec.schema import ContextualSpec, JobSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import ContextualSpec
 
 BATCH = {"method": "batch", "file": "/b.json"}
 CONTEXTUAL = {"method": "contextual"}

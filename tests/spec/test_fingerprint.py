@@ -56,6 +56,7 @@ def with_task(**changes: Any) -> JobSpec:
         spec(documents={"max_tokens": 101}),
         spec(documents={"max_tokens": 100, "too_long": "tail"}),
         spec(model={"path": "m", "quantize": "int8"}),
+        spec(model={"path": "m", "kv": "int8"}),
     ],
 )
 def test_what_can_change_an_answer_changes_the_fingerprint(changed: JobSpec) -> None:
@@ -75,6 +76,7 @@ def test_other_weights_and_another_number_format_change_it() -> None:
         spec(input={"path": "more", "text": "body"}),
         spec(model={"path": "the same, elsewhere"}),
         spec(model={"path": "m", "quantize": "none"}),
+        spec(model={"path": "m", "kv": "none"}),
         spec(model={"path": "m", "threads": 4}),
         spec(tasks=[SPEC["tasks"][0]]),
         spec(tasks=[{**SPEC["tasks"][1], "question": "C?"}, SPEC["tasks"][0]]),

@@ -32,7 +32,7 @@ def test_both_ways_to_exit_are_read_as_written() -> None:
         (
             [{**TRAINED, "readout": None}],
             None,
-            "tasks.0.question: a task without a question needs a readout; write one of the two",
+            "tasks.0.question: a task needs a question, a readout or a classifier; write one",
         ),
         ([TRAINED], {}, "exit: write {layer: N}, or {layers: [N, ...], confidence: P} (got {})"),
         (

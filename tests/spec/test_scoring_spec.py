@@ -8,7 +8,8 @@ import yaml
 from pipeline.errors import SpecError
 from pipeline.spec.fingerprint import fingerprints
 from pipeline.spec.parse import parse_spec
-from pipeline.spec.schema import MOST_COLUMNS, JobSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import MOST_COLUMNS
 
 MANY = [f"label{i}" for i in range(MOST_COLUMNS + 1)]
 

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from pipeline.errors import SpecError
 from pipeline.spec import schema
 from pipeline.spec.parse import load_spec, parse_spec
-from pipeline.spec.schema import JobSpec, TaskSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 
 DESIGN_EXAMPLE = r"""
 name: toxicity
@@ -45,7 +46,9 @@ filter:
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
 AUTO, SHARDS = {"dtype": "auto", "device": "auto"}, {"shard_bytes": "auto"}
 PARQUET = "s3://corpus/2026-11/**/*.parquet"
-NONE = dict.fromkeys(("readout", "beam", "top_k", "separator", "calibration"))
+NONE = dict.fromkeys(
+    ("classifier", "readout", "beam", "top_k", "separator", "calibration", "cascade", "explain")
+)
 INSULTS = "Does this text contain insults, threats, slurs or sexual content? Answer yes or no."
 
 HEAD = """
@@ -82,10 +85,12 @@ def test_the_example_of_the_design_parses_with_its_values() -> None:
         "name": "toxicity",
         "model": {
             "path": QWEN,
+            "kind": "decoder",
             "storage_options": {},
             "revision": None,
             "gpus": 1,
             "quantize": "none",
+            "kv": "none",
             "threads": "auto",
         }
         | AUTO,
@@ -163,7 +168,7 @@ def test_labels_are_read_as_they_are_written(
         ),
         (
             with_task("name: a, labels: [x, y]"),
-            "tasks.0.question: missing; add it",
+            "tasks.0.question: a task needs a question, a readout or a classifier; write one",
         ),
         (
             SMALLEST + "documents: {max_tokens: '9'}\n",

@@ -25,7 +25,8 @@ from pipeline.ledger.snapshots import read_snapshot
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.run import run
 from pipeline.spec.parse import parse_spec
-from pipeline.spec.schema import JobSpec, TaskSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.local import LocalStore
 
 TOXIC = {"name": "toxic", "question": "Rude?", "labels": {"toxic": ["Yes"], "clean": ["No"]}}

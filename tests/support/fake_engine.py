@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.inference.engine import Labelled
 from pipeline.inference.schedules.batching import Usage
-from pipeline.spec.schema import TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 
 class FakeEngine:

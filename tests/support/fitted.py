@@ -11,7 +11,8 @@ import numpy as np
 import safetensors.numpy
 
 from pipeline.fitted.readout import Card, CardDocuments, CardModel
-from pipeline.spec.schema import JobSpec, TaskSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 
 
 def bare_card(labels: int, *, pooling: Literal["last", "mean"], layer: int) -> Card:

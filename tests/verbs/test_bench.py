@@ -10,7 +10,7 @@ from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.spec.schema import TaskSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.verbs.bench import (
     Timed,
     Turn,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from finished import LABELS, Corpus, commit_all, toy_fingerprints
@@ -56,7 +57,8 @@ def labelled(
     }
     spec = parse_spec(json.dumps(content))
     placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
-    job = Job(spec, files, placement, fingerprints, "", "toy", readouts={}, calibrations={})
+    none: dict[str, Any] = {"readouts": {}, "calibrations": {}, "classifiers": {}, "thresholds": {}}
+    job = Job(spec, files, placement, fingerprints, "", "toy", **none)
     counts = RunCounts(rows=0, max_error_rate=None)
     return LabelledOutput(job, store, list_missing(job, store, Cuts(shards, {})), counts, 0.0)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from pipeline.inference.attention.compiled import CompiledPlan
 from pipeline.inference.attention.kernels import Attended, LayerKV
 from pipeline.inference.attention.merge import attend_tree
 from pipeline.inference.attention.plan import AttentionPlan
+from pipeline.inference.attention.rounded_kv import RoundedKV
 
 IMPLEMENTATION = "assay_tree"
 
@@ -27,17 +28,47 @@ IMPLEMENTATION = "assay_tree"
 class PrefixKV:
     """The keys and values of a kept span, one entry a layer; every later span views them."""
 
-    layers: Mapping[int, LayerKV]
+    layers: Mapping[int, LayerKV | RoundedKV]
     tokens: int
 
+    def layer(self, layer: int) -> LayerKV:
+        """The layer's keys and values; rounded ones are widened each time."""
+        kept = self.layers[layer]
+        return kept if isinstance(kept, LayerKV) else kept.widened()
+
+    def rounded(self, kind: str) -> PrefixKV:
+        """The same span in a number format of `model.kv`, int8 or fp8."""
+        rounded = {layer: RoundedKV.of(self.layer(layer), kind) for layer in self.layers}
+        return PrefixKV(rounded, self.tokens)
+
     def followed_by(self, other: PrefixKV) -> PrefixKV:
-        """Both spans as one, copied."""
-        pairs = ((layer, kv, other.layers[layer]) for layer, kv in self.layers.items())
-        joined = {
-            layer: LayerKV(torch.cat([kv.k, below.k]), torch.cat([kv.v, below.v]))
-            for layer, kv, below in pairs
-        }
+        """Both spans as one, copied unless they are rounded."""
+        joined: dict[int, LayerKV | RoundedKV] = {}
+        for layer, kv in self.layers.items():
+            below = other.layers[layer]
+            if isinstance(kv, LayerKV) and isinstance(below, LayerKV):
+                joined[layer] = LayerKV(torch.cat([kv.k, below.k]), torch.cat([kv.v, below.v]))
+            else:
+                assert isinstance(kv, RoundedKV) and isinstance(below, RoundedKV), (kv, below)
+                joined[layer] = kv.followed_by(below)
         return PrefixKV(joined, self.tokens + other.tokens)
+
+
+class Attention(Protocol):
+    """What the attention layers of one forward attend by."""
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,  # [copies, tokens, heads, dim]
+        own: LayerKV,  # [copies, tokens, kv_heads, dim]
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Attended:
+        """Attention of the queries over all keys that they see."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +97,8 @@ class TreeAttention:
             self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
             if self.only_keep:
                 raise StopForward
-        source = self.computed.layers[layer] if self.computed else packed
-        prefix = self.prefix.layers[layer] if self.prefix else None
+        source = self.computed.layer(layer) if self.computed else packed
+        prefix = self.prefix.layer(layer) if self.prefix else None
         if self.compiled is not None and softcap is None:
             return self.compiled[window].attend(q[0], source, prefix, scale=scale)
         return attend_tree(q[0], source, prefix, self.plans[window], scale=scale, softcap=softcap)
@@ -86,7 +117,7 @@ def _interface(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    tree: Any,  # TreeAttention, or another object with its method `attend`
+    tree: Attention,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]: the logit of each head's attention sink

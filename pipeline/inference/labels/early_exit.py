@@ -23,7 +23,7 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import Schedule, tokens_read
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.schedules.forward import LayerStates, ReadPoint
-from pipeline.spec.schema import ExitSpec
+from pipeline.spec.model import ExitSpec
 
 Readouts = Mapping[str, Readout]  # by task
 

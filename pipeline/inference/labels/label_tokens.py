@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from pipeline.errors import Problem
 from pipeline.inference.labels.tokenizer import encode
 from pipeline.inference.labels.trie import Path
-from pipeline.spec.schema import TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 # Texts that are tokenised in one call, by the tokenizer's own threads. Each repeats the suffix.
 _BATCH = 1_024
@@ -34,7 +34,7 @@ def label_verbalizers(
     if task.readout is not None:
         return dict.fromkeys(task.labels, ())
     texts = [text for of_label in task.labels.values() for text in of_label]
-    tokens = _after(tokenizer, suffix, [answer_prefix + text for text in texts])
+    tokens = tokens_after(tokenizer, suffix, [answer_prefix + text for text in texts])
     path_of = dict(zip(texts, tokens, strict=True))
     return {label: {path_of[text] for text in own} for label, own in task.labels.items()}
 
@@ -124,10 +124,10 @@ def _shared(tokens: Mapping[str, Iterable[_Tokens]]) -> dict[_Tokens, list[str]]
     return {each: labels for each, labels in owners.items() if len(labels) > 1}
 
 
-def _after(
+def tokens_after(
     tokenizer: PreTrainedTokenizerBase, suffix: str, answers: Sequence[str]
 ) -> Iterator[Path]:
-    """The tokens of each answer after the suffix, whose own tokens an answer must not change."""
+    """The tokens of each answer after the suffix, whose own tokens it must not change."""
     before = encode(tokenizer, suffix)
     for start in range(0, len(answers), _BATCH):
         batch = answers[start : start + _BATCH]

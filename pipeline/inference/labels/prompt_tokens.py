@@ -16,11 +16,13 @@ from pipeline.inference.labels.label_tokens import (
     first_tokens,
     label_verbalizers,
     scores_full_labels,
+    tokens_after,
 )
 from pipeline.inference.labels.tokenizer import chat_template, encode
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.spec.prompts import prompt_text
-from pipeline.spec.schema import PromptSpec, TaskSpec
+from pipeline.spec.schema import PromptSpec
+from pipeline.spec.tasks import TaskSpec
 
 # A trie with more inner nodes is searched level by level: all of its rows in one forward would
 # take as much memory for one document as many documents do.
@@ -99,9 +101,32 @@ def tokenise_prompt(
         questions.append(Question(task.name, token_ids, first_tokens(verbalizers), trie, beam))
     if problems:
         raise SpecError(problems)
-    prefix = encode(tokenizer, text.prefix)
+    return PromptTokens(_prefix(tokenizer, text.prefix), tuple(questions))
+
+
+def answered_suffixes(
+    tokenizer: PreTrainedTokenizerBase, prompt: PromptSpec, tasks: Sequence[TaskSpec]
+) -> tuple[tuple[int, ...], dict[str, dict[str, tuple[int, ...]]]]:
+    """The prefix, and by task and label what follows a document: the question and this answer.
+
+    The answer is the first of the label's texts.
+    """
+    text = prompt_text(prompt, tasks, render=chat_template(tokenizer))
+    suffixes = {}
+    for task in tasks:
+        suffix = text.suffixes[task.name]
+        answers = [text.answer_prefix + verbalizers[0] for verbalizers in task.labels.values()]
+        question = tuple(encode(tokenizer, suffix))
+        paths = tokens_after(tokenizer, suffix, answers)
+        pairs = zip(task.labels, paths, strict=True)
+        suffixes[task.name] = {label: (*question, *path) for label, path in pairs}
+    return _prefix(tokenizer, text.prefix), suffixes
+
+
+def _prefix(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    prefix = encode(tokenizer, text)
     # The token that begins every sequence, if the tokenizer adds it and no chat template does.
     first = tokenizer.bos_token_id
     if not tokenizer.chat_template and encode(tokenizer, "x", special=True)[:1] == [first]:
         prefix = [first, *prefix]
-    return PromptTokens(tuple(prefix), tuple(questions))
+    return tuple(prefix)

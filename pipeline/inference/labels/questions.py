@@ -22,7 +22,7 @@ from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import Schedule
 from pipeline.inference.schedules.batching import Usage
-from pipeline.spec.schema import ExitSpec
+from pipeline.spec.model import ExitSpec
 
 
 def compile_questions(

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import Kernel
+from pipeline.spec.model import KeptFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class LoadedModel:
     stages: Stages | None  # None where the decoder cannot be cut before its last layer
     schedule: Literal["fused", "staged"]  # staged where layers carry a recurrent state
     kernel: Kernel | None = None  # None where plans run segment by segment
+    kv: KeptFormat = "none"  # of keys and values that outlive a forward; none: the model's own
 
     @property
     def device(self) -> torch.device:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.errors import ModelError, Problem, SpecError
-from pipeline.spec.schema import Quantize
+from pipeline.spec.model import Quantize
 
 
 def quantise(network: PreTrainedModel, quantize: Quantize, device: str) -> None:

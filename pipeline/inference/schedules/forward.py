@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.inference.attention.compiled import compile_plans, to_device
-from pipeline.inference.attention.hook import PrefixKV, StopForward, TreeAttention
+from pipeline.inference.attention.hook import Attention, PrefixKV, StopForward, TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.attention.plan import plan_attention, plan_ends
 from pipeline.inference.attention.tree import Tree
@@ -65,6 +65,7 @@ def prefill(
 
     Below a kept prefix, the keys and values of both together: those of the prefix are copied
     once. With `layers`, only of the first layers up to this one: no later forward goes deeper.
+    They are rounded if the model has a format for what it keeps (`kv`).
     """
     if not token_ids:
         return prefix
@@ -75,6 +76,8 @@ def prefill(
     inputs = packed(attention, positions, input_ids=ids)
     run_to_layers(model.decoder, [layers or model.layers], lambda *_: None, **inputs)
     own = PrefixKV(keep, tokens=len(token_ids))
+    if model.kv != "none":
+        own = own.rounded(model.kv)
     return prefix.followed_by(own) if prefix else own
 
 
@@ -93,7 +96,7 @@ def attend_everywhere(
 
 def run(
     decoder: nn.Module,
-    attention: TreeAttention,
+    attention: Attention,
     positions: Tensor,  # [rows] int64
     **inputs: Tensor,  # input_ids [rows] int64 or inputs_embeds [rows, hidden]
 ) -> Tensor:  # [rows, hidden]
@@ -105,7 +108,7 @@ def run(
     return states
 
 
-def packed(attention: TreeAttention, positions: Tensor, **inputs: Tensor) -> dict[str, Any]:
+def packed(attention: Attention, positions: Tensor, **inputs: Tensor) -> dict[str, Any]:
     """The arguments of a decoder for one packed batch."""
     return {
         **{name: tensor.unsqueeze(0) for name, tensor in inputs.items()},

@@ -22,7 +22,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel, Stages, plain_attention
 from pipeline.inference.schedules import fused
-from pipeline.spec.schema import ExitSpec
+from pipeline.spec.model import ExitSpec
 
 Pooling = Literal["last", "mean"]
 # fp32 sums in another order, of states that grow from layer to layer.
@@ -352,8 +352,8 @@ def one_layer_less(stages: Stages, start: int, stop: int) -> nn.Module:
 def test_a_decoder_that_cannot_be_cut_there_is_run_whole(
     deep_model: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model = deep_model("llama")  # — proved before anything is replaced
     monkeypatch.setattr(Stages, "part", one_layer_less)
-    model = deep_model("llama")
     prompt, readouts = document_tasks(2, layer=3)
     engine = LabelEngine(model, prompt, max_batch_tokens=99, readouts=readouts)
     assert engine.model.stages is None
@@ -366,6 +366,7 @@ def test_a_decoder_that_cannot_be_cut_there_is_run_whole(
 def test_states_that_are_wrong_either_way_are_refused(
     deep_model: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model = deep_model("llama")  # — proved before anything is replaced
     monkeypatch.setattr(Stages, "part", one_layer_less)
 
     def zeros(_decoder: object, _layers: object, on_states: Any, **_inputs: object) -> None:
@@ -374,7 +375,7 @@ def test_states_that_are_wrong_either_way_are_refused(
     monkeypatch.setattr(fused, "run_to_layers", zeros)
     prompt, readouts = document_tasks(2, layer=3)
     with pytest.raises(ModelError, match="'llama' has other states between its layers"):
-        LabelEngine(deep_model("llama"), prompt, max_batch_tokens=99, readouts=readouts)
+        LabelEngine(model, prompt, max_batch_tokens=99, readouts=readouts)
 
 
 def test_a_map_of_another_model_is_refused(deep_model: Callable[[str], LoadedModel]) -> None:

@@ -21,7 +21,8 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, toke
 from pipeline.inference.labels.scoring import FullLabels
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.spec.schema import PromptSpec, TaskSpec
+from pipeline.spec.schema import PromptSpec
+from pipeline.spec.tasks import TaskSpec
 
 TinyModel = Callable[[str], LoadedModel]
 FAMILIES = ["llama", "gemma3_text", "qwen3_5_text"]  # fused, with windows, staged

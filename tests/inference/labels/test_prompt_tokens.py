@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.errors import DocumentError, ModelError, SpecError
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template, control_ids
-from pipeline.spec.schema import PromptSpec, TaskSpec
+from pipeline.spec.schema import PromptSpec
+from pipeline.spec.tasks import TaskSpec
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 CONTROLS = ["<s>", "</s>", "<|user|>"]

@@ -15,7 +15,8 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_promp
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import convert_gguf, load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.spec.schema import PromptSpec, TaskSpec
+from pipeline.spec.schema import PromptSpec
+from pipeline.spec.tasks import TaskSpec
 
 pytestmark = pytest.mark.slow
 # fp32 sums of a few thousand terms in another order, for each of a label's tokens.

@@ -13,7 +13,8 @@ from pipeline.errors import ModelError
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template, control_ids
 from pipeline.inference.loading import load_tokenizer
-from pipeline.spec.schema import PromptSpec, TaskSpec
+from pipeline.spec.schema import PromptSpec
+from pipeline.spec.tasks import TaskSpec
 
 YES_NO = TaskSpec(name="t", question="Q?", labels={"yes": ("Yes",), "no": ("No",)})
 

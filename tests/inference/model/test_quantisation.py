@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError, SpecError
 from pipeline.inference.loading import load_model, prepare, tree_error
 from pipeline.inference.model.quantisation import quantise, require_torchao
+from pipeline.spec.model import Quantize
 from pipeline.spec.parse import parse_spec
-from pipeline.spec.schema import Quantize
 
 KINDS: list[Quantize] = ["int8", "fp8"]
 STORED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}

@@ -1,0 +1,68 @@
+"""The thresholds of a cascade, and their file.
+
+Entry points: `Thresholds`, and `parse_thresholds`, which reads the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.hashes import canonical_json, parse_json
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """When a stage before the last decides, and what the thresholds were chosen for."""
+
+    task: str
+    labels: tuple[str, str]
+    positive: str  # the label that recall and precision are of
+    stages: tuple[str, ...]  # the stages' fingerprints
+    low: float  # a stage decides against the label at this probability of it, or below; under .5
+    high: float  # and for the label at this probability, or above; over .5
+    source: Mapping[str, Any] = field(default_factory=dict)  # the promise, and the sample
+
+    def decides(self, p: NDArray[np.floating]) -> NDArray[np.bool_]:  # [docs, labels] -> [docs]
+        """Whether a stage before the last decides a document with these probabilities."""
+        of_positive = p[:, self.labels.index(self.positive)]
+        decided: NDArray[np.bool_] = (of_positive <= self.low) | (of_positive >= self.high)
+        return decided
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What can change an answer: the thresholds and the stages."""
+        kept = ("positive", "stages", "low", "high")
+        return {name: value for name, value in asdict(self).items() if name in kept}
+
+    def json(self) -> bytes:
+        """The file's content: the same bytes for the same values."""
+        return canonical_json({"format": FORMAT, **asdict(self)}) + b"\n"
+
+
+def parse_thresholds(data: bytes) -> Thresholds:
+    """The thresholds that `Thresholds.json` wrote; ValueError, KeyError or TypeError otherwise."""
+    content = parse_json(data)
+    if content["format"] != FORMAT:
+        raise ValueError(f"its format is {content['format']!r}, and {FORMAT} is read")
+    first, second = map(str, content["labels"])
+    parsed = Thresholds(
+        task=str(content["task"]),
+        labels=(first, second),
+        positive=str(content["positive"]),
+        stages=tuple(map(str, content["stages"])),
+        low=float(content["low"]),
+        high=float(content["high"]),
+        source=dict(content["source"]),
+    )
+    if parsed.positive not in parsed.labels:
+        raise ValueError(f"{parsed.positive!r} is none of its labels")
+    if not parsed.low < 0.5 < parsed.high:
+        raise ValueError(f"its thresholds {parsed.low:g} and {parsed.high:g} are not around 0.5")
+    return parsed

@@ -1,0 +1,83 @@
+"""Cached keys and values in 8 bits: `model.kv`. Entry point: `RoundedKV`.
+
+A step is the same for one head and a block of tokens. Keys are rounded as they are kept, with their
+positions. They are widened where a layer reads them, so the products are those of the model's own
+number format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pipeline.inference.attention.kernels import LayerKV
+
+BLOCK_TOKENS = 32
+_FORMATS = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
+_SMALLEST_STEP = torch.finfo(torch.float32).tiny  # of a block of zeros
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The keys, or the values, of consecutive tokens of one layer."""
+
+    steps: Tensor  # [tokens, kv_heads, dim]: int8 or float8
+    sizes: Tensor  # [blocks, kv_heads] fp32: what one step is
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,  # [tokens, kv_heads, dim]
+        kind: str,
+    ) -> _Span:
+        tokens, heads, dim = x.shape
+        number_format, largest = _FORMATS[kind]
+        padded = pad(x.float(), (0, 0, 0, 0, 0, -tokens % BLOCK_TOKENS))
+        blocks = padded.view(-1, BLOCK_TOKENS, heads, dim)
+        sizes = (blocks.abs().amax(dim=(1, 3)) / largest).clamp_(min=_SMALLEST_STEP)
+        assert sizes.shape == (-(-tokens // BLOCK_TOKENS), heads), sizes.shape
+        scaled = (blocks / sizes[:, None, :, None]).flatten(0, 1)[:tokens]
+        if kind == "int8":
+            scaled = scaled.round_()
+        return cls(scaled.clamp_(-largest, largest).to(number_format), sizes)
+
+    def widened(self, dtype: torch.dtype) -> Tensor:  # [tokens, kv_heads, dim]
+        sizes = self.sizes.repeat_interleave(BLOCK_TOKENS, dim=0)[: len(self.steps), :, None]
+        return (self.steps.float() * sizes).to(dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self.steps.nbytes + self.sizes.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedKV:
+    """The keys and values of one layer, of spans that were rounded one after the other."""
+
+    keys: tuple[_Span, ...]
+    values: tuple[_Span, ...]
+    dtype: torch.dtype  # that a layer reads them in
+
+    @classmethod
+    def of(cls, kv: LayerKV, kind: str) -> RoundedKV:
+        """The keys and values in a number format of `model.kv`, int8 or fp8."""
+        return cls((_Span.of(kv.k, kind),), (_Span.of(kv.v, kind),), kv.k.dtype)
+
+    def followed_by(self, other: RoundedKV) -> RoundedKV:
+        """Both spans; nothing is rounded again, or copied."""
+        return RoundedKV(self.keys + other.keys, self.values + other.values, self.dtype)
+
+    def widened(self) -> LayerKV:
+        """What a layer reads: [tokens, kv_heads, dim] each."""
+        keys, values = (
+            [span.widened(self.dtype) for span in spans] for spans in (self.keys, self.values)
+        )
+        return LayerKV(k=torch.cat(keys), v=torch.cat(values))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        return sum(span.nbytes for span in (*self.keys, *self.values))

@@ -1,0 +1,161 @@
+"""Sequence classifiers of the encoder kind, such as BERT, DeBERTa, XLM-R and ModernBERT.
+
+Entry points: `load_encoder`, and `EncoderEngine.label`, which stands in for `LabelEngine`. Must not
+import Ray or read files other than the model's. Code that a model folder carries is never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from pipeline.errors import ModelError
+from pipeline.inference.classifiers import label_log_probs
+from pipeline.inference.engine import DocumentIds, Labelled, is_out_of_memory
+from pipeline.inference.labels.tokenizer import encode
+from pipeline.inference.loading import read_config, read_network
+from pipeline.inference.schedules.batching import Usage
+
+# Before the name of a class, in a head whose classes do not exclude each other: its opposite.
+NOT = "not "
+# Families that count positions from the number of the padding token plus one.
+_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer"}
+
+
+class EncoderEngine:
+    """An encoder with its head, which gives each of its classes a probability.
+
+    A head of the kind `multi_label_classification` has two classes for each of its outputs: its
+    name, and `not ` before it.
+
+    Args:
+        network: The model, on its device.
+        tokenizer: Its tokenizer.
+        labels: By task, the classes of each label. ModelError if the head lacks one.
+        max_batch_tokens: Tokens of a batch, with those that fill its shorter documents.
+    """
+
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        labels: Mapping[str, Mapping[str, Sequence[str]]],
+        *,
+        max_batch_tokens: int,
+    ) -> None:
+        self._network = network
+        self._labels = labels
+        self._max_batch_tokens = max_batch_tokens  # halved for good when memory is short
+        self._before, self._after = _special_tokens(tokenizer)
+        config: Any = network.config
+        self._fill = config.pad_token_id or 0
+        self._excludes = config.problem_type != "multi_label_classification"
+        names = [str(config.id2label[number]) for number in range(config.num_labels)]
+        self.classes = tuple(names) if self._excludes else (*names, *(NOT + name for name in names))
+        if len(names) < 2 and self._excludes:
+            raise ModelError(
+                "its head has one output: a score, and no probability of a class; use a head with "
+                "two classes or more, or of the kind multi_label_classification"
+            )
+        nothing = np.zeros((1, len(self.classes)), np.float32)
+        for task, of_task in labels.items():
+            try:
+                label_log_probs(nothing, self.classes, of_task)
+            except ModelError as error:
+                raise ModelError(f"task {task!r}: its head {error}") from error
+
+    @property
+    def special_tokens(self) -> int:
+        """The number of tokens around a document."""
+        return len(self._before) + len(self._after)
+
+    def label(
+        self,
+        documents: Sequence[DocumentIds],
+        *,
+        tasks: Collection[str] | None = None,
+        on_batch: Callable[[Sequence[int]], None] = lambda _documents: None,
+    ) -> Labelled:
+        """As `LabelEngine.label`: [docs, labels] log-probabilities for each task."""
+        names = [name for name in self._labels if tasks is None or name in tasks]
+        p = np.full((len(documents), len(self.classes)), np.nan, np.float32)
+        too_large: set[int] = set()
+        # — neighbours in this order have nearly the same length: little of a batch is filled
+        waiting = sorted(range(len(documents)), key=lambda i: -len(documents[i]))
+        while waiting:
+            length = len(documents[waiting[0]]) + self.special_tokens
+            batch = waiting[: max(1, self._max_batch_tokens // length)]
+            try:
+                p[batch] = self._probabilities([documents[i] for i in batch], length)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if len(batch) == 1:
+                    too_large.add(waiting.pop(0))
+                self._max_batch_tokens = max(1, len(batch) // 2) * length
+                continue
+            on_batch(batch)
+            waiting = waiting[len(batch) :]
+        read = sum(len(document) + self.special_tokens for document in documents)
+        answers = (label_log_probs(p, self.classes, self._labels[name]) for name in names)
+        return Labelled(tuple(answers), Usage(read), frozenset(too_large))
+
+    @torch.inference_mode()
+    def _probabilities(
+        self, documents: Sequence[DocumentIds], length: int
+    ) -> NDArray[np.float32]:  # [docs, classes]
+        ids = np.full((len(documents), length), self._fill, np.int64)
+        mask = np.zeros((len(documents), length), np.int64)
+        for row, document in enumerate(documents):
+            whole = [*self._before, *document, *self._after]
+            ids[row, : len(whole)], mask[row, : len(whole)] = whole, 1
+        device = self._network.device
+        output = self._network(
+            input_ids=torch.from_numpy(ids).to(device),
+            attention_mask=torch.from_numpy(mask).to(device),
+        )
+        logits = output.logits.float()
+        if self._excludes:
+            p = logits.softmax(dim=1)
+        else:
+            p = torch.cat([logits.sigmoid(), (-logits).sigmoid()], dim=1)
+        answers: NDArray[np.float32] = p.numpy(force=True)
+        return answers
+
+
+def load_encoder(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
+    """The sequence classifier in a folder; ModelError names what makes it unusable."""
+    fix = "use a model with a trained classification head"
+    kind = AutoModelForSequenceClassification
+    network: Any = read_network(folder, kind, read_config, dtype=dtype, fix=fix)
+    prepared: PreTrainedModel = network.eval().requires_grad_(False).to(device)
+    return prepared
+
+
+def encoder_context(folder: Path, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The most tokens of a document that the encoder in a folder reads."""
+    config = read_config(folder)
+    positions = int(config.max_position_embeddings)
+    if config.model_type in _OFFSET_POSITIONS:
+        positions -= config.pad_token_id + 1
+    before, after = _special_tokens(tokenizer)
+    return positions - len(before) - len(after)
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The tokens that the tokenizer puts before and after a text."""
+    own, whole = encode(tokenizer, "a"), encode(tokenizer, "a", special=True)
+    for start in range(len(whole) - len(own) + 1):
+        if whole[start : start + len(own)] == own:
+            return whole[:start], whole[start + len(own) :]
+    raise ModelError(f"{type(tokenizer).__name__} changes a text between its special tokens")

@@ -1,0 +1,134 @@
+"""The files of classifiers, which tasks name by a local path or an fsspec URL.
+
+Entry points: `find_classifiers` in the driver, which hashes them; `check_classifiers` before a run
+writes anything; and `TextClassifiers`, which answers on a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.errors import ModelError, Problem, SpecError, StorageError
+from pipeline.hashes import content_hash, sha256_hex
+from pipeline.inference.classifiers import Classifier, label_log_probs, load_classifier
+from pipeline.ledger.keys import spec_key
+from pipeline.runtime.fitted_files import options_for, read_fitted, write_fitted
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
+from pipeline.stores.store import Store
+
+_MADE_BY = {"fasttext": "fasttext supervised", "onnx": "skl2onnx.to_onnx"}
+# Texts that a classifier reads in one call.
+_BATCH_TEXTS = 256
+
+
+def find_classifiers(spec: JobSpec, cache_dir: Path) -> dict[str, str]:
+    """The SHA-256 of each task's classifier, by task; SpecError for files that are missing."""
+    hashes = {}
+    for place, task in enumerate(spec.tasks):
+        if task.classifier is not None:
+            file = _local_file(spec, task, cache_dir, f"tasks.{place}.classifier.path")
+            hashes[task.name] = content_hash(file, cache_dir)
+    return hashes
+
+
+def check_classifiers(spec: JobSpec, fp: Mapping[str, str], store: Store, cache_dir: Path) -> None:
+    """SpecError unless each new classifier can be loaded and has the classes of its labels.
+
+    One that the output knows was checked before: to load a large one takes seconds.
+    """
+    problems = []
+    for place, task in enumerate(spec.tasks):
+        if task.classifier is None or any(store.list(spec_key(task.name, fp[task.name]))):
+            continue
+        try:
+            _TaskClassifier(spec, task, cache_dir).log_probs(["a text"])
+        except ModelError as error:
+            problems.append(Problem(f"tasks.{place}.classifier", str(error), task.classifier.path))
+    if problems:
+        raise SpecError(problems)
+
+
+class TextClassifiers:
+    """The classifiers of a job's tasks; each is loaded when it is needed first.
+
+    Args:
+        spec: The job.
+        hashes: What `find_classifiers` returned. StorageError if a file has another hash now.
+        cache_dir: Folder of downloaded files.
+    """
+
+    def __init__(self, spec: JobSpec, hashes: Mapping[str, str], cache_dir: Path) -> None:
+        self._by_task = {
+            task.name: _TaskClassifier(spec, task, cache_dir, hashes[task.name])
+            for task in spec.tasks
+            if task.classifier is not None
+        }
+
+    def answers(
+        self, tasks: Sequence[str], documents: pa.Table, rows: Sequence[int]
+    ) -> dict[str, NDArray[np.float32]]:  # by task: [docs, labels]
+        """The log-probability of each label of these tasks for the documents in these rows.
+
+        NaN in other rows, and where a classifier says nothing.
+        """
+        answers = {}
+        read = documents.column("text").take(pa.array(rows, pa.int64())) if tasks else pa.array([])
+        texts = read.to_pylist()
+        for task in tasks:
+            log_probs = self._by_task[task].log_probs(texts)  # [rows, labels]
+            answers[task] = np.full((documents.num_rows, log_probs.shape[1]), np.nan, np.float32)
+            answers[task][rows] = log_probs
+        return answers
+
+
+class _TaskClassifier:
+    def __init__(
+        self, spec: JobSpec, task: TaskSpec, cache_dir: Path, digest: str | None = None
+    ) -> None:
+        self._spec, self._task, self._cache_dir, self._digest = spec, task, cache_dir, digest
+
+    @cached_property
+    def _loaded(self) -> Classifier:
+        assert self._task.classifier is not None, self._task.name
+        file = _local_file(self._spec, self._task, self._cache_dir, "classifier.path")
+        if self._digest not in (None, content_hash(file, self._cache_dir)):
+            raise StorageError(
+                f"{self._task.classifier.path}: the classifier of {self._task.name!r} changed "
+                f"while the job ran; run again, with a file that does not change"
+            )
+        return load_classifier(self._task.classifier.kind, file)
+
+    def log_probs(self, texts: Sequence[str]) -> NDArray[np.float32]:  # [texts, labels]
+        labels = self._task.labels
+        parts = [np.empty((0, len(labels)), np.float32)]
+        for start in range(0, len(texts), _BATCH_TEXTS):
+            p = self._loaded.probabilities(texts[start : start + _BATCH_TEXTS])
+            parts.append(label_log_probs(p, self._loaded.classes, labels))
+        return np.concatenate(parts)
+
+
+def _local_file(spec: JobSpec, task: TaskSpec, cache_dir: Path, place: str) -> Path:
+    """The classifier's file on this machine: itself, or a copy of a remote one in the cache."""
+    assert task.classifier is not None, task.name
+    path = task.classifier.path
+    if "://" not in path:
+        local = Path(path).expanduser()
+        if not local.is_file():
+            raise SpecError([Problem(place, "there is no such file", path)])
+        return local
+    # — read again by each process: a changed file is seen, whatever its store says of it
+    data = read_fitted(
+        path, options_for(path, spec), place=place, made_by=_MADE_BY[task.classifier.kind]
+    )
+    copy = cache_dir / "classifiers" / sha256_hex(data)
+    if not copy.is_file():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_fitted(str(copy), data, {})
+    return copy

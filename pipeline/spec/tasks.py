@@ -1,0 +1,325 @@
+"""The tasks of a spec: a question, a readout, a classifier or a cascade, and its labels.
+
+Entry point: `TaskSpec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+
+from pipeline.spec.model import ExitSpec, Frozen, ModelSpec
+
+TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
+# A task with more labels has no column for each of them; `top_k` says how many are kept.
+MOST_COLUMNS = 1_000
+# Columns of `open_labels` that every document has, beside one column a task.
+DOCUMENT_COLUMNS = ("doc_id", "path", "row", "content_hash", "n_chars", "status")
+
+
+def _as_verbalizers(labels: object) -> object:
+    """A plain list of labels -> each label with its name as its only verbalizer."""
+    if isinstance(labels, Mapping):
+        return labels
+    if not isinstance(labels, list | tuple):
+        raise ValueError("write a list of labels, or each label with its texts: {name: [text]}")
+    odd = [label for label in labels if isinstance(label, dict | list)]
+    if odd:
+        raise ValueError(f"a list holds names of labels; write {{name: [text]}} for texts: {odd}")
+    if any(not isinstance(label, str) for label in labels):
+        raise ValueError(f"write each label as a text: {[str(label) for label in labels]}")
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise ValueError(f"{repeated} listed more than once; list each label once")
+    return {label: (label,) for label in labels}
+
+
+Verbalizers = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+Labels = Annotated[dict[str, Verbalizers], BeforeValidator(_as_verbalizers), Field(min_length=2)]
+
+
+class ContextualSpec(Frozen):
+    """Calibration by what the model answers about documents without content."""
+
+    method: Literal["contextual"]
+    """Divide by the answers to empty documents."""
+    documents: tuple[str, ...] = Field(default=("N/A", "[MASK]", ""), min_length=1, strict=False)
+    """Documents without content whose mean answer is divided out."""
+
+
+class FittedSpec(Frozen):
+    """Calibration by a file that `assay calibrate` wrote."""
+
+    method: Literal["batch", "temperature", "isotonic"]
+    """Method that the file was made with."""
+    file: str = Field(min_length=1)
+    """Path or URL of the file that `assay calibrate --to` wrote."""
+
+
+class ClassifierSpec(Frozen):
+    """A classifier that reads the text instead of the spec's model, on the CPU."""
+
+    kind: Literal["fasttext", "onnx"]
+    """`fasttext`: a supervised fastText model, `.bin` or `.ftz`. `onnx`: a graph with one input of
+    text and one output of probabilities, as skl2onnx writes it."""
+    path: str = Field(min_length=1)
+    """Path or URL of the file."""
+
+
+class StageSpec(Frozen):
+    """One stage of a cascade: what answers, as in a task."""
+
+    model: ModelSpec | None = None
+    """Model of this stage. Default: the spec's. Its `dtype: auto` is that of the spec's model."""
+    exit: ExitSpec | None = None
+    """Early exit of this stage; it needs a trained readout. Default: all layers are read."""
+    question: Annotated[str, Field(min_length=1)] | None = None
+    """Question about the document."""
+    readout: Annotated[str, Field(min_length=1)] | None = None
+    """Path or URL of a trained readout."""
+    classifier: ClassifierSpec | None = None
+    """A classifier of the text."""
+    labels: Labels | None = None
+    """The task's labels with the texts, or the classes, that mean them in this stage. Default: as
+    in the task."""
+
+    @field_validator("exit")
+    @classmethod
+    def _is_at_one_layer(cls, exit: ExitSpec | None) -> ExitSpec | None:
+        if exit is not None and exit.layers:
+            raise ValueError("a stage stops at one layer; write {layer: N}")
+        return exit
+
+
+class CascadeSpec(Frozen):
+    """Stages that answer one after the other: each only what those before it did not decide."""
+
+    stages: tuple[StageSpec, ...] = Field(min_length=2, strict=False)
+    """The stages, the cheapest first. A stage before the last decides a document if its probability
+    is outside the thresholds. The last stage decides the others."""
+    file: str = Field(min_length=1)
+    """Path or URL of the thresholds that `assay cascade --to` wrote."""
+
+
+class ExplainSpec(Frozen):
+    """Text that the model continues its answer with, for review; it is never a label."""
+
+    tokens: int = Field(ge=1, le=1_000)
+    """The most tokens of a continuation. One that ends the text ends it earlier."""
+    when: str | None = Field(default=None, min_length=1)
+    """Boolean SQL expression that chooses the documents, such as `toxic.margin < 0.2`: over the
+    column of the task and `doc_id`, `n_chars` and `status`. Default: all that have an answer."""
+
+
+class TaskSpec(Frozen):
+    """One closed question about every document; without a question, a readout of the document, the
+    answer of a classifier, or a cascade of these.
+    """
+
+    # Defaults are validated too: `top_k: null` is wrong where there are too many labels.
+    model_config = ConfigDict(validate_default=True)
+
+    name: str = Field(pattern=TASK_NAME)
+    """Name of the task and of its column: lower case letters, digits and `_`."""
+    readout: Annotated[str, Field(min_length=1)] | None = None
+    """Path or URL of a trained readout (`assay fit`). Default: the probabilities that the model
+    gives to the labels' tokens."""
+    classifier: ClassifierSpec | None = None
+    """A classifier that answers instead of the model, from the whole text. The texts of a label are
+    then the names of its classes. A spec whose tasks all have one needs no `model`."""
+    question: Annotated[str, Field(min_length=1)] | None = None
+    """Question about the document. `null`, with a readout: read the state after the document
+    itself, which takes no additional tokens. `null` with a classifier or an encoder, too."""
+    labels: Labels
+    """Two labels or more: a list of names, or a mapping from each name to the texts that mean this
+    label."""
+    chunks: Literal["max", "mean"] = "max"
+    """How the answers to the chunks of a long document become one: the largest probability of each
+    label, or the mean."""
+    scoring: Literal["auto", "first_token", "full"] = "auto"
+    """Which tokens of a label are scored: its first token or all of them. `auto` scores all tokens
+    of labels that share a first token."""
+    length_penalty: float = Field(default=0, ge=0, allow_inf_nan=False, strict=False)
+    """Exponent of the number of tokens that divides a label's log probability (`scoring: full`). 0:
+    no penalty; 1: mean of the tokens."""
+    beam: PositiveInt | None = None
+    """Number of label prefixes that are kept at each token, for very many labels (`scoring: full`).
+    Default: score every label exactly."""
+    top_k: PositiveInt | None = None
+    """Store the probabilities of this many likeliest labels instead of all. Required above 1,000
+    labels."""
+    separator: str | None = Field(default=None, min_length=1)
+    """Text between the levels of hierarchical labels, such as `/`."""
+    calibration: ContextualSpec | FittedSpec | None = Field(default=None, discriminator="method")
+    """Adds calibrated probabilities to the answers. Default: none."""
+    cascade: CascadeSpec | None = None
+    """Answers in stages, for a task of two labels. Its stages have the question, the readout or the
+    classifier."""
+    explain: ExplainSpec | None = None
+    """Stores with some answers how the model continues them, for review. Default: none."""
+
+    @property
+    def in_stages(self) -> bool:
+        """Whether its rows are put together from the answers of several jobs."""
+        return self.cascade is not None or self.explain is not None
+
+    @property
+    def unexplained(self) -> TaskSpec:
+        """The task without continuations: its answers are the same."""
+        return self.model_copy(update={"explain": None})
+
+    def stage(self, number: int) -> TaskSpec:
+        """The stage of the cascade with this number, from 0, as a task of its own."""
+        assert self.cascade is not None, self.name
+        return _stage_task(self.cascade.stages[number], dict(self))
+
+    @field_validator("name")
+    @classmethod
+    def _has_a_column_of_its_own(cls, name: str) -> str:
+        if name in DOCUMENT_COLUMNS:
+            raise ValueError(
+                "every document has a column of this name; choose a name other than "
+                f"{', '.join(DOCUMENT_COLUMNS)}"
+            )
+        return name
+
+    @field_validator("classifier")
+    @classmethod
+    def _is_alone(
+        cls, classifier: ClassifierSpec | None, other: ValidationInfo
+    ) -> ClassifierSpec | None:
+        if classifier is not None and other.data.get("readout") is not None:
+            raise ValueError("a task has a readout or a classifier; remove one of the two")
+        return classifier
+
+    @field_validator("question")
+    @classmethod
+    def _is_of_the_model(cls, question: str | None, other: ValidationInfo) -> str | None:
+        if question is not None and other.data.get("classifier") is not None:
+            raise ValueError("a classifier reads the text alone; remove the question, or it")
+        return question
+
+    @field_validator("labels")
+    @classmethod
+    def _distinct(cls, labels: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
+        owner: dict[str, str] = {}
+        for label, verbalizers in labels.items():
+            if not label:
+                raise ValueError("a label needs a name")
+            if not verbalizers:
+                raise ValueError(f"label {label!r} needs at least one text")
+            for verbalizer in verbalizers:
+                if verbalizer in owner:
+                    raise ValueError(f"{verbalizer!r} occurs twice; write each text once")
+                owner[verbalizer] = label
+        return labels
+
+    @field_validator("scoring", "length_penalty", "beam")
+    @classmethod
+    def _scores_label_tokens(
+        cls, value: str | float | None, other: ValidationInfo
+    ) -> str | float | None:
+        for key, reader in (("readout", "trained readout"), ("classifier", "classifier")):
+            if value and value != "auto" and other.data.get(key) is not None:
+                raise ValueError(f"a {reader} reads no label's tokens; remove this, or the {key}")
+        if value and other.data.get("scoring") == "first_token":  # a field before this one
+            raise ValueError("a first token has neither length nor beams; write scoring: full")
+        return value
+
+    @field_validator("top_k")
+    @classmethod
+    def _fits_a_struct(cls, top_k: int | None, other: ValidationInfo) -> int | None:
+        labels = len(other.data.get("labels", ()))
+        if top_k is None and labels > MOST_COLUMNS:
+            raise ValueError(
+                f"{labels:,} labels are too many for a column each; keep the likeliest: top_k: 10"
+            )
+        return top_k
+
+    @field_validator("separator")
+    @classmethod
+    def _occurs(cls, separator: str | None, other: ValidationInfo) -> str | None:
+        labels = other.data.get("labels", ())
+        if separator and labels and not any(separator in label for label in labels):
+            raise ValueError("no label contains it; write the text between the levels of a label")
+        return separator
+
+    @field_validator("calibration")
+    @classmethod
+    def _knows_every_label(
+        cls, calibration: ContextualSpec | FittedSpec | None, other: ValidationInfo
+    ) -> ContextualSpec | FittedSpec | None:
+        if calibration is not None and other.data.get("top_k") is not None:
+            raise ValueError(
+                "a calibration changes the probabilities of all labels, and top_k keeps only the "
+                "likeliest; remove one of the two"
+            )
+        if isinstance(calibration, ContextualSpec) and other.data.get("beam") is not None:
+            raise ValueError(
+                "contextual calibration needs the probability of every label, and a beam does not "
+                "reach every label; remove beam, or calibrate by a file"
+            )
+        if isinstance(calibration, ContextualSpec) and other.data.get("classifier") is not None:
+            raise ValueError("a classifier has no prompt to measure; calibrate by a file")
+        return calibration
+
+    @field_validator("cascade")
+    @classmethod
+    def _has_whole_stages(
+        cls, cascade: CascadeSpec | None, other: ValidationInfo
+    ) -> CascadeSpec | None:
+        task = other.data
+        if cascade is None or "labels" not in task:
+            return cascade
+        if len(task["labels"]) != 2:
+            raise ValueError(
+                f"a cascade decides between two labels, and the task has {len(task['labels'])}"
+            )
+        for key in ("question", "readout", "classifier", "calibration", "top_k", "separator"):
+            if task.get(key) is not None:
+                raise ValueError(f"its stages answer; remove the task's {key}")
+        for number, stage in enumerate(cascade.stages, 1):
+            if stage.labels is not None and list(stage.labels) != list(task["labels"]):
+                raise ValueError(
+                    f"stage {number} has the labels {list(stage.labels)}; write those of the task "
+                    f"in the same order, {list(task['labels'])}"
+                )
+            if stage.classifier is not None and (stage.model or stage.exit):
+                key = "model" if stage.model else "exit"
+                raise ValueError(f"stage {number}: a classifier needs none; remove its {key}")
+            try:
+                _stage_task(stage, task)
+            except ValidationError as error:
+                first = error.errors()[0]["msg"].removeprefix("Value error, ")
+                raise ValueError(f"stage {number}: {first}") from error
+        return cascade
+
+    @field_validator("explain")
+    @classmethod
+    def _has_an_answer_to_continue(
+        cls, explain: ExplainSpec | None, other: ValidationInfo
+    ) -> ExplainSpec | None:
+        if explain is not None and other.data.get("question") is None:
+            raise ValueError(
+                "a continuation follows the question and its answer, and the task has no question; "
+                "write one, or remove this"
+            )
+        return explain
+
+
+def _stage_task(stage: StageSpec, task: Mapping[str, Any]) -> TaskSpec:
+    """The task of a stage; ValidationError if its parts do not fit together."""
+    shared = {key: task[key] for key in ("name", "chunks", "scoring", "length_penalty", "beam")}
+    own = dict(stage)
+    answering = {key: own[key] for key in ("question", "readout", "classifier")}
+    return TaskSpec(**shared, **answering, labels=stage.labels or task["labels"])

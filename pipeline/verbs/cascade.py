@@ -1,0 +1,202 @@
+"""Chooses the thresholds of a cascade from a sample that every stage answers.
+
+Entry point: `choose_thresholds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.evaluation.cascade_thresholds import Promise, choose
+from pipeline.fitted.thresholds import Thresholds
+from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
+from pipeline.ledger.columns import RAW, probabilities, structs
+from pipeline.ledger.keys import documents_key
+from pipeline.ledger.label_files import read_file
+from pipeline.options import CascadeOptions, GoldOptions, RunOptions
+from pipeline.runtime.fitted_files import options_for, write_fitted
+from pipeline.runtime.job import in_format, least_work
+from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.progress import Progress, ignore
+from pipeline.runtime.run import LabelledOutput, label
+from pipeline.spec.problems import placed_in_stage
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.store import open_store
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What all stages answered about some documents, whose texts differ."""
+
+    fp: tuple[str, ...]  # of each stage
+    p: Floats  # [stages, docs, labels]
+    truth: NDArray[np.int64]  # [docs]: the index of a label, of the last stage or of gold
+    is_whole: bool  # whether it is the whole input
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenThresholds:
+    """The thresholds of a cascade, and what they do to the sample."""
+
+    path: str
+    file: Thresholds
+    decided: tuple[int, ...]  # documents of the sample, by the stage that decides
+    recall: float  # of the cascade in the sample; NaN: nothing is positive
+    precision: float
+
+
+def choose_thresholds(
+    spec: JobSpec,
+    options: CascadeOptions,
+    to: str,
+    *,
+    cache_dir: Path,
+    announce: Callable[[Progress], None] = ignore,
+) -> ChosenThresholds:
+    """Writes the thresholds of a task's cascade at `to`; every stage answers the whole sample.
+
+    The answers are cells of the output: a run, or another choice, does not ask for them again.
+
+    Raises:
+        SpecError: The task has no cascade, or the sample is too small for the promise.
+        StorageError: Some documents of the sample could not be labelled; run again.
+    """
+    name, labels, stages = _stages(spec, options)
+    gold = None
+    if options.gold is not None:
+        gold = read_gold(options.gold, spec, GoldOptions(tasks=(name,)))
+    promise = Promise(options.recall, options.precision, options.confidence)
+    sample = _sample(spec, options, stages, gold, cache_dir, announce)
+    rarer = labels[int(np.bincount(sample.truth, minlength=2).argmin())]
+    positive = options.positive or rarer
+    of_label = labels.index(positive)
+    scores = sample.p[:-1, :, of_label]
+    truth, last = sample.truth == of_label, sample.p[-1].argmax(axis=1) == of_label
+    positives = int(truth.sum())
+    if positives < promise.positives_needed:
+        fix = f"{positives} of {len(truth)} different texts are {positive}, and the promise needs "
+        fix += f"{promise.positives_needed}; "
+        needed = ceil(promise.positives_needed * len(truth) / max(positives, 1))
+        enough = "promise less" if sample.is_whole else f"write about {needed:,}, or promise less"
+        raise SpecError([Problem("--sample", fix + enough, options.sample)])
+    chosen = choose(scores, last, truth, promise)
+    if chosen is None:
+        right = (last & truth).sum()
+        fix = f"the last stage alone has recall {right / positives:.3f} and precision "
+        fix += f"{right / max(last.sum(), 1):.3f} in the sample, which is too close; promise less"
+        wished = f"recall {promise.recall:g}, precision {promise.precision:g}"
+        raise SpecError([Problem("--recall, --precision", fix, wished)])
+    source = {
+        **asdict(promise),
+        "documents": len(truth),
+        "positives": positives,
+        "truth": "the last stage" if gold is None else "gold labels",
+    }
+    if gold is not None:
+        source["gold"] = gold_hash(gold, name)
+    file = Thresholds(name, labels, positive, sample.fp, *chosen, source)
+    write_fitted(to, file.json(), options_for(to, spec))
+    return _effect(to, file, sample, of_label)
+
+
+def _effect(path: str, file: Thresholds, sample: Sample, of_label: int) -> ChosenThresholds:
+    decided = np.array([file.decides(p) for p in sample.p[:-1]] + [np.ones(len(sample.truth))])
+    by = decided.argmax(axis=0)  # [docs]: the first stage that decides
+    answers = sample.p[by, np.arange(len(by))].argmax(axis=1) == of_label
+    truth = sample.truth == of_label
+    right = float((answers & truth).sum())
+    counts = np.bincount(by, minlength=len(sample.p)).tolist()
+    with np.errstate(invalid="ignore"):
+        shares = np.float64(right) / truth.sum(), np.float64(right) / answers.sum()
+    return ChosenThresholds(path, file, tuple(counts), *map(float, shares))
+
+
+def _stages(spec: JobSpec, options: CascadeOptions) -> tuple[str, tuple[str, str], list[JobSpec]]:
+    """The task's name and labels, and a spec for each stage; SpecError if it has no cascade."""
+    named = {task.name: task for task in spec.cascades}
+    if options.task not in named:
+        fix = f"the spec has no such task with a cascade; it has {', '.join(named) or 'none'}"
+        raise SpecError([Problem("--task", fix, options.task)])
+    task = named[options.task]
+    first, second = task.labels
+    if options.positive not in (None, first, second):
+        fix = f"the task has no such label; it has {first}, {second}"
+        raise SpecError([Problem("--positive", fix, options.positive)])
+    alone = spec.model_copy(update={"tasks": (task,)})
+    dtype = place(spec.model, this_machine()).dtype
+    return task.name, (first, second), [in_format(own, dtype) for (own,) in alone.stage_specs()]
+
+
+def _sample(
+    spec: JobSpec,
+    options: CascadeOptions,
+    stages: Sequence[JobSpec],
+    gold: Gold | None,
+    cache_dir: Path,
+    announce: Callable[[Progress], None],
+) -> Sample:
+    """Labels the sample with every stage; texts that a stage cannot answer are left out."""
+    by_stage: list[tuple[str, pa.StructArray, pa.Table]] = []
+    share: str | None = None
+    # — the last first: a run cuts new input into shards for its largest model
+    for number, stage in reversed([*enumerate(stages)]):
+        with placed_in_stage(spec, stage, number):
+            if not by_stage:
+                store = open_store(spec.output, spec.storage_options)
+                rows = least_work(stage, store, cache_dir)[1].rows
+                share = f"{options.sample / rows:.9f}" if options.sample < rows else None
+            labelled = label(
+                stage, cache_dir=cache_dir, options=RunOptions(sample=share), announce=announce
+            )
+        if labelled.last.work_items:
+            raise StorageError(f"{labelled.last.missing_rows:,} documents are left; run again")
+        by_stage.insert(0, (labelled.job.fp[options.task], *_answers(labelled, options.task)))
+    # — of a stage that has labelled the whole input, these are more than the sample's
+    documents = min((documents for _, _, documents in by_stage), key=len)
+    _, firsts = np.unique(documents.column("content_hash").to_pylist(), return_index=True)
+    documents = documents.take(pa.array(firsts))  # equal texts are in a sample together: one trial
+    hashes = documents.column("content_hash").combine_chunks()
+    labels = list(stages[0].tasks[0].labels)
+    p = np.stack(
+        [
+            probabilities(answers.take(_places(hashes, of_stage)), RAW, labels)
+            for _, answers, of_stage in by_stage
+        ]
+    )
+    usable = ~np.isnan(p).any(axis=(0, 2))
+    truth = p[-1].argmax(axis=1)
+    if gold is not None:
+        by_key = dict(zip(gold.keys, gold.tasks[options.task].truth.tolist(), strict=True))
+        keys = documents.column(gold.by).to_pylist()
+        truth = np.array([by_key.get(key, UNLABELLED) for key in keys])
+        usable &= truth != UNLABELLED
+    if not usable.any():
+        what = "has an answer of every stage" + (" and a gold label" if gold else "")
+        raise SpecError([Problem("--sample", f"no document of it {what}", options.sample)])
+    fp = tuple(own for own, _, _ in by_stage)
+    return Sample(fp, p[:, usable], truth[usable], is_whole=share is None)
+
+
+def _answers(labelled: LabelledOutput, task: str) -> tuple[pa.StructArray, pa.Table]:
+    """The answers in the order of the shards, and the documents."""
+    store, done = labelled.store, labelled.last.done
+    shards = [shard.id for shard in labelled.last.shards]
+    files = [structs(read_file(store, done.label_file(task, sid).key, ["p"])) for sid in shards]
+    documents = [read_file(store, documents_key(s), ["doc_id", "content_hash"]) for s in shards]
+    return pa.concat_arrays(files), pa.concat_tables(documents)
+
+
+def _places(hashes: pa.StringArray, documents: pa.Table) -> pa.Int32Array:
+    """For each of the texts a document that has it."""
+    return pc.index_in(hashes, value_set=documents.column("content_hash").combine_chunks())

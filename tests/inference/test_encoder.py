@@ -1,0 +1,126 @@
+"""Encoders: a document's answer is the same in any batch, and alone; other models are refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from encoders import FAMILIES, write_encoder
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from pipeline.errors import ModelError
+from pipeline.inference.encoder import EncoderEngine, encoder_context, load_encoder
+from pipeline.inference.loading import load_tokenizer
+
+LABELS = {"a": {"x": ["good"], "y": ["bad", "ugly"]}, "b": {"u": ["ugly"], "g": ["good"]}}
+
+
+def engine_of(folder: Path, max_batch_tokens: int = 512) -> EncoderEngine:
+    network = load_encoder(folder, dtype="float32", device="cpu")
+    tokenizer = load_tokenizer(folder)
+    return EncoderEngine(network, tokenizer, LABELS, max_batch_tokens=max_batch_tokens)
+
+
+def random_documents(count: int) -> list[list[int]]:
+    source = random.Random(3)
+    return [source.choices(range(4, 94), k=source.randrange(1, 120)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_answers_as_each_document_alone_and_as_transformers(
+    family: str, tmp_path: Path
+) -> None:
+    folder = write_encoder(tmp_path, family)
+    engine, documents, batches = engine_of(folder), random_documents(40), []
+    labelled = engine.label(documents, on_batch=batches.append)
+    assert len(batches) > 2 and sorted(i for batch in batches for i in batch) == [*range(40)]
+    assert labelled.usage.prefix_tokens_computed == sum(len(each) + 2 for each in documents)
+    network = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    expected = []
+    for document in documents:
+        with torch.inference_mode():
+            logits = network(input_ids=torch.tensor([[2, *document, 3]])).logits[0]
+        expected.append(logits.softmax(dim=0).numpy())
+    good, bad, ugly = np.stack(expected).T
+    of_a, of_b = map(np.exp, labelled.log_probs)
+    np.testing.assert_allclose(of_a, np.stack([good, bad + ugly], axis=1), atol=1e-5)
+    np.testing.assert_allclose(of_b, np.stack([ugly, good], axis=1), atol=1e-5)
+    assert np.ptp(good) > 0.1, "the answers do not depend on the document"
+    alone = np.concatenate([engine.label([each], tasks=["b"]).log_probs[0] for each in documents])
+    np.testing.assert_allclose(np.exp(alone), of_b, atol=1e-5)
+
+
+def test_each_output_of_a_head_that_excludes_nothing_is_a_class_with_an_opposite(
+    tmp_path: Path,
+) -> None:
+    folder = write_encoder(tmp_path, problem_type="multi_label_classification")
+    network = load_encoder(folder, dtype="float32", device="cpu")
+    labels = {"ugly": {"yes": ["ugly"], "no": ["not ugly"]}}
+    engine = EncoderEngine(network, load_tokenizer(folder), labels, max_batch_tokens=512)
+    documents = random_documents(5)
+    (log_probs,) = engine.label(documents).log_probs
+    np.testing.assert_allclose(np.exp(log_probs).sum(axis=1), 1, atol=1e-6)
+    with torch.inference_mode():
+        logits = network(input_ids=torch.tensor([[2, *documents[0], 3]])).logits[0]
+    assert np.exp(log_probs[0, 0]) == pytest.approx(float(logits[2].sigmoid()), abs=1e-5)
+
+
+def test_where_memory_is_short_batches_are_halved_and_a_document_alone_has_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, documents = engine_of(write_encoder(tmp_path), 2_000), random_documents(30)
+    documents.append([5] * 126)
+    expected = engine.label(documents).log_probs
+    forward = engine._network.forward
+
+    def short(**arguments: Any) -> Any:
+        if arguments["input_ids"].numel() > 127:
+            raise torch.OutOfMemoryError
+        return forward(**arguments)
+
+    monkeypatch.setattr(engine._network, "forward", short)
+    labelled = engine.label(documents)
+    assert labelled.out_of_memory == {30}
+    for by_task, whole in zip(labelled.log_probs, expected, strict=True):
+        assert np.isnan(by_task[30]).all()
+        np.testing.assert_allclose(by_task[:30], whole[:30], atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "room"), [("bert", 126), ("roberta", 124), ("modernbert", 126)])
+def test_the_context_leaves_room_for_special_tokens(family: str, room: int, tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path, family)
+    assert encoder_context(folder, load_tokenizer(folder)) == room
+    labelled = engine_of(folder).label([[5] * room])
+    assert np.isfinite(labelled.log_probs[0]).all()
+
+
+def test_a_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path, head=AutoModelForMaskedLM)
+    with pytest.raises(ModelError, match=r"its files lack \d .* use a model with a trained"):
+        load_encoder(folder, dtype="float32", device="cpu")
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="pickled weights are not read"):
+        load_encoder(folder, dtype="float32", device="cpu")
+
+
+def test_a_class_that_the_head_lacks_and_a_head_with_one_output_are_named(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "three")
+    network, tokenizer = load_encoder(folder, dtype="float32", device="cpu"), load_tokenizer(folder)
+    with pytest.raises(ModelError, match="task 'a': its head has no class 'fine'; its 3 classes"):
+        labels = {"a": {"x": ["fine"], "y": ["bad"]}}
+        EncoderEngine(network, tokenizer, labels, max_batch_tokens=9)
+    names: dict[str, Any] = {"id2label": {0: "score"}, "label2id": {"score": 0}}
+    folder = write_encoder(tmp_path / "one", **names)
+    network = load_encoder(folder, dtype="float32", device="cpu")
+    with pytest.raises(ModelError, match="its head has one output"):
+        EncoderEngine(network, tokenizer, {}, max_batch_tokens=9)
+    assert json.loads((folder / "config.json").read_text())["id2label"] == {"0": "score"}

