@@ -22,7 +22,7 @@ from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, structs
 from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.ledger.reuse import text_identities, unanswered
 from pipeline.runtime.assembly import (
-    chunk_document,
+    DocumentReader,
     contextual_calibrations,
     job_engine,
     labelled_documents,
@@ -63,6 +63,9 @@ class Labeller:
             fix = "a Labeller answers in one stage; `assay run` has cascades and continuations"
             names = [task.name for task in self.spec.in_stages]
             raise SpecError([Problem("tasks", fix, names)])
+        if self.spec.input.image is not None:
+            fix = "a Labeller reads texts; `assay run` labels images"
+            raise SpecError([Problem("input.image", fix, self.spec.input.image)])
         require_torchao(self.spec.model.quantize)
         where = placement or place(self.spec.model, this_machine())
         cache = cache_dir or default_cache_dir()
@@ -72,8 +75,9 @@ class Labeller:
         self._calibrations = dict(job.calibrations)
         if self.spec.model_tasks:
             self._engine, tokenizer = job_engine(job)
-            self._encoder = DocumentTokenizer(tokenizer)
-            contextual = contextual_calibrations(job, self._engine, self._encoder, job.fp)
+            encoder = DocumentTokenizer(tokenizer)
+            self._reader = DocumentReader(encoder, self.spec.documents)
+            contextual = contextual_calibrations(job, self._engine, encoder, job.fp)
             self._calibrations |= contextual
 
     def label(self, texts: Iterable[str | None], ids: Iterable[object] | None = None) -> pa.Table:
@@ -112,7 +116,7 @@ class Labeller:
     def _asked(self, documents: pa.Table) -> LabelledDocuments:
         """The documents with the model's answers."""
         fitted = [
-            chunk_document(self._encoder, text, status, self.spec.documents)
+            self._reader.chunks(text, status)
             for text, status in zip(
                 documents.column("text").to_pylist(),
                 documents.column("status").to_pylist(),

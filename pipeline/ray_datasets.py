@@ -84,7 +84,7 @@ class _Label:
 
     def __call__(self, block: pa.Table) -> pa.Table:
         check_columns(block.column_names, self._spec)
-        answers = self._labeller.label(block.column(self._spec.input.text).to_pylist())
+        answers = self._labeller.label(block.column(self._spec.input.text or "").to_pylist())
         for task in self._spec.tasks:
             block = block.append_column(task.name, answers.column(task.name))
         return block

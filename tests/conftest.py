@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from byte_tokenizer import make_byte_tokenizer
 from hypothesis import settings
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from pipeline.inference.loading import prepare
@@ -36,12 +36,6 @@ settings.register_profile("few", max_examples=20, deadline=None, derandomize=Tru
 settings.register_profile("thorough", max_examples=1_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    "{# tools would be called with <tool_call> #}"
-)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -189,19 +183,6 @@ def tiny_model() -> Callable[[str], LoadedModel]:
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     return make_byte_tokenizer()
-
-
-def make_byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, control tokens special and not, and a chat template that uses them."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    tokenizer.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from benchmarks.peers.environments import PeerError, Worker, Workers
 from benchmarks.peers.serve import Asked, Documents, Setup
 from benchmarks.peers.turns import Row, measure
 from pipeline.inference.labels.prompt_tokens import PromptTokens
-from pipeline.runtime.assembly import job_prompt
+from pipeline.runtime.assembly import DocumentReader, job_prompt
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.limits import usable_cores
 from pipeline.runtime.placement import place, spread, this_machine
@@ -129,7 +129,7 @@ def _read(spec_file: str, cache: Path) -> tuple[Setup, PromptTokens, list[int]]:
     job = make_job(spec, place(spec.model, this_machine()), cache)
     folder, tokenizer, prompt = job_prompt(job, as_questions(spec.tasks))
     shards = plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
-    samples = take_samples(shards, tokenizer, spec, 256)
+    samples = take_samples(shards, DocumentReader.of_job(job, folder, tokenizer), spec, 256)
     gguf = job.files.location if job.files.kind == "gguf" else None
     made = cache / f"{folder.name}-files"
     made.mkdir(exist_ok=True)

@@ -111,7 +111,7 @@ def collect_garbage(
 def _cells_of_next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
     source = spec.input
     objects = find_objects(source.path, cache_dir, source.storage_options)
-    cuts = cut_before(store, objects, source.text, source.id)
+    cuts = cut_before(store, objects, source.columns)
     # — the next run may be on another machine, with another dtype
     jobs = jobs_for_each_dtype(spec, cache_dir)
     # — raw answers too: the next calibration is computed from them and applied to them

@@ -35,7 +35,7 @@ from pipeline.sources.shards import ObjectVersion, Shard
 from pipeline.sources.slices import read_inside
 from pipeline.sources.source import find_objects
 from pipeline.sources.streams import Options
-from pipeline.spec.schema import JobSpec
+from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.store import Store, open_store
 
 THREADS = 8
@@ -130,8 +130,8 @@ def _is_unchanged(audit: _Audit, version: ObjectVersion) -> bool:
         if all(problem.place == "input.path" for problem in error.problems):
             return False  # the file is gone
         raise
-    columns = version.text_column, version.id_column
-    return any(each.version(*columns) == version for each in objects)
+    columns = Columns(version.text_column, version.id_column, version.image_column)
+    return any(each.version(columns) == version for each in objects)
 
 
 def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> list[Damage]:

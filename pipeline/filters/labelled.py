@@ -58,7 +58,7 @@ def labelled_shards(
     """
     source = spec.input
     objects = find_objects(source.path, cache_dir, source.storage_options)
-    shards = cut_before(store, objects, source.text, source.id).shards
+    shards = cut_before(store, objects, source.columns).shards
     of_slice = (replace(shard, slice=contents.slice) for shard in shards)
     by_sid = {shard.id: shard for shard in of_slice}
     for shard in contents.shards:

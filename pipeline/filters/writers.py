@@ -10,9 +10,11 @@ with the keys `text`, `id`, `url` and `date`; text files become JSON lines with 
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, compress, islice
+from typing import IO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +28,10 @@ from pipeline.sources.json_array import array_segments, shard_elements
 from pipeline.sources.jsonl import line_segments, shard_lines
 from pipeline.sources.records import Segment, blocks_of, units_of
 from pipeline.sources.shards import Shard
-from pipeline.sources.streams import CODECS, Options, Stream, one_line, reading
+from pipeline.sources.streams import CODECS, Options, Stream, one_line, opened, reading
 from pipeline.sources.tables import TABLES, opened_table
 from pipeline.sources.text_files import text_rows
+from pipeline.sources.webdataset import piece_samples, samples
 from pipeline.sources.wet import COLUMNS, wet_values
 
 Keep = NDArray[np.bool_]  # [rows of the shard]
@@ -127,6 +130,21 @@ def _kept_files(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
         yield json.dumps({"text": text, "id": row.id}, ensure_ascii=False).encode() + b"\n"
 
 
+def _kept_samples(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
+    """The exact members of the kept rows, and the end of the archive."""
+    units = islice(piece_samples(shard, options), _end(keep))
+    with opened(shard.path, options) as file:
+        for sample in compress(units, keep):
+            file.seek(sample.start_byte)
+            yield file.read(sample.end_byte - sample.start_byte)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _samples_in(stream: Stream) -> int:
+    with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as archive:
+        return sum(1 for _ in samples(archive))
+
+
 def _rows_in(segments: Iterable[Segment]) -> int:
     return sum(1 for _ in units_of(segments))
 
@@ -141,6 +159,7 @@ _TEXTS: Mapping[
     "csv": (_kept_records, lambda stream: _rows_in(file_segments(stream, "csv")) - 1),
     "tsv": (_kept_records, lambda stream: _rows_in(file_segments(stream, "tsv")) - 1),
     "json": (_kept_elements, lambda stream: _rows_in(array_segments(blocks_of(stream)))),
+    "tar": (_kept_samples, _samples_in),
 }
 
 

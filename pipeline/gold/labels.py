@@ -190,7 +190,7 @@ def _documents(
     by, column = _key_column(rows, spec, options)
     text_column = options.text or spec.input.text
     texts = None
-    if text_column in rows.columns:
+    if text_column in rows.columns and text_column is not None and spec.input.image is None:
         texts = tuple(text if isinstance(text, str) else None for text in rows.columns[text_column])
     missing = [row for row, value in enumerate(rows.columns[column]) if value in (None, "")]
     if missing:
@@ -213,7 +213,7 @@ def _key_column(rows: GoldRows, spec: JobSpec, options: GoldOptions) -> tuple[By
     choices: list[tuple[By, str | None]] = [("doc_id", options.id), ("content_hash", options.text)]
     if not (options.id or options.text):
         # — without an id column, the id of a document is the hash of its text
-        own_id, own_text = spec.input.id, spec.input.text
+        own_id, own_text = spec.input.id, None if spec.input.image else spec.input.text
         choices = [("doc_id", own_id), ("content_hash", own_text), ("doc_id", "id")]
     for by, column in choices:
         if column in rows.columns and column is not None:

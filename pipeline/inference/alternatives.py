@@ -8,7 +8,8 @@ the check. `tree_flops` is the arithmetic of the tree itself, for its share of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import DynamicCache
 from pipeline.fitted.readout import Readout
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.engine import DocumentIds
+from pipeline.inference.images import ImageDocument
 from pipeline.inference.labels.early_exit import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
@@ -29,6 +31,7 @@ from pipeline.inference.memory import head_dim
 from pipeline.inference.model.int8_products import Int8Linear
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.model.quantisation import expert_weights
+from pipeline.inference.model.vision import whole_prompt
 from pipeline.spec.model import ExitSpec
 
 LabelLogProbs = list[list[Tensor]]  # by document, by question: [labels]
@@ -115,13 +118,13 @@ def per_question(
     """One full forward for each document and question; with whole labels, for each verbalizer."""
 
     def answer(document: DocumentIds, question: Question) -> Tensor:  # [labels]
-        token_ids = [*prompt.prefix, *document, *question.token_ids]
+        alone = _Alone(prompt.prefix, document, question.token_ids)
         labels = list(question.labels.values())
         if each_label:
-            return torch.cat([_first_token_answer(model, token_ids, [own]) for own in labels])
+            return torch.cat([_first_token_answer(model, alone, [own]) for own in labels])
         if question.trie:
-            return _whole_label_answer(model, token_ids, question.trie)
-        return _first_token_answer(model, token_ids, labels)
+            return _whole_label_answer(model, alone, question.trie)
+        return _first_token_answer(model, alone, labels)
 
     with plain_attention(model.network, "sdpa"):
         return [[answer(document, q) for q in prompt.questions] for document in documents]
@@ -147,10 +150,9 @@ def answers_alone(
 
     @cache  # tasks of one prompt read the same states
     def states_below(below: tuple[int, ...]) -> list[Tensor]:  # by layer: [tokens, hidden]
-        token_ids = [*prompt.prefix, *document, *below]
+        alone = _Alone(prompt.prefix, document, below)
         with plain_attention(model.network, "sdpa"):
-            output = _forward(model, token_ids, output_hidden_states=True)
-        return [states[0] for states in output.hidden_states]
+            return _states_by_layer(model, alone)
 
     states: dict[str, list[Floats]] = {}
     for question in (q for q in prompt.questions if q.name in readouts):
@@ -190,25 +192,38 @@ def _readout_log_probs(
     return np.asarray(logits - np.logaddexp.reduce(logits), dtype=np.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """An independent prompt."""
+
+    before: Sequence[int]
+    document: DocumentIds
+    after: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.before) + len(self.document) + len(self.after)
+
+
 def _first_token_answer(
-    model: LoadedModel, token_ids: Sequence[int], labels: Sequence[Sequence[int]]
+    model: LoadedModel, prompt: _Alone, labels: Sequence[Sequence[int]]
 ) -> Tensor:  # [labels]
     """The log-probability that each label's first token comes next."""
-    states = _forward(model, token_ids).last_hidden_state[:, -1:]  # [1, 1, hidden]
+    states = _forward(model, prompt).last_hidden_state[:, -1:]  # [1, 1, hidden]
     first = FirstTokens.of(labels, model.device)
     [log_probs] = first_token_log_probs(states, [first], model.unembed)
     return log_probs[0]
 
 
 def _whole_label_answer(
-    model: LoadedModel, token_ids: Sequence[int], trie: LabelTrie
+    model: LoadedModel, prompt: _Alone, trie: LabelTrie
 ) -> Tensor:  # [labels] fp32
     """The log-probability of each label: the sum over its verbalizers, one full forward each."""
 
     def verbalizer_log_prob(path: Sequence[int]) -> Tensor:  # []
-        states = _forward(model, [*token_ids, *path]).last_hidden_state[0]
+        whole = replace(prompt, after=(*prompt.after, *path))
+        states = _forward(model, whole).last_hidden_state[0]
         # — the state at position i predicts token i + 1
-        logits = model.unembed(states[len(token_ids) - 1 : -1])  # [tokens, vocab]
+        logits = model.unembed(states[len(prompt) - 1 : -1])  # [tokens, vocab]
         log_probs = logits.float().log_softmax(-1)
         total = log_probs[range(len(path)), list(path)].sum()
         return total / float(len(path) ** trie.length_penalty)
@@ -217,8 +232,39 @@ def _whole_label_answer(
     return torch.stack([torch.stack(own).logsumexp(0) for own in of_labels])
 
 
-def _forward(model: LoadedModel, token_ids: Sequence[int], **options: bool) -> Any:
-    return model.decoder(input_ids=_tensor(model, [token_ids]), use_cache=False, **options)
+def _forward(model: LoadedModel, prompt: _Alone, **options: bool) -> Any:
+    """The output of the decoder, or of the whole model for a document with an image."""
+    before, document, after = prompt.before, prompt.document, prompt.after
+    if not isinstance(document, ImageDocument):
+        token_ids = _tensor(model, [[*before, *document, *after]])
+        return model.decoder(input_ids=token_ids, use_cache=False, **options)
+    assert model.images is not None, "a model without images"
+    image = model.images.inputs(document.image)
+    text = document[image["input_ids"].shape[1] :]
+    inputs = whole_prompt(model.network, image, before=before, after=(*text, *after))
+    return model.network.base_model(**inputs, use_cache=False, **options)
+
+
+def _states_by_layer(model: LoadedModel, prompt: _Alone) -> list[Tensor]:  # [tokens, hidden]
+    """The `hidden_states` of transformers; below an image, the states that enter each layer.
+
+    They are the same but for DeepStack, which adds to the states between two layers.
+    """
+    if not isinstance(prompt.document, ImageDocument):
+        output = _forward(model, prompt, output_hidden_states=True)
+        return [states[0] for states in output.hidden_states]
+    entering: list[Tensor] = []
+
+    def enter(_layer: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        entering.append((args[0] if args else kwargs["hidden_states"])[0])
+
+    layers: nn.ModuleList = model.decoder.layers  # type: ignore[assignment]
+    with ExitStack() as hooks:
+        for layer in layers:
+            handle = layer.register_forward_pre_hook(enter, with_kwargs=True)
+            hooks.callback(handle.remove)
+        output = _forward(model, prompt)
+    return [*entering, output.last_hidden_state[0]]
 
 
 def _tensor(model: LoadedModel, values: Sequence[object]) -> Tensor:

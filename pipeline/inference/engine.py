@@ -17,11 +17,12 @@ from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.fitted.calibration import Prior
+from pipeline.inference.images import ImageDocument
 from pipeline.inference.labels.early_exit import Readouts, check_readouts, layers_read
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.labels.questions import QuestionBatch, compile_questions
-from pipeline.inference.loading import proved_at
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.proof import proved_at
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import Usage, count_tokens, pack
 from pipeline.spec.model import ExitSpec
@@ -90,11 +91,12 @@ class LabelEngine:
     ) -> Labelled:
         """Label log-probabilities of every document for each question.
 
-        A document has at least one token. With `tasks`, only these questions are answered, in the
-        prompt's order; answers do not depend on which others are asked. A document that does not
-        fit into memory even alone has no answer: its index is in `out_of_memory`. `on_batch` is
-        called with the indices of each batch that was read; a GPU may still be at work on it.
-        ModelError if the model read more tokens than the documents and questions have.
+        A document has at least one token, and may be an `ImageDocument`. With `tasks`, only these
+        questions are answered, in the prompt's order; answers do not depend on which others are
+        asked. A document that does not fit into memory even alone has no answer: its index is in
+        `out_of_memory`. `on_batch` is called with the indices of each batch that was read; a GPU
+        may still be at work on it. ModelError if the model read more tokens than the documents and
+        questions have.
         """
         asked = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
         if not asked:
@@ -109,7 +111,9 @@ class LabelEngine:
             labels = [len(q.labels) for q in to_read]
             log_probs, too_large, rounds = self._answer(documents, questions, labels, on_batch)
         usage = self._usage(documents, questions)
-        needed = usage.prefix_tokens_computed + usage.question_tokens_computed
+        # — to compute the rows of an image, the model embeds its document's token ids, too
+        embedded = sum(len(each) for each in documents if isinstance(each, ImageDocument))
+        needed = usage.prefix_tokens_computed + usage.question_tokens_computed + embedded
         # — where memory was short, documents were read again
         if rounds <= 1 and not too_large and counter.tokens != needed:
             raise ModelError(
@@ -177,7 +181,7 @@ class LabelEngine:
         answers: list[list[Tensor]] = []
         for batch in batches:
             try:
-                of_batch = [documents[i] for i in batch]
+                of_batch = self.model.with_images([documents[i] for i in batch])
                 answers.append(questions.answers(of_batch, max_tokens=self.max_batch_tokens))
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):

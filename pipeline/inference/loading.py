@@ -6,6 +6,7 @@ model gives the same answers under the tree. Code that a model folder carries is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,10 +17,11 @@ import torch
 from accelerate import dispatch_model
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -28,28 +30,38 @@ from transformers import (
 from pipeline.errors import ModelError
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import Kernel, flash_kernel
-from pipeline.inference.model.int8_products import Int8Linear, round_linear
+from pipeline.inference.images import ImageReader
+from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.llama_form import use_llama_form
-from pipeline.inference.model.loaded import LoadedModel, cut_last_layer, plain_attention
+from pipeline.inference.model.loaded import (
+    LoadedModel,
+    cut_last_layer,
+    decoder_of,
+    set_attention,
+)
 from pipeline.inference.model.quantisation import quantise
-from pipeline.inference.schedules import read_prefix
-from pipeline.inference.schedules.forward import LayerStates, ReadPoint
+from pipeline.inference.proof import image_error, tolerance, tree_error
 from pipeline.spec.model import Quantize
 
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _SUPPORTED = "use a decoder with full or sliding-window attention, or recurrent layers"
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-# Relative errors of rounding; a wrong mask makes an error near 1.
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
-_LONGEST_PROVED_WINDOW = 1_024
+_NO_IMAGES = (
+    "`input.image` cannot use it; use a model of the LLaVA, Idefics3, SmolVLM or Qwen-VL kind"
+)
+_BIDIRECTIONAL_IMAGES = {"gemma3", "paligemma", "gemma4"}
 _BROKEN = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The folder's tokenizer; ModelError if there is none."""
     try:
-        return AutoTokenizer.from_pretrained(folder, **_LOCAL)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **_LOCAL)
+        of_processor = folder / "chat_template.json"  # where older models with images have it
+        if not tokenizer.chat_template and of_processor.is_file():
+            tokenizer.chat_template = json.loads(of_processor.read_text())["chat_template"]
+        return tokenizer
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
 
@@ -82,6 +94,19 @@ def _config(folder: Path) -> Any:
     refuse_unsupported(config)
     refuse_unsupported(text)
     _longest_prompt(text)
+    return config
+
+
+def _seeing_config(folder: Path) -> Any:
+    """As `_config`; ModelError if it has no vision tower, or its images are not modelled."""
+    config = _config(folder)
+    if getattr(config, "vision_config", None) is None:
+        raise ModelError(f"{folder}: {_family(config)} has no vision tower, and {_NO_IMAGES}")
+    if config.model_type in _BIDIRECTIONAL_IMAGES:
+        raise ModelError(
+            f"{_family(config)}: the tokens of an image attend to later ones, which the tree does "
+            f"not model, so {_NO_IMAGES}"
+        )
     return config
 
 
@@ -133,13 +158,26 @@ def _longest_prompt(config: Any) -> int:
 
 
 def load_model(
-    folder: Path, *, dtype: str, device: str, quantize: Quantize = "none", gpus: int = 1
+    folder: Path,
+    *,
+    dtype: str,
+    device: str,
+    quantize: Quantize = "none",
+    gpus: int = 1,
+    sees_images: bool = False,
 ) -> LoadedModel:
     """The model in a folder; ModelError names what makes it unusable.
 
-    With `gpus` above one, its layers are dispatched over this many devices of the process.
+    With `gpus` above one, its layers are dispatched over this many devices of the process. With
+    `sees_images`, its vision tower and image processor are loaded, too.
     """
     fix = "copy the whole folder again"
+    if sees_images:
+        kind: Any = AutoModelForImageTextToText
+        network = read_network(folder, kind, _seeing_config, dtype=dtype, fix=fix)
+        quantise(network, quantize, device)
+        nn.Module.to(network, device)
+        return prepare(network, images=ImageReader(folder))
     network = read_network(folder, AutoModelForCausalLM, _config, dtype=dtype, fix=fix)
     if gpus > 1:
         dispatch(network, [f"{device}:{i}" for i in range(gpus)])
@@ -238,11 +276,14 @@ def device_map(network: PreTrainedModel, devices: Sequence[str]) -> dict[str, st
     }
 
 
-def prepare(network: PreTrainedModel, *, dispatched: bool = False) -> LoadedModel:
+def prepare(
+    network: PreTrainedModel, *, dispatched: bool = False, images: ImageReader | None = None
+) -> LoadedModel:
     """The model with tree attention, after short forwards have proved its answers.
 
-    A dispatched model runs whole and without a fused kernel: a compiled plan is on one device, and
-    accelerate's hooks, which move states between devices, belong to the whole decoder.
+    With `images`, images are proved, too. A dispatched model runs whole and without a fused
+    kernel: a compiled plan is on one device, and accelerate's hooks, which move states between
+    devices, belong to the whole decoder.
     """
     config = network.config.get_text_config()
     refuse_unsupported(config)
@@ -250,9 +291,9 @@ def prepare(network: PreTrainedModel, *, dispatched: bool = False) -> LoadedMode
     # Reported to give wrong answers with a cached prefix.
     torch.backends.cuda.enable_cudnn_sdp(False)
     nn.Module.eval(network).requires_grad_(False)
-    network.set_attn_implementation(hook.IMPLEMENTATION)
+    set_attention(network, hook.IMPLEMENTATION)
     if not dispatched:
-        use_llama_form(network.base_model)
+        use_llama_form(decoder_of(network) if images else network.base_model)
     # Some families keep the window on the attention module, others only in the configuration.
     windows = {getattr(module, "sliding_window", None) for module in network.modules()}
     whole = LoadedModel(
@@ -262,10 +303,15 @@ def prepare(network: PreTrainedModel, *, dispatched: bool = False) -> LoadedMode
         stages=None,
         # Layers that carry a state from token to token need the staged schedule.
         schedule="fused" if _RECURRENT.isdisjoint(_layer_types(config)) else "staged",
+        images=images,
     )
+    if images is not None and whole.schedule == "staged":
+        raise ModelError(f"{_family(network.config)} has recurrent layers, and {_NO_IMAGES}")
     for model in [whole] if dispatched else _variants(whole):
         try:
             error = tree_error(model)
+            if images is not None:
+                error = max(error, image_error(model))
         except _BROKEN as reason:
             refusal = ModelError(f"{_family(config)} does not run under the tree: {reason!r}")
             refusal.__cause__ = reason
@@ -277,16 +323,6 @@ def prepare(network: PreTrainedModel, *, dispatched: bool = False) -> LoadedMode
             f"differ by {error:.1g} of their norm; {_SUPPORTED}"
         )
     raise refusal
-
-
-def tolerance(network: PreTrainedModel) -> float:
-    """The relative error of states that the network's rounding explains.
-
-    Activations in 8 bits are rounded as coarsely as bfloat16, which has 8 significant bits: a last
-    bit that differs may move a value by a whole step.
-    """
-    is_rounded = any(isinstance(module, Int8Linear) for module in network.modules())
-    return TOLERANCE[torch.bfloat16 if is_rounded else network.dtype]
 
 
 def _variants(whole: LoadedModel) -> list[LoadedModel]:
@@ -304,92 +340,3 @@ def fused_kernel(network: PreTrainedModel) -> Kernel | None:
     """The kernel for the network's device and dtype; None where no faster one exists."""
     half = network.dtype in (torch.bfloat16, torch.float16)
     return flash_kernel() if network.device.type == "cuda" and half else None
-
-
-@torch.inference_mode()
-def tree_error(model: LoadedModel) -> float:
-    """The relative error of questions' states and logits against independent prompts.
-
-    The document is longer than the model's short windows. One question has one token, where a
-    recurrent state that was lost shows most. Relative: the norm of the difference over the norm of
-    the states, or of the logits, whichever is larger.
-    """
-    short = [window for window in model.windows if window and window <= _LONGEST_PROVED_WINDOW]
-    token_ids = _proof_ids(model, 36 + max(short, default=0))
-    prefix, document = token_ids[:5], token_ids[12:]
-    questions = (token_ids[5:8], token_ids[8:11], token_ids[11:12])
-    [read] = _read(model, prefix, document, [ReadPoint(model.layers, tuple(map(tuple, questions)))])
-    states, expected, logits = read.at_suffixes[:, 0], [], []
-    with plain_attention(model.network, "eager"):
-        for question in questions:
-            ids = torch.tensor([[*prefix, *document, *question]], device=model.device)
-            expected.append(model.decoder(input_ids=ids, use_cache=False).last_hidden_state[0, -1])
-            output = model.network(input_ids=ids, use_cache=False, logits_to_keep=1)
-            logits.append(output.logits[0, -1])
-    of_states = _relative_error(states, torch.stack(expected))
-    return max(of_states, _relative_error(model.unembed(states), torch.stack(logits)))
-
-
-def _read(
-    model: LoadedModel, prefix: Sequence[int], document: Sequence[int], points: list[ReadPoint]
-) -> list[LayerStates]:
-    """The states of one document at each of these points."""
-    by_layer: list[LayerStates] = []
-    schedule = read_prefix(model, prefix, layers=points[-1].layer)
-    schedule.reader(points).read_layers([document], by_layer.append)
-    return by_layer
-
-
-def _proof_ids(model: LoadedModel, tokens: int) -> list[int]:
-    """Token ids spread over the vocabulary."""
-    vocabulary = model.network.config.get_text_config().vocab_size
-    return [(7_919 * i + 13) % vocabulary for i in range(tokens)]
-
-
-def _relative_error(actual: Tensor, expected: Tensor) -> float:  # both [rows, dim]
-    """Over all rows together: half precision sends a token to another expert now and then."""
-    return float((actual.float() - expected.float()).norm() / expected.float().norm())
-
-
-def proved_at(model: LoadedModel, layers: Sequence[int]) -> LoadedModel:
-    """The model, in stages or whole, after a short forward has proved its states at the layers.
-
-    ModelError where neither gives them: layers of some families read more than the layer before.
-    """
-    depths = sorted(set(layers))
-    variants = [model] if model.stages is None else [model, replace(model, stages=None)]
-    errors = []
-    for variant in variants:
-        # — rounding of what is kept is no difference between the layers
-        errors.append(_depth_error(replace(variant, kv="none"), depths))
-        if errors[-1] <= tolerance(model.network):
-            return variant
-    raise ModelError(
-        f"{_family(model.network.config)} has other states between its layers than "
-        f"transformers computes: they differ by {min(errors):.1g} of their norm after the layers "
-        f"{depths}; use readouts of its last layer"
-    )
-
-
-@torch.inference_mode()
-def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
-    """The relative error of the states at the layer where it is largest."""
-    ids = _proof_ids(model, 24)
-    prefix, below, document = ids[:3], tuple(ids[3:6]), ids[6:]
-    points = [ReadPoint(layer, (below,), mean=True) for layer in layers]
-    by_layer = _read(model, prefix, document, points)
-    with plain_attention(model.network, "eager"):
-        output = model.decoder(
-            input_ids=torch.tensor([[*prefix, *document, *below]], device=model.device),
-            use_cache=False,
-            output_hidden_states=True,
-        )
-    own = slice(len(prefix), len(prefix) + len(document))
-    errors = []
-    for read in by_layer:
-        states = output.hidden_states[read.layer][0].float()
-        alone = torch.stack([states[-1], states[own].mean(dim=0)])
-        assert read.mean is not None, read.layer
-        together = torch.stack([read.at_suffixes[0, 0].float(), read.mean[0]])
-        errors.append(_relative_error(together, alone))
-    return max(errors)

@@ -55,6 +55,8 @@ class TokenisedShard:
     sources: pa.Array  # [docs]: the shard that the known row is of, or null
     # By task: [docs, labels] log-probabilities that a classifier gave to each label; NaN: none.
     classified: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    # [docs] large binary: of rows that are asked about and have an image; None: of texts
+    images: pa.Array | None = None
 
     def to_table(self) -> pa.Table:
         columns = {
@@ -63,6 +65,7 @@ class TokenisedShard:
             "source": self.sources,
             **{f"known:{task}": answers for task, answers in self.known.items()},
             **{f"classified:{task}": _to_column(each) for task, each in self.classified.items()},
+            **({} if self.images is None else {"image": self.images}),
         }
         return _with_columns(self.documents, columns, self.work)
 
@@ -76,6 +79,7 @@ class TokenisedShard:
             known=_by_task(block, "known"),
             sources=block.column("source").combine_chunks(),
             classified={t: _from_column(c) for t, c in _by_task(block, "classified").items()},
+            images=block.column("image") if "image" in block.column_names else None,
         )
 
 

@@ -17,6 +17,7 @@ from pipeline.hashes import canonical_json, parse_json
 from pipeline.ledger.keys import INPUTS, cuts_key, parse_key
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice, fields_of
 from pipeline.sources.source import InputObject, cut
+from pipeline.spec.schema import Columns
 from pipeline.stores.store import Store
 
 # A compressed file is read to be cut. Cuts are written this often, so that an interrupted run does
@@ -53,8 +54,7 @@ class Cuts:
 def load_or_cut(
     store: Store,
     objects: Sequence[InputObject],
-    text_column: str,
-    id_column: str | None,
+    columns: Columns,
     target_bytes: int,
     *,
     keep: bool = True,
@@ -67,11 +67,11 @@ def load_or_cut(
     """
     log = _Log(store)
     take = log.append if keep else log.take_in
-    versions = {each.version(text_column, id_column): each for each in objects}
+    versions = {each.version(columns): each for each in objects}
 
     def cut_or_reason(version: ObjectVersion) -> _Cut:
         try:
-            return version, cut(versions[version], text_column, id_column, target_bytes)
+            return version, cut(versions[version], columns, target_bytes)
         except UnreadableError as error:
             return version, str(error)
 
@@ -102,11 +102,9 @@ def slice_cuts(store: Store, cuts: Cuts, part: Slice, *, keep: bool = True) -> C
     return replace(cuts, shards=tuple(replace(shard, slice=part) for shard in cuts.shards))
 
 
-def cut_before(
-    store: Store, objects: Sequence[InputObject], text_column: str, id_column: str | None
-) -> Cuts:
+def cut_before(store: Store, objects: Sequence[InputObject], columns: Columns) -> Cuts:
     """The shards of the objects that are in the log; opens no object and writes nothing."""
-    return _Log(store).cuts_of([each.version(text_column, id_column) for each in objects])
+    return _Log(store).cuts_of([each.version(columns) for each in objects])
 
 
 def logged_shards(store: Store, sids: Collection[str]) -> dict[str, Shard]:
@@ -137,7 +135,7 @@ class _Log:
                 return
             entries = [
                 {
-                    "object": list(fields_of(version).values()),
+                    "object": list(version.to_json().values()),
                     "pieces": [list(fields_of(shard.piece).values()) for shard in shards],
                 }
                 for version, shards in new.items()

@@ -1,13 +1,13 @@
 """Assembles an engine from a job: model, prompt, readouts. Entry point: `job_engine`.
 
-Also turns a text into chunks, and answers into rows (`chunk_document`, `labelled_documents`).
+Also turns documents into chunks, and answers into rows (`DocumentReader`, `labelled_documents`).
 Imports torch, so the driver must not import it. Must not import Ray.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from pipeline.inference.chunking import chunk_text
 from pipeline.inference.continuations import ContinuationEngine
 from pipeline.inference.encoder import EncoderEngine, encoder_context, load_encoder
 from pipeline.inference.engine import Engine, LabelEngine, content_free_prior
+from pipeline.inference.images import ImageReader
 from pipeline.inference.labels.prompt_tokens import PromptTokens, answered_suffixes, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import (
@@ -116,6 +117,7 @@ def job_model(
         device=placement.device,
         quantize=chosen,
         gpus=job.spec.model.gpus,
+        sees_images=job.spec.input.image is not None,
     )
     kept = job.spec.model.kv if kv is None else kv
     if kept != "none" and model.schedule == "staged":
@@ -293,23 +295,52 @@ def contextual_calibrations(
     return files
 
 
-def chunk_document(
-    tokenizer: DocumentTokenizer, text: str | None, status: str, rules: DocumentsSpec
-) -> tuple[Sequence[tuple[int, ...]], str]:
-    """A document's chunks, and its status for labelling.
+@dataclass(frozen=True, slots=True)
+class DocumentReader:
+    """Turns documents into the token ids that the model reads."""
 
-    `status` is that of reading it. A document that cannot be labelled has no chunks; its status
-    has the reason.
-    """
-    if status != OK or text is None:
-        return (), status
-    try:
-        chunks = chunk_text(tokenizer, text, rules)
-    except DocumentError as error:
-        return (), f"error:{error}"
-    if not chunks.tokens:
-        return (), EMPTY
-    return chunks.token_ids, TRUNCATED if chunks.truncated else OK
+    tokenizer: DocumentTokenizer
+    rules: DocumentsSpec
+    images: ImageReader | None = None  # of documents with an image
+
+    @classmethod
+    def of_job(cls, job: Job, folder: Path, tokenizer: PreTrainedTokenizerBase) -> DocumentReader:
+        images = ImageReader(folder) if job.spec.input.image is not None else None
+        return cls(DocumentTokenizer(tokenizer), job.spec.documents, images)
+
+    def chunks(
+        self, text: str | None, status: str, image: bytes | None = None
+    ) -> tuple[Sequence[tuple[int, ...]], str]:
+        """A document's chunks, and its status for labelling.
+
+        `status` is that of reading it. A document that cannot be labelled has no chunks; its
+        status has the reason. A document with an image is one chunk: the image, then the text.
+        """
+        if status != OK or text is None:
+            return (), status
+        try:
+            if image is not None:
+                return self._with_text(image, text)
+            chunks = chunk_text(self.tokenizer, text, self.rules)
+        except DocumentError as error:
+            return (), f"error:{error}"
+        if not chunks.tokens:
+            return (), EMPTY
+        return chunks.token_ids, TRUNCATED if chunks.truncated else OK
+
+    def _with_text(self, image: bytes, text: str) -> tuple[Sequence[tuple[int, ...]], str]:
+        assert self.images is not None, "no model for images"
+        before, most = self.images.token_ids(image), self.rules.max_tokens
+        room = most - len(before)
+        if room < 0:
+            raise DocumentError(f"the image has {len(before)} tokens, above max_tokens, {most}")
+        if not text:
+            return (before,), OK
+        if not room:
+            return (before,), TRUNCATED
+        rules = self.rules.model_copy(update={"max_tokens": room})
+        chunks = chunk_text(self.tokenizer, text, rules)
+        return ((*before, *chunks.token_ids[0]),), TRUNCATED if chunks.truncated else OK
 
 
 def labelled_documents(

@@ -313,7 +313,7 @@ def plan(job: Job, store: Store, *, keep: bool = True, part: Slice | None = None
     if target == "auto":
         largest = max(each.files.size_bytes for each in job.with_stages)
         target = shard_bytes(job.placement.device, largest)
-    cuts = load_or_cut(store, objects, source.text, source.id, target, keep=keep)
+    cuts = load_or_cut(store, objects, source.columns, target, keep=keep)
     if part is not None and part.where is not None:
         check_where(part.where, cuts.shards, source.storage_options)
     whole = list_missing(job, store, cuts)
@@ -330,7 +330,7 @@ def check_places(spec: JobSpec, cache_dir: Path) -> None:
     store, source = open_store(spec.output, spec.storage_options), spec.input
     objects = _objects(spec, store, cache_dir)
     if sum(each.size_bytes for each in objects) <= SMALL_INPUT_BYTES:
-        load_or_cut(store, objects, source.text, source.id, MAX_SHARD_BYTES, keep=False)
+        load_or_cut(store, objects, source.columns, MAX_SHARD_BYTES, keep=False)
 
 
 def _objects(spec: JobSpec, store: Store, cache_dir: Path) -> list[InputObject]:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.label_files import commit_shard
 from pipeline.ledger.text_index import text_hashes
@@ -77,7 +78,7 @@ def commit_documents(job: Job, work_items: Iterable[WorkItem]) -> tuple[int, int
     created = rows = 0
     for work in work_items:
         read = read_slices(job, store, work)
-        documents = pa.concat_tables([each.drop_columns(["text"]) for _, each in read])
+        documents = pa.concat_tables([each.select(DOCUMENTS_FILE_COLUMNS) for _, each in read])
         created += len(commit_shard(store, work.shard, documents, []))
         rows += documents.num_rows
     return created, rows

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.inference.continuations import Continuation, ContinuationEngine, ShardContinuations
 from pipeline.inference.engine import Engine
+from pipeline.inference.images import as_document
 from pipeline.inference.labels.prompt_tokens import answered_suffixes
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
@@ -33,11 +35,11 @@ from pipeline.ledger.blocks import (
     work_items_of,
 )
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.columns import EXPLANATION_TYPE
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, EXPLANATION_TYPE
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.reuse import AnswerCache, known_status, text_identities, unanswered
 from pipeline.runtime.assembly import (
-    chunk_document,
+    DocumentReader,
     contextual_calibrations,
     continuation_engine,
     job_engine,
@@ -50,7 +52,7 @@ from pipeline.runtime.job import Job
 from pipeline.runtime.outcome import is_failed_status
 from pipeline.runtime.progress import READING, Send, ShardProgress, ignore, work_report
 from pipeline.runtime.reading import read_slices
-from pipeline.sources.documents import QUARANTINED
+from pipeline.sources.documents import QUARANTINED, images_of
 from pipeline.stores.store import open_store
 
 _CONTINUED = pa.struct([("label", pa.string()), *EXPLANATION_TYPE])
@@ -68,8 +70,9 @@ class Tokenise:
         self._answers = AnswerCache(self._store)
 
     @cached_property
-    def _tokenizer(self) -> DocumentTokenizer:
-        return DocumentTokenizer(load_tokenizer(local_model(self.job, self._send)))
+    def _reader(self) -> DocumentReader:
+        folder = local_model(self.job, self._send)
+        return DocumentReader.of_job(self.job, folder, load_tokenizer(folder))
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         for work in work_items_of(block, self._reuse):
@@ -98,11 +101,16 @@ class Tokenise:
             reads = documents.column("status").to_pylist()
             reused = [status or read for status, read in zip(reused, reads, strict=True)]
         chunks, status = self._chunked(documents, reused)
+        images = None
+        if "image" in documents.column_names:
+            asked = pa.array([bool(of_row) for of_row in chunks])
+            images = pc.if_else(asked, documents.column("image").combine_chunks(), None)
         return TokenisedShard(
             work=work,
-            documents=documents.drop_columns(["text"]),
+            documents=documents.select(DOCUMENTS_FILE_COLUMNS),
             chunks=pa.array(chunks, pa.list_(pa.list_(pa.int32()))),
             status=status,
+            images=images,
             known=known.answers,
             sources=known.sources,
             classified=self._classifiers.answers(
@@ -118,14 +126,14 @@ class Tokenise:
         """The chunks and the status of each document; `unread` has that of those left out."""
         chunks: list[list[NDArray[np.int32]]] = []
         status: list[str] = []
-        rules = self.job.spec.documents
         reads = documents.column("status").to_pylist()
-        for text, read, known in zip(documents.column("text"), reads, unread, strict=True):
+        columns = documents.column("text"), reads, images_of(documents), unread
+        for text, read, image, known in zip(*columns, strict=True):
             if known is not None:
                 chunks.append([])
                 status.append(known)
                 continue
-            tokens, fitted = chunk_document(self._tokenizer, text.as_py(), read, rules)
+            tokens, fitted = self._reader.chunks(text.as_py(), read, image)
             # — as arrays: Python integers would take ten times the memory
             chunks.append([np.array(chunk, np.int32) for chunk in tokens])
             status.append(fitted)
@@ -155,7 +163,7 @@ class Tokenise:
         ]
         return TokenisedShard(
             work=work,
-            documents=documents.drop_columns(["text"]),
+            documents=documents.select(DOCUMENTS_FILE_COLUMNS),
             chunks=pa.array(texts, pa.list_(pa.list_(pa.int32()))),
             status=status,
             known=answers,
@@ -202,7 +210,11 @@ class LabelDocuments:
             yield self._continued(shard).to_table()
             return
         tasks = [task for task in self.job.spec.tasks if task.name in shard.work.tasks]
-        answers = ShardAnswers(shard.chunks.to_pylist(), tasks, text_identities(shard.documents))
+        chunks = shard.chunks.to_pylist()
+        if shard.images is not None:
+            pairs = zip(chunks, shard.images, strict=True)
+            chunks = [[as_document(each, image.as_py()) for each in row] for row, image in pairs]
+        answers = ShardAnswers(chunks, tasks, text_identities(shard.documents))
         progress = ShardProgress(
             self._send, shard.work, rows=answers.asked_rows, slowest_s=self._slowest_s
         )

@@ -5,12 +5,17 @@ Entry points: `documents_from`, and `slices_from` for input that does not fit in
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
+from typing import Protocol
 
 import pyarrow as pa
 
+from pipeline.errors import DocumentError
 from pipeline.hashes import short_hash
 
 OK = "ok"
@@ -29,6 +34,8 @@ MAX_ROW_BYTES = 256 * 1024 * 1024
 # The ids of all rows of a shard are held at once. The longest in use are URLs, mostly below 2,048.
 MAX_ID_CHARS = 4_096
 
+# Of documents with an image, SCHEMA has this column too.
+IMAGE_FIELD = pa.field("image", pa.large_binary())
 SCHEMA = pa.schema(
     [
         ("doc_id", pa.string()),
@@ -39,7 +46,8 @@ SCHEMA = pa.schema(
     ]
 )
 
-_Document = tuple[str, str | None, str, int, str]  # the columns of SCHEMA
+# The columns of SCHEMA, and the image
+_Document = tuple[str, str | None, str, int, str, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,15 @@ class RawRow:
     text: object = None
     id: object = None
     problem: str | None = None  # why the row has neither
+    image: object = None  # bytes, or where they are
+
+
+class Images(Protocol):
+    """What gets the bytes of images."""
+
+    def read(self, value: object) -> bytes:
+        """The image file of such a value of a row; DocumentError if there is none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,42 +99,63 @@ def documents_from(rows: Iterable[RawRow]) -> pa.Table:
     return _table(map(_document, rows))
 
 
-def slices_from(rows: Iterable[RawRow]) -> Iterator[pa.Table]:
-    """The table of `documents_from` in slices, of which one is held at a time."""
-    documents = map(_document, rows)
-    table = _table(_next_slice(documents))
+def slices_from(rows: Iterable[RawRow], images: Images | None = None) -> Iterator[pa.Table]:
+    """The table of `documents_from` in slices, of which one is held at a time.
+
+    With `images`, the documents have an image each, and the column IMAGE_FIELD.
+    """
+    documents = map(partial(_document, images=images), rows)
+    schema = SCHEMA if images is None else SCHEMA.append(IMAGE_FIELD)
+    table = _table(_next_slice(documents), schema)
     while table.num_rows:
         yield table
         del table  # before the next slice is made
-        table = _table(_next_slice(documents))
+        table = _table(_next_slice(documents), schema)
+
+
+def images_of(documents: pa.Table) -> Iterator[bytes | None]:
+    """The image of each document, one at a time; None where there is none."""
+    if IMAGE_FIELD.name not in documents.column_names:
+        return repeat(None, documents.num_rows)
+    return (each.as_py() for each in documents.column(IMAGE_FIELD.name))
 
 
 def _next_slice(documents: Iterator[_Document]) -> Iterator[_Document]:
     chars = 0
     for rows, document in enumerate(documents, start=1):
-        *_, n_chars, _ = document
-        chars += n_chars
+        *_, n_chars, _, image = document
+        chars += n_chars + len(image or b"")
         yield document
         if rows == SLICE_ROWS or chars >= SLICE_CHARS:
             return
 
 
-def _table(documents: Iterable[_Document]) -> pa.Table:
-    columns = list(zip(*documents, strict=True)) or [()] * len(SCHEMA)
-    return pa.table(dict(zip(SCHEMA.names, columns, strict=True)), schema=SCHEMA)
+def _table(documents: Iterable[_Document], schema: pa.Schema = SCHEMA) -> pa.Table:
+    columns = list(zip(*documents, strict=True)) or [()] * len(schema)
+    return pa.table(dict(zip(schema.names, columns, strict=False)), schema=schema)
 
 
-def _document(row: RawRow) -> _Document:
+def _document(row: RawRow, images: Images | None = None) -> _Document:
+    image = None
+    if images is not None and row.text is None:
+        row = replace(row, text="")
     text, encoded, problem = read_text(row)
+    if images is not None and problem is None:
+        try:
+            image = images.read(row.image)
+            # — with the length of neither, an image and a text could be another pair
+            encoded = b"image" + hashlib.sha256(image).digest() + encoded
+        except DocumentError as error:
+            problem = str(error)
     content_hash = short_hash(encoded)
     doc_id = content_hash if row.id is None else id_text(row.id)
     if isinstance(row.id, TooLong) or len(doc_id) > MAX_ID_CHARS:
         doc_id = short_hash(doc_id.encode())
         problem = f"its id is longer than {MAX_ID_CHARS:,} characters"
     if problem is not None:
-        return doc_id, None, content_hash, 0, f"error:{problem}"
-    status = OK if text and not text.isspace() else EMPTY
-    return doc_id, text, content_hash, len(text), status
+        return doc_id, None, content_hash, 0, f"error:{problem}", None
+    status = OK if image is not None or (text and not text.isspace()) else EMPTY
+    return doc_id, text, content_hash, len(text), status, image
 
 
 def read_text(row: RawRow) -> tuple[str, bytes, str | None]:

@@ -65,7 +65,7 @@ def line_segments(blocks: Iterable[bytes]) -> Iterator[Segment]:
 def check_keys(version: ObjectVersion, records: Iterable[bytes | TooLong]) -> None:
     """SpecError if none of these objects has the text key, or the id key; not without any."""
     keys: set[str] = set()
-    required = {version.text_column, version.id_column} - {None}
+    required = {version.text_column, version.id_column, version.image_column} - {None}
     rows = 0
     for record in records:
         rows += 1
@@ -79,15 +79,17 @@ def check_keys(version: ObjectVersion, records: Iterable[bytes | TooLong]) -> No
 
 def object_rows(shard: Shard, records: Iterable[bytes | TooLong]) -> Iterator[RawRow]:
     """The row of each JSON object."""
-    read = partial(_row, text_column=shard.version.text_column, id_column=shard.version.id_column)
+    read = partial(_row, version=shard.version)
     yield from map(read, records)  # a loop would hold a record beside its text
 
 
-def _row(line: bytes | TooLong, text_column: str, id_column: str | None) -> RawRow:
+def _row(line: bytes | TooLong, version: ObjectVersion) -> RawRow:
     value, problem = parsed_object(line)
     if value is None:
         return RawRow(problem=problem)
-    return RawRow(value.get(text_column), value.get(id_column) if id_column else None)
+    columns = version.text_column, version.id_column, version.image_column
+    text, id, image = (None if name is None else value.get(name) for name in columns)
+    return RawRow(text, id, image=image)
 
 
 def parsed_object(line: bytes | TooLong) -> tuple[dict[str, object] | None, str | None]:

@@ -25,7 +25,7 @@ FileInfo = Mapping[str, Any]  # a file system's description of a file
 # The supported formats, by kind. Of a folder, only files of the first kind that occurs are read:
 # files of later kinds often describe the others, such as a card, a list of features or a licence.
 KINDS = (
-    ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz"),
+    ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz", "tar"),
     ("csv", "csv.gz", "csv.zst", "tsv", "tsv.gz", "tsv.zst"),
     ("json", "json.gz", "json.zst"),
     ("txt",),

@@ -57,8 +57,16 @@ class ObjectVersion:
     size_bytes: int
     etag: str
     format: str
-    text_column: str
+    text_column: str | None
     id_column: str | None
+    image_column: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name; without an image column as before there were images."""
+        own = fields_of(self)
+        if self.image_column is None:
+            del own["image_column"]
+        return own
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +146,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
-        identity = fields_of(self.version) | rows | self._slice_json
+        identity = self.version.to_json() | rows | self._slice_json
         object.__setattr__(self, "id", short_hash(canonical_json(identity)))
 
     @property
@@ -157,13 +165,14 @@ class Shard:
 
     def to_json(self) -> dict[str, object]:
         """The shard as a JSON object, flat without a slice; `from_json` is the inverse."""
-        return fields_of(self.version) | fields_of(self.piece) | self._slice_json
+        return self.version.to_json() | fields_of(self.piece) | self._slice_json
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Shard:
         """The shard that `to_json` returned."""
         version, piece = (
-            {f.name: content[f.name] for f in fields(t)} for t in (ObjectVersion, Piece)
+            {f.name: content[f.name] for f in fields(t) if f.name in content}
+            for t in (ObjectVersion, Piece)
         )
         part = Slice(**content["slice"]) if "slice" in content else None
         return cls(ObjectVersion(**version), Piece(**piece), part)
@@ -179,10 +188,12 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def check_columns(version: ObjectVersion, names: list[str]) -> None:
-    """SpecError unless the object, which has these columns, has the text and the id once each."""
-    columns = {"input.text": version.text_column}
-    if version.id_column:
-        columns["input.id"] = version.id_column
+    """SpecError unless the object, which has these columns, has each that is read once."""
+    columns = {
+        "input.image": version.image_column,
+        "input.text": version.text_column,
+        "input.id": version.id_column,
+    }
     # — a file without a header has its first text in place of a name
     existing = ", ".join(
         n if len(n) <= NAME_CHARS else n[:NAME_CHARS] + "..." for n in sorted(names)
@@ -190,7 +201,7 @@ def check_columns(version: ObjectVersion, names: list[str]) -> None:
     existing = existing or "none"
     problems = []
     for place, name in columns.items():
-        if names.count(name) != 1:
+        if name is not None and names.count(name) != 1:
             count = f"{names.count(name)} such columns" if name in names else "no such column"
             fix = f"{version.path} has {count}; it has: {existing}"
             problems.append(Problem(place, fix, name))

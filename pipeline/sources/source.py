@@ -21,6 +21,7 @@ from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import content_hash
 from pipeline.sources.delimited import delimited_rows, delimited_units
 from pipeline.sources.documents import RawRow, slices_from
+from pipeline.sources.image_files import ImageFiles
 from pipeline.sources.json_array import json_rows, json_units
 from pipeline.sources.jsonl import jsonl_rows, jsonl_units
 from pipeline.sources.listing import (
@@ -35,7 +36,9 @@ from pipeline.sources.shards import ObjectVersion, Shard, Unit, cut_units
 from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
 from pipeline.sources.tables import table_rows, table_units
 from pipeline.sources.text_files import file_path, text_infos, text_rows, text_state, text_units
+from pipeline.sources.webdataset import tar_rows, tar_units
 from pipeline.sources.wet import wet_rows, wet_units
+from pipeline.spec.schema import Columns
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import PROTOCOL, pinned
 from pipeline.stores.retries import option_errors
@@ -53,7 +56,9 @@ _READERS: Mapping[str, tuple[UnitsOf, RowsOf]] = {
     "tsv": (delimited_units, delimited_rows),
     "json": (json_units, json_rows),
     "txt": (text_units, text_rows),
+    "tar": (tar_units, tar_rows),
 }
+_WITH_IMAGES = ("parquet", "arrow", "jsonl", "json", "tar")
 _CLOCKS_APART_S = 60.0
 NO_OPTIONS: Options = {}
 # The length of the reason in each row of a file that cannot be read.
@@ -71,11 +76,9 @@ class InputObject:
     options: Options = field(default_factory=dict)  # to open it; not part of its identity
     irregular: str | None = None  # what it is, if it is not a file
 
-    def version(self, text_column: str, id_column: str | None) -> ObjectVersion:
+    def version(self, columns: Columns) -> ObjectVersion:
         """The version under which its shards are recorded."""
-        return ObjectVersion(
-            self.path, self.size_bytes, self.etag, self.format, text_column, id_column
-        )
+        return ObjectVersion(self.path, self.size_bytes, self.etag, self.format, *columns)
 
 
 def find_objects(
@@ -155,18 +158,21 @@ def _no_file(file_system: AbstractFileSystem, place: str) -> str:
     return f"names no file; supported are {SUPPORTED}, globs and folders"
 
 
-def cut(
-    source: InputObject, text_column: str, id_column: str | None, target_bytes: int
-) -> list[Shard]:
+def cut(source: InputObject, columns: Columns, target_bytes: int) -> list[Shard]:
     """The object's rows in shards of about `target_bytes`: every row once, in order.
 
-    UnreadableError if the object is not a file, or is broken.
+    UnreadableError if the object is not a file, or is broken. SpecError if its format has no
+    images, and they are to be read.
     """
+    kind = source.format.partition(".")[0]
+    if columns.image is not None and kind not in _WITH_IMAGES:
+        fix = f"{source.path}: .{kind} files have no images; use {', '.join(_WITH_IMAGES)}"
+        raise SpecError([Problem("input.image", fix, columns.image)])
     if source.irregular is not None:
         raise UnreadableError(f"{source.path}: is {source.irregular} and not a file; remove it")
-    version = source.version(text_column, id_column)
+    version = source.version(columns)
     with reading(source.path):
-        measured_units, _ = _READERS[source.format.partition(".")[0]]
+        measured_units, _ = _READERS[kind]
         units = measured_units(version, source.options)
         return [Shard(version, piece) for piece in cut_units(units, target_bytes)]
 
@@ -177,7 +183,10 @@ def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> Iterator[pa.T
     A row that cannot be read from a broken file has the reason in its status. StorageError if the
     object is not the version that was cut; it is raised instead of the last slice at the latest.
     """
-    return slices_from(every_row(shard, options))
+    images = None
+    if shard.version.image_column is not None:
+        images = ImageFiles(shard.path, options)
+    return slices_from(every_row(shard, options), images)
 
 
 def every_row(shard: Shard, options: Options) -> Iterator[RawRow]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
 from pipeline.errors import Problem, SpecError
-from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong
+from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong, id_text
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, Options, opened
 
@@ -46,30 +47,40 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
         with _all_batches(version.path, options) as arrow:
             _check_types(version, arrow.schema)
             for batch in arrow.batches:
-                yield Unit(batch.num_rows, batch.column(version.text_column).nbytes)
+                read = filter(None, (version.text_column, version.image_column))
+                yield Unit(batch.num_rows, sum(batch.column(name).nbytes for name in read))
         return
     with opened(version.path, options) as file, pq.ParquetFile(file) as parquet:
         _check_types(version, parquet.schema_arrow)
         metadata = parquet.metadata
         paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
-        text_leaf = paths.index(version.text_column)
+        columns = version.text_column, version.image_column
+        leaves = [i for i, path in enumerate(paths) if path.partition(".")[0] in columns]
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
-            yield Unit(group.num_rows, group.column(text_leaf).total_uncompressed_size)
+            sizes = (group.column(leaf).total_uncompressed_size for leaf in leaves)
+            yield Unit(group.num_rows, sum(sizes))
 
 
 def table_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows, one at a time."""
-    text_column, id_column = shard.version.text_column, shard.version.id_column
-    with opened_table(shard, options, [text_column, *filter(None, [id_column])]) as table:
+    version = shard.version
+    named = [version.text_column, version.id_column, version.image_column]
+    with opened_table(shard, options, list(dict.fromkeys(filter(None, named)))) as table:
         for batch in table.batches:
-            texts = _values(batch.column(text_column))
-            if id_column is None:
-                yield from map(RawRow, texts)
-                continue
-            ids = batch.column(id_column)
-            written = _values(ids if _is_string(ids.type) else ids.cast(pa.large_string()))
-            yield from map(RawRow, texts, written)
+            rows = batch.num_rows
+            texts: Iterator[object] = repeat(None, rows)
+            ids: Iterator[object] = repeat(None, rows)
+            images: Iterator[object] = repeat(None, rows)
+            if version.text_column is not None:
+                texts = _values(batch.column(version.text_column))
+            if version.id_column is not None:
+                own = batch.column(version.id_column)
+                ids = _values(own if _is_string(own.type) else own.cast(pa.large_string()))
+            if version.image_column is not None:
+                images = _images(batch.column(version.image_column))
+            rows_read = zip(texts, ids, images, strict=True)
+            yield from (RawRow(text, id, image=image) for text, id, image in rows_read)
 
 
 @contextmanager
@@ -129,7 +140,11 @@ def _all_batches(path: str, options: Options) -> Iterator[Batches]:
 def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
     """SpecError unless the text column has strings, and the id column strings or numbers."""
     check_columns(version, schema.names)
-    text_type = schema.field(version.text_column).type
+    image_type = schema.field(version.image_column).type if version.image_column else pa.binary()
+    if not _may_be_image(image_type):
+        fix = f"{version.path} has {image_type} there; name a column of bytes or of paths"
+        raise SpecError([Problem("input.image", fix, version.image_column)])
+    text_type = schema.field(version.text_column).type if version.text_column else pa.string()
     if not _is_string(text_type):
         fix = f"{version.path} has {text_type} there, not strings; name a string column"
         raise SpecError([Problem("input.text", fix, version.text_column)])
@@ -172,10 +187,11 @@ def _batch_rows(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> in
     longest = 0
     for index in range(group.num_columns):
         chunk = group.column(index)
-        is_read = columns is None or chunk.path_in_schema in columns
+        is_read = columns is None or chunk.path_in_schema.partition(".")[0] in columns
         shares_values = not SHARED_VALUES.isdisjoint(chunk.encodings)
-        if is_read and shares_values and chunk.physical_type == "BYTE_ARRAY":
-            longest += chunk.total_uncompressed_size
+        if is_read and chunk.physical_type == "BYTE_ARRAY":
+            size = chunk.total_uncompressed_size
+            longest += size if shares_values else size // max(1, group.num_rows)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, longest)))
 
 
@@ -200,6 +216,29 @@ def _values(strings: pa.Array) -> Iterator[bytes | TooLong | None]:
     values = strings.dictionary.cast(pa.large_binary())
     for index in strings.indices:
         yield _value(values[index.as_py()]) if index.is_valid else None
+
+
+def _images(column: pa.Array) -> Iterator[object]:
+    """Bytes, paths as strings, or the structs of both that `datasets` writes."""
+    if types.is_struct(column.type):
+        names = [field.name for field in column.type]
+        parts = (column.field(names.index(n)) if n in names else None for n in ("bytes", "path"))
+        data, paths = (pa.nulls(len(column), pa.binary()) if p is None else p for p in parts)
+        pairs = zip(_images(data), _images(paths), strict=True)
+        yield from (path if own is None else own for own, path in pairs)
+    elif _is_string(column.type):
+        for value in _values(column):
+            yield id_text(value) if isinstance(value, bytes) else value
+    else:
+        yield from map(_value, column.cast(pa.large_binary()))
+
+
+def _may_be_image(kind: pa.DataType) -> bool:
+    if types.is_struct(kind):
+        parts = [field.type for field in kind if field.name in ("bytes", "path")]
+        return bool(parts) and all(map(_may_be_image, parts))
+    is_bytes = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    return bool(is_bytes) or _is_string(kind)
 
 
 def _value(scalar: pa.LargeBinaryScalar) -> bytes | TooLong | None:

@@ -37,8 +37,10 @@ def wet_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
 def wet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; one record is held at a time, and none that is too long."""
     text_column, id_column = shard.version.text_column, shard.version.id_column
-    for values in wet_values(shard, options, {text_column, id_column or text_column}):
-        yield RawRow(values[text_column], values[id_column] if id_column else None)
+    named = [name for name in (text_column, id_column) if name is not None]
+    for values in wet_values(shard, options, named):
+        text, id = (None if each is None else values[each] for each in (text_column, id_column))
+        yield RawRow(text, id)
         del values  # a text may be long: none is held beside the next one
 
 

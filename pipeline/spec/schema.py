@@ -6,7 +6,7 @@ The manual's page about the spec is generated from the descriptions here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import (
     Field,
@@ -30,8 +30,21 @@ IN_WORDS = {  # what an error says instead of a pattern
 }
 
 
+# The prompt's defaults for images, in place of those for texts.
+_OF_IMAGES = {
+    "instruction": "Look at the image, then answer the question.",
+    "document": "{document}",
+}
 # The type of an error that names a task's number and key in its context.
 OF_TASK = "of_task"
+
+
+class Columns(NamedTuple):
+    """The columns of the input that are read."""
+
+    text: str | None
+    id: str | None
+    image: str | None = None
 
 
 class InputSpec(Frozen):
@@ -39,18 +52,38 @@ class InputSpec(Frozen):
 
     path: Location = Field(min_length=1)
     """File, folder or glob, local or at any fsspec URL, such as `s3://` or `hf://`. Formats:
-    Parquet, Arrow, WET, text files (`.txt`, one document each), and JSON lines, CSV, TSV or JSON
-    arrays, each plain or as gzip or zstd."""
+    Parquet, Arrow, WET, text files (`.txt`, one document each), WebDataset (`.tar`), and JSON
+    lines, CSV, TSV or JSON arrays, each plain or as gzip or zstd."""
     storage_options: StorageOptions = Field(default={})
     """Options of the fsspec file system that opens `path`. Secrets are refused."""
-    text: str = Field(default="text", min_length=1)
-    """Column with the text of a document."""
+    text: str | None = Field(default="text", min_length=1)
+    """Column with the text of a document. With `image`, the default is no text."""
+    image: str | None = Field(default=None, min_length=1)
+    """Column with the image of a document, which comes before its text: the image file's bytes, or
+    its path, absolute or from the folder of the input file."""
     id: str | None = Field(default=None, min_length=1)
     """Column with the id of a document. Default: the hash of the text. Text files have the columns
     `text` and `id`, which is the file's path below the folder."""
     shard_bytes: Literal["auto"] | PositiveInt = "auto"
     """Approximate size of a shard in bytes of input. A shard is the unit of work and of recovery.
     `auto` chooses the size from the size of the input."""
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(self.text, self.id, self.image)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _image_needs_no_text(cls, content: Any) -> Any:
+        if isinstance(content, Mapping) and content.get("image") and "text" not in content:
+            return {**content, "text": None}
+        return content
+
+    @model_validator(mode="after")
+    def _has_content(self) -> InputSpec:
+        if self.text is None and self.image is None:
+            raise ValueError("names neither a text nor an image column; write one")
+        return self
 
 
 class Example(Frozen):
@@ -142,6 +175,20 @@ class JobSpec(Frozen):
 
     @model_validator(mode="before")
     @classmethod
+    def _speaks_of_images(cls, content: Any) -> Any:
+        """With images, the defaults of the prompt do not speak of a text."""
+        source = content.get("input") if isinstance(content, Mapping) else None
+        if not isinstance(source, Mapping) or not source.get("image"):
+            return content
+        prompt = content.get("prompt", {})
+        return (
+            {**content, "prompt": {**_OF_IMAGES, **prompt}}
+            if isinstance(prompt, Mapping)
+            else content
+        )
+
+    @model_validator(mode="before")
+    @classmethod
     def _may_need_no_model(cls, content: Any) -> Any:
         if not isinstance(content, Mapping) or "model" in content:
             return content
@@ -149,6 +196,36 @@ class JobSpec(Frozen):
         if not isinstance(tasks, list | tuple) or not tasks:
             return content
         return {**content, "model": NO_MODEL} if all(map(_brings_its_own, tasks)) else content
+
+    @field_validator("input")
+    @classmethod
+    def _images_fit_the_model(cls, source: InputSpec, other: ValidationInfo) -> InputSpec:
+        model: ModelSpec | None = other.data.get("model")
+        if source.image is not None and model is not None:
+            set_there = {
+                "kind: encoder": model.kind == "encoder",
+                "gpus": model.gpus > 1,
+                "quantize": model.quantize != "none",
+            }
+            if present := [key for key, is_set in set_there.items() if is_set]:
+                raise ValueError(f"images are not read with model.{present[0]}; remove it")
+        return source
+
+    @model_validator(mode="after")
+    def _images_fit_the_tasks(self) -> JobSpec:
+        if self.input.image is None:
+            return self
+        chunked = self.documents.too_long == "chunk"
+        if chunked or self.prompt.examples:
+            key = "documents.too_long: chunk" if chunked else "prompt.examples"
+            raise ValueError(f"input.image is not read with {key}; remove one of them")
+        for task in self.tasks:
+            for key in ("classifier", "cascade", "explain"):
+                if getattr(task, key) is not None:
+                    raise ValueError(
+                        f"input.image: task {task.name!r} has {key}, which reads texts; remove it"
+                    )
+        return self
 
     @property
     def model_tasks(self) -> tuple[TaskSpec, ...]:

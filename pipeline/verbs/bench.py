@@ -27,7 +27,13 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_promp
 from pipeline.inference.memory import disable_malloc_trim, trim_malloc
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.options import BenchOptions
-from pipeline.runtime.assembly import job_model, job_prompt, label_engine, memory_plan
+from pipeline.runtime.assembly import (
+    DocumentReader,
+    job_model,
+    job_prompt,
+    label_engine,
+    memory_plan,
+)
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.schema import JobSpec
@@ -110,13 +116,16 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     With `options.tokens`, one workload of that length replaces the standard ones. Tasks with a
     readout are also asked as questions, if they have one; the method `readouts` is the spec itself.
     """
+    if spec.input.image is not None:
+        fix = "bench cuts texts to equal length; `assay plan` measures images"
+        raise SpecError([Problem("input.image", fix, spec.input.image)])
     tokens = options.tokens
     placement = place(spec.model, this_machine())
     job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job, as_questions(spec.model_tasks))
     store = open_store(spec.output, spec.storage_options)
     shards = plan(job, store, keep=False).shards
-    samples = take_samples(shards, tokenizer, spec, 64)
+    samples = take_samples(shards, DocumentReader.of_job(job, folder, tokenizer), spec, 64)
     disable_malloc_trim()
     model = job_model(job, folder)
     trained = None

@@ -21,7 +21,7 @@ from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import context_tokens
-from pipeline.runtime.assembly import job_prompt
+from pipeline.runtime.assembly import DocumentReader, job_prompt
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
@@ -124,7 +124,8 @@ def check(
     planned = plan(job, store, keep=False)
     folder, tokenizer, prompt = job_prompt(job, send=announce)
     count = DEFAULT_DOCUMENTS if documents is None else documents
-    samples = take_samples(planned.shards, tokenizer, spec, count)
+    reader = DocumentReader.of_job(job, folder, tokenizer)
+    samples = take_samples(planned.shards, reader, spec, count)
     paths = {task.name: str(task.readout) for task in spec.tasks}
     documents_ids = [sample.token_ids for sample in samples]
     repeated, ids_read = _repeated_ids(planned.shards, spec)

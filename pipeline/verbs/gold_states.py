@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 from pipeline.errors import ModelError, Problem, SpecError
 from pipeline.gold.labels import UNLABELLED, Gold
 from pipeline.hashes import short_hash
-from pipeline.inference.labels.tokenizer import DocumentTokenizer
+from pipeline.inference.engine import DocumentIds
+from pipeline.inference.images import as_document
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import pack
 from pipeline.inference.schedules.forward import LayerStates, ReadPoint
-from pipeline.runtime.assembly import chunk_document, job_model, job_prompt, memory_plan
+from pipeline.runtime.assembly import DocumentReader, job_model, job_prompt, memory_plan
 from pipeline.runtime.job import Job, plan
-from pipeline.sources.documents import RawRow, documents_from
+from pipeline.sources.documents import RawRow, documents_from, images_of
 from pipeline.sources.source import read_documents
 from pipeline.stores.store import open_store
 
@@ -40,6 +41,8 @@ POOLINGS = ("last", "mean")
 # The default layers, as shares of the decoder's depth.
 _SHARES = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
 _TIMED_DOCUMENTS = 16
+
+_Content = tuple[str, str, bytes | None]  # text, status, image
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,8 @@ def read_gold_states(
     updates = [{"question": questions[task.name] or "", "labels": {}} for task in asked]
     tasks = [task.model_copy(update=each) for task, each in zip(asked, updates, strict=True)]
     folder, tokenizer, prompt = job_prompt(job, tasks)
-    documents, left_out = _documents(job, gold, questions, DocumentTokenizer(tokenizer))
+    reader = DocumentReader.of_job(job, folder, tokenizer)
+    documents, left_out = _documents(job, gold, questions, reader)
     disable_malloc_trim()
     model = job_model(job, folder)
     read_layers = chosen_layers(layers, model.layers)
@@ -88,7 +92,10 @@ def read_gold_states(
     if not finite.all():
         left_out[OVERFLOWN] = int((~finite).sum())
     # — long texts that differ only after `max_tokens` have the same tokens and states
-    hashes = [short_hash(np.array(ids, np.int64).tobytes()) for ids in token_ids]
+    hashes = [
+        short_hash(np.array(ids, np.int64).tobytes() + getattr(ids, "image", b""))
+        for ids in token_ids
+    ]
     return ReadGold(
         rows=np.array(list(documents), np.int64)[finite],
         groups=np.unique(hashes, return_inverse=True)[1].astype(np.int64)[finite],
@@ -122,22 +129,22 @@ def chosen_layers(written: str | None, layers: int) -> tuple[int, ...]:
 
 
 def _documents(
-    job: Job, gold: Gold, tasks: Collection[str], tokenizer: DocumentTokenizer
-) -> tuple[dict[int, tuple[int, ...]], Counter[str]]:
+    job: Job, gold: Gold, tasks: Collection[str], reader: DocumentReader
+) -> tuple[dict[int, DocumentIds], Counter[str]]:
     """The tokens of each gold row that is read, and the number of other rows by reason.
 
     A row without a label for any of the tasks is not read.
     """
-    documents: dict[int, tuple[int, ...]] = {}
+    documents: dict[int, DocumentIds] = {}
     left_out: Counter[str] = Counter()
     labelled = np.any([gold.tasks[task].truth != UNLABELLED for task in tasks], axis=0)
-    for row, (text, status) in enumerate(_texts(job, gold)):
+    for row, (text, status, image) in enumerate(_texts(job, gold)):
         if not labelled[row]:
             left_out[NO_LABEL] += 1
             continue
-        chunks, chunk_status = chunk_document(tokenizer, text, status, job.spec.documents)
+        chunks, chunk_status = reader.chunks(text, status, image)
         if len(chunks) == 1:
-            documents[row] = chunks[0]
+            documents[row] = as_document(chunks[0], image)
         else:
             left_out[CHUNKED if chunks else chunk_status] += 1
     if not documents:
@@ -146,36 +153,37 @@ def _documents(
     return documents, left_out
 
 
-def _texts(job: Job, gold: Gold) -> list[tuple[str, str]]:  # [rows]
-    """A text for every row, and the status that a run would give it.
+def _texts(job: Job, gold: Gold) -> list[_Content]:  # [rows]
+    """A text for every row, the status that a run would give it, and its image if it has one.
 
     The corpus is read where the gold has no text, and as far as needed.
     """
     gold_texts = gold.texts or [None] * gold.rows
     own = documents_from(RawRow(text) for text in gold_texts)
     columns = gold.keys, own["text"].to_pylist(), own["status"].to_pylist(), gold_texts
-    texts = {
-        key: (text or "", status)
+    texts: dict[str, _Content] = {
+        key: (text or "", status, None)
         for key, text, status, of_gold in zip(*columns, strict=True)
         if of_gold is not None
     }
     if missing := set(gold.keys) - set(texts):
         texts |= _corpus_texts(job, missing, gold.by)
-    return [texts.get(key, ("", NO_TEXT)) for key in gold.keys]
+    return [texts.get(key, ("", NO_TEXT, None)) for key in gold.keys]
 
 
-def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, tuple[str, str]]:
-    """The first text of each key in the corpus, and its status."""
+def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, _Content]:
+    """The first document of each key in the corpus."""
     spec = job.spec
-    texts: dict[str, tuple[str, str]] = {}
+    texts: dict[str, _Content] = {}
     for shard in plan(job, open_store(spec.output, spec.storage_options), keep=False).shards:
         if len(texts) == len(keys):
             break
         for documents in read_documents(shard, spec.input.storage_options):
-            for row, key in enumerate(documents.column(by).to_pylist()):
+            pairs = zip(documents.column(by).to_pylist(), images_of(documents), strict=True)
+            for row, (key, image) in enumerate(pairs):
                 if key in keys and key not in texts:
                     status = documents.column("status")[row].as_py()
-                    texts[key] = documents.column("text")[row].as_py() or "", status
+                    texts[key] = documents.column("text")[row].as_py() or "", status, image
     return texts
 
 
@@ -220,7 +228,7 @@ def document_states(
     states = np.empty((len(documents), len(layers), len(suffixes) + 1, hidden), np.float32)
     for batch in pack(lengths, max_tokens=max_batch_tokens):
         by_layer: list[LayerStates] = []
-        reader.read_layers([documents[i] for i in batch], by_layer.append)
+        reader.read_layers(model.with_images([documents[i] for i in batch]), by_layer.append)
         for number, of_layer in enumerate(by_layer):
             assert of_layer.mean is not None, of_layer.layer
             kinds = torch.cat([of_layer.at_suffixes.float(), of_layer.mean.unsqueeze(0)])

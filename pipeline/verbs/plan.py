@@ -17,7 +17,7 @@ from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.options import PlanOptions
-from pipeline.runtime.assembly import job_model, job_prompt, label_engine
+from pipeline.runtime.assembly import DocumentReader, job_model, job_prompt, label_engine
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import Plan, make_job
 from pipeline.runtime.placement import place, spread, this_machine
@@ -146,7 +146,8 @@ def _measure(
     job = replace(job, placement=placement)
     count = options.documents or DEFAULT_DOCUMENTS[placement.device]
     shards = [work.shard for work in planned.work_items if work.asks]
-    pieces = [sample.pieces for sample in take_samples(shards, tokenizer, spec, count)]
+    reader = DocumentReader.of_job(job, folder, tokenizer)
+    pieces = [sample.pieces for sample in take_samples(shards, reader, spec, count)]
     announce(WorkerReport(LOADING))
     engine = label_engine(job, job_model(job, folder), prompt)
     announce(WorkerReport(MEASURING))

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from transformers import PreTrainedTokenizerBase
-
 from pipeline.errors import Problem, SpecError
-from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.runtime.assembly import chunk_document
-from pipeline.sources.documents import OK
+from pipeline.inference.engine import DocumentIds
+from pipeline.inference.images import as_document
+from pipeline.runtime.assembly import DocumentReader
+from pipeline.sources.documents import OK, images_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
@@ -25,23 +24,22 @@ class Sample:
     """A document as the model reads it: one piece, or the chunks of a long document."""
 
     doc_id: str
-    pieces: tuple[tuple[int, ...], ...]
+    pieces: tuple[DocumentIds, ...]
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
+    def token_ids(self) -> DocumentIds:
         """The first piece."""
         return self.pieces[0]
 
 
 def take_samples(
-    shards: Sequence[Shard], tokenizer: PreTrainedTokenizerBase, spec: JobSpec, count: int
+    shards: Sequence[Shard], reader: DocumentReader, spec: JobSpec, count: int
 ) -> list[Sample]:
     """Up to `count` readable documents, from shards at even distances over the corpus.
 
     Shards are opened until there are enough documents, and no more of a shard is read than is
     taken. SpecError if no document can be read.
     """
-    encoder = DocumentTokenizer(tokenizer)
     step = max(1, len(shards) // max(1, count))
     spread = shards[::step]
     rest = [shard for place, shard in enumerate(shards) if place % step]
@@ -50,22 +48,26 @@ def take_samples(
         if len(samples) >= count:
             break
         share = -(-(count - len(samples)) // max(1, len(spread) - place))
-        samples += islice(_readable(shard, encoder, spec), share)
+        samples += islice(_readable(shard, reader, spec), share)
     if count and not samples:
         documents = next(read_documents(shards[0], spec.input.storage_options))
-        reason = documents.column("status")[0].as_py().removeprefix("error:")
-        fix = "no document has readable text in this column"
-        fix += f" (the first row: {reason}); name another column, or correct the files"
-        raise SpecError([Problem("input.text", fix, spec.input.text)])
+        text, status = (documents.column(name)[0].as_py() for name in ("text", "status"))
+        _, reason = reader.chunks(text, status, next(images_of(documents)))
+        what, key, column = "readable text", "input.text", spec.input.text
+        if spec.input.image is not None:
+            what, key, column = "a readable image", "input.image", spec.input.image
+        fix = f"no document has {what} in this column (the first row: "
+        fix += f"{reason.removeprefix('error:')}); name another column, or correct the files"
+        raise SpecError([Problem(key, fix, column)])
     return samples
 
 
-def _readable(shard: Shard, encoder: DocumentTokenizer, spec: JobSpec) -> Iterator[Sample]:
+def _readable(shard: Shard, reader: DocumentReader, spec: JobSpec) -> Iterator[Sample]:
     for documents in read_documents(shard, spec.input.storage_options):
         columns = (documents.column(name) for name in ("doc_id", "text", "status"))
-        for doc_id, text, status in zip(*columns, strict=True):
+        for doc_id, text, status, image in zip(*columns, images_of(documents), strict=True):
             if status.as_py() != OK:
                 continue
-            pieces, _ = chunk_document(encoder, text.as_py(), OK, spec.documents)
+            pieces, _ = reader.chunks(text.as_py(), OK, image)
             if pieces:  # otherwise a run writes a row with the reason
-                yield Sample(doc_id.as_py(), tuple(pieces))
+                yield Sample(doc_id.as_py(), tuple(as_document(each, image) for each in pieces))

@@ -25,6 +25,7 @@ from pipeline.hashes import content_hash
 from pipeline.sources.listing import format_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import InputObject, cut, find_objects
+from pipeline.spec.schema import Columns
 
 Row = tuple[str, str]  # id, text
 
@@ -34,7 +35,7 @@ def shards_of(path: Path, target_bytes: int = 40_000) -> list[Shard]:
     assert format is not None
     etag = content_hash(path, path.parent / "cache")
     found = InputObject(str(path), path.stat().st_size, etag, format)
-    return cut(found, "text", "id", target_bytes)
+    return cut(found, Columns("text", "id"), target_bytes)
 
 
 def unpacked(name: str, data: bytes) -> bytes:
@@ -123,7 +124,7 @@ def test_kept_text_files_are_lines_with_the_text_and_the_path(tmp_path: Path) ->
     }.items():
         (tmp_path / "in" / name).write_bytes(data)
     (found,) = find_objects(str(tmp_path / "in"), tmp_path / "cache")
-    (shard,) = cut(found, "text", None, 64_000_000)
+    (shard,) = cut(found, Columns("text", None), 64_000_000)
     data = unpacked("a.jsonl.zst", kept_rows(shard, {}, np.array([True, False, True])))
     assert [json.loads(line) for line in data.splitlines()] == [
         {"text": "one", "id": "a.txt"},
@@ -191,7 +192,7 @@ def test_a_parquet_file_keeps_its_schema_and_codecs(tmp_path: Path) -> None:
     pq.write_table(table, path, row_group_size=7, compression=codecs)
     etag = content_hash(path, tmp_path / "cache")
     found = InputObject(str(path), path.stat().st_size, etag, "parquet")
-    (shard,) = cut(found, "text", None, 64_000_000)
+    (shard,) = cut(found, Columns("text", None), 64_000_000)
     keep = np.arange(50) % 2 == 0
     data = kept_rows(shard, {}, keep)
     wanted = pq.read_table(path).filter(pa.array(keep))

@@ -22,6 +22,7 @@ from pipeline.options import FilterOptions
 from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec
+from pipeline.spec.schema import Columns
 from pipeline.stores.local import LocalStore
 
 SPEC = Path(__file__).parents[2] / "jobs" / "specs" / "toxicity_filter.yaml"
@@ -33,7 +34,7 @@ def label(store: LocalStore, cache: Path) -> None:
     """Answers as a run would leave them; a row in seven has none."""
     version = Fingerprint({"task": "toxic"})
     objects = find_objects(str(PARTS), cache)
-    shards = load_or_cut(store, objects, "text", "id", 20_000).shards
+    shards = load_or_cut(store, objects, Columns("text", "id"), 20_000).shards
     source = np.random.default_rng(0)
     for shard in shards:
         documents = pa.concat_tables(read_documents(shard))

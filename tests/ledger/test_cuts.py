@@ -13,6 +13,7 @@ import pytest
 from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.sources.source import InputObject, cut
+from pipeline.spec.schema import Columns
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import StoredObject
 
@@ -39,9 +40,11 @@ def objects(write: Write) -> list[InputObject]:
 def test_the_shards_of_all_objects_come_in_order(
     store: LocalStore, objects: list[InputObject]
 ) -> None:
-    cuts = load_or_cut(store, objects, "text", None, 3000)
+    cuts = load_or_cut(store, objects, Columns("text", None), 3000)
     assert list(cuts.shards) == [
-        shard for input_object in objects for shard in cut(input_object, "text", None, 3000)
+        shard
+        for input_object in objects
+        for shard in cut(input_object, Columns("text", None), 3000)
     ]
     assert [stored.key for stored in store.list("")] == [ENTRY]
 
@@ -49,30 +52,30 @@ def test_the_shards_of_all_objects_come_in_order(
 def test_what_was_cut_is_not_opened_again_even_for_another_target(
     store: LocalStore, objects: list[InputObject]
 ) -> None:
-    first = load_or_cut(store, objects, "text", None, 3000)
+    first = load_or_cut(store, objects, Columns("text", None), 3000)
     for input_object in objects:
         Path(input_object.path).unlink()
-    assert load_or_cut(store, objects, "text", None, 10**6) == first
+    assert load_or_cut(store, objects, Columns("text", None), 10**6) == first
 
 
 def test_what_is_not_kept_is_the_same_cut_and_writes_nothing(
     store: LocalStore, objects: list[InputObject]
 ) -> None:
-    first = load_or_cut(store, objects, "text", None, 17, keep=False)
+    first = load_or_cut(store, objects, Columns("text", None), 17, keep=False)
     assert list(first.shards) == [
-        shard for input_object in objects for shard in cut(input_object, "text", None, 17)
+        shard for input_object in objects for shard in cut(input_object, Columns("text", None), 17)
     ]
     assert not store.root.exists()
-    kept = load_or_cut(store, objects[:1], "text", None, 3000)
-    both = load_or_cut(store, objects, "text", None, 17, keep=False)
+    kept = load_or_cut(store, objects[:1], Columns("text", None), 3000)
+    both = load_or_cut(store, objects, Columns("text", None), 17, keep=False)
     assert both.shards[: len(kept.shards)] == kept.shards
     assert [stored.key for stored in store.list("")] == [ENTRY]
 
 
 def test_a_new_object_alone_is_cut(store: LocalStore, objects: list[InputObject]) -> None:
-    first = load_or_cut(store, objects[:1], "text", None, 3000).shards
+    first = load_or_cut(store, objects[:1], Columns("text", None), 3000).shards
     Path(objects[0].path).unlink()
-    both = load_or_cut(store, objects[:2], "text", None, 3000).shards
+    both = load_or_cut(store, objects[:2], Columns("text", None), 3000).shards
     assert both[: len(first)] == first
     assert {shard.path for shard in both} == {objects[0].path, objects[1].path}
 
@@ -80,10 +83,10 @@ def test_a_new_object_alone_is_cut(store: LocalStore, objects: list[InputObject]
 def test_of_two_that_cut_at_once_the_first_stands_and_the_rest_is_added(
     store: LocalStore, objects: list[InputObject]
 ) -> None:
-    first = load_or_cut(store, objects[:1], "text", None, 3000)
-    late = load_or_cut(Blind(store), objects, "text", None, 10**6)
+    first = load_or_cut(store, objects[:1], Columns("text", None), 3000)
+    late = load_or_cut(Blind(store), objects, Columns("text", None), 10**6)
     assert late.shards[: len(first.shards)] == first.shards
-    assert load_or_cut(store, objects, "text", None, 17) == late
+    assert load_or_cut(store, objects, Columns("text", None), 17) == late
 
 
 @pytest.mark.parametrize(
@@ -94,21 +97,21 @@ def test_another_version_is_cut_again_and_the_earlier_keeps_its_shards(
 ) -> None:
     path = objects[0].path
     Path(path).write_bytes(b'{"text": "t", "id": 1}\n')
-    first = load_or_cut(store, objects, "text", None, 3000)
+    first = load_or_cut(store, objects, Columns("text", None), 3000)
     id_column = changed.pop("column", None)
     other = objects[0] if id_column else replace(objects[0], **changed)
     if other.format == "jsonl.gz":
         with pytest.raises(StorageError, match="cannot be read"):
-            load_or_cut(store, [other], "text", id_column, 3000)
+            load_or_cut(store, [other], Columns("text", id_column), 3000)
         return
-    second = load_or_cut(store, [other], "text", id_column, 3000)
+    second = load_or_cut(store, [other], Columns("text", id_column), 3000)
     assert not {shard.id for shard in second.shards} & {shard.id for shard in first.shards}
-    assert load_or_cut(store, objects, "text", None, 3000).shards == first.shards
+    assert load_or_cut(store, objects, Columns("text", None), 3000).shards == first.shards
 
 
 def test_no_rows_at_all_is_an_error_of_the_spec(store: LocalStore, write: Write) -> None:
     with pytest.raises(SpecError, match="the file has no row"):
-        load_or_cut(store, [write("empty.jsonl", b"\n")], "text", None, 3000)
+        load_or_cut(store, [write("empty.jsonl", b"\n")], Columns("text", None), 3000)
 
 
 @pytest.mark.parametrize("broken", [b"{", b"{}", json.dumps({"cuts": [{"object": [1]}]}).encode()])
@@ -117,7 +120,7 @@ def test_a_broken_entry_is_named(
 ) -> None:
     store.create(ENTRY, broken)
     with pytest.raises(StorageError, match=f"{ENTRY}: is not a list of shards"):
-        load_or_cut(store, objects, "text", None, 3000)
+        load_or_cut(store, objects, Columns("text", None), 3000)
 
 
 def test_an_object_that_cannot_be_read_is_left_out_and_tried_again(
@@ -125,15 +128,15 @@ def test_an_object_that_cannot_be_read_is_left_out_and_tried_again(
 ) -> None:
     whole = gzip.compress(LINES)
     broken = write("broken.jsonl.gz", whole[:-30])
-    cuts = load_or_cut(store, [*objects, broken], "text", None, 3000)
+    cuts = load_or_cut(store, [*objects, broken], Columns("text", None), 3000)
     assert {shard.path for shard in cuts.shards} == {
         input_object.path for input_object in objects[:2]
     }
     (reason,) = cuts.unreadable
     assert reason.startswith(f"{broken.path}: cannot be read: ")
-    assert load_or_cut(store, [*objects, broken], "text", None, 3000) == cuts
+    assert load_or_cut(store, [*objects, broken], Columns("text", None), 3000) == cuts
     mended = write("broken.jsonl.gz", whole)
-    again = load_or_cut(store, [*objects, mended], "text", None, 3000)
+    again = load_or_cut(store, [*objects, mended], Columns("text", None), 3000)
     assert not again.unreadable
     assert sum(shard.rows for shard in again.shards if shard.path == mended.path) == 40
 
@@ -141,4 +144,4 @@ def test_an_object_that_cannot_be_read_is_left_out_and_tried_again(
 def test_where_nothing_can_be_read_that_is_the_error(store: LocalStore, write: Write) -> None:
     broken = write("broken.jsonl.gz", gzip.compress(LINES)[:-30])
     with pytest.raises(StorageError, match="cannot be read"):
-        load_or_cut(store, [broken], "text", None, 3000)
+        load_or_cut(store, [broken], Columns("text", None), 3000)

@@ -20,6 +20,7 @@ from whole_shards import all_documents
 
 from pipeline.errors import StorageError, UnreadableError
 from pipeline.sources.source import InputObject, cut, find_objects
+from pipeline.spec.schema import Columns
 
 Write = Callable[[str, bytes], InputObject]
 ROWS = 2_000
@@ -55,7 +56,7 @@ def test_rows_behind_a_break_are_named_by_their_place_and_say_why(
 ) -> None:
     data = parquet(write_batch_size=10)
     input_object = write("a.parquet", data)
-    shards = cut(input_object, "text", id_column, 100_000)
+    shards = cut(input_object, Columns("text", id_column), 100_000)
     assert len(shards) > 4
     Path(input_object.path).write_bytes(broken(data, 0.4))
     tables = [all_documents(shard) for shard in shards]
@@ -82,7 +83,7 @@ def test_rows_that_only_the_footer_counts_say_why(write: Write) -> None:
     (size,) = struct.unpack("<I", data[-8:-4])
     footer = data[-8 - size : -8].replace(b"\xd0\x0f", b"\xf0\x2e")  # 1,000 and 3,000 in Thrift
     input_object = write("lie.parquet", data[: -8 - size] + footer + data[-8:])
-    (shard,) = cut(input_object, "text", None, 10**7)
+    (shard,) = cut(input_object, Columns("text", None), 10**7)
     status = all_documents(shard).column("status").to_pylist()
     why = "error:cannot be read: its footer says 3000 rows, and its pages hold 1000"
     assert status == ["ok"] * 1_000 + [why] * 2_000
@@ -92,7 +93,7 @@ def test_rows_that_only_the_footer_counts_say_why(write: Write) -> None:
 def test_a_file_that_is_gone_ends_the_run(write: Write, name: str) -> None:
     data = parquet() if name.endswith("parquet") else lines_gz()
     input_object = write(name, gzip.decompress(data) if name == "a.jsonl" else data)
-    (shard, *_) = cut(input_object, "text", None, 10**7)
+    (shard, *_) = cut(input_object, Columns("text", None), 10**7)
     Path(input_object.path).unlink()
     with pytest.raises(StorageError, match="No such file") as raised:
         all_documents(shard)
@@ -128,7 +129,7 @@ def test_a_store_that_refuses_to_go_on_ends_the_run(
 
     try:
         (input_object,) = find_objects(f"memory://refusing/{name}", tmp_path / "cache")
-        (shard, *_) = cut(input_object, "text", None, 10**7)
+        (shard, *_) = cut(input_object, Columns("text", None), 10**7)
         monkeypatch.setattr(MemoryFile, "read", read, raising=False)
         with pytest.raises(StorageError, match="cannot be read: Forbidden") as raised:
             all_documents(shard)

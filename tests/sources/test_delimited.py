@@ -20,6 +20,7 @@ from pipeline.errors import SpecError, UnreadableError
 from pipeline.sources import records
 from pipeline.sources.source import InputObject, cut, every_row
 from pipeline.sources.streams import BLOCK_BYTES
+from pipeline.spec.schema import Columns
 
 Write = Callable[[str, bytes], InputObject]
 HEADER = "text,id\n"
@@ -44,7 +45,9 @@ def read(data: bytes, format: str, target_bytes: int, block_bytes: int) -> list[
         patch.setattr(records, "BLOCK_BYTES", block_bytes)
         path = Path(folder) / f"a.{format}"
         path.write_bytes(data)
-        shards = cut(InputObject(str(path), len(data), "", format), "text", "id", target_bytes)
+        shards = cut(
+            InputObject(str(path), len(data), "", format), Columns("text", "id"), target_bytes
+        )
         rows = [row for shard in shards for row in every_row(shard, {})]
     return [(row.text, row.id, row.problem) for row in rows]
 
@@ -79,7 +82,7 @@ def test_a_byte_order_mark_and_every_kind_of_newline_are_read(
 ) -> None:
     lines = [b'"id",text', b'1,"two', b'lines"', b"", b'2,"a ""word"""']
     input_object = write("a.csv", mark + newline.join(lines))
-    documents = pa.concat_tables(map(all_documents, cut(input_object, "text", "id", 1)))
+    documents = pa.concat_tables(map(all_documents, cut(input_object, Columns("text", "id"), 1)))
     assert documents.column("doc_id").to_pylist() == ["1", "2"]
     assert documents.column("text").to_pylist() == [f"two{newline.decode()}lines", 'a "word"']
 
@@ -96,7 +99,7 @@ def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(write: Write
         b'7,"never closed',
         b"8,ok",
     ]
-    documents = all_documents(*cut(write("a.csv", b"\n".join(lines)), "text", "id", 10**6))
+    documents = all_documents(*cut(write("a.csv", b"\n".join(lines)), Columns("text", "id"), 10**6))
     assert documents.column("status").to_pylist() == [
         "ok",
         "error:invalid UTF-8",
@@ -111,7 +114,7 @@ def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(write: Write
 
 @pytest.mark.parametrize("data", [b"", b"\n\r\n", b"\xef\xbb\xbf", b"text,id\n", b"text,id"])
 def test_a_file_without_a_row_makes_no_shard(write: Write, data: bytes) -> None:
-    assert cut(write("a.csv", data), "text", "id", 3000) == []
+    assert cut(write("a.csv", data), Columns("text", "id"), 3000) == []
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_a_header_without_the_column_is_one_line_with_the_fix(
     write: Write, name: str, header: str, fix: str
 ) -> None:
     with pytest.raises(SpecError) as raised:
-        cut(write(name, f"{header}\n1,2\n".encode()), "text", None, 3000)
+        cut(write(name, f"{header}\n1,2\n".encode()), Columns("text", None), 3000)
     (problem,) = raised.value.problems
     assert problem.place == "input.text"
     assert fix in problem.fix
@@ -147,14 +150,14 @@ def test_a_header_without_the_column_is_one_line_with_the_fix(
 )
 def test_a_header_that_cannot_be_read_is_one_line(write: Write, data: bytes, reason: str) -> None:
     with pytest.raises(UnreadableError, match=reason):
-        cut(write("a.csv", data), "text", None, 3000)
+        cut(write("a.csv", data), Columns("text", None), 3000)
 
 
 def test_a_field_longer_than_many_blocks_is_cut_in_the_memory_of_a_few(write: Write) -> None:
     long = b'"' + b"x,\n" * (10 * BLOCK_BYTES) + b'"'
     input_object = write("a.csv.gz", gzip.compress(b"text\nshort\n" + long, compresslevel=1))
     tracemalloc.start()
-    shards = cut(input_object, "text", None, 10_000)
+    shards = cut(input_object, Columns("text", None), 10_000)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [(shard.piece.start_row, shard.piece.end_row) for shard in shards] == [(0, 1), (1, 2)]

@@ -26,6 +26,7 @@ from pipeline.sources import tables
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.source import cut, find_objects
 from pipeline.sources.tables import opened_table
+from pipeline.spec.schema import Columns
 
 MEGABYTE = 1024 * 1024
 # Reads every shard of argv[1], as a run does, and prints counts and the growth of memory.
@@ -34,6 +35,7 @@ import json, sys
 from collections import Counter
 from pathlib import Path
 from pipeline.sources.source import cut, find_objects, read_documents
+from pipeline.spec.schema import Columns
 from pipeline.errors import StorageError
 
 def peak_mb():
@@ -53,7 +55,7 @@ before = peak_mb()
 status, chars, tokens, error = Counter(), 0, [], None
 try:
     (input_object,) = find_objects(sys.argv[1], Path(sys.argv[1] + ".cache"))
-    for shard in cut(input_object, "text", None, 64 * 1024 * 1024):
+    for shard in cut(input_object, Columns("text", None), 64 * 1024 * 1024):
         for documents in read_documents(shard):
             status.update(documents.column("status").to_pylist())
             chars += sum(documents.column("n_chars").to_pylist())
@@ -224,7 +226,7 @@ def test_a_value_above_the_limit_is_a_row_that_says_so_in_every_format(
     monkeypatch.setattr(tables, "MAX_ROW_BYTES", MEGABYTE)
     monkeypatch.setattr(tables, "BATCH_BYTES", MEGABYTE)
     (input_object,) = find_objects(str(corpus), tmp_path / "cache")
-    shards = cut(input_object, "text", "id", 100_000)
+    shards = cut(input_object, Columns("text", "id"), 100_000)
     documents = pa.concat_tables(map(all_documents, shards)).to_pylist()
     assert len(documents) == len(rows)
     for document, (identifier, text) in zip(documents, rows, strict=True):

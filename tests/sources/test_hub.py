@@ -20,6 +20,7 @@ from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.filters.layout import relative_paths
 from pipeline.sources.source import cut, find_objects
+from pipeline.spec.schema import Columns
 
 REPO = "datasets/org/reviews"
 
@@ -38,7 +39,7 @@ def parquet(texts: list[str]) -> bytes:
 
 def texts_of(url: str, cache_dir: Path) -> list[str]:
     objects = find_objects(url, cache_dir)
-    shards = [shard for each in objects for shard in cut(each, "text", "id", 10**6)]
+    shards = [shard for each in objects for shard in cut(each, Columns("text", "id"), 10**6)]
     return [text for s in shards for text in all_documents(s).column("text").to_pylist()]
 
 
@@ -62,11 +63,11 @@ def test_a_moved_branch_is_another_version_and_the_old_shards_stay_readable(
 ) -> None:
     url = f"hf://{REPO}/data/*.parquet"
     (before,) = find_objects(url, tmp_path / "cache")
-    (old,) = cut(before, "text", "id", 10**6)
+    (old,) = cut(before, Columns("text", "id"), 10**6)
     first = hub.branches[REPO]["main"]
     hub.push(REPO, {"data/a.parquet": parquet(["three"])})
     (after,) = find_objects(url, tmp_path / "cache")
-    (new,) = cut(after, "text", "id", 10**6)
+    (new,) = cut(after, Columns("text", "id"), 10**6)
     assert old.id != new.id
     assert all_documents(old).column("text").to_pylist() == ["one", "two"]
     assert all_documents(new).column("text").to_pylist() == ["three"]

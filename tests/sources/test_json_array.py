@@ -17,6 +17,7 @@ from pipeline.errors import SpecError, UnreadableError
 from pipeline.sources import records
 from pipeline.sources.source import InputObject, cut, every_row
 from pipeline.sources.streams import BLOCK_BYTES
+from pipeline.spec.schema import Columns
 
 Write = Callable[[str, bytes], InputObject]
 TEXTS = st.text(st.sampled_from('"\\[]{},:a é\n\U0001f642'), max_size=8)
@@ -33,7 +34,9 @@ def read(data: bytes, target_bytes: int, block_bytes: int) -> list[tuple[object,
         patch.setattr(records, "BLOCK_BYTES", block_bytes)
         path = Path(folder) / "a.json"
         path.write_bytes(data)
-        shards = cut(InputObject(str(path), len(data), "", "json"), "text", "id", target_bytes)
+        shards = cut(
+            InputObject(str(path), len(data), "", "json"), Columns("text", "id"), target_bytes
+        )
         return [(row.text, row.id) for shard in shards for row in every_row(shard, {})]
 
 
@@ -60,7 +63,7 @@ def test_an_element_that_is_no_object_or_has_no_text_is_a_row_that_says_so(write
     data = b'\xef\xbb\xbf [ {"text": "a"}, 3, [{"text": "b"}, 1], {"id": 1},'
     data += b'{"text": "\xff"}, , {"text" "c"},]\n'
     for target_bytes in (1, 10**6):
-        shards = cut(write("a.json", data), "text", None, target_bytes)
+        shards = cut(write("a.json", data), Columns("text", None), target_bytes)
         status = [s for shard in shards for s in all_documents(shard).column("status").to_pylist()]
         assert status == [
             "ok",
@@ -76,7 +79,7 @@ def test_an_element_that_is_no_object_or_has_no_text_is_a_row_that_says_so(write
 
 @pytest.mark.parametrize("data", [b"", b" \n", b"[]", b"[ \n ]\n", b"\xef\xbb\xbf[]"])
 def test_an_array_without_elements_makes_no_shard(write: Write, data: bytes) -> None:
-    assert cut(write("a.json", data), "text", None, 3000) == []
+    assert cut(write("a.json", data), Columns("text", None), 3000) == []
 
 
 @pytest.mark.parametrize(
@@ -91,19 +94,19 @@ def test_an_array_without_elements_makes_no_shard(write: Write, data: bytes) -> 
 )
 def test_a_file_that_is_no_array_is_one_line(write: Write, data: bytes, reason: str) -> None:
     with pytest.raises(UnreadableError, match=reason):
-        cut(write("a.json", data), "text", None, 3000)
+        cut(write("a.json", data), Columns("text", None), 3000)
 
 
 def test_a_key_that_no_element_has_is_named_with_those_there_are(write: Write) -> None:
     with pytest.raises(SpecError, match="has no such column; it has: body, id"):
-        cut(write("a.json", b'[{"id": 1, "body": "a"}]'), "text", None, 3000)
+        cut(write("a.json", b'[{"id": 1, "body": "a"}]'), Columns("text", None), 3000)
 
 
 def test_an_element_longer_than_many_blocks_is_cut_in_the_memory_of_a_few(write: Write) -> None:
     long = b'{"text": "' + b"x\\n" * (10 * BLOCK_BYTES) + b'"}'
     input_object = write("a.json", b'[{"text": "short"}, ' + long + b"]")
     tracemalloc.start()
-    shards = cut(input_object, "text", None, 10_000)
+    shards = cut(input_object, Columns("text", None), 10_000)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [(shard.piece.start_row, shard.piece.end_row) for shard in shards] == [(0, 1), (1, 2)]

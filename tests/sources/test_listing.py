@@ -13,6 +13,7 @@ from pipeline.errors import SpecError, StorageError, UnreadableError
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.options import InitOptions
 from pipeline.sources.source import cut, find_objects
+from pipeline.spec.schema import Columns
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.init import init
 
@@ -58,16 +59,16 @@ def test_an_entry_that_is_no_file_is_named_and_the_files_beside_it_are_read(
         init(f"{folder}/*", InitOptions(to=str(tmp_path / "spec.yaml")))
     (folder / f"good.{format}").write_text('{"text": "a", "id": "1"}\n')
     objects = find_objects(f"{folder}/*", tmp_path / "cache")
-    cuts = load_or_cut(LocalStore(tmp_path / "out"), objects, "text", "id", 10**6)
+    cuts = load_or_cut(LocalStore(tmp_path / "out"), objects, Columns("text", "id"), 10**6)
     assert cuts.unreadable == (f"{path}: is {KINDS[kind]} and not a file; remove it",)
     (shard,) = cuts.shards
     assert all_documents(shard).num_rows == 1
     only = find_objects(path, tmp_path / "cache") if kind in ("fifo", "zero") else ()
     for each in only:
         with pytest.raises(UnreadableError, match="and not a file"):
-            cut(each, "text", "id", 10**6)
+            cut(each, Columns("text", "id"), 10**6)
         with pytest.raises(StorageError, match="and not a file"):
-            load_or_cut(LocalStore(tmp_path / "out"), only, "text", "id", 10**6)
+            load_or_cut(LocalStore(tmp_path / "out"), only, Columns("text", "id"), 10**6)
 
 
 @pytest.mark.parametrize("name", ["a::b.jsonl", "a::/b.jsonl", "zip::a.jsonl", "a.jsonl::file"])
@@ -82,5 +83,5 @@ def test_a_local_name_is_never_taken_for_a_chain_of_urls(
     (tmp_path / "a").touch() if "/" not in name else None
     (found,) = find_objects(f"{scheme}{path}", tmp_path / "cache")
     assert found.path == str(path)
-    (shard,) = cut(found, "text", "id", 10**6)
+    (shard,) = cut(found, Columns("text", "id"), 10**6)
     assert all_documents(shard).column("text").to_pylist() == ["right"]

@@ -22,6 +22,7 @@ from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.sources.documents import slices_from
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import InputObject, cut, find_objects
+from pipeline.spec.schema import Columns
 
 Row = tuple[str, str]
 ONE, TWO = b'{"text": "one"}\n', b'{"text": "two"}\n'
@@ -53,7 +54,7 @@ def moto_bucket(moto: Server) -> Bucket:
 
 def only_shard(url: str, options: dict[str, Any], tmp_path: Path) -> Shard:
     (input_object,) = find_objects(url, tmp_path / "cache", options)
-    (shard,) = cut(input_object, "text", None, 3000)
+    (shard,) = cut(input_object, Columns("text", None), 3000)
     return shard
 
 
@@ -71,7 +72,7 @@ def test_every_format_is_read_from_s3_as_from_a_disk(
     assert input_object.size_bytes == corpus.stat().st_size
     read = [
         text
-        for shard in cut(input_object, "text", "id", 30_000)
+        for shard in cut(input_object, Columns("text", "id"), 30_000)
         for text in texts(shard, input_object.options)
     ]
     assert read == [text for _, text in rows]
@@ -112,9 +113,9 @@ def test_an_object_overwritten_while_it_is_read_is_noticed(
     bucket.write("a.jsonl", ONE)
     shard = only_shard(f"{bucket.url}/a.jsonl", bucket.options, tmp_path)
 
-    def overwritten_first(rows: Iterator[Any]) -> Any:
+    def overwritten_first(rows: Iterator[Any], images: None) -> Any:
         bucket.write("a.jsonl", TWO)
-        return slices_from(rows)
+        return slices_from(rows, images)
 
     monkeypatch.setattr("pipeline.sources.source.slices_from", overwritten_first)
     with pytest.raises(StorageError, match="changed while the job ran"):
@@ -169,7 +170,7 @@ def test_a_bad_connection_is_outlasted_by_reading(
         (input_object,) = find_objects(url, tmp_path / "cache", options)
         read = [
             text
-            for shard in cut(input_object, "text", None, 100_000)
+            for shard in cut(input_object, Columns("text", None), 100_000)
             for text in texts(shard, options)
         ]
     assert read == [json.loads(line)["text"] for line in lines]
@@ -245,7 +246,7 @@ def test_every_format_is_read_from_a_web_server(
     assert input_object == InputObject(
         f"{address}/{corpus.name}", corpus.stat().st_size, input_object.etag, input_object.format
     )
-    shards = cut(input_object, "text", "id", 30_000)
+    shards = cut(input_object, Columns("text", "id"), 30_000)
     assert [text for shard in shards for text in texts(shard, {})] == [text for _, text in rows]
     files[f"/{corpus.name}"] += b"\n"
     with pytest.raises(StorageError, match="changed while the job ran"):
@@ -265,7 +266,7 @@ def test_a_remote_object_is_read_and_its_change_noticed(tmp_path: Path) -> None:
     try:
         (input_object,) = find_objects("memory://remote/*.jsonl", tmp_path / "cache")
         assert input_object.path == "memory:///remote/a.jsonl"
-        (shard,) = cut(input_object, "text", None, 3000)
+        (shard,) = cut(input_object, Columns("text", None), 3000)
         assert all_documents(shard).column("text").to_pylist() == ["one"]
         memory.pipe("/remote/a.jsonl", json.dumps({"text": "two"}).encode())
         with pytest.raises(StorageError, match="changed while the job ran"):

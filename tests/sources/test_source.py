@@ -17,6 +17,7 @@ from whole_shards import all_documents
 from pipeline.errors import SpecError, StorageError
 from pipeline.sources.listing import FORMATS
 from pipeline.sources.source import InputObject, cut, find_objects
+from pipeline.spec.schema import Columns
 
 Write = Callable[[str, bytes], InputObject]
 Row = tuple[str, str]
@@ -38,9 +39,8 @@ TARGETS = [1, 3000, 100_000, 10**9]
 
 def read_all(input_object: InputObject, target_bytes: int, **columns: str | None) -> pa.Table:
     """The documents of all shards of a cut, which must be within the object and in order."""
-    shards = cut(
-        input_object, columns.get("text_column") or "text", columns.get("id_column"), target_bytes
-    )
+    named = Columns(columns.get("text_column") or "text", columns.get("id_column"))
+    shards = cut(input_object, named, target_bytes)
     edges = [0, *(shard.piece.end_row for shard in shards)]
     assert [shard.piece.start_row for shard in shards] == edges[:-1]
     return pa.concat_tables([all_documents(shard) for shard in shards])
@@ -73,7 +73,7 @@ def test_a_smaller_target_makes_more_shards_and_one_row_is_the_least(
     corpus: Path, rows: list[Row], tmp_path: Path
 ) -> None:
     (input_object,) = find_objects(str(corpus), tmp_path / "cache")
-    counts = [len(cut(input_object, "text", "id", target)) for target in TARGETS]
+    counts = [len(cut(input_object, Columns("text", "id"), target)) for target in TARGETS]
     assert counts == sorted(counts, reverse=True)
     assert (counts[0], counts[-1]) == (len(rows), 1)
     assert counts[1] > counts[2] > 1
@@ -81,13 +81,15 @@ def test_a_smaller_target_makes_more_shards_and_one_row_is_the_least(
 
 def test_a_cut_is_the_same_each_time(corpus: Path, tmp_path: Path) -> None:
     (input_object,) = find_objects(str(corpus), tmp_path / "cache")
-    assert cut(input_object, "text", None, 3000) == cut(input_object, "text", None, 3000)
+    assert cut(input_object, Columns("text", None), 3000) == cut(
+        input_object, Columns("text", None), 3000
+    )
 
 
 def test_a_missing_column_is_named_with_those_there_are(corpus: Path, tmp_path: Path) -> None:
     (input_object,) = find_objects(str(corpus), tmp_path / "cache")
     with pytest.raises(SpecError) as raised:
-        cut(input_object, "body", "key", 3000)
+        cut(input_object, Columns("body", "key"), 3000)
     text_problem, id_problem = raised.value.problems
     assert (text_problem.place, text_problem.value) == ("input.text", "body")
     assert (id_problem.place, id_problem.value) == ("input.id", "key")
@@ -108,7 +110,7 @@ def test_a_truncated_file_is_one_line(corpus: Path, tmp_path: Path, kept: float)
     corpus.write_bytes(data[: int(len(data) * kept)])
     (input_object,) = find_objects(str(corpus), tmp_path / "cache")
     with pytest.raises(StorageError) as raised:
-        cut(input_object, "text", None, 3000)
+        cut(input_object, Columns("text", None), 3000)
     assert str(raised.value).startswith(f"{corpus}: cannot be read: ")
     assert "\n" not in str(raised.value)
     assert raised.value.exit_code == 1
@@ -120,14 +122,14 @@ def test_a_truncated_file_is_one_line(corpus: Path, tmp_path: Path, kept: float)
 def test_a_file_that_is_not_what_its_name_says_is_one_line(write: Write, format: str) -> None:
     input_object = write(f"corpus.{format}", b"these are plain words, of no format at all " * 50)
     with pytest.raises(StorageError) as raised:
-        cut(input_object, "text", None, 3000)
+        cut(input_object, Columns("text", None), 3000)
     assert str(raised.value).startswith(f"{input_object.path}: cannot be read: ")
     assert "\n" not in str(raised.value)
 
 
 def test_a_changed_object_is_not_read_under_its_old_name(corpus: Path, tmp_path: Path) -> None:
     (input_object,) = find_objects(str(corpus), tmp_path / "cache")
-    shard = cut(input_object, "text", None, 3000)[0]
+    shard = cut(input_object, Columns("text", None), 3000)[0]
     corpus.write_bytes(corpus.read_bytes() + b"\n")
     with pytest.raises(StorageError, match="changed while the job ran"):
         all_documents(shard)
@@ -135,7 +137,7 @@ def test_a_changed_object_is_not_read_under_its_old_name(corpus: Path, tmp_path:
 
 def test_other_rows_in_as_many_bytes_are_noticed_by_their_count(write: Write) -> None:
     input_object = write("corpus.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
-    (shard,) = cut(input_object, "text", None, 3000)
+    (shard,) = cut(input_object, Columns("text", None), 3000)
     Path(input_object.path).write_bytes(b'{"text": "one"}\n                \n'[:32])
     with pytest.raises(StorageError, match="it has 1 rows instead of 2"):
         all_documents(shard)
@@ -182,12 +184,12 @@ def test_a_line_that_cannot_be_read_is_a_row_that_says_why(write: Write) -> None
 
 def test_a_key_that_a_later_row_of_the_first_hundred_has_is_there(write: Write) -> None:
     lines = [b"{}"] * 99 + [b'{"text": "late"}']
-    assert len(cut(write("corpus.jsonl", b"\n".join(lines)), "text", None, 10**6)) == 1
+    assert len(cut(write("corpus.jsonl", b"\n".join(lines)), Columns("text", None), 10**6)) == 1
 
 
 @pytest.mark.parametrize("data", [b"", b"\n \n\t\n"])
 def test_lines_without_a_row_make_no_shard(write: Write, data: bytes) -> None:
-    assert cut(write("corpus.jsonl", data), "text", None, 3000) == []
+    assert cut(write("corpus.jsonl", data), Columns("text", None), 3000) == []
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def test_a_column_of_another_type_is_refused_with_its_type(
 ) -> None:
     input_object = write("corpus.parquet", parquet_bytes(pa.table(columns)))
     with pytest.raises(SpecError) as raised:
-        cut(input_object, "text", "id" if "id" in columns else None, 3000)
+        cut(input_object, Columns("text", "id" if "id" in columns else None), 3000)
     (problem,) = raised.value.problems
     assert problem.place == place
     assert kind in problem.fix
@@ -240,7 +242,7 @@ def test_a_column_of_another_type_is_refused_with_its_type(
 def test_a_column_that_stands_twice_is_refused(write: Write) -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
     with pytest.raises(SpecError, match="has 2 such column"):
-        cut(write("corpus.parquet", parquet_bytes(table)), "text", None, 3000)
+        cut(write("corpus.parquet", parquet_bytes(table)), Columns("text", None), 3000)
 
 
 @pytest.mark.parametrize(("path", "names"), PATHS)
@@ -364,7 +366,7 @@ def test_only_the_row_groups_of_a_shard_are_read(
         return original(self, *args, **options)
 
     (input_object,) = find_objects(str(corpus), tmp_path / "cache")
-    shards = cut(input_object, "text", None, 30_000)
+    shards = cut(input_object, Columns("text", None), 30_000)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
     assert len(shards) > 1
     for shard in shards:

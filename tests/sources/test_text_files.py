@@ -12,6 +12,7 @@ from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.sources.source import check_content, cut, find_objects
+from pipeline.spec.schema import Columns
 
 FILES = {
     "b.txt": b"zwei\nZeilen",
@@ -40,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 def rows_of(path: str, cache_dir: Path, target_bytes: int = 10**6) -> list[tuple[str, str, str]]:
     (found,) = find_objects(path, cache_dir)
-    shards = cut(found, "text", "id", target_bytes)
+    shards = cut(found, Columns("text", "id"), target_bytes)
     documents = pa.concat_tables(map(all_documents, shards)).to_pylist()
     return [(row["doc_id"], row["text"], row["status"]) for row in documents]
 
@@ -71,7 +72,7 @@ def test_many_small_files_are_few_shards(folder: Path, tmp_path: Path) -> None:
     for number in range(300):
         (folder / f"{number}.txt").write_text("word " * 20)
     (found,) = find_objects(str(folder), tmp_path / "cache")
-    assert len(cut(found, "text", "id", 64_000)) == 3
+    assert len(cut(found, Columns("text", "id"), 64_000)) == 3
 
 
 def test_files_in_a_remote_store_are_read(folder: Path, tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_another_list_of_files_is_another_version_and_is_not_read_as_the_old_one
     folder: Path, tmp_path: Path, change: str
 ) -> None:
     (before,) = find_objects(str(folder), tmp_path / "cache")
-    shard = cut(before, "text", "id", 10**6)[0]
+    shard = cut(before, Columns("text", "id"), 10**6)[0]
     match change:
         case "more":
             (folder / "e.txt").write_bytes(b"")
@@ -106,7 +107,7 @@ def test_another_list_of_files_is_another_version_and_is_not_read_as_the_old_one
 
 def test_other_content_of_the_same_size_is_another_version(folder: Path, tmp_path: Path) -> None:
     (before,) = find_objects(str(folder), tmp_path / "cache")
-    shard = cut(before, "text", "id", 10**6)[0]
+    shard = cut(before, Columns("text", "id"), 10**6)[0]
     check_content(shard, tmp_path / "cache", since=0)
     state = (folder / "b.txt").stat()
     (folder / "b.txt").write_bytes(b"drei\nZeilen")
@@ -120,4 +121,4 @@ def test_other_content_of_the_same_size_is_another_version(folder: Path, tmp_pat
 def test_another_column_is_named_with_those_there_are(folder: Path, tmp_path: Path) -> None:
     (found,) = find_objects(str(folder), tmp_path / "cache")
     with pytest.raises(SpecError, match=r"input\.text: .* it has: id, text"):
-        cut(found, "body", None, 10**6)
+        cut(found, Columns("body", None), 10**6)

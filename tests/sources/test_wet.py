@@ -10,6 +10,7 @@ from whole_shards import all_documents
 
 from pipeline.errors import StorageError
 from pipeline.sources.source import InputObject, cut
+from pipeline.spec.schema import Columns
 
 Write = Callable[[str, bytes], InputObject]
 
@@ -30,7 +31,7 @@ def record(content: bytes, *, kind: str = "conversion", length: int | None = Non
 )
 def test_a_header_can_be_the_id(write: Write, column: str, value: str) -> None:
     input_object = write("corpus.warc.wet.gz", gzip.compress(record(b"text")))
-    (shard,) = cut(input_object, "text", column, 3000)
+    (shard,) = cut(input_object, Columns("text", column), 3000)
     assert all_documents(shard).column("doc_id").to_pylist() == [value]
 
 
@@ -38,14 +39,14 @@ def test_only_conversion_records_are_rows(write: Write) -> None:
     kinds = ["warcinfo", "conversion", "metadata", "conversion", "response"]
     records = [record(kind.encode() + b"%d" % at, kind=kind) for at, kind in enumerate(kinds)]
     input_object = write("corpus.warc.wet.gz", gzip.compress(b"".join(records)))
-    shards = cut(input_object, "text", None, 1)
+    shards = cut(input_object, Columns("text", None), 1)
     texts = [all_documents(shard).column("text").to_pylist() for shard in shards]
     assert texts == [["conversion1"], ["conversion3"]]
 
 
 def test_bytes_that_are_not_utf8_spoil_their_record_alone(write: Write) -> None:
     data = gzip.compress(record(b"\xff")) + gzip.compress(record(b"fine"))
-    (shard,) = cut(write("corpus.warc.wet.gz", data), "text", None, 3000)
+    (shard,) = cut(write("corpus.warc.wet.gz", data), Columns("text", None), 3000)
     statuses = all_documents(shard).column("status").to_pylist()
     assert statuses == ["error:invalid UTF-8", "ok"]
 
@@ -54,4 +55,4 @@ def test_bytes_that_are_not_utf8_spoil_their_record_alone(write: Write) -> None:
 def test_a_record_of_another_length_than_it_says_is_one_line(write: Write, length: int) -> None:
     data = gzip.compress(record(b"content", length=length))
     with pytest.raises(StorageError, match="cannot be read: a WARC record"):
-        cut(write("corpus.warc.wet.gz", data), "text", None, 3000)
+        cut(write("corpus.warc.wet.gz", data), Columns("text", None), 3000)

@@ -44,7 +44,7 @@ filter:
 """
 
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
-AUTO, SHARDS = {"dtype": "auto", "device": "auto"}, {"shard_bytes": "auto"}
+AUTO, SHARDS = {"dtype": "auto", "device": "auto"}, {"image": None, "shard_bytes": "auto"}
 PARQUET = "s3://corpus/2026-11/**/*.parquet"
 NONE = dict.fromkeys(
     ("classifier", "readout", "beam", "top_k", "separator", "calibration", "cascade", "explain")

@@ -24,6 +24,7 @@ from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects
 from pipeline.spec.fingerprint import Fingerprint
+from pipeline.spec.schema import Columns
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 
@@ -57,7 +58,7 @@ class Corpus:
 
     def shards(self, store: Store) -> tuple[Shard, ...]:
         objects = find_objects(str(self.folder), self.cache_dir)
-        return load_or_cut(store, objects, "text", "id", SHARD_BYTES).shards
+        return load_or_cut(store, objects, Columns("text", "id"), SHARD_BYTES).shards
 
 
 def toy_spec(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.keys import documents_key, label_key, snapshot_key
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.source import InputObject
+from pipeline.spec.schema import Columns
 from pipeline.stores.store import StoredObject
 
 OBJECTS = 20_000
@@ -94,7 +95,7 @@ def main() -> None:
     ]
     store.create("inputs/00000001.json", json.dumps({"cuts": log}).encode())
     del log
-    cuts = watch("load_or_cut", lambda: load_or_cut(store, objects, "text", None, 1))
+    cuts = watch("load_or_cut", lambda: load_or_cut(store, objects, Columns("text", None), 1))
     store.sids.extend(sorted(shard.id for shard in cuts.shards))
     lacking = random.Random(1).sample(store.sids, GONE)
     store.gone.update(label_key("mood", FPS["mood"], sid) for sid in lacking[1:])

@@ -24,7 +24,7 @@ from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.options import ExportOptions, ShowOptions, TableFormat
 from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.parse import parse_spec
-from pipeline.spec.schema import JobSpec
+from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.export import MANIFEST, ExportResult, export
 from pipeline.verbs.show import TEXT_CHARS, show
@@ -225,7 +225,9 @@ def test_texts_of_every_format_are_those_of_the_rows(
     names = {"id": "id", "text": "text"}
     store = LocalStore(tmp_path / "out")
     objects = find_objects(str(corpus), tmp_path / "cache")
-    finish(store, load_or_cut(store, objects, "text", "id", 50_000).shards, toy_fingerprints())
+    finish(
+        store, load_or_cut(store, objects, Columns("text", "id"), 50_000).shards, toy_fingerprints()
+    )
     spec = spec_of(tmp_path, input={"path": str(corpus), **names})
     options = ExportOptions(f"{tmp_path}/to/", with_text=True)
     result = export(spec, options, cache_dir=tmp_path / "cache")

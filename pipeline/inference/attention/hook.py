@@ -7,7 +7,7 @@ the model's forward as the keyword argument `tree`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +30,7 @@ class PrefixKV:
 
     layers: Mapping[int, LayerKV | RoundedKV]
     tokens: int
+    shift: int = 0  # the position after the span, minus its tokens; below 0 after an image
 
     def layer(self, layer: int) -> LayerKV:
         """The layer's keys and values; rounded ones are widened each time."""
@@ -39,7 +40,7 @@ class PrefixKV:
     def rounded(self, kind: str) -> PrefixKV:
         """The same span in a number format of `model.kv`, int8 or fp8."""
         rounded = {layer: RoundedKV.of(self.layer(layer), kind) for layer in self.layers}
-        return PrefixKV(rounded, self.tokens)
+        return replace(self, layers=rounded)
 
     def followed_by(self, other: PrefixKV) -> PrefixKV:
         """Both spans as one, copied unless they are rounded."""
@@ -51,7 +52,7 @@ class PrefixKV:
             else:
                 assert isinstance(kv, RoundedKV) and isinstance(below, RoundedKV), (kv, below)
                 joined[layer] = kv.followed_by(below)
-        return PrefixKV(joined, self.tokens + other.tokens)
+        return PrefixKV(joined, self.tokens + other.tokens, self.shift + other.shift)
 
 
 class Attention(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError
@@ -158,10 +159,14 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
             f"the model's tokenizer has chat templates {names} and no default; name one 'default'"
         ) from error
 
-    def render(messages: Sequence[Message]) -> str:
+    def render(messages: Sequence[Message], *, in_parts: bool = False) -> str:
+        turns: list[dict[str, Any]] = [dict(message) for message in messages]
+        if in_parts:
+            for turn in turns:
+                turn["content"] = [{"type": "text", "text": turn["content"]}]
         try:
             text = tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                turns,
                 chat_template=_DATELESS + template,
                 tokenize=False,
                 add_generation_prompt=True,
@@ -173,4 +178,9 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Render | None:
         assert isinstance(text, str), f"chat template gave {type(text).__name__}"
         return text
 
+    # — templates of models with images may know only the parts of a turn
+    turn: Message = {"role": "user", "content": _TURN}
+    with suppress(ModelError):
+        if _TURN not in render([turn]) and _TURN in render([turn], in_parts=True):
+            return partial(render, in_parts=True)
     return render

@@ -7,7 +7,7 @@ read files: `loading` builds a LoadedModel.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +18,8 @@ from transformers import PreTrainedModel
 
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import Kernel
+from pipeline.inference.images import ImageDocument, ImageReader
+from pipeline.inference.model.vision import ImageRows, read_image
 from pipeline.spec.model import KeptFormat
 
 
@@ -32,6 +34,7 @@ class LoadedModel:
     schedule: Literal["fused", "staged"]  # staged where layers carry a recurrent state
     kernel: Kernel | None = None  # None where plans run segment by segment
     kv: KeptFormat = "none"  # of keys and values that outlive a forward; none: the model's own
+    images: ImageReader | None = None  # of a model that sees images
 
     @property
     def device(self) -> torch.device:
@@ -39,14 +42,26 @@ class LoadedModel:
 
     @property
     def decoder(self) -> nn.Module:
-        decoder: nn.Module = self.network.model
-        return decoder
+        return decoder_of(self.network)
 
     @property
     def layers(self) -> int:
         """How many layers the decoder has; 0 if it does not list them: only its end can be read."""
         layers = getattr(self.decoder, "layers", None)
         return len(layers) if isinstance(layers, nn.ModuleList) else 0
+
+    def with_images(self, documents: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """The documents, those with an image as the rows that the decoder reads of them."""
+        return [
+            self._image_rows(document) if isinstance(document, ImageDocument) else document
+            for document in documents
+        ]
+
+    def _image_rows(self, document: ImageDocument) -> ImageRows:
+        assert self.images is not None, "a model without images"
+        inputs = self.images.inputs(document.image)
+        text = document.token_ids[inputs["input_ids"].shape[1] :]
+        return read_image(self.network, self.decoder, inputs, text)
 
     def unembed(self, states: Tensor) -> Tensor:  # [rows, hidden] -> [rows, vocab]
         """Logits over the vocabulary, scaled and capped as the family does it."""
@@ -62,14 +77,28 @@ class LoadedModel:
         return logits
 
 
+def decoder_of(network: PreTrainedModel) -> PreTrainedModel:
+    """The decoder: of a model that sees images, the part that reads the vision tower's states."""
+    sees = getattr(network.config, "vision_config", None) is not None
+    whole: Any = network
+    decoder: PreTrainedModel = whole.get_decoder() if sees else whole.model
+    return decoder
+
+
+def set_attention(network: PreTrainedModel, implementation: str) -> None:
+    """Sets the attention of the decoder; a vision tower keeps its own."""
+    sees = getattr(network.config, "vision_config", None) is not None
+    (decoder_of(network) if sees else network).set_attn_implementation(implementation)
+
+
 @contextmanager
 def plain_attention(network: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Run the model with one of transformers' own attention implementations inside the block."""
-    network.set_attn_implementation(implementation)
+    set_attention(network, implementation)
     try:
         yield
     finally:
-        network.set_attn_implementation(hook.IMPLEMENTATION)
+        set_attention(network, hook.IMPLEMENTATION)
 
 
 @dataclass(frozen=True, slots=True)

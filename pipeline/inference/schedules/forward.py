@@ -6,10 +6,11 @@ Entry points: `ReadPoint`, which says what is read; `prefill`, `run`, `run_at_en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.attention.plan import plan_attention, plan_ends
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.model.vision import ImageRows
+from pipeline.inference.schedules.inputs import DeepRows, batch_inputs
 
 Suffix = tuple[int, ...]  # token ids that follow a document: a question, and perhaps label tokens
 
@@ -56,7 +59,7 @@ OnLayer = Callable[[LayerStates], Sequence[int] | None]
 @torch.inference_mode()
 def prefill(
     model: LoadedModel,
-    token_ids: Sequence[int],
+    token_ids: Sequence[int],  # may be `ImageRows`
     *,
     prefix: PrefixKV | None = None,
     layers: int | None = None,
@@ -72,10 +75,11 @@ def prefill(
     keep: dict[int, LayerKV] = {}
     tree = Tree.of([len(token_ids)], prefix_tokens=prefix.tokens if prefix else 0)
     attention = attend_everywhere(model, tree, prefix, keep=keep)
-    ids, positions = to_device([np.array(token_ids), tree.positions], model.device)
-    inputs = packed(attention, positions, input_ids=ids)
-    run_to_layers(model.decoder, [layers or model.layers], lambda *_: None, **inputs)
-    own = PrefixKV(keep, tokens=len(token_ids))
+    inputs = batch_inputs(model, tree, [token_ids], (), prefix)
+    arguments = packed(attention, inputs.positions, inputs.deep_from(0), **inputs.rows)
+    run_to_layers(model.decoder, [layers or model.layers], lambda *_: None, **arguments)
+    end = token_ids.end if isinstance(token_ids, ImageRows) else len(token_ids)
+    own = PrefixKV(keep, tokens=len(token_ids), shift=end - len(token_ids))
     if model.kv != "none":
         own = own.rounded(model.kv)
     return prefix.followed_by(own) if prefix else own
@@ -97,22 +101,29 @@ def attend_everywhere(
 def run(
     decoder: nn.Module,
     attention: Attention,
-    positions: Tensor,  # [rows] int64
+    positions: Tensor,  # [rows] or [axes, rows] int64
+    deep: Mapping[str, Any] = MappingProxyType({}),  # of `DeepRows.from_layer`
     **inputs: Tensor,  # input_ids [rows] int64 or inputs_embeds [rows, hidden]
 ) -> Tensor:  # [rows, hidden]
     """The final states of a decoder, or of a part of one."""
-    (rows,) = positions.shape
-    output = decoder(**packed(attention, positions, **inputs))
+    rows = positions.shape[-1]
+    output = decoder(**packed(attention, positions, deep, **inputs))
     states: Tensor = output.last_hidden_state[0]
     assert len(states) == rows, f"{len(states)} states for {rows} rows"
     return states
 
 
-def packed(attention: Attention, positions: Tensor, **inputs: Tensor) -> dict[str, Any]:
+def packed(
+    attention: Attention,
+    positions: Tensor,
+    deep: Mapping[str, Any] = MappingProxyType({}),
+    **inputs: Tensor,
+) -> dict[str, Any]:
     """The arguments of a decoder for one packed batch."""
     return {
         **{name: tensor.unsqueeze(0) for name, tensor in inputs.items()},
-        "position_ids": positions.unsqueeze(0),
+        **deep,
+        "position_ids": positions.unsqueeze(-2),
         "use_cache": False,
         "tree": attention,
     }
@@ -123,8 +134,13 @@ class PackedStates:
     """The hidden states of a packed batch after some layer."""
 
     tree: Tree
-    positions: Tensor  # [rows] int64
+    positions: Tensor  # [rows] or [axes, rows] int64
     states: Tensor  # [rows, hidden]
+    deep: DeepRows | None = None
+
+    def deep_from(self, start: int) -> dict[str, object]:
+        """The arguments of a part of the decoder that begins with this layer."""
+        return self.deep.from_layer(start) if self.deep else {}
 
     def at_ends(self, ends: Sequence[int]) -> Tensor:  # [docs, ends, hidden]
         """The states at these rows of every copy of the branches."""
@@ -142,7 +158,12 @@ class PackedStates:
     def of_documents(self, documents: Sequence[int]) -> PackedStates:
         """The states of these documents and of their branches alone."""
         [rows] = to_device([self.tree.rows_of(documents)], self.states.device)
-        return PackedStates(self.tree.only(documents), self.positions[rows], self.states[rows])
+        return PackedStates(
+            self.tree.only(documents),
+            self.positions[..., rows],
+            self.states[rows],
+            self.deep.of_rows(rows) if self.deep else None,
+        )
 
 
 def run_at_ends(
@@ -164,7 +185,7 @@ def run_at_ends(
     compiled = compile_plans(plans, model.device, model.kernel) if model.kernel else None
     computed = PrefixKV(keep, tokens=tree.tokens)
     attention = TreeAttention(plans, prefix, computed=computed, compiled=compiled)
-    at_ends = run(layer, attention, batch.positions[rows], inputs_embeds=states[rows])
+    at_ends = run(layer, attention, batch.positions[..., rows], inputs_embeds=states[rows])
     return at_ends.view(len(tree.documents), len(ends), -1)
 
 

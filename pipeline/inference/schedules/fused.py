@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.inference.attention.compiled import to_device
 from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.model.vision import ImageRows
 from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import (
     LayerStates,
@@ -33,6 +32,7 @@ from pipeline.inference.schedules.forward import (
     run_at_ends,
     run_to_layers,
 )
+from pipeline.inference.schedules.inputs import batch_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FusedSchedule:
 
     model: LoadedModel
     prefix: PrefixKV | None
-    unread: tuple[int, ...] = ()  # a document's last token, which every forward below it reads
+    unread: Sequence[int] = ()  # a document's last token, which every forward below it reads
 
     @classmethod
     def below(
@@ -55,10 +55,14 @@ class FusedSchedule:
 
     def extended(self, token_ids: Sequence[int], counter: TokenCounter) -> FusedSchedule:
         """The text followed by these tokens, at least one; `counter` counts what is read."""
-        *read, last = (*self.unread, *token_ids)
-        counter.tokens += len(read)
-        prefix = prefill(self.model, read, prefix=self.prefix)
-        return FusedSchedule(self.model, prefix, (last,))
+        spans = [self.unread, token_ids[:-1] if len(token_ids) > 1 else ()]
+        if not any(isinstance(span, ImageRows) for span in spans):
+            spans = [[token for span in spans for token in span]]
+        prefix = self.prefix
+        for span in spans:
+            counter.tokens += len(span)
+            prefix = prefill(self.model, span, prefix=prefix)
+        return FusedSchedule(self.model, prefix, token_ids[-1:])
 
     def states(
         self, suffixes: Sequence[Suffix], counter: TokenCounter
@@ -78,6 +82,7 @@ class _Step:
     point: ReadPoint
     ends: tuple[int, ...]  # rows of one copy of the branches: the suffixes' last tokens, rising
     end_of_suffix: Tensor  # [suffixes] int64: index into `ends`
+    start: int  # the number of the first layer that is run
     body: nn.Module | None  # the layers that are run at every row
     last: nn.Module | None  # the layer after them, if it is run at the ends alone
 
@@ -118,27 +123,33 @@ class FusedReader:
             else:
                 body = stages.part(start, stop - 1) if start < stop - 1 else None
                 last = stages.part(stop - 1, stop)
-        return _Step(point, ends, end_of_suffix, body, last)
+        return _Step(point, ends, end_of_suffix, start, body, last)
 
     @torch.inference_mode()
     def read_layers(self, documents: Sequence[Sequence[int]], on_layer: OnLayer) -> None:
-        """Gives the states of every read point to `on_layer`, from the first layer down."""
+        """Gives the states of every read point to `on_layer`, from the first layer down.
+
+        A document may be `ImageRows`.
+        """
         tree = Tree.of(
             [len(document) for document in documents],
             self._branches.nodes,
             prefix_tokens=self._prefix.tokens if self._prefix else 0,
         )
-        of_documents = [token for document in documents for token in document]
-        token_ids = np.array([*of_documents, *self._branches.token_ids * len(documents)])
-        assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
-        ids, positions = to_device([token_ids, tree.positions], self._model.device)
+        inputs = batch_inputs(self._model, tree, documents, self._branches.token_ids, self._prefix)
+        positions, deep = inputs.positions, inputs.deep_from(0)
         attention = attend_everywhere(self._model, tree, self._prefix)
         if self._model.stages is not None:
             body = self._steps[0].body
             assert body is not None, self._steps[0]
             # — nothing here keeps these states while deeper layers replace them
             self._read_in_parts(
-                PackedStates(tree, positions, run(body, attention, positions, input_ids=ids)),
+                PackedStates(
+                    tree,
+                    positions,
+                    run(body, attention, positions, deep, **inputs.rows),
+                    inputs.deep,
+                ),
                 attention,
                 on_layer,
             )
@@ -151,8 +162,8 @@ class FusedReader:
             by_layer.append(self._layer_states(steps[layer], batch))
 
         # — the decoder cannot be cut: all documents go to the deepest layer
-        inputs = packed(attention, positions, input_ids=ids)
-        run_to_layers(self._model.decoder, steps, keep, **inputs)
+        arguments = packed(attention, positions, deep, **inputs.rows)
+        run_to_layers(self._model.decoder, steps, keep, **arguments)
         deliver(by_layer, on_layer)
 
     def _read_in_parts(
@@ -168,7 +179,13 @@ class FusedReader:
                 batch = batch.of_documents(continuing)
                 attention = attend_everywhere(self._model, batch.tree, self._prefix)
             if step.body is not None:
-                states = run(step.body, attention, batch.positions, inputs_embeds=batch.states)
+                states = run(
+                    step.body,
+                    attention,
+                    batch.positions,
+                    batch.deep_from(step.start),
+                    inputs_embeds=batch.states,
+                )
                 batch = replace(batch, states=states)
             continuing = on_layer(self._layer_states(step, batch))
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.inference.alternatives import linear_weights
-from pipeline.inference.loading import load_model, prepare, proved_at, tree_error
+from pipeline.inference.loading import load_model, prepare
 from pipeline.inference.model.int8_products import (
     Int8Linear,
     RowRounding,
     round_linear,
     round_rows,
 )
+from pipeline.inference.proof import proved_at, tree_error
 
 MakeNetwork = Callable[..., Any]
 HAS_PRODUCTS = any(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.inference.loading import prepare, tree_error
+from pipeline.inference.loading import prepare
 from pipeline.inference.model import llama_form
 from pipeline.inference.model.llama_form import (
     LlamaFormForward,
@@ -17,6 +17,7 @@ from pipeline.inference.model.llama_form import (
     use_llama_form,
     use_row_blocks,
 )
+from pipeline.inference.proof import tree_error
 
 MakeNetwork = Callable[..., Any]
 

@@ -13,8 +13,9 @@ import torchao.quantization
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError, SpecError
-from pipeline.inference.loading import load_model, prepare, tree_error
+from pipeline.inference.loading import load_model, prepare
 from pipeline.inference.model.quantisation import quantise, require_torchao
+from pipeline.inference.proof import tree_error
 from pipeline.spec.model import Quantize
 from pipeline.spec.parse import parse_spec
 

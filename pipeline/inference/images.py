@@ -1,0 +1,173 @@
+"""Images as documents: a file of unknown origin becomes a picture, and the picture token ids.
+
+Entry points: `ImageReader`, and `ImageDocument`, which the engine reads. Code that a model folder
+carries is never run.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+from jinja2 import TemplateError
+from PIL import Image, ImageOps, UnidentifiedImageError
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+from pipeline.errors import DocumentError, ModelError
+
+# Decoders that are fuzzed and in wide use. Pillow has others that run programs or read fonts.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+# A picture of four bytes a pixel takes 256 MB decoded. Checked before the first pixel is decoded.
+MAX_PIXELS = 64_000_000
+# Modes whose conversion to RGB means the same to everyone. 16 and 32 bits have no fixed range.
+_MODES = {"RGB", "RGBA", "RGBX", "L", "LA", "La", "P", "PA", "1", "CMYK", "YCbCr"}
+_LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+# A private-use character, which no template writes.
+_MARK = "\ue0d3"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDocument(Sequence[int]):
+    """The token ids of a document with an image, and the image as its file has it.
+
+    Each row of the image has the model's image token.
+    """
+
+    token_ids: tuple[int, ...]
+    image: bytes
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        return self.token_ids[index]
+
+
+def as_document(token_ids: Sequence[int], image: bytes | None) -> Sequence[int]:
+    """The token ids, with the image that they are of."""
+    return token_ids if image is None else ImageDocument(tuple(token_ids), image)
+
+
+def decode_image(data: bytes) -> Image.Image:
+    """The picture in RGB, turned upright as its EXIF data says.
+
+    Its size is known before a pixel is decoded, so a small file cannot take much memory.
+
+    Raises:
+        DocumentError: It is no picture of `FORMATS`, is truncated, is animated, is too large, or
+            has a mode without a fixed meaning in RGB.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged EXIF data; too large is checked below
+            picture = Image.open(io.BytesIO(data), formats=FORMATS)
+            width, height = picture.size
+            if width * height > MAX_PIXELS:
+                raise DocumentError(
+                    f"the image has {width:,} x {height:,} pixels, above {MAX_PIXELS:,}"
+                )
+            if (frames := getattr(picture, "n_frames", 1)) > 1:
+                raise DocumentError(f"the image is animated: {frames} frames")
+            if picture.mode not in _MODES:
+                raise DocumentError(f"the image has the mode {picture.mode}; convert it to RGB")
+            picture.load()
+            upright: Image.Image = ImageOps.exif_transpose(picture)
+            return upright.convert("RGB")
+    except UnidentifiedImageError:
+        raise DocumentError(f"the image is none of {', '.join(FORMATS)}") from None
+    except Image.DecompressionBombError:
+        raise DocumentError(f"the image has more than {MAX_PIXELS:,} pixels") from None
+    # — decoders of damaged files raise nearly anything
+    except (OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DocumentError(f"the image cannot be decoded: {reason}") from error
+
+
+class ImageReader:
+    """A model's image processor: what the model reads of an image."""
+
+    def __init__(self, folder: Path) -> None:
+        """ModelError if the folder has no processor for images."""
+        try:
+            config = AutoConfig.from_pretrained(folder, **_LOCAL)
+            self._processor = _processor(folder, config)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+            raise ModelError(
+                f"{folder}: its image processor cannot be loaded: {error}; copy "
+                "preprocessor_config.json and processor_config.json, too"
+            ) from error
+
+    def token_ids(self, data: bytes) -> tuple[int, ...]:
+        """The token ids of the image; DocumentError if it cannot be decoded."""
+        return tuple(self.inputs(data)["input_ids"][0].tolist())
+
+    def inputs(self, data: bytes) -> BatchFeature:
+        """What the whole model reads of the image: `input_ids` [1, tokens], and its pixels."""
+        picture = decode_image(data)
+        try:
+            inputs: BatchFeature = self._processor(
+                images=[picture],
+                text=[self._written],
+                add_special_tokens=False,
+                return_tensors="pt",
+            )
+            return inputs
+        except (ValueError, ZeroDivisionError) as error:  # such as a side 200 times the other
+            reason = " ".join(str(error).split())
+            raise DocumentError(f"the model's processor refuses the image: {reason}") from error
+
+    @cached_property
+    def _written(self) -> str:
+        """What the chat template writes for an image; without a template, the image token."""
+        text = {"type": "text", "text": _MARK}
+        template = self._processor.chat_template or self._processor.tokenizer.chat_template
+        token = getattr(self._processor, "image_token", None)
+        if not template:
+            if token is None:
+                raise ModelError("the model has neither a chat template nor an image token")
+            return f"{token}\n"
+        try:
+            without, with_image = (
+                self._processor.tokenizer.apply_chat_template(
+                    [{"role": "user", "content": content}],
+                    chat_template=template,
+                    tokenize=False,
+                )
+                for content in ([text, text], [text, {"type": "image"}, text])
+            )
+        except (TemplateError, TypeError) as error:
+            raise ModelError(f"the model's chat template refuses an image: {error}") from error
+        # — some templates write all images of a turn before its text
+        pairs = enumerate(zip(without, with_image, strict=False))
+        before = next((i for i, (a, b) in pairs if a != b), len(without))
+        written: str = with_image[before : before + len(with_image) - len(without)]
+        if not written:
+            raise ModelError("the model's chat template writes nothing for an image")
+        return written
+
+
+def _processor(folder: Path, config: Any) -> Any:
+    """The processor of the model's family, without its part for videos, which needs torchvision."""
+    family: Any = PROCESSOR_MAPPING[type(config)]
+    own = {"get_attributes": classmethod(lambda _class: ["image_processor", "tokenizer"])}
+    images_only: Any = type(family.__name__, (family,), own)
+    image_processor: Any = AutoImageProcessor
+    settings, _ = family.get_processor_dict(folder, **_LOCAL)
+    # — with Pillow on every machine: other backends round resized pixels otherwise
+    parts = [
+        image_processor.from_pretrained(folder, backend="pil", **_LOCAL),
+        AutoTokenizer.from_pretrained(folder, **_LOCAL),
+    ]
+    if "video_processor" in family.__init__.__code__.co_varnames:
+        parts.append(None)
+    return images_only.from_args_and_dict(parts, settings)

@@ -1,0 +1,76 @@
+"""The bytes of a row's image: the row has them, or says where they are. Entry: `ImageFiles`."""
+
+from __future__ import annotations
+
+import os
+import stat
+from functools import partial
+
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.errors import DocumentError
+from pipeline.sources.documents import TooLong
+from pipeline.sources.streams import Options, fetching, retry_transient
+from pipeline.stores.file_systems import file_system_at
+
+MAX_IMAGE_BYTES = 64 * 1024 * 1024
+# The length of a path in a row's status.
+_PATH_CHARS = 200
+
+
+class ImageFiles:
+    """Gets the images of one input file.
+
+    Args:
+        path: The input file; paths in its rows are absolute, or from its folder.
+        options: Of the file system of the input.
+    """
+
+    def __init__(self, path: str, options: Options) -> None:
+        self._folder = path.rpartition("/")[0]
+        self._options = options
+
+    def read(self, value: object) -> bytes:
+        """The image file of a value of the image column: bytes, a path, or a struct of both.
+
+        Raises:
+            DocumentError: It is none of these, or the path names no file of at most
+                `MAX_IMAGE_BYTES` bytes.
+            StorageError: The store does not answer.
+        """
+        if isinstance(value, dict):  # of JSON; of tables, the reader has chosen
+            value = value.get("bytes") or value.get("path")
+        if value is None:
+            raise DocumentError("no image")
+        if isinstance(value, TooLong) or (
+            isinstance(value, bytes) and len(value) > MAX_IMAGE_BYTES
+        ):
+            raise DocumentError(f"the image is longer than {MAX_IMAGE_BYTES:,} bytes")
+        if isinstance(value, bytes):
+            return value
+        if not isinstance(value, str) or not value:
+            raise DocumentError("its image is neither bytes nor a path")
+        return self._of_file(value)
+
+    def _of_file(self, written: str) -> bytes:
+        shown = written[:_PATH_CHARS]
+        if "\0" in written:
+            raise DocumentError("the path of its image has a NUL")
+        absolute = "://" in written or written.startswith("/")
+        path = written if absolute else f"{self._folder}/{written}"
+        with fetching(path):
+            file_system, place = file_system_at(path, self._options)
+            try:
+                is_local = isinstance(file_system, LocalFileSystem)
+                # — reading a FIFO or a device might never end
+                if is_local and not stat.S_ISREG(os.stat(place).st_mode):
+                    raise DocumentError(f"the image {shown!r} is not a file")
+                with retry_transient(partial(file_system.open, place, "rb")) as file:
+                    data: bytes = retry_transient(partial(file.read, MAX_IMAGE_BYTES + 1))
+            except (FileNotFoundError, NotADirectoryError):
+                raise DocumentError(f"there is no image {shown!r}") from None
+            except IsADirectoryError:
+                raise DocumentError(f"the image {shown!r} is not a file") from None
+        if len(data) > MAX_IMAGE_BYTES:
+            raise DocumentError(f"the image is longer than {MAX_IMAGE_BYTES:,} bytes")
+        return data

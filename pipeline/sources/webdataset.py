@@ -1,0 +1,116 @@
+"""WebDataset: tar files whose consecutive members with one key are a row.
+
+`dog.jpg`, `dog.txt` and `dog.json` are the columns `jpg`, `txt` and `json` of the row with the
+`__key__` dog. Entry points: `tar_units`, `tar_rows`, and `samples` of an open archive.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import IO, Any, cast
+
+from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong
+from pipeline.sources.records import SAMPLE_ROWS
+from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
+from pipeline.sources.streams import Options, opened
+
+KEY = "__key__"
+_NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
+
+
+@dataclass(slots=True)
+class Sample:
+    """The members of one key."""
+
+    key: str
+    start_byte: int
+    end_byte: int
+    members: dict[str, tarfile.TarInfo] = field(default_factory=dict)  # by column
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(member.size for member in self.members.values())
+
+
+def tar_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
+    """One unit for each key; SpecError unless one of the first has the columns."""
+    with _archive(version.path, options) as archive:
+        first = {name for each in islice(samples(archive), SAMPLE_ROWS) for name in each.members}
+        if first:
+            check_columns(version, sorted({KEY, *first}))
+    with _archive(version.path, options) as archive:
+        for sample in samples(archive):
+            yield Unit(1, sample.size_bytes, sample.start_byte, sample.end_byte)
+
+
+def tar_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
+    """The shard's rows; the members of one key are held at a time."""
+    version = shard.version
+    columns = version.text_column, version.id_column, version.image_column
+    with _archive(shard.path, options, shard.piece.start_byte or 0) as archive:
+        for sample in islice(samples(archive), shard.rows):
+            text, id, image = (_value(archive, sample, name) for name in columns)
+            yield RawRow(text, id, image=image)
+            del text, image
+
+
+def piece_samples(shard: Shard, options: Options) -> Iterator[Sample]:
+    """Where the members of the shard's rows are; no content is read."""
+    with _archive(shard.path, options, shard.piece.start_byte or 0) as archive:
+        yield from islice(samples(archive), shard.rows)
+
+
+def samples(archive: tarfile.TarFile) -> Iterator[Sample]:
+    """The rows of the archive; members that are no files, or have no extension, belong to none.
+
+    OSError where the archive is broken.
+    """
+    sample: Sample | None = None
+    try:
+        while (member := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # else it holds all of them
+            match = _NAME.fullmatch(member.name) if member.isreg() else None
+            if match is None:
+                continue
+            key, column = match[1], match[2].lower()
+            if sample is None or key != sample.key:
+                if sample is not None:
+                    yield sample
+                sample = Sample(key, member.offset, 0)
+            sample.members[column] = member
+            sample.end_byte = member.offset_data + -(-member.size // 512) * 512
+    except tarfile.TarError as error:
+        raise OSError(f"is a broken tar file: {error}") from error
+    if sample is not None:
+        yield sample
+
+
+@contextmanager
+def _archive(path: str, options: Options, start: int = 0) -> Iterator[tarfile.TarFile]:
+    """The archive from this byte on, where the header of a member begins."""
+    with opened(path, options) as file:
+        file.seek(start)
+        try:
+            with tarfile.open(fileobj=cast(IO[bytes], file), mode="r:") as archive:
+                yield archive
+        except tarfile.TarError as error:
+            raise OSError(f"is not a tar file: {error}") from error
+
+
+def _value(archive: tarfile.TarFile, sample: Sample, column: str | None) -> Any:
+    """The content of one column of a row."""
+    if column == KEY:
+        return sample.key
+    member = sample.members.get(column or "")
+    if member is None:
+        return None
+    if member.size > MAX_ROW_BYTES:
+        return TooLong()
+    content = archive.extractfile(member)
+    assert content is not None, member.name
+    return content.read()

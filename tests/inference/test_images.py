@@ -1,0 +1,199 @@
+"""Laws: below an image, the tree answers as the whole model does on each prompt alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from fitted import bare_card
+from numpy.testing import assert_allclose
+from scipy.special import softmax
+from vision import FAMILIES, encoded_picture, save_vision_model, vision_network, vision_tokenizer
+
+from pipeline.errors import ModelError
+from pipeline.fitted.readout import LinearMap, Readout
+from pipeline.inference.alternatives import answers_alone
+from pipeline.inference.engine import LabelEngine
+from pipeline.inference.images import ImageDocument
+from pipeline.inference.labels.early_exit import Readouts
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.labels.trie import LabelTrie
+from pipeline.inference.loading import load_model
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.model.vision import read_image
+from pipeline.spec.model import ExitSpec
+
+TOLERANCE = 1e-4
+MODELLED = [family for family in FAMILIES if family != "gemma3"]
+SIZES = [(40, 30), (64, 20), (33, 70), (64, 64)]
+PREFIX = (5, 6, 7)
+WORDS = {"yes": ((11, 12, 13), (14, 15)), "no": ((11, 12, 16), (17,)), "maybe": ((11, 18),)}
+
+MakeModel = Callable[[str], LoadedModel]
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
+    """A tiny model of the family that sees images, loaded from its folder."""
+    made: dict[str, LoadedModel] = {}
+
+    def make(family: str) -> LoadedModel:
+        if family not in made:
+            folder = save_vision_model(tmp_path_factory.mktemp(family), family)
+            made[family] = load_model(folder, dtype="float32", device="cpu", sees_images=True)
+        return made[family]
+
+    return make
+
+
+def documents_of(model: LoadedModel) -> list[ImageDocument]:
+    """Images of several sizes, the first without a text, the others with one of each length."""
+    assert model.images is not None
+    documents = []
+    for seed, size in enumerate(SIZES):
+        image = encoded_picture(*size, seed=seed)
+        text = tuple(range(20, 20 + 3 * seed))
+        documents.append(ImageDocument((*model.images.token_ids(image), *text), image))
+    return documents
+
+
+def questions() -> PromptTokens:
+    """First tokens, whole labels, a search of whole labels with a beam, below one prefix."""
+    trie = LabelTrie.of(list(WORDS.values()))
+    first = {"yes": (11,), "no": (17,), "maybe": (18, 19)}
+    return PromptTokens(
+        PREFIX,
+        (
+            Question("first", (8, 9), first),
+            Question("whole", (8, 10), first, trie),
+            Question("searched", (8, 30, 31), first, trie, beam=4),
+        ),
+    )
+
+
+@pytest.mark.parametrize("family", MODELLED)
+@pytest.mark.parametrize("cut", [True, False], ids=["in stages", "whole"])
+def test_the_tree_equals_independent_prompts(family: str, cut: bool, seeing: MakeModel) -> None:
+    model = seeing(family)
+    if not cut:
+        model = replace(model, stages=None)
+    documents, prompt = documents_of(model), questions()
+    engine = LabelEngine(model, prompt, max_batch_tokens=10_000)
+    answers = engine.label(documents).log_probs
+    for row, document in enumerate(documents):
+        alone = answers_alone(model, prompt, document, readouts={}, exit_policy=None)
+        for question, expected in zip(answers, alone, strict=True):
+            assert_allclose(softmax(question[row]), softmax(expected), rtol=0, atol=TOLERANCE)
+    # — the image matters: two images have other answers
+    assert np.abs(softmax(answers[0][0]) - softmax(answers[0][3])).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", MODELLED)
+def test_an_image_beside_texts_and_in_any_batch_has_the_same_answer(
+    family: str, seeing: MakeModel
+) -> None:
+    model = seeing(family)
+    prompt = questions()
+    mixed = [(40, 41, 42), *documents_of(model), (43,) * 30]
+    whole = LabelEngine(model, prompt, max_batch_tokens=10_000).label(mixed).log_probs
+    alone = LabelEngine(model, prompt, max_batch_tokens=1).label(mixed).log_probs
+    for together, single in zip(whole, alone, strict=True):
+        assert_allclose(softmax(together, axis=1), softmax(single, axis=1), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", MODELLED)
+def test_the_vision_tower_runs_once_a_document(
+    family: str, seeing: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = seeing(family), 0
+    features = type(model.network.base_model).get_image_features
+
+    def counted(*args: object, **kwargs: object) -> object:
+        nonlocal calls
+        calls += 1
+        return features(*args, **kwargs)
+
+    monkeypatch.setattr(type(model.network.base_model), "get_image_features", counted)
+    documents = documents_of(model)
+    LabelEngine(model, questions(), max_batch_tokens=100).label(documents)
+    assert calls == len(documents)
+
+
+@pytest.mark.parametrize("family", MODELLED)
+@pytest.mark.parametrize("exits", [None, 1, 2, (1, 2)], ids=str)
+def test_readouts_and_exits_equal_independent_prompts(
+    family: str, exits: int | tuple[int, ...] | None, seeing: MakeModel
+) -> None:
+    model = seeing(family)
+    rng = np.random.default_rng(0)
+
+    def readout(pooling: Literal["last", "mean"], layer: int) -> Readout:
+        maps = {
+            each: LinearMap(
+                rng.normal(0, 0.05, (3, 48)).astype(np.float32), np.zeros(3, np.float32)
+            )
+            for each in range(1, model.layers + 1)
+        }
+        return Readout(bare_card(3, pooling=pooling, layer=layer), maps)
+
+    readouts: Readouts = {"asked": readout("last", 3), "of_image": readout("mean", 2)}
+    labels = {f"l{i}": () for i in range(3)}
+    prompt = PromptTokens(PREFIX, tuple(Question(name, (8, 9), labels) for name in readouts))
+    policy = None
+    if isinstance(exits, int):
+        policy = ExitSpec(layer=exits)
+    elif exits:
+        policy = ExitSpec(layers=exits, confidence=0.5)
+    documents = documents_of(model)
+    engine = LabelEngine(
+        model, prompt, max_batch_tokens=10_000, readouts=readouts, exit_policy=policy
+    )
+    answers = engine.label(documents).log_probs
+    for row, document in enumerate(documents):
+        alone = answers_alone(model, prompt, document, readouts=readouts, exit_policy=policy)
+        for question, expected in zip(answers, alone, strict=True):
+            assert_allclose(softmax(question[row]), softmax(expected), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
+def test_any_cut_of_image_rows_reads_the_same(family: str, seeing: MakeModel) -> None:
+    model = seeing(family)
+    document = documents_of(model)[2]
+    assert model.images is not None
+    inputs = model.images.inputs(document.image)
+    rows = read_image(
+        model.network, model.decoder, inputs, document[inputs["input_ids"].shape[1] :]
+    )
+    for at in range(1, len(rows)):
+        first, second = rows[:at], rows[at:]
+        assert (*first.token_ids, *second.token_ids) == rows.token_ids
+        assert first.end + second.end == rows.end
+        if rows.positions is not None:
+            assert first.positions is not None and second.positions is not None
+            joined = np.concatenate([first.positions, second.positions + first.end], axis=1)
+            assert (joined == rows.positions).all()
+        for whole, parts in zip(rows.deep, zip(first.deep, second.deep, strict=True), strict=True):
+            assert torch.equal(torch.cat(parts), whole)
+
+
+def test_positions_below_an_image_continue_after_its_longest_side(seeing: MakeModel) -> None:
+    model = seeing("qwen2_5_vl")
+    rows = model.with_images(documents_of(model)[:1])[0]
+    # 40 x 30 pixels are 2 x 2 patches that are merged; a start and an end mark are around them
+    assert len(rows) == 6 and getattr(rows, "end", None) == 4
+
+
+def test_gemma3_is_refused_by_name(tmp_path: Path) -> None:
+    vision_network("gemma3", vision_tokenizer("gemma3")).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="family 'gemma3': the tokens of an image attend to later"):
+        load_model(tmp_path, dtype="float32", device="cpu", sees_images=True)
+
+
+def test_a_model_without_a_vision_tower_is_refused(model_folder: Path) -> None:
+    with pytest.raises(ModelError, match="family 'llama' has no vision tower, and"):
+        load_model(model_folder, dtype="float32", device="cpu", sees_images=True)
