@@ -131,10 +131,8 @@ class ImageReader:
         """What the chat template writes for an image; without a template, the image token."""
         text = {"type": "text", "text": _MARK}
         template = self._processor.chat_template or self._processor.tokenizer.chat_template
-        token = getattr(self._processor, "image_token", None)
+        token: str = self._processor.image_token
         if not template:
-            if token is None:
-                raise ModelError("the model has neither a chat template nor an image token")
             return f"{token}\n"
         try:
             without, with_image = (
@@ -151,8 +149,8 @@ class ImageReader:
         pairs = enumerate(zip(without, with_image, strict=False))
         before = next((i for i, (a, b) in pairs if a != b), len(without))
         written: str = with_image[before : before + len(with_image) - len(without)]
-        if not written:
-            raise ModelError("the model's chat template writes nothing for an image")
+        if written.count(token) != 1:
+            raise ModelError(f"the model's chat template writes no {token} for an image")
         return written
 
 

@@ -225,7 +225,7 @@ def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
         for task in spec.cascades
     }
     thresholds = load_thresholds(spec, stage_versions)
-    files = locate(spec.model, cache_dir)
+    files = locate(spec.model, cache_dir, sees_images=spec.input.image is not None)
     readouts = find_readouts(spec, weights=files.hashes, dtype=placement.dtype)
     calibrations = load_calibrations(spec)
     classifiers = find_classifiers(spec, cache_dir)

@@ -22,7 +22,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
 
 from pipeline.errors import ModelError, Problem, SpecError, StorageError, UnavailableError
-from pipeline.hashes import canonical_json, content_hash, short_hash
+from pipeline.hashes import canonical_json, content_hash, parse_json, short_hash
 from pipeline.sources.streams import Options
 from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.stores.file_systems import file_system_at
@@ -58,14 +58,18 @@ class ModelFiles:
         return self.size_bytes * (32 if dtype == "float32" else 16) // least_bits
 
 
-def locate(model: ModelSpec, cache_dir: Path) -> ModelFiles:
+def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> ModelFiles:
     """The model that `model.path` names; SpecError if there is no such model.
 
-    A spec whose tasks all have classifiers has no model, and so no files.
+    With `sees_images`, a local model must have a vision tower; of others, the worker checks it. A
+    spec whose tasks all have classifiers has no model, and so no files.
     """
     if model == NO_MODEL:
         return ModelFiles("none", "", None, {}, 0)
     path = Path(model.path).expanduser()
+    if sees_images and (path.is_dir() or path.suffix == ".gguf") and not _has_vision_tower(path):
+        fix = "this model has no vision tower, and input.image needs one; name a model that sees"
+        raise SpecError([Problem("model.path", f"{fix} images, or remove input.image", str(path))])
     if path.is_dir():
         return _folder(path, cache_dir)
     if path.suffix == ".gguf":
@@ -110,6 +114,17 @@ def _download(files: ModelFiles) -> Path:
         raise UnavailableError(f"{files.location}: {fix}; run again to go on") from error
     except OSError as error:
         raise StorageError(f"{files.location}: cannot be downloaded: {error}") from error
+
+
+def _has_vision_tower(path: Path) -> bool:
+    """False where the configuration of a model folder names none, and of a GGUF file."""
+    config = path / "config.json"
+    if not config.is_file():
+        return False
+    try:
+        return bool(parse_json(config.read_bytes()).get("vision_config"))
+    except (ValueError, AttributeError):
+        return True  # — what loads the model says what is wrong with the file
 
 
 def _folder(path: Path, cache_dir: Path) -> ModelFiles:
