@@ -52,6 +52,11 @@ class Layout:
         """`dropped/<id>/<folders>/<name>.<format>.<first row>.parquet`."""
         return f"dropped/{self.id}/{shard_file(self.relative[shard.path], shard, 'parquet')}"
 
+    @property
+    def policy_key(self) -> str:
+        """Of the thresholds."""
+        return f"filters/{self.id}/policy.json"
+
     def kept_suffixes(self) -> list[str]:
         """The suffixes of the kept files: each file has exactly one of them."""
         suffixes = set()

@@ -7,23 +7,25 @@ shard is done when its counts exist; the corpus is complete when the manifest ex
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 
 from pipeline.errors import FailedRowsError, Problem, SpecError, StorageError
+from pipeline.filters.inputs import check_columns_of, doc_field, with_inputs
 from pipeline.filters.labelled import current_labels, identity_of, labelled_shards
 from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
+from pipeline.filters.policy import Judge, Policy, read_policy, with_thresholds
 from pipeline.filters.shard import (
     COUNTS,
     Counts,
     FilterSplit,
-    check_columns_of,
     failed_status,
     filter_shard,
     total,
@@ -33,8 +35,8 @@ from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.rows import aligned_batches, refuse_changed, wide_schema
 from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import FilterOptions, OnError
+from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.sources.listing import format_of
-from pipeline.sources.rule import Rule
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import Target, open_target
@@ -57,7 +59,8 @@ class FilterResult:
     current: str  # the file that always names the last filter of this folder
     manifest: str
     snapshot: int
-    keep: str
+    keep: str | None
+    policy: str | None  # where the thresholds are; None of a rule without any
     on_error: OnError
     shards: int
     created: int  # objects; 0 if everything existed
@@ -85,6 +88,11 @@ class _Filter:
     dropped: Store
     current: Target
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """The fingerprints of the tasks, by name."""
+        return {name: task.fp for name, task in self.contents.tasks.items()}
+
     def keys(self, shard: NamedShard) -> tuple[str, str, str]:
         """The keys of a shard's objects, in the order in which they are created."""
         layout = self.layout
@@ -106,9 +114,12 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         refuse_changed(job.store, contents, list(contents.tasks))
         shards, new_files = labelled_shards(spec, job.store, contents, cache_dir)
         todo_shards = [shards[named.sid] for named in todo]
-        check_columns_of(todo_shards, spec.input.storage_options, options.by)
+        check_columns_of(todo_shards, spec.input.storage_options, options.by, place="--by")
+        inputs = job.split.judge.policy.inputs
+        check_columns_of(todo_shards, spec.input.storage_options, inputs, place="filter")
         if job.split.on_error == "fail":
             _refuse_failed(job)
+        job = _with_thresholds(job, shards)
         created = _write(job, todo, shards, existing)
     manifest = json.loads(job.kept.read(layout.manifest_key))
     kept_at = f"{job.kept.url}/kept/{layout.id}"
@@ -121,7 +132,8 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         current=job.current.url,
         manifest=f"{job.kept.url}/{layout.manifest_key}",
         snapshot=contents.number,
-        keep=job.split.rule.keep,
+        keep=job.split.judge.policy.keep,
+        policy=f"{job.kept.url}/{layout.policy_key}" if job.split.judge.policy.clauses else None,
         on_error=job.split.on_error,
         shards=len(contents.shards),
         created=created,
@@ -146,11 +158,20 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     contents = current_labels(spec, store)
     schema = wide_schema(contents, list(contents.tasks))
     on_error = options.on_error or spec.filter.on_error
-    rule = Rule(spec.filter.keep, schema, place="filter.keep")
-    split = FilterSplit(rule, on_error, options.by, schema)
+    versions = {name: task.fp for name, task in contents.tasks.items()}
+    if spec.filter.policy is None:
+        policy = Policy.of_spec(spec.filter, versions)
+    else:
+        source = spec.filter.policy
+        storage = options_for(source, spec)
+        data = read_fitted(source, storage, place="filter.policy", made_by="assay filter")
+        policy = read_policy(data, source, contents)
+    rows = schema.append(doc_field(policy.inputs)) if policy.inputs else schema
+    judge = Judge(policy, rows)
+    split = FilterSplit(judge, on_error, options.by, schema)
     paths = {shard.path for shard in contents.shards}
     layout = Layout(
-        id=_filter_id(contents, spec.filter.keep, on_error),
+        id=_filter_id(contents, policy, on_error),
         groups_id=sha256_hex(canonical_json(list(options.by)), 8) if options.by else "all",
         relative=relative_paths(spec.input.path, paths, spec.input.storage_options),
     )
@@ -163,14 +184,22 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     return _Filter(spec, store, contents, split, layout, kept, dropped, current)
 
 
-def _filter_id(contents: Contents, keep: str, on_error: OnError) -> str:
-    """Changes with each answer, input file and rule, and not with the number of the snapshot."""
+def _filter_id(contents: Contents, policy: Policy, on_error: OnError) -> str:
+    """Changes with each answer, input file and rule, and not with the number of the snapshot.
+
+    The thresholds of a share follow from these.
+    """
     content = {
         "format": FORMAT,
-        "keep": keep,
+        "keep": policy.keep,
         "on_error": on_error,
         **identity_of(contents),
     }
+    if policy.clauses:
+        content["clauses"] = [
+            {name: value for name, value in asdict(clause).items() if value != math.inf}
+            for clause in policy.clauses
+        ]
     # — earlier versions kept these in their own format
     changed = {format: CONVERTED[format] for format in ("arrow", "warc.wet.gz")}
     if any(format_of(shard.path) in changed for shard in contents.shards):
@@ -180,7 +209,7 @@ def _filter_id(contents: Contents, keep: str, on_error: OnError) -> str:
 
 def _refuse_failed(job: _Filter) -> None:
     """FailedRowsError if a document has no answer to a task that the rule reads."""
-    columns = job.split.rule.columns
+    columns = job.split.judge.columns
     names = ["status", *(task for task in job.contents.tasks if task in columns)]
     schema = pa.schema([job.split.schema.field(name) for name in names])
     failed: Counter[str] = Counter()
@@ -192,6 +221,36 @@ def _refuse_failed(job: _Filter) -> None:
             f"{failed.total():,} of {job.contents.rows:,} documents have no answer ({statuses}); "
             f"keep or drop them: --on-error keep or drop, or filter.on_error in the spec"
         )
+
+
+def _with_thresholds(job: _Filter, shards: Mapping[str, Shard]) -> _Filter:
+    """The filter with the thresholds of its shares: as they were written before, or found now."""
+    policy, key = job.split.judge.policy, job.layout.policy_key
+    assert job.spec.filter is not None, job.spec.name
+    if not policy.clauses:
+        return job
+    schema = job.split.schema
+    if policy.inputs:
+        schema = schema.append(doc_field(policy.inputs))
+    if not any(stored.key == key for stored in job.kept.list(key)):
+        if job.spec.filter.policy is None:
+            rows = _judged(job, shards)
+            policy = with_thresholds(policy, job.spec.filter, schema, rows, job.versions)
+        job.kept.create(key, canonical_json(policy.to_json()) + b"\n")
+    # — of two filters at once, the first to write
+    policy = read_policy(job.kept.read(key), key, job.contents)
+    return replace(job, split=replace(job.split, judge=Judge(policy, schema)))
+
+
+def _judged(
+    job: _Filter, shards: Mapping[str, Shard]
+) -> Iterator[tuple[pa.RecordBatch, Sequence[str]]]:
+    """The rows of each shard as the policy reads them, with their failed status."""
+    options, judge = job.spec.input.storage_options, job.split.judge
+    batches = aligned_batches(job.store, job.contents, job.split.schema)
+    for named, answers in zip(job.contents.shards, batches, strict=True):
+        rows = with_inputs(answers, shards[named.sid], options, judge.policy.inputs)
+        yield rows, failed_status(answers, judge.columns)
 
 
 def _write(
@@ -242,7 +301,7 @@ def _publish(job: _Filter) -> int:
         "output": job.store.url,
         "snapshot": contents.number,
         "tasks": {name: task.fp for name, task in contents.tasks.items()},
-        "keep": job.split.rule.keep,
+        "keep": job.split.judge.policy.keep,
         "on_error": job.split.on_error,
         "by": list(job.split.by),
         "counts": COUNTS.dump_python(counts),
@@ -265,6 +324,7 @@ def _point_to(result: FilterResult, job: _Filter) -> None:
         "kept": {"folder": result.kept_at, "globs": list(result.kept_globs)},
         "dropped": {"folder": result.dropped_at, "globs": [result.dropped_glob]},
         "manifest": result.manifest,
+        "policy": result.policy,
     }
     data = json.dumps(content, indent=2).encode() + b"\n"
     if not job.current.exists() or job.current.read() != data:

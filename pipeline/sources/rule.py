@@ -1,7 +1,7 @@
-"""A rule that chooses documents: one boolean SQL expression over the columns of one document.
+"""SQL expressions over the columns of one document: a rule that chooses documents, or a value.
 
-Entry point: `Rule`. DuckDB evaluates the rule without access to files, networks, settings or the
-clock, and in UTC: the same rule gives the same verdicts on every machine and day.
+Entry points: `Rule`, `Score` and `Expression`. DuckDB evaluates them without access to files,
+networks, settings or the clock, and in UTC: they give the same values on every machine and day.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from functools import cache
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
 from pipeline.hashes import parse_json
@@ -38,32 +40,32 @@ ALIAS = "_documents"
 PROBE_ROWS = 256
 
 
-class Rule:
-    """A rule that parses, binds to the columns and gives a boolean; SpecError if it does not.
+class Expression:
+    """An expression that parses and binds to the columns; SpecError if it does not.
 
     `place` is the key or the flag that the user wrote, for errors.
     """
 
-    def __init__(self, keep: str, schema: pa.Schema, *, place: str) -> None:
-        self.keep = keep
+    def __init__(self, text: str, schema: pa.Schema, *, place: str) -> None:
+        self.text = text
         self._place = place
         self._connection = _sealed()
-        self._expression, tree = _parsed(self._connection, keep, place)
+        self._expression, tree = _parsed(self._connection, text, place)
         if (name := _changing(tree, schema.names)) is not None:
             raise self._wrong(
                 f"{name} reads the clock, a setting or a random number, so the verdicts could not "
                 f"be repeated; write a constant"
             )
         nulls = [pa.nulls(PROBE_ROWS, field.type) for field in schema]
-        self.verdicts(pa.RecordBatch.from_arrays(nulls, schema=schema))
+        self.values(pa.RecordBatch.from_arrays(nulls, schema=schema))
         named = _names(tree)
         # — without a column `user`, the name is a keyword
         self.columns = tuple(
             name for name in schema.names if name in named or self._reads(name, schema)
         )
 
-    def verdicts(self, rows: pa.RecordBatch) -> pa.BooleanArray:
-        """For each row whether it is kept; null where the rule is null."""
+    def values(self, rows: pa.RecordBatch) -> pa.Array:  # [rows]
+        """The value for each row; SpecError unless it is of the right kind."""
         # — each call has its own cursor, because several threads share the rule
         with self._connection.cursor() as cursor:
             try:
@@ -77,10 +79,12 @@ class Rule:
                 f"gives {values.num_rows} x {values.num_columns} values for {rows.num_rows} "
                 f"documents; write a condition on the columns of one document"
             )
-        if values.schema.types != [pa.bool_()]:
-            kind = values.schema.types[0]
-            raise self._wrong(f"is {kind}, not a boolean; compare it with a value")
-        return values.column(0).combine_chunks()
+        array = values.column(0).combine_chunks()
+        self._check(array.type)
+        return array
+
+    def _check(self, kind: pa.DataType) -> None:
+        """SpecError unless the expression may have values of this type."""
 
     def _reads(self, column: str, schema: pa.Schema) -> bool:
         """Whether the rule cannot be bound without the column."""
@@ -93,7 +97,32 @@ class Rule:
         return False
 
     def _wrong(self, fix: str) -> SpecError:
-        return SpecError([Problem(self._place, fix, self.keep)])
+        return SpecError([Problem(self._place, fix, self.text)])
+
+
+class Rule(Expression):
+    """A boolean expression, which chooses documents."""
+
+    def verdicts(self, rows: pa.RecordBatch) -> pa.BooleanArray:
+        """For each row whether it is kept; null where the rule is null."""
+        return self.values(rows)
+
+    def _check(self, kind: pa.DataType) -> None:
+        if kind != pa.bool_():
+            raise self._wrong(f"is {kind}, not a boolean; compare it with a value")
+
+
+class Score(Expression):
+    """An expression that is a number."""
+
+    def scores(self, rows: pa.RecordBatch) -> NDArray[np.float64]:  # [rows]
+        """The number of each row; NaN where there is none."""
+        return np.asarray(self.values(rows).cast(pa.float64()).to_numpy(zero_copy_only=False))
+
+    def _check(self, kind: pa.DataType) -> None:
+        is_number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
+        if not (is_number or pa.types.is_decimal(kind)):
+            raise self._wrong(f"is {kind}, not a number; name a probability, such as task.p.label")
 
 
 def _sealed() -> duckdb.DuckDBPyConnection:
@@ -125,6 +154,16 @@ def _unstable() -> frozenset[str]:
         WHERE stability <> 'CONSISTENT' OR macro_definition ILIKE '%current_%'"""
     with _sealed() as connection:
         return _READS_MORE.union(name for (name,) in connection.execute(query).fetchall())
+
+
+def fields_in(text: str, column: str, *, place: str) -> tuple[str, ...]:
+    """The fields of a column that an expression names; SpecError as of `Rule`."""
+    with _sealed() as connection:
+        _, tree = _parsed(connection, text, place)
+    references = (n["column_names"] for n in _nodes(tree) if n.get("class") == "COLUMN_REF")
+    return tuple(
+        dict.fromkeys(names[1] for names in references if names[0] == column and names[1:])
+    )
 
 
 def names_in(keep: str, *, place: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from pipeline.spec.filters import FilterSpec
 from pipeline.spec.locations import Location, StorageOptions
 from pipeline.spec.model import NO_MODEL, ExitSpec, Frozen, ModelSpec
 from pipeline.spec.tasks import TASK_NAME, ContextualSpec, TaskSpec
@@ -60,7 +61,7 @@ class InputSpec(Frozen):
     """Column with the text of a document. With `image`, the default is no text."""
     image: str | None = Field(default=None, min_length=1)
     """Column with the image of a document, which comes before its text: the image file's bytes, or
-    its path, absolute or from the folder of the input file."""
+    its path, from the folder of the input file or absolute in the same file system."""
     id: str | None = Field(default=None, min_length=1)
     """Column with the id of a document. Default: the hash of the text. Text files have the columns
     `text` and `id`, which is the file's path below the folder."""
@@ -133,18 +134,6 @@ class DocumentsSpec(Frozen):
         if self.too_long == "chunk" and self.overlap_tokens >= self.max_tokens:
             raise ValueError("overlap_tokens must be below max_tokens, or chunks do not advance")
         return self
-
-
-class FilterSpec(Frozen):
-    """Which documents `assay filter` keeps."""
-
-    keep: str = Field(min_length=1)
-    """Boolean SQL expression over the tasks' columns, such as `toxic.p.toxic < 0.5`. Documents for
-    which it is true are kept."""
-    on_error: Literal["fail", "keep", "drop"] = "fail"
-    """What happens to documents without an answer: the filter fails, keeps them or drops them."""
-    storage_options: StorageOptions | None = None
-    """Options of the fsspec file systems of `--to` and `--dropped`. Default: the output's."""
 
 
 class JobSpec(Frozen):

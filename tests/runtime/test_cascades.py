@@ -223,7 +223,11 @@ def test_a_classifier_an_encoder_and_a_question_are_stages(
         sure = (n for n, each in enumerate(answers[:-1]) if not 0.2 < each["p"]["other"] < 0.9)
         stage = next(sure, 2)
         decided[str(stage + 1)] += 1
-        assert row == {**answers[stage], "stage": stage + 1}
+        # — other documents are in a batch of the cascade, so float32 sums have another order
+        expected = {**answers[stage], "stage": stage + 1}
+        assert row.pop("p") == pytest.approx(expected.pop("p"), abs=1e-6)
+        numbers = {name: pytest.approx(expected.pop(name), abs=1e-6) for name in ("mass", "margin")}
+        assert row == {**expected, **numbers}
     assert result["decided_by_stage"] == {"language": decided} and len(decided) > 1
 
 

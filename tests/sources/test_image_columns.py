@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import SpecError, StorageError
+from pipeline.errors import DocumentError, SpecError, StorageError
 from pipeline.filters.writers import kept_rows
 from pipeline.sources import image_files
+from pipeline.sources.image_files import ImageFiles
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.spec.schema import Columns
@@ -159,10 +160,25 @@ def test_what_is_no_image_is_a_row_with_the_reason(
     ]
 
 
-def test_a_store_of_images_that_does_not_answer_fails_the_run(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text(json.dumps({"id": "a", "image": "http://127.0.0.1:9/a.png"}))
+def test_a_store_of_images_that_does_not_answer_fails_the_run() -> None:
+    images = ImageFiles("http://127.0.0.1:9/t.jsonl", {})
     with pytest.raises(StorageError, match=r"http://127.0.0.1:9/a.png: cannot be read"):
-        read(tmp_path / "t.jsonl", IMAGE_ALONE)
+        images.read("a.png")
+
+
+@pytest.mark.parametrize(
+    ("table", "image"),
+    [
+        ("/in/t.jsonl", "http://127.0.0.1:9/a.png"),
+        ("/in/t.jsonl", "file:///etc/passwd"),
+        ("/in/t.jsonl", "simplecache::http://127.0.0.1:9/a.png"),
+        ("s3://bucket/t.jsonl", "/etc/passwd"),
+        ("s3://bucket/t.jsonl", "http://127.0.0.1:9/a.png"),
+    ],
+)
+def test_a_row_cannot_make_requests_to_other_file_systems(table: str, image: str) -> None:
+    with pytest.raises(DocumentError, match="is in another file system than its row"):
+        ImageFiles(table, {}).read(image)
 
 
 @pytest.mark.parametrize(

@@ -75,11 +75,11 @@ class Server:
 
 def start_moto(folder: Path) -> Iterator[Server]:
     """moto in a process of its own, so that its threads are real to this one."""
-    program = Path(sys.executable).with_name("moto_server")
-    if not program.exists():
+    if importlib.util.find_spec("moto") is None:
         pytest.skip("moto's server is not installed; `make test` installs it")
     (port,) = _free_ports(1)
-    with _running([str(program), "-H", "127.0.0.1", "-p", str(port)], folder, port):
+    program = Path(__file__).with_name("moto_server.py")
+    with _running([sys.executable, str(program), str(port)], folder, port):
         yield Server("moto", f"http://127.0.0.1:{port}").with_bucket()
 
 

@@ -24,7 +24,7 @@ from pipeline.inference.attention.plan import plan_attention, plan_ends
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import ImageRows
-from pipeline.inference.schedules.inputs import DeepRows, batch_inputs
+from pipeline.inference.schedules.inputs import NOTHING_DEEP, DeepRows, batch_inputs
 
 Suffix = tuple[int, ...]  # token ids that follow a document: a question, and perhaps label tokens
 
@@ -76,7 +76,7 @@ def prefill(
     tree = Tree.of([len(token_ids)], prefix_tokens=prefix.tokens if prefix else 0)
     attention = attend_everywhere(model, tree, prefix, keep=keep)
     inputs = batch_inputs(model, tree, [token_ids], (), prefix)
-    arguments = packed(attention, inputs.positions, inputs.deep_from(0), **inputs.rows)
+    arguments = packed(attention, inputs.positions, inputs.deep.from_layer(0), **inputs.rows)
     run_to_layers(model.decoder, [layers or model.layers], lambda *_: None, **arguments)
     end = token_ids.end if isinstance(token_ids, ImageRows) else len(token_ids)
     own = PrefixKV(keep, tokens=len(token_ids), shift=end - len(token_ids))
@@ -136,11 +136,7 @@ class PackedStates:
     tree: Tree
     positions: Tensor  # [rows] or [axes, rows] int64
     states: Tensor  # [rows, hidden]
-    deep: DeepRows | None = None
-
-    def deep_from(self, start: int) -> dict[str, object]:
-        """The arguments of a part of the decoder that begins with this layer."""
-        return self.deep.from_layer(start) if self.deep else {}
+    deep: DeepRows = NOTHING_DEEP
 
     def at_ends(self, ends: Sequence[int]) -> Tensor:  # [docs, ends, hidden]
         """The states at these rows of every copy of the branches."""
@@ -162,7 +158,7 @@ class PackedStates:
             self.tree.only(documents),
             self.positions[..., rows],
             self.states[rows],
-            self.deep.of_rows(rows) if self.deep else None,
+            self.deep.of_rows(rows),
         )
 
 

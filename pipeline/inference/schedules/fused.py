@@ -137,7 +137,7 @@ class FusedReader:
             prefix_tokens=self._prefix.tokens if self._prefix else 0,
         )
         inputs = batch_inputs(self._model, tree, documents, self._branches.token_ids, self._prefix)
-        positions, deep = inputs.positions, inputs.deep_from(0)
+        positions, deep = inputs.positions, inputs.deep.from_layer(0)
         attention = attend_everywhere(self._model, tree, self._prefix)
         if self._model.stages is not None:
             body = self._steps[0].body
@@ -183,7 +183,7 @@ class FusedReader:
                     step.body,
                     attention,
                     batch.positions,
-                    batch.deep_from(step.start),
+                    batch.deep.from_layer(step.start),
                     inputs_embeds=batch.states,
                 )
                 batch = replace(batch, states=states)

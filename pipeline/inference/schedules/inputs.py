@@ -20,23 +20,28 @@ from pipeline.inference.model.vision import ImageRows
 class DeepRows:
     """What is added to the rows of images after the first layers of a decoder."""
 
-    is_image: Tensor  # [rows] bool
-    by_layer: tuple[Tensor, ...]  # [image rows, hidden]
+    is_image: Tensor | None = None  # [rows] bool; None: nothing is added
+    by_layer: tuple[Tensor, ...] = ()  # [image rows, hidden]
 
     def of_rows(self, rows: Tensor) -> DeepRows:
         """The same of these rows of the batch, rising within each document."""
+        if self.is_image is None:
+            return self
         chosen = self.is_image[rows]
         places = (self.is_image.long().cumsum(0) - 1)[rows[chosen]]
         return DeepRows(chosen, tuple(of_layer[places] for of_layer in self.by_layer))
 
     def from_layer(self, start: int) -> dict[str, object]:
         """The arguments of a part of the decoder that begins with this layer."""
-        if start >= len(self.by_layer):
+        if self.is_image is None or start >= len(self.by_layer):
             return {}
         return {
             "visual_pos_masks": self.is_image.unsqueeze(0),
             "deepstack_visual_embeds": list(self.by_layer[start:]),
         }
+
+
+NOTHING_DEEP = DeepRows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +50,7 @@ class BatchInputs:
 
     positions: Tensor  # [rows] int64; [axes, rows] where images have several
     rows: dict[str, Tensor]  # `input_ids` [rows] or `inputs_embeds` [rows, hidden]
-    deep: DeepRows | None = None
-
-    def deep_from(self, start: int) -> dict[str, object]:
-        """The arguments of a part of the decoder that begins with this layer."""
-        return self.deep.from_layer(start) if self.deep else {}
+    deep: DeepRows = NOTHING_DEEP
 
 
 def batch_inputs(
@@ -90,7 +91,7 @@ def batch_inputs(
     for number, rows in images.items():
         embeddings[starts[number] : starts[number] + len(rows)] = rows.embeddings
     deepest = max(len(rows.deep) for rows in images.values())
-    deep = None
+    deep = NOTHING_DEEP
     if deepest:
         is_image = torch.from_numpy(of_image).to(model.device)
         layers = (torch.cat([r.deep[i] for r in images.values()]) for i in range(deepest))

@@ -1,0 +1,92 @@
+"""Columns of the input, beside the answers of its rows.
+
+Entry points: `doc_field` and `with_inputs` for the column that rules read, `input_values`, and
+`check_columns_of` before the first shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.errors import Problem, SpecError
+from pipeline.filters.policy import INPUT
+from pipeline.sources.documents import TooLong, id_text
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import every_row
+from pipeline.sources.streams import Options, reading
+from pipeline.sources.tables import TABLES, opened_table
+
+SAMPLE_ROWS = 100
+FILES_AT_ONCE = 16
+
+
+def doc_field(names: Sequence[str]) -> pa.Field:
+    """The column of these columns of the input."""
+    return pa.field(INPUT, pa.struct([(name, pa.string()) for name in names]))
+
+
+def with_inputs(
+    answers: pa.RecordBatch, shard: Shard, options: Options, names: Sequence[str]
+) -> pa.RecordBatch:
+    """The answers of a shard, with the column of `doc_field` if there are any names."""
+    if not names:
+        return answers
+    rows = pc.subtract(answers.column("row"), shard.piece.start_row)
+    values = (pa.array(input_values(shard, name, options), pa.string()) for name in names)
+    struct = pa.StructArray.from_arrays([each.take(rows) for each in values], list(names))
+    return answers.append_column(doc_field(names), struct)
+
+
+def check_columns_of(
+    shards: Sequence[Shard], options: Options, columns: Sequence[str], *, place: str
+) -> None:
+    """SpecError unless every table has the columns, and the first rows have a value in each.
+
+    Rows of other formats need not have the same columns: a row without the column counts as null.
+    """
+    if not columns or not shards:
+        return
+    tables = {shard.path: shard for shard in shards if shard.version.format in TABLES}
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        list(pool.map(lambda shard: _check_table(shard, options, columns, place), tables.values()))
+    for column in columns:
+        rows = islice(every_row(_with_column(shards[0], column), options), SAMPLE_ROWS)
+        if all(row.problem is not None or row.id is None for row in rows):
+            fix = f"the first {SAMPLE_ROWS} rows of {shards[0].path} have no value in this column"
+            raise SpecError([Problem(place, fix, column)])
+
+
+def _check_table(shard: Shard, options: Options, columns: Sequence[str], place: str) -> None:
+    with reading(shard.path), opened_table(shard, options) as table:
+        schema = table.schema
+    for column in columns:
+        count = schema.names.count(column)
+        if count != 1:
+            names = ", ".join(sorted(schema.names))
+            fix = f"{shard.path} has {count or 'no'} such column; it has: {names}"
+            raise SpecError([Problem(place, fix, column)])
+        kind = schema.field(column).type
+        if pa.types.is_nested(kind):
+            fix = f"{shard.path} has {kind} there; name a column of strings or numbers"
+            raise SpecError([Problem(place, fix, column)])
+
+
+def input_values(shard: Shard, column: str, options: Options) -> Iterator[str | None]:
+    """A column of all rows of a shard, as strings; None where a row has no value."""
+    for row in every_row(_with_column(shard, column), options):
+        # — a row that cannot be read has its place in the file as its id, not a value of the column
+        if row.problem is not None or row.id is None:
+            yield None
+        else:
+            yield "too long" if isinstance(row.id, TooLong) else id_text(row.id)
+
+
+def _with_column(shard: Shard, column: str) -> Shard:
+    """The shard with this column in place of its id column, which is what readers return."""
+    return replace(shard, version=replace(shard.version, id_column=column))

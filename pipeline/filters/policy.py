@@ -1,0 +1,250 @@
+"""A policy: the rule of a filter with its thresholds, and why it drops a document.
+
+Entry points: `Policy.of_spec`, and `read_policy` for the policy of another filter. A threshold of
+`drop_top` is the largest score that stays when a share of a group goes: of n scores, those above
+number n - floor(n * share). So it is DuckDB's `quantile_disc(score, 1 - share)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.errors import Problem, SpecError
+from pipeline.hashes import parse_json
+from pipeline.ledger.snapshots import Contents
+from pipeline.sources.rule import Expression, Rule, Score, fields_in
+from pipeline.spec.filters import DropTopSpec, FilterSpec, ThresholdsSpec
+
+FORMAT = 1
+# The column of the input's columns, which are strings.
+INPUT = "doc"
+NO_GROUP = "null"
+# Decimals of a threshold in the reason of a dropped document; the policy has all of them.
+_DIGITS = 6
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """Drops the documents whose score is above the threshold of their group."""
+
+    kind: str  # drop_top | thresholds
+    of: str
+    by: str | None
+    otherwise: float
+    at: Mapping[str, float] = field(default_factory=dict)  # by group
+    share: float | None = None  # of drop_top
+    sizes: Mapping[str, int] = field(default_factory=dict)  # documents of each group, with a score
+    small: tuple[str, ...] = ()  # groups that have the threshold of all documents
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A rule with all of its numbers, as `policy.json` has it."""
+
+    keep: str | None
+    clauses: tuple[Clause, ...]
+    tasks: Mapping[str, str] = field(default_factory=dict)  # fingerprints of the tasks it reads
+    format: int = FORMAT
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns of the input that it reads."""
+        texts = [(self.keep, "filter.keep")]
+        for clause in self.clauses:
+            texts += [(each, f"filter.{clause.kind}") for each in (clause.of, clause.by)]
+        read = (fields_in(text, INPUT, place=place) for text, place in texts if text)
+        return tuple(dict.fromkeys(name for names in read for name in names))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of_spec(cls, spec: FilterSpec, tasks: Mapping[str, str]) -> Policy:
+        """The policy of a spec, whose `drop_top` has no thresholds yet (`with_thresholds`).
+
+        A group that is the name of a task is the task's label.
+        """
+        clauses = []
+        for kind, own in (("drop_top", spec.drop_top), ("thresholds", spec.thresholds)):
+            if own is None:
+                continue
+            by = f"{own.by}.label" if own.by in tasks else own.by
+            if isinstance(own, ThresholdsSpec):
+                clauses.append(Clause(kind, own.of, by, own.otherwise, dict(own.at)))
+            elif isinstance(own, DropTopSpec):
+                clauses.append(Clause(kind, own.of, by, math.inf, share=own.share))
+        return cls(spec.keep, tuple(clauses))
+
+
+_POLICY = TypeAdapter(Policy)  # of JSON
+
+
+def read_policy(data: bytes, path: str, contents: Contents) -> Policy:
+    """The policy in a file; SpecError unless its tasks are those of the snapshot."""
+    try:
+        content = parse_json(data)
+        policy = _POLICY.validate_python(content)
+        if policy.format != FORMAT:
+            raise ValueError(f"has format {policy.format}, and this version reads {FORMAT}")
+    except (ValueError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        fix = f"is no policy: {reason}; name a policy.json that a filter wrote"
+        raise SpecError([Problem("filter.policy", fix, path)]) from error
+    for task, fp in policy.tasks.items():
+        now = contents.tasks.get(task)
+        if now is None or now.fp != fp:
+            what = "no such task" if now is None else f"the version {now.fp}"
+            fix = (
+                f"its thresholds are of the version {fp} of the task {task!r}, and the snapshot "
+                f"has {what}; label with the same spec, or choose thresholds anew"
+            )
+            raise SpecError([Problem("filter.policy", fix, path)])
+    return policy
+
+
+class Judge:
+    """Applies a policy to rows that have these columns.
+
+    Args:
+        policy: With thresholds.
+        schema: The rows' columns; `doc` is a struct of `Policy.inputs`.
+    """
+
+    def __init__(self, policy: Policy, schema: pa.Schema) -> None:
+        self.policy = policy
+        self._rule = Rule(policy.keep, schema, place="filter.keep") if policy.keep else None
+        self._clauses = [BoundClause(clause, schema) for clause in policy.clauses]
+        bound: list[Expression] = [self._rule] if self._rule else []
+        for clause in self._clauses:
+            bound += clause.expressions
+        self.columns = tuple(
+            name for name in schema.names if any(name in each.columns for each in bound)
+        )
+
+    def reasons(self, rows: pa.RecordBatch, failed: Sequence[str], on_error: str) -> list[str]:
+        """For each document why it is dropped; "" where it is kept.
+
+        `on_error` decides about a document without an answer, whose status is in `failed`. A
+        document for which `keep` is null is dropped, as with SQL's WHERE.
+        """
+        reasons = [""] * rows.num_rows
+        for clause in reversed(self._clauses):
+            for row, reason in clause.dropped(rows):
+                reasons[row] = reason
+        if self._rule is not None:
+            of_verdict = {value: f"keep is {name}: {self.policy.keep}" for value, name in _NOT_TRUE}
+            for row, verdict in enumerate(self._rule.verdicts(rows).to_pylist()):
+                reasons[row] = of_verdict.get(verdict, reasons[row])
+        for row, status in enumerate(failed):
+            if status:
+                reasons[row] = "" if on_error == "keep" else f"on_error: {status}"
+        return reasons
+
+
+_NOT_TRUE = ((False, "false"), (None, "null"))
+
+
+class BoundClause:
+    """A clause, bound to the columns of some rows."""
+
+    def __init__(self, clause: Clause, schema: pa.Schema) -> None:
+        self.clause = clause
+        place = f"filter.{clause.kind}"
+        self._score = Score(clause.of, schema, place=f"{place}.of")
+        self._group = Expression(clause.by, schema, place=f"{place}.by") if clause.by else None
+        self.expressions = [each for each in (self._score, self._group) if each is not None]
+
+    def scores(self, rows: pa.RecordBatch) -> Floats:  # [rows]
+        """The score of each row; NaN where there is none."""
+        return self._score.scores(rows)
+
+    def groups(self, rows: pa.RecordBatch) -> list[str]:  # [rows]
+        """The group of each row; "" without groups."""
+        if self._group is None:
+            return [""] * rows.num_rows
+        values = self._group.values(rows).cast(pa.string()).to_pylist()
+        return [NO_GROUP if value is None else value for value in values]
+
+    def dropped(self, rows: pa.RecordBatch) -> Iterator[tuple[int, str]]:
+        """The rows whose score is above their threshold, and why; without a score, it is not."""
+        clause, groups = self.clause, self.groups(rows)
+        limits = np.array([clause.at.get(group, clause.otherwise) for group in groups], np.float64)
+        for row in np.flatnonzero(self.scores(rows) > limits).tolist():
+            where = f" in {groups[row]}" if groups[row] else ""
+            yield row, f"{clause.kind}: {clause.of} > {limits[row]:.{_DIGITS}g}{where}"
+
+
+def with_thresholds(
+    policy: Policy,
+    spec: FilterSpec,
+    schema: pa.Schema,
+    rows: Iterable[tuple[pa.RecordBatch, Sequence[str]]],
+    tasks: Mapping[str, str],
+) -> Policy:
+    """The policy with the thresholds of `drop_top`, exact over all rows.
+
+    Args:
+        policy: What `Policy.of_spec` returned.
+        spec: The filter.
+        schema: The columns of the rows.
+        rows: The rows with the failed status of each; those that failed have no score. Each is held
+            as 12 bytes.
+        tasks: The fingerprints of all tasks.
+
+    Raises:
+        SpecError: A row that did not fail has no score, or no row has one.
+    """
+    judge = Judge(policy, schema)
+    read = {name: tasks[name] for name in judge.columns if name in tasks}
+    top = spec.drop_top
+    if top is None:
+        return replace(policy, tasks=read)
+    [clause] = [each for each in policy.clauses if each.kind == "drop_top"]
+    bound = BoundClause(clause, schema)
+    numbers: dict[str, int] = {}
+    scores, groups = [np.empty(0)], [np.empty(0, np.int32)]
+    for batch, failed in rows:
+        answered = np.array([not status for status in failed], np.bool_)
+        of_batch = bound.scores(batch)
+        if (missing := np.flatnonzero(answered & ~np.isfinite(of_batch))).size:
+            doc_id = batch.column("doc_id")[int(missing[0])].as_py()
+            fix = f"is no finite number for document {doc_id!r}, which has an answer"
+            fix += "; write coalesce(..., 0)"
+            raise SpecError([Problem("filter.drop_top.of", fix, top.of)])
+        named = bound.groups(batch)
+        codes = np.array([numbers.setdefault(name, len(numbers)) for name in named], np.int32)
+        scores.append(of_batch[answered])
+        groups.append(codes[answered])
+    whole, codes = np.concatenate(scores), np.concatenate(groups)
+    if not whole.size:
+        fix = "no document has a score, so there is no threshold; label first"
+        raise SpecError([Problem("filter.drop_top.of", fix, top.of)])
+    otherwise = threshold(whole, top.share)
+    order = np.argsort(codes, kind="stable")
+    sizes = np.bincount(codes, minlength=len(numbers))
+    parts = dict(zip(numbers, np.split(whole[order], np.cumsum(sizes)[:-1]), strict=True))
+    parts = {name: own for name, own in parts.items() if own.size} if top.by else {}
+    small = tuple(sorted(name for name, own in parts.items() if own.size < top.smallest))
+    at = {n: threshold(own, top.share) for n, own in sorted(parts.items()) if n not in small}
+    counted = {name: len(own) for name, own in sorted(parts.items())}
+    done = replace(clause, otherwise=otherwise, at=at, sizes=counted, small=small)
+    clauses = tuple(done if each is clause else each for each in policy.clauses)
+    return replace(policy, clauses=clauses, tasks=read)
+
+
+def threshold(scores: Floats, share: float) -> float:
+    """The largest score that stays when at most this share goes, those with the highest scores."""
+    dropped = math.floor(Fraction(str(share)) * len(scores))
+    place = len(scores) - dropped - 1
+    return float(np.partition(scores, place)[place])
