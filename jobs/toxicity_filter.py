@@ -21,12 +21,18 @@ app = new_app("jobs.toxicity_filter", "Label a corpus, then write a filtered cop
 
 @app.default
 def label_and_filter(
-    spec: SpecFile, /, *, options: Annotated[FilterOptions, FLATTEN], as_json: AsJson = False
+    spec: SpecFile,
+    /,
+    *,
+    options: Annotated[FilterOptions, FLATTEN] = FilterOptions(),
+    as_json: AsJson = False,
 ) -> int:
     """Label a corpus, then write a filtered copy of it.
 
     The first step that does not end with 0 ends the job, with its exit code.
     """
+    if not options.dry_run:
+        options.folder()  # — an error before the corpus is labelled
     return run(spec) or filter_corpus(spec, options=options, as_json=as_json)
 
 

@@ -261,14 +261,24 @@ class CascadeOptions:
 class FilterOptions:
     """Where a filtered corpus is written, and what is counted."""
 
-    to: Annotated[str, Parameter(metavar="URL")]
-    """Folder or URL for the documents that are kept."""
+    to: Annotated[str | None, Parameter(metavar="URL")] = None
+    """Folder or URL for the documents that are kept (default: none; required without
+    --dry-run)."""
     dropped: Annotated[str | None, Parameter(metavar="URL")] = None
     """Folder or URL for the documents that are dropped (default: below --to)."""
     on_error: OnError | None = None
     """What happens to documents without an answer (default: the spec's filter.on_error)."""
     by: Annotated[tuple[str, ...], Parameter(metavar="COLUMN")] = ()
     """Also count by this column of the input (default: by no column). Repeatable."""
+    dry_run: bool = False
+    """Print what would be dropped, also at other shares, and write nothing."""
+
+    def folder(self) -> str:
+        """Where the kept documents are written; SpecError without it."""
+        if self.to is None:
+            fix = "missing; name a folder for the kept documents, or write --dry-run"
+            raise SpecError([Problem("--to", fix)])
+        return self.to
 
 
 @dataclass(frozen=True, slots=True)

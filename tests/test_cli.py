@@ -58,7 +58,7 @@ def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ("plan s --json=3", "--json: write no value (got '3')"),
         ("gc s", "--keep: missing; add it: "),
         ("gc s --keep", "--keep: missing; add it: "),
-        ("filter s", "--to: missing; add it: "),
+        ("filter s", "--to: missing; name a folder"),
         ("filter s --to x --on-error dorp", "--on-error: write one of fail, keep, drop (got"),
         ("diff s 1", "B: missing; add it: "),
         ("eval s --gold g --value q", "--value: write LEFT=RIGHT (got 'q')"),
@@ -84,14 +84,14 @@ def test_options_may_be_repeated_and_a_single_value_is_the_last() -> None:
     assert bound.arguments["options"] == EvalOptions(gates=("x", "y"), recall=0.6)
 
 
-@pytest.mark.parametrize("verb", ["", *(verb for verb in VERBS if verb != "dry run")])
+@pytest.mark.parametrize("verb", ["", *(verb for verb in VERBS if "dry run" not in verb)])
 def test_help_is_in_sentences(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*verb.split(), "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Usage: assay" in shown and (not verb or "--json" in shown) and "None" not in shown
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "dry run"])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if "dry run" not in verb])
 def test_the_help_of_an_option_with_a_value_names_its_default(
     verb: str,
 ) -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import shlex
 import signal
 import sys
@@ -170,6 +171,7 @@ VERBS = {
         "report.maintenance:filtered",
         _unless("complete", EXIT_INCOMPLETE),
     ),
+    "filter dry run": Verb("filters.dry_run:preview", "report.filters:filter_preview"),
     "diff": Verb("audit.diff:compare", "report.drift:comparison"),
     "verify": Verb(
         "audit.verify:verify_output",
@@ -299,3 +301,10 @@ def _problem(error: CycloptsError, command: App) -> Problem:
                 fix = f"write one of {', '.join(get_args(error.target_type))}"
             return Problem(place, fix, error.token.value if error.token else value)
     return Problem(place, " ".join(str(error).split()), error.unused_tokens)
+
+
+def require_token() -> None:
+    """Makes this run's Ray ask for a token that is in no file. Ray reads both when imported."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

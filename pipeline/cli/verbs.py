@@ -6,7 +6,6 @@ The parameters of a function are the options of its verb, and its docstring is t
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from pipeline.cli.app import EXIT_INCOMPLETE, VERBS, new_app
+from pipeline.cli.app import EXIT_INCOMPLETE, VERBS, new_app, require_token
 from pipeline.options import (
     WHOLE,
     BenchOptions,
@@ -120,15 +119,8 @@ def run(
         flags = [*options.flags, *(["--json"] if as_json else [])]
         return _submit(spec, address, flags, insecure=insecure_cluster, installed=installed)
     if address is None:
-        _require_token()
+        require_token()
     return VERBS["run"].carry_out(spec, as_json=as_json, address=address, options=options)
-
-
-def _require_token() -> None:
-    """Makes this run's Ray ask for a token that is in no file. Ray reads both when imported."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def _submit(
@@ -305,7 +297,7 @@ def cascade(
     Every stage answers the sample. With the stated confidence, the cascade then has the recall and
     the precision, compared with the last stage alone, or with gold labels.
     """
-    _require_token()
+    require_token()
     return VERBS["cascade"].carry_out(spec, options, to, as_json=as_json)
 
 
@@ -338,14 +330,21 @@ def export(
 
 @app.command(name="filter", group=USE, sort_key=3)
 def filter_corpus(
-    spec: SpecFile, /, *, options: Annotated[FilterOptions, FLATTEN], as_json: AsJson = False
+    spec: SpecFile,
+    /,
+    *,
+    options: Annotated[FilterOptions, FLATTEN] = FilterOptions(),
+    as_json: AsJson = False,
 ) -> int:
     """Write the documents that the spec's rule keeps, and the dropped ones with the reason.
 
     The answers come from the last snapshot. The same command again writes nothing. Exit code 3
     means that the snapshot leaves out documents of the input.
     """
-    return VERBS["filter"].carry_out(spec, options, as_json=as_json)
+    if not options.dry_run:
+        options.folder()  # — an error before the spec is read
+    verb = "filter dry run" if options.dry_run else "filter"
+    return VERBS[verb].carry_out(spec, options, as_json=as_json)
 
 
 @app.command(group=USE, sort_key=4)

@@ -8,7 +8,7 @@ number n - floor(n * share). So it is DuckDB's `quantile_disc(score, 1 - share)`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -70,7 +70,7 @@ class Policy:
         return asdict(self)
 
     @classmethod
-    def of_spec(cls, spec: FilterSpec, tasks: Mapping[str, str]) -> Policy:
+    def of_spec(cls, spec: FilterSpec, tasks: Collection[str]) -> Policy:
         """The policy of a spec, whose `drop_top` has no thresholds yet (`with_thresholds`).
 
         A group that is the name of a task is the task's label.
@@ -124,9 +124,9 @@ class Judge:
     def __init__(self, policy: Policy, schema: pa.Schema) -> None:
         self.policy = policy
         self._rule = Rule(policy.keep, schema, place="filter.keep") if policy.keep else None
-        self._clauses = [BoundClause(clause, schema) for clause in policy.clauses]
+        self.clauses = [BoundClause(clause, schema) for clause in policy.clauses]
         bound: list[Expression] = [self._rule] if self._rule else []
-        for clause in self._clauses:
+        for clause in self.clauses:
             bound += clause.expressions
         self.columns = tuple(
             name for name in schema.names if any(name in each.columns for each in bound)
@@ -139,7 +139,7 @@ class Judge:
         document for which `keep` is null is dropped, as with SQL's WHERE.
         """
         reasons = [""] * rows.num_rows
-        for clause in reversed(self._clauses):
+        for clause in reversed(self.clauses):
             for row, reason in clause.dropped(rows):
                 reasons[row] = reason
         if self._rule is not None:
@@ -176,6 +176,11 @@ class BoundClause:
         values = self._group.values(rows).cast(pa.string()).to_pylist()
         return [NO_GROUP if value is None else value for value in values]
 
+    def codes(self, rows: pa.RecordBatch, numbers: dict[str, int]) -> NDArray[np.int32]:  # [rows]
+        """The number of each row's group, in the order in which groups occur first."""
+        named = (numbers.setdefault(name, len(numbers)) for name in self.groups(rows))
+        return np.fromiter(named, np.int32, rows.num_rows)
+
     def dropped(self, rows: pa.RecordBatch) -> Iterator[tuple[int, str]]:
         """The rows whose score is above their threshold, and why; without a score, it is not."""
         clause, groups = self.clause, self.groups(rows)
@@ -186,18 +191,16 @@ class BoundClause:
 
 
 def with_thresholds(
-    policy: Policy,
-    spec: FilterSpec,
-    schema: pa.Schema,
+    judge: Judge,
+    top: DropTopSpec | None,
     rows: Iterable[tuple[pa.RecordBatch, Sequence[str]]],
     tasks: Mapping[str, str],
 ) -> Policy:
     """The policy with the thresholds of `drop_top`, exact over all rows.
 
     Args:
-        policy: What `Policy.of_spec` returned.
-        spec: The filter.
-        schema: The columns of the rows.
+        judge: Of what `Policy.of_spec` returned.
+        top: `drop_top` of the spec.
         rows: The rows with the failed status of each; those that failed have no score. Each is held
             as 12 bytes.
         tasks: The fingerprints of all tasks.
@@ -205,13 +208,11 @@ def with_thresholds(
     Raises:
         SpecError: A row that did not fail has no score, or no row has one.
     """
-    judge = Judge(policy, schema)
+    policy = judge.policy
     read = {name: tasks[name] for name in judge.columns if name in tasks}
-    top = spec.drop_top
     if top is None:
         return replace(policy, tasks=read)
-    [clause] = [each for each in policy.clauses if each.kind == "drop_top"]
-    bound = BoundClause(clause, schema)
+    [bound] = [each for each in judge.clauses if each.clause.kind == "drop_top"]
     numbers: dict[str, int] = {}
     scores, groups = [np.empty(0)], [np.empty(0, np.int32)]
     for batch, failed in rows:
@@ -222,10 +223,8 @@ def with_thresholds(
             fix = f"is no finite number for document {doc_id!r}, which has an answer"
             fix += "; write coalesce(..., 0)"
             raise SpecError([Problem("filter.drop_top.of", fix, top.of)])
-        named = bound.groups(batch)
-        codes = np.array([numbers.setdefault(name, len(numbers)) for name in named], np.int32)
         scores.append(of_batch[answered])
-        groups.append(codes[answered])
+        groups.append(bound.codes(batch, numbers)[answered])
     whole, codes = np.concatenate(scores), np.concatenate(groups)
     if not whole.size:
         fix = "no document has a score, so there is no threshold; label first"
@@ -238,8 +237,8 @@ def with_thresholds(
     small = tuple(sorted(name for name, own in parts.items() if own.size < top.smallest))
     at = {n: threshold(own, top.share) for n, own in sorted(parts.items()) if n not in small}
     counted = {name: len(own) for name, own in sorted(parts.items())}
-    done = replace(clause, otherwise=otherwise, at=at, sizes=counted, small=small)
-    clauses = tuple(done if each is clause else each for each in policy.clauses)
+    done = replace(bound.clause, otherwise=otherwise, at=at, sizes=counted, small=small)
+    clauses = tuple(done if each is bound.clause else each for each in policy.clauses)
     return replace(policy, clauses=clauses, tasks=read)
 
 

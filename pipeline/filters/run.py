@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.errors import FailedRowsError, Problem, SpecError, StorageError
-from pipeline.filters.inputs import check_columns_of, doc_field, with_inputs
-from pipeline.filters.labelled import current_labels, identity_of, labelled_shards
+from pipeline.errors import FailedRowsError, StorageError
+from pipeline.filters.inputs import check_columns_of
+from pipeline.filters.labelled import identity_of, labelled_shards
 from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
-from pipeline.filters.policy import Judge, Policy, read_policy, with_thresholds
+from pipeline.filters.policy import Policy, read_policy
+from pipeline.filters.rule import SnapshotRule
 from pipeline.filters.shard import (
     COUNTS,
     Counts,
@@ -32,10 +33,9 @@ from pipeline.filters.shard import (
 )
 from pipeline.filters.writers import CONVERTED
 from pipeline.hashes import canonical_json, sha256_hex
-from pipeline.ledger.rows import aligned_batches, refuse_changed, wide_schema
+from pipeline.ledger.rows import aligned_batches, refuse_changed
 from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import FilterOptions, OnError
-from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.sources.listing import format_of
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
@@ -79,9 +79,7 @@ class FilterResult:
 class _Filter:
     """One filter: a snapshot, a rule, and the stores that it writes to."""
 
-    spec: JobSpec
-    store: Store
-    contents: Contents
+    rule: SnapshotRule
     split: FilterSplit
     layout: Layout
     kept: Store
@@ -89,9 +87,17 @@ class _Filter:
     current: Target
 
     @property
-    def versions(self) -> dict[str, str]:
-        """The fingerprints of the tasks, by name."""
-        return {name: task.fp for name, task in self.contents.tasks.items()}
+    def spec(self) -> JobSpec:
+        return self.rule.spec
+
+    @property
+    def store(self) -> Store:
+        """Of the labels."""
+        return self.rule.store
+
+    @property
+    def contents(self) -> Contents:
+        return self.rule.contents
 
     def keys(self, shard: NamedShard) -> tuple[str, str, str]:
         """The keys of a shard's objects, in the order in which they are created."""
@@ -149,39 +155,26 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
 
 def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     """The filter, after every check that needs no work."""
-    if spec.filter is None:
-        fix = "missing; write keep: and a condition, such as toxic.p.toxic < 0.5"
-        raise SpecError([Problem("filter", fix)])
-    for url in (options.to, options.dropped or options.to):
+    to = options.folder()
+    for url in (to, options.dropped or to):
         refuse_own_input(spec.input.path, url, spec.input.storage_options)
-    store = open_store(spec.output, spec.storage_options)
-    contents = current_labels(spec, store)
-    schema = wide_schema(contents, list(contents.tasks))
-    on_error = options.on_error or spec.filter.on_error
-    versions = {name: task.fp for name, task in contents.tasks.items()}
-    if spec.filter.policy is None:
-        policy = Policy.of_spec(spec.filter, versions)
-    else:
-        source = spec.filter.policy
-        storage = options_for(source, spec)
-        data = read_fitted(source, storage, place="filter.policy", made_by="assay filter")
-        policy = read_policy(data, source, contents)
-    rows = schema.append(doc_field(policy.inputs)) if policy.inputs else schema
-    judge = Judge(policy, rows)
-    split = FilterSplit(judge, on_error, options.by, schema)
+    rule = SnapshotRule.of(spec)
+    contents, policy = rule.contents, rule.policy
+    on_error = options.on_error or rule.filter.on_error
+    split = FilterSplit(rule.judge(policy), on_error, options.by, rule.schema)
     paths = {shard.path for shard in contents.shards}
     layout = Layout(
         id=_filter_id(contents, policy, on_error),
         groups_id=sha256_hex(canonical_json(list(options.by)), 8) if options.by else "all",
         relative=relative_paths(spec.input.path, paths, spec.input.storage_options),
     )
-    target = spec.filter.storage_options
+    target = rule.filter.storage_options
     target_options = spec.storage_options if target is None else target
-    kept = dropped = open_store(options.to, target_options, place="--to")
+    kept = dropped = open_store(to, target_options, place="--to")
     if options.dropped is not None:
         dropped = open_store(options.dropped, target_options, place="--dropped")
-    current = open_target(options.to, target_options, flag="--to").below(CURRENT)
-    return _Filter(spec, store, contents, split, layout, kept, dropped, current)
+    current = open_target(to, target_options, flag="--to").below(CURRENT)
+    return _Filter(rule, split, layout, kept, dropped, current)
 
 
 def _filter_id(contents: Contents, policy: Policy, on_error: OnError) -> str:
@@ -225,32 +218,15 @@ def _refuse_failed(job: _Filter) -> None:
 
 def _with_thresholds(job: _Filter, shards: Mapping[str, Shard]) -> _Filter:
     """The filter with the thresholds of its shares: as they were written before, or found now."""
-    policy, key = job.split.judge.policy, job.layout.policy_key
-    assert job.spec.filter is not None, job.spec.name
-    if not policy.clauses:
+    key = job.layout.policy_key
+    if not job.rule.policy.clauses:
         return job
-    schema = job.split.schema
-    if policy.inputs:
-        schema = schema.append(doc_field(policy.inputs))
     if not any(stored.key == key for stored in job.kept.list(key)):
-        if job.spec.filter.policy is None:
-            rows = _judged(job, shards)
-            policy = with_thresholds(policy, job.spec.filter, schema, rows, job.versions)
-        job.kept.create(key, canonical_json(policy.to_json()) + b"\n")
+        found = job.rule.with_thresholds(shards)
+        job.kept.create(key, canonical_json(found.to_json()) + b"\n")
     # — of two filters at once, the first to write
     policy = read_policy(job.kept.read(key), key, job.contents)
-    return replace(job, split=replace(job.split, judge=Judge(policy, schema)))
-
-
-def _judged(
-    job: _Filter, shards: Mapping[str, Shard]
-) -> Iterator[tuple[pa.RecordBatch, Sequence[str]]]:
-    """The rows of each shard as the policy reads them, with their failed status."""
-    options, judge = job.spec.input.storage_options, job.split.judge
-    batches = aligned_batches(job.store, job.contents, job.split.schema)
-    for named, answers in zip(job.contents.shards, batches, strict=True):
-        rows = with_inputs(answers, shards[named.sid], options, judge.policy.inputs)
-        yield rows, failed_status(answers, judge.columns)
+    return replace(job, split=replace(job.split, judge=job.rule.judge(policy)))
 
 
 def _write(

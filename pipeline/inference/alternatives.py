@@ -69,8 +69,7 @@ def _expand_batch(
         # A mask that hides nothing would keep sdpa from its faster causal kernel.
         attention_mask=_tensor(model, seen) if any(padding) else None,
         position_ids=_tensor(model, positions),
-        past_key_values=kv_cache,
-        use_cache=True,
+        **model.reading(kv_cache),
     )
     states = _question_states(model, prompt.questions, kv_cache, seen, lengths)
     first = [FirstTokens.of(list(q.labels.values()), model.device) for q in prompt.questions]
@@ -98,8 +97,7 @@ def _question_states(
         position_ids=_tensor(
             model, [[n + i for i in range(longest)] for n in lengths for _ in questions]
         ),
-        past_key_values=kv_cache,
-        use_cache=True,
+        **model.reading(kv_cache),
     )
     states = output.last_hidden_state.view(len(lengths), len(questions), longest, -1)
     last = _tensor(model, [len(question.token_ids) - 1 for question in questions])

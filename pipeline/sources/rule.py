@@ -149,9 +149,13 @@ def _changing(tree: Any, columns: list[str]) -> str | None:
 
 @cache
 def _unstable() -> frozenset[str]:
-    """The names of functions whose value may differ from one call or query to the next."""
-    query = """SELECT DISTINCT lower(function_name) FROM duckdb_functions()
-        WHERE stability <> 'CONSISTENT' OR macro_definition ILIKE '%current_%'"""
+    """The names of functions whose value may differ from one call or query to the next.
+
+    Of functions of times, the variants with a time zone differ only by the setting `TimeZone`.
+    """
+    query = """SELECT lower(function_name) FROM duckdb_functions() GROUP BY 1
+        HAVING bool_and(stability <> 'CONSISTENT') OR bool_or(stability = 'VOLATILE')
+        OR bool_or(macro_definition ILIKE '%current_%')"""
     with _sealed() as connection:
         return _READS_MORE.union(name for (name,) in connection.execute(query).fetchall())
 

@@ -16,7 +16,9 @@ from finished import Corpus, finish, toy_fingerprints, toy_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.cli import main
 from pipeline.errors import SpecError
+from pipeline.filters.dry_run import preview
 from pipeline.filters.policy import threshold
 from pipeline.filters.run import FilterResult, filter_corpus
 from pipeline.ledger.dataset import open_labels
@@ -289,3 +291,65 @@ def test_bad_input_is_one_line_and_nothing_is_written(
         run(folder, **rule)
     assert len(str(raised.value).splitlines()) == 1
     assert not list((folder / "to").rglob("*.parquet"))
+
+
+def test_a_dry_run_counts_what_the_filter_drops_and_writes_nothing(folder: Path) -> None:
+    rule = {"drop_top": {"share": 0.2, "of": SCORE, "by": "doc.lang", "smallest": 1}}
+    spec = parse_spec(json.dumps(toy_spec(folder, filter={"on_error": "drop", **rule})))
+    options = FilterOptions(dry_run=True)
+    before = sorted(folder.rglob("*"))
+    seen = preview(spec, options, cache_dir=folder / "cache")
+    assert sorted(folder.rglob("*")) == before
+    filtered = run(folder, **rule)
+    assert seen.dropped.documents == len(dropped(filtered))
+    assert seen.kept.documents == len(kept(filtered))
+    assert seen.reasons == filtered.counts.reasons
+    [clause] = policy_of(filtered)["clauses"]
+    assert json.loads(json.dumps(seen.clauses[0].clause)) == clause
+    ids = ", ".join(f"'{id}'" for id in dropped(filtered))
+    sizes = query(
+        folder,
+        f"""select coalesce(lang, 'null'), doc_id in ({ids}), count(*), sum(n_chars),
+            sum(coalesce(toxic.n_tokens, 0)) from labels group by 1, 2""",
+    )
+    expected = {(group, is_dropped): tuple(size) for group, is_dropped, *size in sizes}
+    for group, pair in seen.groups.items():
+        for is_dropped, size in zip((False, True), pair, strict=True):
+            found = (size.documents, size.chars, size.tokens)
+            assert found == expected.get((group, is_dropped), (0, 0, 0))
+
+
+def test_the_grid_of_a_dry_run_is_that_of_duckdb(folder: Path) -> None:
+    top = {"share": 0.2, "of": SCORE, "by": "topic", "smallest": 1}
+    spec = parse_spec(json.dumps(toy_spec(folder, filter={"on_error": "drop", "drop_top": top})))
+    seen = preview(spec, FilterOptions(dry_run=True), cache_dir=folder / "cache")
+    assert {row.group for row in seen.clauses[0].grid} == {"all", "art", "law", "sport"}
+    for row in seen.clauses[0].grid:
+        where = ANSWERED + ("" if row.group == "all" else f" and topic.label = '{row.group}'")
+        [found] = query(
+            folder,
+            f"""with g as (select * from labels where {where}),
+            q as (select quantile_disc({SCORE}, {float(1 - Fraction(str(row.share)))}) as t from g)
+            select any_value(t), count(*) filter ({SCORE} > t),
+            coalesce(sum(n_chars) filter ({SCORE} > t), 0),
+            coalesce(sum(topic.n_tokens) filter ({SCORE} > t), 0) from g, q""",
+        )
+        size = row.dropped
+        assert found == (row.threshold, size.documents, size.chars, size.tokens)
+
+
+def test_without_a_folder_only_a_dry_run_is_possible(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = toy_spec(folder, filter={"drop_top": {"share": 0.1, "of": SCORE}, "on_error": "drop"})
+    (folder / "spec.yaml").write_text(json.dumps(content))
+    assert main(["filter", str(folder / "spec.yaml")]) == 2
+    assert (
+        "--to: missing; name a folder for the kept documents, or write --dry-run"
+        in capsys.readouterr().err
+    )
+    assert main(["filter", str(folder / "spec.yaml"), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "nothing was written" in shown and "dropped at other shares" in shown
+    assert main(["filter", str(folder / "spec.yaml"), "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["clauses"][0]["clause"]["share"] == 0.1

@@ -161,7 +161,7 @@ def test_the_first_step_that_fails_ends_the_job(steps: list[tuple[str, str, obje
     [
         (["s.yaml", "--to", "there", "--on-eror", "drop"], "--on-eror: no such option"),
         (["s.yaml", "--to", "there", "--on-error", "dorp"], "--on-error: "),
-        (["s.yaml"], "--to: missing; add it"),
+        (["s.yaml"], "--to: missing; name a folder"),
     ],
 )
 def test_wrong_arguments_end_the_job_before_its_first_step(

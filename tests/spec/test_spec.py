@@ -114,7 +114,14 @@ def test_the_example_of_the_design_parses_with_its_values() -> None:
             },
         ),
         "exit": None,
-        "filter": {"keep": "toxic.p.toxic < 0.5", "on_error": "fail", "storage_options": None},
+        "filter": {
+            "keep": "toxic.p.toxic < 0.5",
+            "drop_top": None,
+            "thresholds": None,
+            "policy": None,
+            "on_error": "fail",
+            "storage_options": None,
+        },
         "max_error_rate": None,
     }
 

@@ -7,6 +7,7 @@ read files: `loading` builds a LoadedModel.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import Kernel
@@ -49,6 +50,12 @@ class LoadedModel:
         """How many layers the decoder has; 0 if it does not list them: only its end can be read."""
         layers = getattr(self.decoder, "layers", None)
         return len(layers) if isinstance(layers, nn.ModuleList) else 0
+
+    def reading(self, cache: Cache) -> dict[str, object]:
+        """Arguments of the decoder's forward that continues the cache and adds to it."""
+        has_new_name = "cache" in inspect.signature(self.decoder.forward).parameters
+        # — transformers renamed it in 5.24
+        return {"cache" if has_new_name else "past_key_values": cache, "use_cache": True}
 
     def with_images(self, documents: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The documents, those with an image as the rows that the decoder reads of them."""

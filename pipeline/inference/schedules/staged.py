@@ -117,8 +117,7 @@ def read_level(
             by_layer.__setitem__,
             input_ids=token_ids,
             position_ids=positions.expand(copies, tokens),
-            past_key_values=cache,
-            use_cache=True,
+            **model.reading(cache),
             tree=StagedAttention(above),
         )
     return by_layer, Level(cache, stop=start + tokens)

@@ -1,0 +1,62 @@
+"""The report of `assay filter --dry-run`, for people and as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from pipeline.report.console import Grid, two_columns
+
+if TYPE_CHECKING:
+    from pipeline.filters.dry_run import ClausePreview, FilterPreview, Size
+
+SHOWN_GROUPS = 20
+_NAMES = ("", "documents", "characters", "tokens")
+
+
+def show_filter_preview(preview: FilterPreview, console: Console) -> None:
+    """What is kept and dropped, by group, and what other shares would drop."""
+    rows = [*_pair("all", preview.kept, preview.dropped)]
+    largest = sorted(preview.groups.items(), key=lambda each: -sum(s.documents for s in each[1]))
+    for name, (kept, dropped) in largest[:SHOWN_GROUPS]:
+        rows += _pair(name, kept, dropped)
+    if len(largest) > SHOWN_GROUPS:
+        rows.append((f"{len(largest) - SHOWN_GROUPS:,} more groups; --json has them all",))
+    console.print(Grid("", _NAMES, rows).table(box=None, pad_edge=False))
+    for clause in preview.clauses:
+        _show_grid(clause, [name for name, _ in largest[:SHOWN_GROUPS]], console)
+    facts = {f"  {reason}": f"{count:,}" for reason, count in sorted(preview.reasons.items())}
+    facts["snapshot"] = f"{preview.snapshot:08d}; nothing was written"
+    console.print(two_columns(facts))
+
+
+def filter_preview_json(preview: FilterPreview) -> dict[str, Any]:
+    """The same for other programs, with every group."""
+    return asdict(preview)
+
+
+def _pair(name: str, kept: Size, dropped: Size) -> Iterator[tuple[str, ...]]:
+    for which, size in (("kept", kept), ("dropped", dropped)):
+        measures = (asdict(each).values() for each in (size, kept, dropped))
+        numbers = zip(*measures, strict=True)
+        cells = (f"{n:,} ({n / (a + b):.1%})" if a + b else f"{n:,}" for n, a, b in numbers)
+        yield f"{name}, {which}", *cells
+
+
+def _show_grid(preview: ClausePreview, shown: list[str], console: Console) -> None:
+    rows = [
+        (
+            row.group,
+            f"{row.share:.1%}",
+            f"{row.threshold:.4g}",
+            *(f"{number:,}" for number in asdict(row.dropped).values()),
+        )
+        for row in preview.grid
+        if row.group == "all" or row.group in shown
+    ]
+    names = ("group", "share", "threshold", *_NAMES[1:])
+    title = f"dropped at other shares, by {preview.clause['of']}"
+    console.print(Grid(title, names, rows).table(box=None, pad_edge=False))
