@@ -13,7 +13,8 @@ from functools import partial
 from typing import Annotated
 
 from pipeline.cli.app import call, new_app
-from pipeline.cli.verbs import FLATTEN, AsJson, SpecFile, filter_corpus, run
+from pipeline.cli.outputs import filter_corpus
+from pipeline.cli.verbs import FLATTEN, AsJson, SpecFile, run
 from pipeline.options import FilterOptions
 
 app = new_app("jobs.toxicity_filter", "Label a corpus, then write a filtered copy of it.")

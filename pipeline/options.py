@@ -282,6 +282,42 @@ class FilterOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """How a sample of a filter's corpus is drawn, or which labelled sample is read."""
+
+    sample: Annotated[int | None, WHOLE] = None
+    """Number of different texts to draw (default: 400)."""
+    to: Annotated[str | None, Parameter(metavar="FILE")] = None
+    """Write a sample for people to label: FILE.csv, FILE.jsonl or FILE.parquet (default: none;
+    --gold is read)."""
+    gold: Annotated[str | None, Parameter(metavar="FILE")] = None
+    """A labelled sample, to estimate from (default: none; --to is written)."""
+    positive: Annotated[str | None, Parameter(metavar="TASK.LABEL")] = None
+    """Label of documents that should be dropped (default: that of the rule's probability)."""
+    by: Annotated[str | None, Parameter(metavar="GROUP")] = None
+    """Groups, for strata and estimates: a task, or SQL such as doc.source (default: the rule's)."""
+    seed: Annotated[int, WHOLE] = 0
+    """Seed of the random choice."""
+    half_width: Annotated[float, Parameter(metavar="SHARE")] = 0.05
+    """Half-width of the 95 % intervals that is wished, for the number of further labels."""
+    values: Annotated[
+        tuple[tuple[str, str], ...],
+        Parameter("--value", metavar="GOLD=LABEL", converter=_pairs, n_tokens=1),
+    ] = ()
+    """Value of the file that means a label of the spec (default: the label's name). Repeatable."""
+
+    def __post_init__(self) -> None:
+        require_positive({"--sample": self.sample, "--half-width": self.half_width})
+
+    def draws(self) -> bool:
+        """Whether a sample is drawn, not read; SpecError unless exactly one of both is named."""
+        if (self.to is None) == (self.gold is None):
+            fix = "write --to to draw a sample, or --gold to estimate from a labelled one"
+            raise SpecError([Problem("--to, --gold", fix)])
+        return self.to is not None
+
+
+@dataclass(frozen=True, slots=True)
 class ExportOptions:
     """Which table of labels is written, and where."""
 

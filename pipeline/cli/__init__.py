@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.cli.app import call
-from pipeline.cli.verbs import app
+from pipeline.cli.outputs import app
 
 __all__ = ["app", "main"]
 

@@ -172,6 +172,8 @@ VERBS = {
         _unless("complete", EXIT_INCOMPLETE),
     ),
     "filter dry run": Verb("filters.dry_run:preview", "report.filters:filter_preview"),
+    "audit": Verb("verbs.audit:audit", "report.audit:audited"),
+    "audit sample": Verb("verbs.audit:draw_sample", "report.audit:drawn_sample"),
     "diff": Verb("audit.diff:compare", "report.drift:comparison"),
     "verify": Verb(
         "audit.verify:verify_output",

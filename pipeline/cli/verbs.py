@@ -1,4 +1,6 @@
-"""The verbs of the command `assay`, one function each. Entry point: `app`.
+"""The verbs of the command `assay` that label and improve answers, one function each.
+
+Entry point: `app`; `outputs` adds the verbs that use an output.
 
 The parameters of a function are the options of its verb, and its docstring is the verb's help.
 """
@@ -21,15 +23,11 @@ from pipeline.options import (
     CalibrateOptions,
     CascadeOptions,
     EvalOptions,
-    ExportOptions,
-    FilterOptions,
     FitOptions,
     GoldOptions,
-    GroupBy,
     InitOptions,
     PlanOptions,
     RunOptions,
-    ShowOptions,
 )
 
 FLATTEN = Parameter("*")  # each field of the dataclass is an option of its own
@@ -50,7 +48,6 @@ app = new_app("assay", "Label a corpus: the model reads each document once, for 
 app.register_install_completion_command(help="Install completion for the shell in use.")
 LABEL = Group("Label a corpus", sort_key=1)
 IMPROVE = Group("Measure and improve the answers", sort_key=2)
-USE = Group("Use and maintain an output", sort_key=3)
 
 
 @app.command(group=LABEL, sort_key=0)
@@ -299,98 +296,3 @@ def cascade(
     """
     require_token()
     return VERBS["cascade"].carry_out(spec, options, to, as_json=as_json)
-
-
-@app.command(group=USE, sort_key=1)
-def show(
-    spec: SpecFile,
-    /,
-    *,
-    options: Annotated[ShowOptions, FLATTEN] = ShowOptions(),
-    as_json: AsJson = False,
-) -> int:
-    """Show example rows: the id, the start of the text, and each task's label.
-
-    The rows come from the last snapshot. The same snapshot always gives the same rows.
-    """
-    return VERBS["show"].carry_out(spec, options, as_json=as_json)
-
-
-@app.command(group=USE, sort_key=2)
-def export(
-    spec: SpecFile, /, *, options: Annotated[ExportOptions, FLATTEN], as_json: AsJson = False
-) -> int:
-    """Write the labels as a flat table, one row a document: Parquet, JSON lines or CSV.
-
-    The labels come from the last snapshot. For a folder, the same command again writes the missing
-    files. Exit code 3 means that the snapshot leaves out documents of the input.
-    """
-    return VERBS["export"].carry_out(spec, options, as_json=as_json)
-
-
-@app.command(name="filter", group=USE, sort_key=3)
-def filter_corpus(
-    spec: SpecFile,
-    /,
-    *,
-    options: Annotated[FilterOptions, FLATTEN] = FilterOptions(),
-    as_json: AsJson = False,
-) -> int:
-    """Write the documents that the spec's rule keeps, and the dropped ones with the reason.
-
-    The answers come from the last snapshot. The same command again writes nothing. Exit code 3
-    means that the snapshot leaves out documents of the input.
-    """
-    if not options.dry_run:
-        options.folder()  # — an error before the spec is read
-    verb = "filter dry run" if options.dry_run else "filter"
-    return VERBS[verb].carry_out(spec, options, as_json=as_json)
-
-
-@app.command(group=USE, sort_key=4)
-def diff(
-    spec: SpecFile,
-    before: Annotated[str, Parameter("A", help="Number of the earlier snapshot.")],
-    after: Annotated[str, Parameter("B", help="Number of the later snapshot.")],
-    /,
-    *,
-    by: GroupBy | None = None,
-    as_json: AsJson = False,
-) -> int:
-    """Show what changed between two snapshots: label shares, flipped answers, failures.
-
-    Parameters
-    ----------
-    by
-        Also show the rate of flipped answers for each file of the input (default: not shown).
-    """
-    from pipeline.audit.diff import compare, sides
-    from pipeline.spec.parse import load_spec
-    from pipeline.stores.store import open_store
-
-    job = load_spec(spec)
-    store = open_store(job.output, job.storage_options)
-    comparison = compare(store, *sides(store, before, after), by)
-    return VERBS["diff"].print(comparison, as_json=as_json)
-
-
-@app.command(group=USE, sort_key=5)
-def verify(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
-    """Read a finished output again, and prove that it is complete and undamaged."""
-    return VERBS["verify"].carry_out(spec, as_json=as_json)
-
-
-@app.command(group=USE, sort_key=6)
-def gc(
-    spec: SpecFile, /, *, keep: Annotated[int, WHOLE], delete: bool = False, as_json: AsJson = False
-) -> int:
-    """List or delete the objects of an output that no kept snapshot and no later run needs.
-
-    Parameters
-    ----------
-    keep
-        Number of snapshots of each spec to keep.
-    delete
-        Delete the listed objects. Do not use this while a run writes to the output.
-    """
-    return VERBS["gc"].carry_out(spec, as_json=as_json, keep=keep, delete=delete)

@@ -25,6 +25,8 @@ from pipeline.sources.rule import Expression, Rule, Score, fields_in
 from pipeline.spec.filters import DropTopSpec, FilterSpec, ThresholdsSpec
 
 FORMAT = 1
+# A clause that drops nothing: the score and the groups of an audit.
+AUDIT = "audit"
 # The column of the input's columns, which are strings.
 INPUT = "doc"
 NO_GROUP = "null"
@@ -47,6 +49,13 @@ class Clause:
     sizes: Mapping[str, int] = field(default_factory=dict)  # documents of each group, with a score
     small: tuple[str, ...] = ()  # groups that have the threshold of all documents
 
+    @property
+    def places(self) -> tuple[str, str]:
+        """Where the user wrote `of` and `by`."""
+        if self.kind == AUDIT:
+            return "--positive", "--by"
+        return f"filter.{self.kind}.of", f"filter.{self.kind}.by"
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -62,7 +71,7 @@ class Policy:
         """The columns of the input that it reads."""
         texts = [(self.keep, "filter.keep")]
         for clause in self.clauses:
-            texts += [(each, f"filter.{clause.kind}") for each in (clause.of, clause.by)]
+            texts += zip((clause.of, clause.by), clause.places, strict=True)
         read = (fields_in(text, INPUT, place=place) for text, place in texts if text)
         return tuple(dict.fromkeys(name for names in read for name in names))
 
@@ -160,9 +169,9 @@ class BoundClause:
 
     def __init__(self, clause: Clause, schema: pa.Schema) -> None:
         self.clause = clause
-        place = f"filter.{clause.kind}"
-        self._score = Score(clause.of, schema, place=f"{place}.of")
-        self._group = Expression(clause.by, schema, place=f"{place}.by") if clause.by else None
+        of, by = clause.places
+        self._score = Score(clause.of, schema, place=of)
+        self._group = Expression(clause.by, schema, place=by) if clause.by else None
         self.expressions = [each for each in (self._score, self._group) if each is not None]
 
     def scores(self, rows: pa.RecordBatch) -> Floats:  # [rows]

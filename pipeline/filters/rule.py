@@ -57,11 +57,14 @@ class SnapshotRule:
         inputs = policy.inputs
         return Judge(policy, self.schema.append(doc_field(inputs)) if inputs else self.schema)
 
+    def answers(self) -> Iterator[pa.RecordBatch]:
+        """The rows of each shard, without columns of the input."""
+        return aligned_batches(self.store, self.contents, self.schema)
+
     def rows(self, shards: Mapping[str, Shard]) -> Iterator[tuple[pa.RecordBatch, Sequence[str]]]:
         """The rows of each shard as the policy reads them, with their failed status."""
         options, judge = self.spec.input.storage_options, self.judge(self.policy)
-        batches = aligned_batches(self.store, self.contents, self.schema)
-        for named, answers in zip(self.contents.shards, batches, strict=True):
+        for named, answers in zip(self.contents.shards, self.answers(), strict=True):
             rows = with_inputs(answers, shards[named.sid], options, self.policy.inputs)
             yield rows, failed_status(answers, judge.columns)
 

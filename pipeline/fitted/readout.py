@@ -64,6 +64,8 @@ class Card(_Part):
     prompt: dict[str, Any]
     documents: CardDocuments
     layers: dict[str, Any] = {}
+    # The content hashes of the texts that it was fitted to; older files do not have them.
+    texts: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
     def _kind_matches_question(self) -> Card:

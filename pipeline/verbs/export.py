@@ -84,7 +84,7 @@ class _Export:
     def write(self, target: Target, batches: Iterable[pa.RecordBatch]) -> None:
         """Writes a file of these rows."""
         schema = flat_schema(self.columns)
-        with target.replaced() as path, _WRITERS[self.format](path, schema) as write:
+        with target.replaced() as path, WRITERS[self.format](path, schema) as write:
             if self.format == "parquet":
                 for table in row_groups(batches, schema):
                     write(table)
@@ -299,4 +299,4 @@ def _jsonl(path: Path, _schema: pa.Schema) -> Iterator[_Write]:
         )
 
 
-_WRITERS = {"parquet": _parquet, "jsonl": _jsonl, "csv": _csv}
+WRITERS = {"parquet": _parquet, "jsonl": _jsonl, "csv": _csv}

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import safetensors.numpy
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from pipeline.errors import Problem, SpecError
@@ -138,7 +139,16 @@ def fit_readouts(
     # — for small products, several BLAS threads wait for each other
     with threadpool_limits(1, user_api="blas"):
         fits = tuple(
-            _fit_task(job, task, questions[task.name], states[task.name], read, options, path)
+            _fit_task(
+                job,
+                task,
+                questions[task.name],
+                states[task.name],
+                [read.hashes[row] for row in _labelled(gold.tasks[task.name], read)],
+                read,
+                options,
+                path,
+            )
             for task, path in zip(tasks, paths, strict=True)
         )
     return Fit(spec.name, gold, read.left_out, options.folds, SPLITS, fits)
@@ -164,11 +174,16 @@ def _paths(tasks: Sequence[TaskSpec], to: str | None) -> list[str]:
 
 def _gold_states(gold: GoldTask, task: str, read: ReadGold) -> GoldStates:
     """The rows of one task that could be read and have a label."""
-    labelled = np.flatnonzero(gold.truth[read.rows] != UNLABELLED)
+    labelled = _labelled(gold, read)
     rows = read.rows[labelled]
     targets = np.eye(len(gold.labels))[gold.truth[rows]] if gold.soft is None else gold.soft[rows]
     states = read.states[labelled][:, :, list(read.kinds[task])]
     return GoldStates(states, targets, read.groups[labelled])
+
+
+def _labelled(gold: GoldTask, read: ReadGold) -> NDArray[np.intp]:
+    """Which of the documents that were read have a label."""
+    return np.flatnonzero(gold.truth[read.rows] != UNLABELLED)
 
 
 def _check_counts(counts: Mapping[str, Sequence[int]], gold: Gold, options: FitOptions) -> None:
@@ -202,6 +217,7 @@ def _fit_task(
     task: TaskSpec,
     question: str | None,
     gold: GoldStates,
+    texts: Sequence[str],  # their content hashes
     read: ReadGold,
     options: FitOptions,
     path: str,
@@ -229,7 +245,8 @@ def _fit_task(
         in_spec=task.readout == path and task.question == question,
     )
     maps = dict(zip(read.layers, fitted.maps, strict=True))
-    data = _readout_file(maps, _card(job, task_fit, question, options.folds))
+    card = _card(job, task_fit, question, options.folds)
+    data = _readout_file(maps, {**card, "texts": texts})
     write_fitted(path, data, options_for(path, job.spec))
     return task_fit
 

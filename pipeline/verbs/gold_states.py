@@ -42,7 +42,7 @@ POOLINGS = ("last", "mean")
 _SHARES = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
 _TIMED_DOCUMENTS = 16
 
-_Content = tuple[str, str, bytes | None]  # text, status, image
+_Content = tuple[str, str, bytes | None, str]  # text, status, image, content hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class ReadGold:
     layers: tuple[int, ...]
     all_layers: int  # of the decoder
     seconds: tuple[float, ...]  # per document, read up to each of the layers
+    hashes: tuple[str, ...]  # [docs]: of the contents
     left_out: Mapping[str, int]  # gold rows, by reason
 
 
@@ -79,7 +80,8 @@ def read_gold_states(
     tasks = [task.model_copy(update=each) for task, each in zip(asked, updates, strict=True)]
     folder, tokenizer, prompt = job_prompt(job, tasks)
     reader = DocumentReader.of_job(job, folder, tokenizer)
-    documents, left_out = _documents(job, gold, questions, reader)
+    contents = _contents(job, gold)
+    documents, left_out = _documents(contents, gold, questions, reader)
     disable_malloc_trim()
     model = job_model(job, folder)
     read_layers = chosen_layers(layers, model.layers)
@@ -110,6 +112,7 @@ def read_gold_states(
         layers=read_layers,
         all_layers=model.layers,
         seconds=tuple(_seconds(read, token_ids, layer) for layer in read_layers),
+        hashes=tuple(contents[row][-1] for row in np.array(list(documents))[finite].tolist()),
         left_out=dict(left_out),
     )
 
@@ -129,7 +132,10 @@ def chosen_layers(written: str | None, layers: int) -> tuple[int, ...]:
 
 
 def _documents(
-    job: Job, gold: Gold, tasks: Collection[str], reader: DocumentReader
+    contents: Sequence[_Content],  # [rows]
+    gold: Gold,
+    tasks: Collection[str],
+    reader: DocumentReader,
 ) -> tuple[dict[int, DocumentIds], Counter[str]]:
     """The tokens of each gold row that is read, and the number of other rows by reason.
 
@@ -138,7 +144,7 @@ def _documents(
     documents: dict[int, DocumentIds] = {}
     left_out: Counter[str] = Counter()
     labelled = np.any([gold.tasks[task].truth != UNLABELLED for task in tasks], axis=0)
-    for row, (text, status, image) in enumerate(_texts(job, gold)):
+    for row, (text, status, image, _) in enumerate(contents):
         if not labelled[row]:
             left_out[NO_LABEL] += 1
             continue
@@ -153,22 +159,24 @@ def _documents(
     return documents, left_out
 
 
-def _texts(job: Job, gold: Gold) -> list[_Content]:  # [rows]
-    """A text for every row, the status that a run would give it, and its image if it has one.
+def _contents(job: Job, gold: Gold) -> list[_Content]:  # [rows]
+    """The content of every row, with the status that a run would give it.
 
     The corpus is read where the gold has no text, and as far as needed.
     """
     gold_texts = gold.texts or [None] * gold.rows
     own = documents_from(RawRow(text) for text in gold_texts)
-    columns = gold.keys, own["text"].to_pylist(), own["status"].to_pylist(), gold_texts
+    read = (own[name].to_pylist() for name in ("text", "status", "content_hash"))
     texts: dict[str, _Content] = {
-        key: (text or "", status, None)
-        for key, text, status, of_gold in zip(*columns, strict=True)
+        key: (text or "", status, None, content_hash)
+        for key, text, status, content_hash, of_gold in zip(
+            gold.keys, *read, gold_texts, strict=True
+        )
         if of_gold is not None
     }
     if missing := set(gold.keys) - set(texts):
         texts |= _corpus_texts(job, missing, gold.by)
-    return [texts.get(key, ("", NO_TEXT, None)) for key in gold.keys]
+    return [texts.get(key, ("", NO_TEXT, None, "")) for key in gold.keys]
 
 
 def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, _Content]:
@@ -182,8 +190,11 @@ def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, _Content]:
             pairs = zip(documents.column(by).to_pylist(), images_of(documents), strict=True)
             for row, (key, image) in enumerate(pairs):
                 if key in keys and key not in texts:
-                    status = documents.column("status")[row].as_py()
-                    texts[key] = documents.column("text")[row].as_py() or "", status, image
+                    text, status, content_hash = (
+                        documents.column(name)[row].as_py()
+                        for name in ("text", "status", "content_hash")
+                    )
+                    texts[key] = text or "", status, image, content_hash
     return texts
 
 

@@ -1,0 +1,81 @@
+"""The start of the texts of some labelled documents. Entry point: `excerpts`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.errors import StorageError
+from pipeline.filters.labelled import labelled_texts
+from pipeline.ledger.cuts import logged_shards
+from pipeline.ledger.rows import DOCUMENT_SCHEMA, read_shard
+from pipeline.ledger.snapshots import Contents
+from pipeline.sources.shards import Shard
+from pipeline.sources.streams import Options
+from pipeline.stores.store import Store
+
+_PLACES = pa.schema([DOCUMENT_SCHEMA.field(name) for name in ("content_hash", "row")])
+
+
+def excerpts(
+    store: Store, contents: Contents, rows: pa.RecordBatch, options: Options, *, chars: int
+) -> pa.Array:  # [rows]
+    """The first characters of each row's text; null where the row has no text.
+
+    Args:
+        store: Of the output.
+        contents: The snapshot that the rows are of.
+        rows: With the columns path and row.
+        options: Of the input's file system.
+        chars: How many characters of a text, which may be very long.
+
+    Raises:
+        StorageError: A text is no longer what was labelled.
+    """
+    places = list(zip(rows.column("path").to_pylist(), rows.column("row").to_pylist(), strict=True))
+    unread: dict[str, list[int]] = {}  # by path, the rows of the file
+    for path, row in places:
+        unread.setdefault(path, []).append(row)
+    # — from the end, because a shard's rows are those from its first on; a slice has some of them
+    chosen = {}
+    for named in sorted(contents.shards, key=lambda shard: shard.start_row, reverse=True):
+        left = unread.get(named.path, ())
+        if of_shard := [row for row in left if row >= named.start_row]:
+            chosen[named.sid] = named, of_shard
+            unread[named.path] = [row for row in left if row < named.start_row]
+    shards = logged_shards(store, chosen)
+    texts: dict[tuple[str, int], str | None] = {}
+    for sid, (named, of_shard) in chosen.items():
+        if sid not in shards:
+            raise StorageError(
+                f"{store.url}/inputs: does not have the shard {sid} of {named.path}; restore it"
+            )
+        documents = read_shard(store, named, schema=_PLACES, tasks=())
+        stored = documents.column("row").to_pylist()
+        chosen_rows = set(of_shard)
+        of_shard = [index for index, row in enumerate(stored) if row in chosen_rows]
+        hashes = documents.column("content_hash")
+        for index, text in _starts(shards[sid], options, hashes, of_shard, chars):
+            texts[named.path, stored[index]] = text
+    return pa.array([texts[place] for place in places], pa.large_string())
+
+
+def _starts(
+    shard: Shard,
+    options: Options,
+    hashes: pa.Array,  # [docs of the shard]
+    chosen: Sequence[int],  # docs of the shard, ascending
+    chars: int,
+) -> Iterator[tuple[int, str | None]]:
+    """The start of the text of each chosen document; the shard is read up to the last one."""
+    left, first = deque(chosen), 0
+    for texts in labelled_texts(shard, options, hashes):
+        while left and left[0] < first + len(texts):
+            row = left.popleft()
+            yield row, pc.utf8_slice_codeunits(texts[row - first], 0, chars).as_py()
+        first += len(texts)
+        if not left:
+            return

@@ -1,0 +1,86 @@
+"""The reports of `assay audit`, for people and as JSON values."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from pipeline.report.console import Grid, two_columns
+
+if TYPE_CHECKING:
+    from pipeline.evaluation.survey import Estimate
+    from pipeline.verbs.audit import AuditResult, DrawnSample
+
+MEASURES = ("precision", "recall", "prevalence")
+SHOWN_GROUPS = 20
+
+
+def show_drawn_sample(sample: DrawnSample, console: Console) -> None:
+    """What was drawn, what people have to do, and the next command."""
+    facts = {
+        "sample": f"{sample.drawn:,} of {sample.texts:,} different texts, {sample.strata} strata",
+        "snapshot": f"{sample.snapshot:08d}",
+        **_left_out(sample.left_out),
+        "file": sample.path,
+        "next": f"write {' or '.join(sample.labels)} in the column {sample.task} of each row",
+        "then": f"assay audit SPEC --gold {shlex.quote(sample.path)}",
+    }
+    console.print(two_columns(facts))
+
+
+def drawn_sample_json(sample: DrawnSample) -> dict[str, Any]:
+    """The same for other programs."""
+    return asdict(sample)
+
+
+def show_audited(result: AuditResult, console: Console) -> None:
+    """The estimates of the corpus and of its largest groups, and what they are based on."""
+    rows = [*_rows("all", {name: getattr(result, name) for name in MEASURES})]
+    largest = sorted(result.groups.items(), key=lambda each: -each[1]["prevalence"].labels)
+    for name, estimates in largest[:SHOWN_GROUPS]:
+        rows += _rows(name, estimates)
+    if len(largest) > SHOWN_GROUPS:
+        rows.append((f"{len(largest) - SHOWN_GROUPS:,} more groups; --json has them all",))
+    names = ("", "", "estimate", "95 % interval", "labels", "more labels")
+    console.print(Grid("", names, rows).table(box=None, pad_edge=False))
+    console.print(two_columns(_facts(result)))
+
+
+def _rows(group: str, estimates: Mapping[str, Estimate]) -> Iterator[tuple[str, ...]]:
+    for name in MEASURES:
+        of = estimates[name]
+        if of.estimate is None:
+            yield group, name, "-", "no label", "0", "-"
+            continue
+        interval = f"{of.low:.3f} to {of.high:.3f}"
+        yield group, name, f"{of.estimate:.3f}", interval, f"{of.labels:,}", f"{of.more_labels:,}"
+
+
+def _facts(result: AuditResult) -> dict[str, str]:
+    facts = {
+        "to be dropped": f"{result.positive}, by the labels of {result.task}",
+        "labels": f"{result.labels:,} of {result.texts:,} different texts",
+        "snapshot": f"{result.snapshot:08d}",
+        "more labels": f"for intervals of +-{result.half_width:g}, drawn in the same way",
+    }
+    if result.unlabelled:
+        facts["not labelled"] = f"{result.unlabelled:,} rows; taken to be like the others"
+    if result.not_in_corpus:
+        facts["not used"] = f"{result.not_in_corpus:,} texts that have no answer now"
+    if result.texts != result.texts_now:
+        facts["changed"] = f"the corpus has {result.texts_now:,} texts now; draw a new sample"
+    return facts | _left_out(result.left_out)
+
+
+def _left_out(texts: Mapping[str, int]) -> dict[str, str]:
+    parts = [f"{number:,} texts {reason}" for reason, number in texts.items()]
+    return {"left out": ", ".join(parts)} if parts else {}
+
+
+def audited_json(result: AuditResult) -> dict[str, Any]:
+    """The same for other programs, with every group."""
+    return asdict(result)
