@@ -67,7 +67,7 @@ class FilterPreview:
     dropped: Size
     reasons: Mapping[str, int]
     clauses: tuple[ClausePreview, ...]
-    # By group of the first clause: what is kept and dropped.
+    # By group of the first clause with groups: what is kept and dropped.
     groups: Mapping[str, tuple[Size, Size]] = field(default_factory=dict)
 
 
@@ -128,9 +128,10 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
         return ClausePreview(asdict(clause.clause), tuple(cells))
 
     by_group: dict[str, tuple[Size, Size]] = {}
-    if judge.clauses and judge.clauses[0].clause.by:
-        code = np.concatenate(codes[0])
-        for name, own in sorted(numbers[0].items()):
+    grouped = [number for number, clause in enumerate(judge.clauses) if clause.clause.by]
+    for first in grouped[:1]:
+        code = np.concatenate(codes[first])
+        for name, own in sorted(numbers[first].items()):
             by_group[name] = size((code == own) & kept), size((code == own) & ~kept)
     return FilterPreview(
         snapshot=contents.number,

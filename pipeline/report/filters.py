@@ -34,8 +34,31 @@ def show_filter_preview(preview: FilterPreview, console: Console) -> None:
 
 
 def filter_preview_json(preview: FilterPreview) -> dict[str, Any]:
-    """The same for other programs, with every group."""
-    return asdict(preview)
+    """The same for other programs: numbers of documents in all and by group, and every size.
+
+    The groups are those of the first clause with groups; without one, all documents are one group.
+    """
+    whole = {"": (preview.kept, preview.dropped)}
+    clauses = [each.clause for each in preview.clauses]
+    clause = next((each for each in clauses if each["by"]), clauses[0] if clauses else None)
+    by = clause["by"] if clause else None
+    groups = [
+        {
+            "group": {by.removesuffix(".label"): name} if by else {},
+            "documents": kept.documents + dropped.documents,
+            "dropped": dropped.documents,
+            "threshold": clause["at"].get(name, clause["otherwise"]) if clause else None,
+            "sizes": {"kept": asdict(kept), "dropped": asdict(dropped)},
+        }
+        for name, (kept, dropped) in (preview.groups or whole).items()
+    ]
+    return asdict(preview) | {
+        "documents": preview.kept.documents + preview.dropped.documents,
+        "kept": preview.kept.documents,
+        "dropped": preview.dropped.documents,
+        "sizes": {"kept": asdict(preview.kept), "dropped": asdict(preview.dropped)},
+        "groups": groups,
+    }
 
 
 def _pair(name: str, kept: Size, dropped: Size) -> Iterator[tuple[str, ...]]:

@@ -353,3 +353,30 @@ def test_without_a_folder_only_a_dry_run_is_possible(
     assert "nothing was written" in shown and "dropped at other shares" in shown
     assert main(["filter", str(folder / "spec.yaml"), "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["clauses"][0]["clause"]["share"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("rule", "by"),
+    [
+        ({"keep": "toxic.p.toxic < 0.6"}, None),
+        ({"drop_top": {"share": 0.2, "of": SCORE}}, None),
+        ({"drop_top": {"share": 0.2, "of": SCORE, "by": "topic", "smallest": 1}}, "topic"),
+    ],
+)
+def test_the_json_of_a_dry_run_has_numbers_and_thresholds_by_group(
+    rule: dict[str, Any], by: str | None, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = toy_spec(folder, filter={"on_error": "drop", **rule})
+    (folder / "spec.yaml").write_text(json.dumps(content))
+    assert main(["filter", str(folder / "spec.yaml"), "--dry-run", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    filtered = run(folder, **rule)
+    assert values["dropped"] == len(dropped(filtered))
+    assert values["documents"] == len(dropped(filtered)) + len(kept(filtered))
+    for name in ("documents", "dropped"):
+        assert sum(group[name] for group in values["groups"]) == values[name]
+    names = [group["group"].get(by) if by else group["group"] for group in values["groups"]]
+    assert names == (["art", "law", "null", "sport"] if by else [{}])
+    if by:
+        found = {group["group"][by]: group["threshold"] for group in values["groups"]}
+        assert policy_of(filtered)["clauses"][0]["at"].items() <= found.items()
