@@ -45,7 +45,7 @@ PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "jobs/README.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
-REASONS = {"installs", "long", "needs-cloud", "needs-gpu"}
+REASONS = {"installs", "long", "needs-cloud", "needs-gpu", "needs-people"}
 NOT_CODE = {"text", "mermaid"}
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>no-run|test): (?P<reason>[\w-]+) -->\n)?"
