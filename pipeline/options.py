@@ -168,12 +168,19 @@ class GoldOptions:
     Repeatable."""
     tasks: Annotated[tuple[str, ...], Parameter("--task", metavar="TASK")] = ()
     """Use this task only (default: every task that the gold file has labels for). Repeatable."""
+    scores: Annotated[
+        tuple[tuple[str, str], ...],
+        Parameter("--score", metavar="TASK=COLUMN", converter=_distinct_pairs, n_tokens=1),
+    ] = ()
+    """Column of the gold file with scores from 0 to 1 of the label that has the task's name, or
+    TASK.LABEL=COLUMN for another label; the task has two labels (default: none). Repeatable."""
 
     def words(self, task: str) -> tuple[str, ...]:
         """The options with which a command reads the same gold labels for one task alone."""
         pairs = [("--id", self.id), ("--text", self.text), ("--task", task)]
         pairs += [("--column", f"{name}={c}") for name, c in self.columns if name == task]
         pairs += [("--value", f"{value}={label}") for value, label in self.values]
+        pairs += [("--score", f"{n}={c}") for n, c in self.scores if n.partition(".")[0] == task]
         return tuple(word for name, value in pairs if value is not None for word in (name, value))
 
 
@@ -315,6 +322,19 @@ class AuditOptions:
             fix = "write --to to draw a sample, or --gold to estimate from a labelled one"
             raise SpecError([Problem("--to, --gold", fix)])
         return self.to is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """What a report is written to, and which groups it has."""
+
+    to: Annotated[str, Parameter(metavar="FILE")] = "report.html"
+    """The page; a file that exists is replaced."""
+    by: Annotated[str | None, Parameter(metavar="GROUP")] = None
+    """Groups: a task, or SQL such as doc.source (default: the rule's)."""
+    terms: Annotated[tuple[str, ...], Parameter("--term", metavar="WORD")] = ()
+    """Also compare the false positives of texts with this word, by the gold labels (default: none).
+    Repeatable."""
 
 
 @dataclass(frozen=True, slots=True)

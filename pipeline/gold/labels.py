@@ -1,7 +1,7 @@
 """Gold labels: the labels that people, or a better model, gave to some documents.
 
-Entry point: `read_gold`, from a file with a column for each task (`files`) or from the answers of
-another run of assay, a teacher.
+Entry point: `read_gold`, from a file with a column for each task, of labels (`files`) or of scores
+(`scores`), or from the answers of another run of assay, a teacher.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
+from pipeline.gold.scores import PLACE, ScoreColumn, are_scores, read_targets, score_columns
 from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.columns import probabilities, versions
 from pipeline.ledger.dataset import open_labels
@@ -45,6 +46,7 @@ class GoldTask:
     labels: tuple[str, ...]  # the task's, in the spec's order
     truth: NDArray[np.int64]  # [rows]: index of the label, or UNLABELLED
     soft: NDArray[np.float64] | None = None  # [rows, labels]: a teacher's p; NaN where unlabelled
+    scored: str | None = None  # the label whose scores a file has
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Gold:
     """Gold labels, one row for each document, identified by `keys`.
 
     Several rows of one document are merged (`repeated` counts the further rows). A document with
-    two labels for one task is left out (`contradictory` counts its rows).
+    two labels for one task is left out (`contradictory` counts its rows). Scores are averaged.
     """
 
     source: str
@@ -76,10 +78,16 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) 
     or its `snapshots/<number>.json`) is opened with those of the output. A row names its document
     by the column `options.id` or `options.text`. Without these, the first of the spec's id column,
     the spec's text column and `id` that the file has is used. The labels of a task are in the
-    column `options.columns[task]`, or in the column with the task's name.
+    column `options.columns[task]`, or in the column with the task's name. Those of `options.scores`
+    are soft targets; the label is the more probable one, at .5 the first, as in an answer.
     """
     _check_names(spec, options)
+    scores = score_columns(spec, options)
     format = gold_format(source)
+    if format is None and scores:
+        fix = f"scores are in a file ({_FORMATS}), and {source} is not one; the probabilities of "
+        fix += "another run's output are read without --score"
+        raise SpecError([Problem(PLACE, fix, "=".join(options.scores[0]))])
     if format is None:
         return _read_teacher(source, spec, options)
     rows = read_gold_rows(source, format, spec.input.storage_options)
@@ -88,7 +96,12 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) 
         raise SpecError([Problem("--gold", fix, source)])
     by, keys, texts = _documents(rows, spec, options)
     columns = _task_columns(spec, options, tuple(rows.columns), source)
-    tasks = {task.name: _gold_task(rows, task, column, options) for task, column in columns}
+    tasks = {
+        task.name: _scored_task(rows, task, scores[task.name], keys)
+        if task.name in scores
+        else _gold_task(rows, task, column, options)
+        for task, column in columns
+    }
     return _without_repeats(Gold(source, by, keys, tasks, texts, options=options))
 
 
@@ -116,14 +129,21 @@ def _task_columns(
     spec: JobSpec, options: GoldOptions, names: Sequence[str], source: str
 ) -> list[tuple[TaskSpec, str]]:
     """The tasks that have gold labels, with the column of each; SpecError if there are none."""
-    named = dict(options.columns)
+    scores = {name: each.column for name, each in score_columns(spec, options).items()}
+    named = {**dict(options.columns), **scores}
     chosen = [task for task in spec.tasks if not options.tasks or task.name in options.tasks]
     columns = [(task, named.get(task.name, task.name)) for task in chosen]
     required = set(named) | set(options.tasks)
     shown = ", ".join(names)
-    fix = f"{source} has no such column; it has {shown}; write --column TASK=COLUMN"
+    fix = f"{source} has no such column; it has {shown}; write"
     problems = [
-        Problem("--column" if task.name in named else f"--task {task.name}", fix, column)
+        Problem(PLACE, f"{fix} {PLACE} TASK=COLUMN", column)
+        if task.name in scores
+        else Problem(
+            "--column" if task.name in named else f"--task {task.name}",
+            f"{fix} --column TASK=COLUMN",
+            column,
+        )
         for task, column in columns
         if task.name in required and column not in names
     ]
@@ -174,7 +194,8 @@ def _without_repeats(gold: Gold) -> Gold:
 
 
 def _of_rows(task: GoldTask, rows: NDArray[np.int64]) -> GoldTask:
-    return GoldTask(task.labels, task.truth[rows], None if task.soft is None else task.soft[rows])
+    soft = None if task.soft is None else task.soft[rows]
+    return replace(task, truth=task.truth[rows], soft=soft)
 
 
 def gold_hash(gold: Gold, task: str) -> str:
@@ -228,6 +249,12 @@ def _gold_task(rows: GoldRows, task: TaskSpec, column: str, options: GoldOptions
     names = _label_names(task, options)
     written = [_written(value) for value in rows.columns[column]]
     times = Counter(value for value in written if value is not None and value not in names)
+    if len(task.labels) == 2 and are_scores(times):
+        label = "" if task.name in task.labels else ".LABEL"
+        fix = f"the values of {column} are numbers from 0 to 1, and no labels of task {task.name}; "
+        fix += f"if they are scores, assay fit and eval read them with {PLACE} "
+        fix += shlex.quote(f"{task.name}{label}={column}")
+        raise SpecError([Problem("--gold", fix, rows.path)])
     if times:
         fixes = _fixes(list(times), set(written), task, names)
         raise SpecError(
@@ -242,6 +269,15 @@ def _gold_task(rows: GoldRows, task: TaskSpec, column: str, options: GoldOptions
         )
     truth = [UNLABELLED if value is None else names[value] for value in written]
     return GoldTask(tuple(task.labels), np.array(truth, np.int64))
+
+
+def _scored_task(
+    rows: GoldRows, task: TaskSpec, score: ScoreColumn, keys: Sequence[str]
+) -> GoldTask:
+    labels = tuple(task.labels)
+    soft = read_targets(rows, score, labels, keys)
+    truth: NDArray[np.int64] = np.where(np.isnan(soft[:, 0]), UNLABELLED, soft.argmax(axis=1))
+    return GoldTask(labels, truth, soft, scored=score.label)
 
 
 def _fixes(

@@ -108,6 +108,14 @@ def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
     counts = ", ".join(f"{each.label} {each.support:,}" for each in task.scores.labels)
     without = f"; {task.unlabelled:,} without a label for this task" if task.unlabelled else ""
     yield "rows", f"{task.rows:,}: {counts}{without}"
+    if task.scored and task.agreement:
+        yield (
+            "targets",
+            f"scores of {task.scored}; the metrics count one above .5 as this label",
+        )
+        rank, error = task.agreement.rank_correlation, task.agreement.mean_absolute_error
+        shown = f"rank correlation {number(rank)}, mean absolute error {number(error)}"
+        yield "agreement", f"{shown}: held-out probabilities against the scores"
     if task.balanced:
         yield "balanced", "labels are uneven: the fit weights them, and calibration corrects that"
 
@@ -136,13 +144,14 @@ def fit_json(fit: Fit) -> dict[str, Any]:
 
 
 def _task_json(task: TaskFit, splits: int) -> dict[str, Any]:
-    same = ("task", "kind", "rows", "unlabelled", "layer", "pooling", "balanced")
+    same = ("task", "kind", "rows", "unlabelled", "layer", "pooling", "balanced", "scored")
     return {
         **{name: getattr(task, name) for name in same},
         "readout": task.path,
         "loss_limit": task.loss_limit,
         "labels": {each.label: each.support for each in task.scores.labels},
         "scores": scores_json(task.scores),
+        "agreement": task.agreement and asdict(task.agreement),
         "layers": [
             {
                 "layer": each.layer,

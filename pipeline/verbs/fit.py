@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 from threadpoolctl import threadpool_limits
 
 from pipeline.errors import Problem, SpecError
@@ -47,6 +48,14 @@ from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_gold_states
 
 SUFFIX = ".safetensors"
 FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far the probabilities of held-out rows are from the scores that were fitted."""
+
+    rank_correlation: float | None  # Spearman's; None if all probabilities are equal
+    mean_absolute_error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,8 @@ class TaskFit:
     curve_held_out: int
     path: str
     in_spec: bool  # the spec reads this file, at the state that it was fitted to
+    scored: str | None  # the label whose scores the targets are
+    agreement: Agreement | None  # with the scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +155,7 @@ def fit_readouts(
                 task,
                 questions[task.name],
                 states[task.name],
-                [read.hashes[row] for row in _labelled(gold.tasks[task.name], read)],
+                gold.tasks[task.name],
                 read,
                 options,
                 path,
@@ -191,13 +202,9 @@ def _check_counts(counts: Mapping[str, Sequence[int]], gold: Gold, options: FitO
     folds = options.folds
     problems = [] if folds >= 2 else [Problem("--folds", "write 2 or more", folds)]
     for task, of_task in counts.items():
-        for label, count in zip(gold.tasks[task].labels, of_task, strict=True):
-            if count < folds:
-                fix = (
-                    f"label {label!r} of task {task} has {count} documents, and one is needed in "
-                    f"each of {folds} folds; add some, or name only the other tasks with --task"
-                )
-                problems.append(Problem("--gold", fix, gold.source))
+        for lack in _lacks(task, gold.tasks[task], of_task, folds):
+            fix = f"{lack}; add some, or name only the other tasks with --task"
+            problems.append(Problem("--gold", fix, gold.source))
         held_out = _held_out(sum(of_task))
         most = sum(of_task) - held_out
         if wrong := [number for number in options.rows if not 2 <= number <= most]:
@@ -205,6 +212,26 @@ def _check_counts(counts: Mapping[str, Sequence[int]], gold: Gold, options: FitO
             problems.append(Problem("--rows", fix, wrong[0]))
     if problems:
         raise SpecError(problems)
+
+
+def _lacks(name: str, task: GoldTask, counts: Sequence[int], folds: int) -> Iterator[str]:
+    """What the gold lacks for a fit of the task; `counts` are the documents of each label."""
+    if task.soft is None or task.scored is None:
+        for label, count in zip(task.labels, counts, strict=True):
+            if count < folds:
+                yield (
+                    f"label {label!r} of task {name} has {count} documents, and one is needed in "
+                    f"each of {folds} folds"
+                )
+    # — a document with a score teaches both labels, so all scores may be on one side of .5
+    elif sum(counts) < len(task.labels) * folds:
+        yield (
+            f"task {name} has {sum(counts)} documents with a score, and {len(task.labels)} are "
+            f"needed in each of {folds} folds"
+        )
+    elif (low := np.nanmin(task.soft[:, 0])) == np.nanmax(task.soft[:, 0]):
+        score = low if task.scored == task.labels[0] else 1 - low
+        yield f"all scores of task {name} are {score:g}, and a fit needs documents of other scores"
 
 
 def _held_out(rows: int) -> int:
@@ -217,7 +244,7 @@ def _fit_task(
     task: TaskSpec,
     question: str | None,
     gold: GoldStates,
-    texts: Sequence[str],  # their content hashes
+    gold_task: GoldTask,
     read: ReadGold,
     options: FitOptions,
     path: str,
@@ -243,12 +270,25 @@ def _fit_task(
         curve_held_out=held_out,
         path=path,
         in_spec=task.readout == path and task.question == question,
+        scored=gold_task.scored,
+        agreement=_agreement(gold, fitted) if gold_task.scored else None,
     )
     maps = dict(zip(read.layers, fitted.maps, strict=True))
     card = _card(job, task_fit, question, options.folds)
+    texts = [read.hashes[row] for row in _labelled(gold_task, read)]
     data = _readout_file(maps, {**card, "texts": texts})
     write_fitted(path, data, options_for(path, job.spec))
     return task_fit
+
+
+def _agreement(gold: GoldStates, fitted: Fitted) -> Agreement:
+    """Of two labels, either one gives the same figures."""
+    scores, p = gold.targets[:, 0], fitted.held_out[:, 0]
+    ranked = min(np.ptp(scores), np.ptp(p)) > 0
+    return Agreement(
+        rank_correlation=float(spearmanr(scores, p).statistic) if ranked else None,
+        mean_absolute_error=float(np.abs(scores - p).mean()),
+    )
 
 
 def _layer_fits(
@@ -306,6 +346,8 @@ def _card(job: Job, fitted: TaskFit, question: str | None, folds: int) -> dict[s
         "folds": folds,
         "balanced": fitted.balanced,
         "scores": scores_json(fitted.scores),
+        "scored": fitted.scored,
+        "agreement": fitted.agreement and asdict(fitted.agreement),
         "model": {
             "weights": dict(job.files.hashes),
             "dtype": job.placement.dtype,

@@ -31,6 +31,7 @@ from pipeline.verbs.gold_states import chosen_layers
 SOURCE = np.random.default_rng(0)
 TEXTS = ["".join(SOURCE.choice(list("abcdef" if n % 3 else "uvwxyz"), 12)) for n in range(45)]
 LABELS = ["clean" if n % 3 else "toxic" for n in range(45)]
+SCORES = [float(SOURCE.uniform(0.05, 0.6) + (0 if n % 3 else 0.35)) for n in range(45)]
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +158,84 @@ def test_document_leaves_the_question_out_and_tables_are_printed(
     assert "…" not in shown and max(map(len, shown.splitlines())) <= 200  # nothing is cut off
     card = parse_readout(place_.read_bytes()).card
     assert (card.kind, card.question) == ("document", None)
+
+
+def write_scores(tmp_path: Path, scores: list[float]) -> Path:
+    file = tmp_path / "scores.jsonl"
+    rows = [{"text": text, "s": score} for text, score in zip(TEXTS, scores, strict=False)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_scores_are_fitted_as_they_are(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold = write_scores(tmp_path, SCORES)
+    command = ["fit", str(spec_file), "--gold", str(gold), "--score", "asked.toxic=s", "--json"]
+    place_ = tmp_path / "asked.safetensors"
+    assert main([*command, "--layers", "2", "--to", str(place_)]) == 0
+    [result] = json.loads(capsys.readouterr().out)["tasks"]
+    above = sum(score > 0.5 for score in SCORES)
+    assert result["labels"] == {"toxic": above, "clean": 45 - above}
+    assert (result["scored"], result["balanced"]) == ("toxic", False)
+
+    # — each row once as either label, with the score and its rest as weights
+    model = load_model(Path(load_spec(spec_file).model.path), dtype="float32", device="cpu")
+    states = last_states(model, spec_file, "asked", TEXTS, 2)
+    x, scores = StandardScaler().fit_transform(states), np.array(SCORES)
+    oracle = LogisticRegression(C=result["layers"][0]["strength"], tol=1e-8, max_iter=5_000)
+    labels = np.repeat([1, 0], 45)
+    soft = oracle.fit(np.tile(x, (2, 1)), labels, np.concatenate([scores, 1 - scores]))
+    of_soft = soft.decision_function(x)
+    of_hard = oracle.fit(x, scores > 0.5).decision_function(x)
+    map_ = parse_readout(place_.read_bytes()).maps[2]
+    logits = states @ map_.weight.T.astype(np.float64) + map_.bias
+    margin = logits[:, 0] - logits[:, 1]
+    slope, _ = np.polyfit(of_soft, margin, 1)  # the calibration
+    np.testing.assert_allclose(margin, slope * of_soft, rtol=0, atol=5e-3 * np.abs(margin).max())
+    assert np.corrcoef(margin, of_hard)[0, 1] < 0.999
+
+
+def test_scores_below_one_half_are_fitted_and_judged_by_rank(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold = write_scores(tmp_path, [score / 2.5 for score in SCORES])
+    command = ["fit", str(spec_file), "--gold", str(gold), "--score", "toxic=s", "--layers", "1"]
+    assert main([*command, "--rows", "10", "--json"]) == 0
+    [result] = json.loads(capsys.readouterr().out)["tasks"]
+    assert result["labels"] == {"toxic": 0, "clean": 45}
+    assert result["scores"]["auroc"]["value"] is None
+    assert result["agreement"]["rank_correlation"] > 0.4
+    assert result["agreement"]["mean_absolute_error"] < 0.1
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    rank = f"{result['agreement']['rank_correlation']:.3f}"
+    assert "targets    scores of toxic; " in shown and f"rank correlation {rank}, mean" in shown
+
+
+@pytest.mark.parametrize(
+    ("scores", "line"),
+    [
+        (
+            SCORES[:9],
+            "task toxic has 9 documents with a score, and 2 are needed in each of 5 folds",
+        ),
+        ([0.3] * 45, "all scores of task toxic are 0.3, and a fit needs documents of other scores"),
+    ],
+)
+def test_scores_that_cannot_be_fitted_are_one_line(
+    scores: list[float],
+    line: str,
+    spec_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gold = write_scores(tmp_path, scores)
+    assert main(["fit", str(spec_file), "--gold", str(gold), "--score", "toxic=s"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    rest = "; add some, or name only the other tasks with --task (got "
+    assert error.startswith(f"--gold: {line}{rest}")
+    assert not (tmp_path / "named").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,234 @@
+"""Scores of a label: the soft targets of a gold file's numbers, and an error for what is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from finished import Corpus, finish
+
+from pipeline.cli import main
+from pipeline.errors import SpecError
+from pipeline.gold.labels import UNLABELLED, read_gold
+from pipeline.options import GoldOptions
+from pipeline.runtime.job import make_job
+from pipeline.runtime.placement import Placement
+from pipeline.spec.parse import load_spec
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.local import LocalStore
+
+RUDE = {"name": "toxic", "question": "Rude?", "labels": ["clean", "toxic"]}
+TONE = {"name": "tone", "question": "Which?", "labels": ["warm", "cold"]}
+TOPIC = {"name": "topic", "question": "What?", "labels": ["art", "law", "sport"]}
+
+
+@pytest.fixture
+def spec(write_spec: Callable[..., Path]) -> JobSpec:
+    return load_spec(write_spec(tasks=[RUDE, TONE, TOPIC]))
+
+
+def options(*scores: str, **more: Any) -> GoldOptions:
+    pairs = (each.rpartition("=") for each in scores)
+    return GoldOptions(scores=tuple((left, right) for left, _, right in pairs), **more)
+
+
+def csv_file(folder: Path, *lines: str) -> str:
+    file = folder / "scores.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return str(file)
+
+
+def test_a_score_is_the_probability_of_the_label_that_it_names(
+    spec: JobSpec, tmp_path: Path
+) -> None:
+    file = csv_file(tmp_path, "id,TOXICITY,COLD", "a,0.9,0.2", "b,.25,1", "c,1e-3,", "d,,0")
+    gold = read_gold(file, spec, options("toxic=TOXICITY", "tone.warm=COLD"))
+    assert list(gold.tasks) == ["toxic", "tone"]
+    toxic, tone = gold.tasks["toxic"], gold.tasks["tone"]
+    assert toxic.soft is not None and tone.soft is not None
+    nan = [np.nan, np.nan]
+    expected = [[0.1, 0.9], [0.75, 0.25], [0.999, 0.001], nan]
+    np.testing.assert_allclose(toxic.soft, expected, rtol=0, atol=1e-15)
+    np.testing.assert_array_equal(tone.soft, [[0.2, 0.8], [1, 0], nan, [0, 1]])
+    assert toxic.truth.tolist() == [1, 0, 0, UNLABELLED]
+    assert tone.truth.tolist() == [1, 0, UNLABELLED, 1]
+    assert (toxic.scored, tone.scored) == ("toxic", "warm")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([0.5, 1.0, None], pa.float32()),
+        pa.array([0.5, 1.0, float("nan")]),
+        pa.array([Decimal("0.50"), Decimal("1.00"), None]),
+        pa.array(["0.5", "1", ""]),
+    ],
+)
+def test_the_type_of_the_column_does_not_matter(
+    values: pa.Array, spec: JobSpec, tmp_path: Path
+) -> None:
+    """NaN is a missing value, as it is in a column of labels."""
+    file = tmp_path / "scores.parquet"
+    pq.write_table(pa.table({"id": ["a", "b", "c"], "score": values}), file)
+    toxic = read_gold(str(file), spec, options("toxic=score")).tasks["toxic"]
+    assert toxic.soft is not None
+    np.testing.assert_array_equal(toxic.soft[:, 1], [0.5, 1, np.nan])
+
+
+def test_at_one_half_the_label_is_the_first_as_in_an_answer(spec: JobSpec, tmp_path: Path) -> None:
+    file = csv_file(tmp_path, "id,s", "a,0.5")
+    gold = read_gold(file, spec, options("toxic=s", "tone.cold=s"))
+    assert [gold.tasks[name].truth.tolist() for name in ("toxic", "tone")] == [[0], [0]]
+
+
+def test_scores_of_one_document_are_averaged_and_contradict_nothing(
+    spec: JobSpec, tmp_path: Path
+) -> None:
+    lines = ["a,0.9,art", "b,0.1,law", "a,0.2,", "b,,law", "a,0.1,", "c,,art"]
+    gold = read_gold(csv_file(tmp_path, "id,s,topic", *lines), spec, options("toxic=s"))
+    assert (gold.keys, gold.repeated, gold.contradictory) == (("a", "b", "c"), 3, 0)
+    toxic = gold.tasks["toxic"]
+    assert toxic.soft is not None
+    np.testing.assert_allclose(toxic.soft[:, 1], [0.4, 0.1, np.nan], rtol=1e-15)
+    assert toxic.truth.tolist() == [0, 0, UNLABELLED]
+    assert gold.tasks["topic"].truth.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("value", "rows"), [("NaN", 1), ("1.01", 1), ("-0.1", 2), ("high", 3), ("1_0", 1), ("inf", 1)]
+)
+def test_a_value_that_is_no_score_names_row_column_value_and_fix(
+    value: str, rows: int, spec: JobSpec, tmp_path: Path
+) -> None:
+    file = csv_file(tmp_path, "id,s", "a,0.5", *(f"b{n},{value}" for n in range(rows)))
+    with pytest.raises(SpecError) as refused:
+        read_gold(file, spec, options("toxic=s"))
+    assert str(refused.value).splitlines() == [
+        f"--gold {file}, row 2, column s: is not a number from 0 to 1 (such rows: {rows}); write "
+        f"the score as one, or leave the value empty if the row has none (got {value!r})"
+    ]
+
+
+@pytest.mark.parametrize("value", ["true", "[0.5]", '{"value": 0.5}'])
+def test_a_value_of_json_that_is_no_number_is_refused(
+    value: str, spec: JobSpec, tmp_path: Path
+) -> None:
+    file = tmp_path / "scores.jsonl"
+    file.write_text(f'{{"id": "a", "s": {value}}}\n')
+    with pytest.raises(SpecError, match="row 1, column s: is not a number from 0 to 1"):
+        read_gold(str(file), spec, options("toxic=s"))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "line"),
+    [
+        (
+            options("rude=s"),
+            "--score: the spec has no such task; it has toxic, tone, topic (got 'rude=s')",
+        ),
+        (
+            options("topic=s"),
+            "--score: a score needs a task with two labels; task topic has 3 (got 'topic=s')",
+        ),
+        (
+            options("tone=s"),
+            "--score: no label of task tone has its name; write tone.warm=s or tone.cold=s "
+            "(got 'tone=s')",
+        ),
+        (
+            options("toxic.Toxic=s"),
+            "--score: task toxic has no label Toxic; write toxic.clean=s or toxic.toxic=s "
+            "(got 'toxic.Toxic=s')",
+        ),
+        (
+            options("toxic=s", "toxic.clean=t"),
+            "--score: task toxic also has scores in column s; write one of them "
+            "(got 'toxic.clean=t')",
+        ),
+        (
+            options("toxic=s", columns=(("toxic", "t"),)),
+            "--score: task toxic also has --column toxic=t; write one of them (got 'toxic=s')",
+        ),
+        (
+            options("toxic=S"),
+            "--score: FILE has no such column; it has id, s, t; write --score TASK=COLUMN "
+            "(got 'S')",
+        ),
+    ],
+)
+def test_what_is_not_clear_is_an_error_in_one_line(
+    chosen: GoldOptions, line: str, spec: JobSpec, tmp_path: Path
+) -> None:
+    file = csv_file(tmp_path, "id,s,t", "a,0.5,toxic")
+    with pytest.raises(SpecError) as refused:
+        read_gold(file, spec, chosen)
+    assert str(refused.value).replace(file, "FILE") == line
+
+
+def test_scores_are_in_a_file_and_not_in_the_output_of_a_run(spec: JobSpec, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as refused:
+        read_gold(str(tmp_path), spec, options("toxic=s"))
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith("--score: scores are in a file (.csv ") and "without --score" in line
+
+
+@pytest.mark.parametrize(
+    ("column", "written"), [("toxic", "toxic=toxic"), ("tone", "tone.LABEL=tone")]
+)
+def test_numbers_in_a_column_of_labels_propose_the_option(
+    column: str, written: str, spec: JobSpec, tmp_path: Path
+) -> None:
+    file = csv_file(tmp_path, f"id,{column}", "a,0.93", "b,0", "c,")
+    with pytest.raises(SpecError) as refused:
+        read_gold(file, spec)
+    (line,) = str(refused.value).splitlines()
+    assert line == (
+        f"--gold: the values of {column} are numbers from 0 to 1, and no labels of task {column}; "
+        f"if they are scores, assay fit and eval read them with --score {written} (got {file!r})"
+    )
+
+
+def test_zeros_and_ones_may_be_labels_with_other_names(spec: JobSpec, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no label has a similar name"):
+        read_gold(csv_file(tmp_path, "id,toxic", "a,1", "b,0"), spec)
+
+
+def test_a_command_for_one_task_has_its_scores_alone() -> None:
+    chosen = options("toxic=s", "toxicity=t", "tone.warm=a b", text="text")
+    assert chosen.words("toxic") == ("--text", "text", "--task", "toxic", "--score", "toxic=s")
+    assert chosen.words("tone")[-2:] == ("--score", "tone.warm=a b")
+
+
+def test_eval_counts_a_score_above_one_half_as_the_label(
+    write_spec: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    corpus = Corpus(tmp_path / "corpus", tmp_path / "cache")
+    corpus.write()
+    file = write_spec(input={"path": str(corpus.folder), "id": "id"})
+    spec, store = load_spec(file), LocalStore(tmp_path / "out")
+    job = make_job(spec, Placement("cpu", "float32", 1, 1), tmp_path / "cache")
+    finish(store, corpus.shards(store), job.fingerprints, spec.name)
+    source = np.random.default_rng(0)
+    rows = [(f"0-{n}", score) for n, score in enumerate(source.random(30).round(3).tolist())]
+    gold = csv_file(
+        tmp_path,
+        "id,s,people",
+        *(f"{id},{score},{'toxic' if score > 0.5 else 'clean'}" for id, score in rows),
+    )
+    tasks = []
+    for option in (["--score", "toxic=s"], ["--column", "toxic=people"]):
+        command = ["eval", str(file), "--gold", gold, "--resamples", "20", "--json"]
+        assert main([*command, *option]) == 0
+        tasks.append(json.loads(capsys.readouterr().out)["tasks"])
+    assert tasks[0] == tasks[1] and tasks[0]["toxic"]["rows"]["evaluated"] > 20
