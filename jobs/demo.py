@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +22,13 @@ from pipeline.cli.app import call, new_app
 from pipeline.cli.verbs import run
 from pipeline.filters.run import FilterResult, filter_corpus
 from pipeline.ledger.dataset import open_labels
-from pipeline.options import EvalOptions, FilterOptions, GoldOptions
+from pipeline.options import EvalOptions, FilterOptions, GoldOptions, ReportOptions
 from pipeline.report.console import Grid, console_on, truncate, two_columns
+from pipeline.report.corpus_page import write_report
 from pipeline.report.doubts import evaluation_doubt
-from pipeline.report.evaluation_page import write_page
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
+from pipeline.verbs.corpus_report import report_of
 from pipeline.verbs.evaluate import Evaluation, evaluate
 
 SPEC = "jobs/specs/demo.yaml"
@@ -50,7 +50,8 @@ def demo() -> int:
     gold = GoldOptions(columns=((UNTRAINED, TRAINED),))
     source = f"{CORPUS}/gold.jsonl"
     evaluation = evaluate(spec, source, gold, EvalOptions(), cache_dir=cache_dir)
-    write_page(evaluation, PAGE, spec_file=SPEC, written_at=datetime.now(UTC))
+    report = report_of(spec, evaluation, ReportOptions(), cache_dir=cache_dir)
+    write_report(report, PAGE, spec_file=SPEC, flag="page")
     filtered = filter_corpus(spec, FilterOptions(to=FILTERED), cache_dir=cache_dir)
     show(spec, evaluation, filtered, console_on(sys.stdout))
     return 0

@@ -5,6 +5,8 @@ Entry point: `app`, with the verbs of `verbs`, too.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Group, Parameter
@@ -16,7 +18,9 @@ from pipeline.options import (
     AuditOptions,
     ExportOptions,
     FilterOptions,
+    GoldOptions,
     GroupBy,
+    ReportOptions,
     ShowOptions,
 )
 
@@ -89,6 +93,33 @@ def audit(
 
 
 @app.command(group=USE, sort_key=5)
+def report(
+    spec: SpecFile,
+    /,
+    *,
+    gold: Annotated[str | None, Parameter(metavar="PATH")] = None,
+    gold_options: Annotated[GoldOptions, FLATTEN] = GoldOptions(),
+    options: Annotated[ReportOptions, FLATTEN] = ReportOptions(),
+    as_json: AsJson = False,
+) -> int:
+    """Write one page: what was labelled, how good it is, and what the filter does.
+
+    The page fetches nothing and needs no server. --json has every number of it.
+
+    Parameters
+    ----------
+    gold
+        Gold labels: a file, or another run's output (default: no figures of quality).
+    """
+    from pipeline.report.corpus_page import write_report
+
+    result = VERBS["report"].result(spec, gold, gold_options, options)
+    write_report(result, Path(options.to), spec_file=spec, flag="--to")
+    print(f"assay: wrote the page {options.to}", file=sys.stderr)
+    return VERBS["report"].print(result, as_json=as_json)
+
+
+@app.command(group=USE, sort_key=6)
 def diff(
     spec: SpecFile,
     before: Annotated[str, Parameter("A", help="Number of the earlier snapshot.")],
@@ -115,13 +146,13 @@ def diff(
     return VERBS["diff"].print(comparison, as_json=as_json)
 
 
-@app.command(group=USE, sort_key=6)
+@app.command(group=USE, sort_key=7)
 def verify(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Read a finished output again, and prove that it is complete and undamaged."""
     return VERBS["verify"].carry_out(spec, as_json=as_json)
 
 
-@app.command(group=USE, sort_key=7)
+@app.command(group=USE, sort_key=8)
 def gc(
     spec: SpecFile, /, *, keep: Annotated[int, WHOLE], delete: bool = False, as_json: AsJson = False
 ) -> int:

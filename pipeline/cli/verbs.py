@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +26,7 @@ from pipeline.options import (
     GoldOptions,
     InitOptions,
     PlanOptions,
+    ReportOptions,
     RunOptions,
 )
 
@@ -236,16 +236,16 @@ def evaluate(
     Parameters
     ----------
     html
-        Also write a page with plots to this file (default: no page).
+        Also write the page of `assay report`, with these figures, to this file (default: no page).
     """
-    if html:  # before the work, because the error may name an extra to install
-        from pipeline.report.evaluation_page import write_page
     evaluation = VERBS["eval"].result(spec, gold, gold_options, options)
-    code = VERBS["eval"].print(evaluation, as_json=as_json)
     if html:
-        write_page(evaluation, Path(html), spec_file=spec, written_at=datetime.now(UTC))
+        from pipeline.report.corpus_page import write_report
+
+        report = VERBS["evaluated report"].result(spec, evaluation, ReportOptions())
+        write_report(report, Path(html), spec_file=spec, flag="--html")
         print(f"assay: wrote the page {html}", file=sys.stderr)
-    return code
+    return VERBS["eval"].print(evaluation, as_json=as_json)
 
 
 @app.command(group=IMPROVE, sort_key=2)

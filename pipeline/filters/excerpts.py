@@ -1,18 +1,20 @@
-"""The start of the texts of some labelled documents. Entry point: `excerpts`."""
+"""The start of the texts of some labelled documents, and their images. Entry point: `excerpts`."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import StorageError
-from pipeline.filters.labelled import labelled_texts
+from pipeline.filters.labelled import labelled_documents
 from pipeline.ledger.cuts import logged_shards
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, read_shard
 from pipeline.ledger.snapshots import Contents
+from pipeline.sources.documents import IMAGE_FIELD
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import Options
 from pipeline.stores.store import Store
@@ -20,10 +22,18 @@ from pipeline.stores.store import Store
 _PLACES = pa.schema([DOCUMENT_SCHEMA.field(name) for name in ("content_hash", "row")])
 
 
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """What a reader sees of a document."""
+
+    text: str | None  # its start
+    image: bytes | None  # the file
+
+
 def excerpts(
     store: Store, contents: Contents, rows: pa.RecordBatch, options: Options, *, chars: int
-) -> pa.Array:  # [rows]
-    """The first characters of each row's text; null where the row has no text.
+) -> list[Excerpt]:  # [rows]
+    """The first characters of each row's text, and its image.
 
     Args:
         store: Of the output.
@@ -47,7 +57,7 @@ def excerpts(
             chosen[named.sid] = named, of_shard
             unread[named.path] = [row for row in left if row < named.start_row]
     shards = logged_shards(store, chosen)
-    texts: dict[tuple[str, int], str | None] = {}
+    excerpts_at: dict[tuple[str, int], Excerpt] = {}
     for sid, (named, of_shard) in chosen.items():
         if sid not in shards:
             raise StorageError(
@@ -58,9 +68,9 @@ def excerpts(
         chosen_rows = set(of_shard)
         of_shard = [index for index, row in enumerate(stored) if row in chosen_rows]
         hashes = documents.column("content_hash")
-        for index, text in _starts(shards[sid], options, hashes, of_shard, chars):
-            texts[named.path, stored[index]] = text
-    return pa.array([texts[place] for place in places], pa.large_string())
+        for index, excerpt in _starts(shards[sid], options, hashes, of_shard, chars):
+            excerpts_at[named.path, stored[index]] = excerpt
+    return [excerpts_at[place] for place in places]
 
 
 def _starts(
@@ -69,13 +79,16 @@ def _starts(
     hashes: pa.Array,  # [docs of the shard]
     chosen: Sequence[int],  # docs of the shard, ascending
     chars: int,
-) -> Iterator[tuple[int, str | None]]:
-    """The start of the text of each chosen document; the shard is read up to the last one."""
+) -> Iterator[tuple[int, Excerpt]]:
+    """The start of each chosen document; the shard is read up to the last one."""
     left, first = deque(chosen), 0
-    for texts in labelled_texts(shard, options, hashes):
-        while left and left[0] < first + len(texts):
+    for documents in labelled_documents(shard, options, hashes):
+        while left and left[0] < first + len(documents):
             row = left.popleft()
-            yield row, pc.utf8_slice_codeunits(texts[row - first], 0, chars).as_py()
-        first += len(texts)
+            [start] = pc.utf8_slice_codeunits(documents["text"].slice(row - first, 1), 0, chars)
+            has_image = IMAGE_FIELD.name in documents.column_names
+            image = documents[IMAGE_FIELD.name][row - first].as_py() if has_image else None
+            yield row, Excerpt(start.as_py(), image)
+        first += len(documents)
         if not left:
             return

@@ -78,7 +78,17 @@ def labelled_texts(
     options: Options,
     hashes: pa.Array,  # [docs]: of the texts that were labelled
 ) -> Iterator[pa.Array]:
-    """The shard's texts in order, slice by slice: large strings, null where a row has no text.
+    """The texts of `labelled_documents`: large strings, null where a row has no text."""
+    for documents in labelled_documents(shard, options, hashes):
+        yield documents.column("text").combine_chunks()
+
+
+def labelled_documents(
+    shard: Shard,
+    options: Options,
+    hashes: pa.Array,  # [docs]: of the texts that were labelled
+) -> Iterator[pa.Table]:
+    """The shard's documents in order, slice by slice, with their images if they have any.
 
     StorageError if a document is not the one that was labelled.
     """
@@ -94,7 +104,7 @@ def labelled_texts(
                 f"{shard.path}: row {shard.piece.start_row + rows + row} is not the text that was "
                 f"labelled; run `assay run` to label the file as it is now"
             )
-        yield documents.column("text").combine_chunks()
+        yield documents
         rows += len(read)
     if rows != len(hashes):
         raise StorageError(

@@ -1,4 +1,4 @@
-"""Images as documents: a file of unknown origin becomes a picture, and the picture token ids.
+"""Images as documents: a picture becomes token ids, and what the vision tower reads.
 
 Entry points: `ImageReader`, and `ImageDocument`, which the engine reads. Code that a model folder
 carries is never run.
@@ -6,8 +6,6 @@ carries is never run.
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,18 +13,12 @@ from pathlib import Path
 from typing import Any, overload
 
 from jinja2 import TemplateError
-from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from pipeline.errors import DocumentError, ModelError
+from pipeline.inference.decoding import decode_image
 
-# Decoders that are fuzzed and in wide use. Pillow has others that run programs or read fonts.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-# A picture of four bytes a pixel takes 256 MB decoded. Checked before the first pixel is decoded.
-MAX_PIXELS = 64_000_000
-# Modes whose conversion to RGB means the same to everyone. 16 and 32 bits have no fixed range.
-_MODES = {"RGB", "RGBA", "RGBX", "L", "LA", "La", "P", "PA", "1", "CMYK", "YCbCr"}
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 # A private-use character, which no template writes.
 _MARK = "\ue0d3"
@@ -56,41 +48,6 @@ class ImageDocument(Sequence[int]):
 def as_document(token_ids: Sequence[int], image: bytes | None) -> Sequence[int]:
     """The token ids, with the image that they are of."""
     return token_ids if image is None else ImageDocument(tuple(token_ids), image)
-
-
-def decode_image(data: bytes) -> Image.Image:
-    """The picture in RGB, turned upright as its EXIF data says.
-
-    Its size is known before a pixel is decoded, so a small file cannot take much memory.
-
-    Raises:
-        DocumentError: It is no picture of `FORMATS`, is truncated, is animated, is too large, or
-            has a mode without a fixed meaning in RGB.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damaged EXIF data; too large is checked below
-            picture = Image.open(io.BytesIO(data), formats=FORMATS)
-            width, height = picture.size
-            if width * height > MAX_PIXELS:
-                raise DocumentError(
-                    f"the image has {width:,} x {height:,} pixels, above {MAX_PIXELS:,}"
-                )
-            if (frames := getattr(picture, "n_frames", 1)) > 1:
-                raise DocumentError(f"the image is animated: {frames} frames")
-            if picture.mode not in _MODES:
-                raise DocumentError(f"the image has the mode {picture.mode}; convert it to RGB")
-            picture.load()
-            upright: Image.Image = ImageOps.exif_transpose(picture)
-            return upright.convert("RGB")
-    except UnidentifiedImageError:
-        raise DocumentError(f"the image is none of {', '.join(FORMATS)}") from None
-    except Image.DecompressionBombError:
-        raise DocumentError(f"the image has more than {MAX_PIXELS:,} pixels") from None
-    # — decoders of damaged files raise nearly anything
-    except (OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DocumentError(f"the image cannot be decoded: {reason}") from error
 
 
 class ImageReader:

@@ -32,8 +32,8 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     console.print(two_columns(facts))
     for task in comparison.tasks:
         console.print()
-        console.print(_task_grid(task).table(box=None, pad_edge=False))
-        console.print(_drift_line(task))
+        console.print(task_grid(task).table(box=None, pad_edge=False))
+        console.print(drift_line(task))
         for group, counts in list(task.groups.items())[:SHOWN_GROUPS]:
             flipped = f"{counts.flip_rate:.2%} of {counts.documents:,} flipped"
             console.print(f"  {escape_controls(group)}: {flipped}")
@@ -55,7 +55,8 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _task_grid(task: TaskChange) -> Grid:
+def task_grid(task: TaskChange) -> Grid:
+    """The shares of the labels before and after, and how many answers went from one to another."""
     title = task.task if task.fps[0] == task.fps[1] else f"{task.task} {' → '.join(task.fps)}"
     columns, rows = list(task.labels), list(range(len(task.labels)))
     if len(rows) > SHOWN_LABELS:
@@ -78,7 +79,8 @@ def _task_grid(task: TaskChange) -> Grid:
     )
 
 
-def _drift_line(task: TaskChange) -> str:
+def drift_line(task: TaskChange) -> str:
+    """The size of the change in one line, and documents that newly fail."""
     line = (
         f"PSI {task.psi:.4f} · Jensen-Shannon {task.jensen_shannon:.4f} bits · "
         f"{task.flip_rate:.2%} of {int(task.flips.sum()):,} shared texts flipped"

@@ -1,4 +1,4 @@
-"""The plots of an evaluation page, as SVG. Entry point: `plots`.
+"""The plots of an evaluation, as SVG. Entry point: `plots`.
 
 A chart is as wide as a telephone, so that its words can be read there. Labels are
 drawn as text, never as markup.
@@ -28,8 +28,8 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 except ImportError as missing:
-    fix = "a page with plots needs matplotlib; pip install 'corpus-assay[plots]'"
-    raise SpecError([Problem("--html", fix, missing.name)]) from missing
+    fix = "its plots need matplotlib; pip install 'corpus-assay[plots]'"
+    raise SpecError([Problem("page", fix, missing.name)]) from missing
 
 LABEL_CHARS = 18
 # More lines or panels are hard to distinguish: the labels with the most gold rows are drawn.

@@ -46,7 +46,7 @@ TEXT_CHARS = 20_000  # of each text in the file
 HASH, STRATUM, STRATUM_TEXTS = "content_hash", "_stratum", "_stratum_texts"
 _HEX = 16  # digits of a content hash that tell texts apart
 # `toxic.p.toxic < 0.5`: documents with a high probability are dropped
-_DROPS_ABOVE = re.compile(r'("?)(\w+)\1\.p\.("?)(\w+)\3(?=\s*<|$)')
+DROPS_ABOVE = re.compile(r'("?)(\w+)\1\.p\.("?)(\w+)\3(?=\s*<|$)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,8 @@ def _audited(spec: JobSpec, options: AuditOptions) -> _Audited:
     task, positive = _positive(rule, options.positive)
     by = options.by or next((clause.by for clause in policy.clauses if clause.by), None)
     by = f"{by}.label" if by in rule.contents.tasks else by
-    score = f'"{task}".p."{positive}"'
+    quoted = positive.replace('"', '""')
+    score = f'"{task}".p."{quoted}"'
     clause = Clause(AUDIT, score, by, math.inf)
     whole = replace(policy, clauses=(*policy.clauses, clause))
     rule = replace(rule, policy=whole)
@@ -260,7 +261,7 @@ def _positive(rule: SnapshotRule, written: str | None) -> tuple[str, str]:
             raise SpecError([Problem("--positive", fix, written)])
         return pairs[written]
     texts = [rule.policy.keep or "", *(clause.of for clause in rule.policy.clauses)]
-    named = {m[2] + "." + m[4] for text in texts for m in _DROPS_ABOVE.finditer(text)}
+    named = {m[2] + "." + m[4] for text in texts for m in DROPS_ABOVE.finditer(text)}
     if len(named & pairs.keys()) != 1:
         fix = "the rule does not say which label is to be dropped; write --positive TASK.LABEL: "
         raise SpecError([Problem("--positive", f"missing; {fix}{', '.join(pairs)}")])
@@ -350,7 +351,8 @@ def _file(
     rows = pa.Table.from_batches(found).combine_chunks()
     [batch] = rows.to_batches()
     options = rule.spec.input.storage_options
-    texts = excerpts(rule.store, rule.contents, batch, options, chars=TEXT_CHARS)
+    shown = excerpts(rule.store, rule.contents, batch, options, chars=TEXT_CHARS)
+    texts = pa.array([each.text for each in shown], pa.large_string())
     back = pa.array(np.argsort(order))  # from the order of the snapshot to that of `chosen`
     sizes = np.bincount(codes)
     return pa.table(

@@ -82,6 +82,7 @@ class TaskEvaluation:
     versions: Mapping[str, VersionScores]  # raw, then calibrated if any; empty without rows
     label_issues: tuple[LabelIssue, ...]
     calibrated_on_gold: bool  # the calibration was fitted to these rows: its scores are too good
+    gold_rows: NDArray[np.int64]  # [evaluated]: the documents, as rows of the gold
 
     @property
     def at_chance(self) -> bool:
@@ -227,7 +228,7 @@ def _evaluate_task(
             )
             for row, label in zip(*find_label_issues(truth, trusted.p), strict=True)
         )
-    task = TaskEvaluation(name, gold_task.labels, counts, truth, versions, issues, own)
+    task = TaskEvaluation(name, gold_task.labels, counts, truth, versions, issues, own, rows)
     # — answers at chance say nothing about the gold
     return replace(task, label_issues=()) if task.at_chance else task
 

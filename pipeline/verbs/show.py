@@ -42,7 +42,8 @@ def show(spec: JobSpec, options: ShowOptions, *, cache_dir: Path) -> Examples:
     schema = wide_schema(contents, list(contents.tasks))
     rule = None if options.where is None else Rule(options.where, schema, place="--where")
     rows = _chosen(store, contents, schema, rule, options.n)
-    texts = excerpts(store, contents, rows, spec.input.storage_options, chars=TEXT_CHARS)
+    shown = excerpts(store, contents, rows, spec.input.storage_options, chars=TEXT_CHARS)
+    texts = pa.array([each.text for each in shown], pa.large_string())
     return Examples(spec.name, contents.number, contents.rows, with_text(rows, texts))
 
 

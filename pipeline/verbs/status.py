@@ -165,7 +165,7 @@ def _commits(
 ) -> Sequence[Commit]:
     """When each shard got the last of its label files, and its documents."""
     with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
-        listed = list(pool.map(lambda task: _label_times(store, task, fp[task]), fp))
+        listed = list(pool.map(lambda task: label_times(store, task, fp[task]), fp))
     rows = {shard.id: shard.rows for shard in planned.shards}
     rows |= {sid: len(of_slice) for sid, of_slice in slices.items()}
     return [
@@ -175,7 +175,7 @@ def _commits(
     ]
 
 
-def _label_times(store: Store, task: str, fp: str) -> dict[str, float]:
+def label_times(store: Store, task: str, fp: str) -> dict[str, float]:
     """When each shard's label file was created, by shard id."""
     stored = ((parse_key(each.key), each) for each in store.list(label_folders(task, fp)[0]))
     return {key.sid: each.modified_s for key, each in stored if key}

@@ -18,7 +18,7 @@ from PIL import Image
 from vision import encoded_picture, picture
 
 from pipeline.errors import DocumentError
-from pipeline.inference.images import MAX_PIXELS, decode_image
+from pipeline.inference.decoding import MAX_PIXELS, decode_image
 
 
 def saved(image: Image.Image, format: str, **options: object) -> bytes:

@@ -60,7 +60,7 @@ def evaluated(p_of_truth: float) -> TaskEvaluation:
     p = np.column_stack([first, 1 - first])
     versions = {"raw": VersionScores(score(truth, p, ("a", "b")), (), p)}
     rows = RowCounts(60, 0, 0, {}, 60)
-    return TaskEvaluation("t", ("a", "b"), rows, truth, versions, (), False)
+    return TaskEvaluation("t", ("a", "b"), rows, truth, versions, (), False, np.arange(len(truth)))
 
 
 def test_answers_at_chance_are_named_with_their_interval() -> None:

@@ -7,26 +7,23 @@ import io
 import json
 import re
 from dataclasses import replace
-from datetime import datetime
 from functools import cache
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from pipeline.errors import StorageError
 from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.metrics import score
 from pipeline.evaluation.thresholds import Threshold
 from pipeline.gold.labels import Gold, GoldTask
 from pipeline.options import GoldOptions
 from pipeline.report.console import escape_controls, truncate
-from pipeline.report.evaluation_page import page, write_page
+from pipeline.report.evaluation_section import evaluation_section
 from pipeline.report.evaluation_table import evaluation_json, show_evaluation
+from pipeline.report.page import document
 from pipeline.verbs.evaluate import (
     Cut,
     Evaluation,
@@ -38,7 +35,6 @@ from pipeline.verbs.evaluate import (
 
 HOSTILE = "<script>alert('$x$')</script>\x1b[31m\u202e[red]\n\x00&\"日本"
 NOW = "2026-11-22T12:00:00+00:00"
-WRITTEN: Any = {"spec_file": "my spec.yaml", "written_at": datetime.fromisoformat(NOW)}
 SIGN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202e]")
 
 
@@ -62,6 +58,7 @@ def evaluation(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) ->
         scored,
         (issue,),
         False,
+        np.arange(50),
     )
     gold = Gold(HOSTILE, "doc_id", ("a",), {"toxic": GoldTask(labels, truth)}, None, 1, 2)
     decisions = (Decision(f"toxic.f1.{HOSTILE} >= 0.8", None, False),)
@@ -87,9 +84,13 @@ class Seen(HTMLParser):
         self.text += data
 
 
+def page(evaluation: Evaluation) -> str:
+    return document("a page", evaluation_section(evaluation, "my spec.yaml"))
+
+
 @cache
 def page_of(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) -> str:
-    return page(evaluation(labels, versions), **WRITTEN)
+    return page(evaluation(labels, versions))
 
 
 @pytest.mark.parametrize(
@@ -135,12 +136,12 @@ def test_a_page_begins_with_the_headline_and_says_what_to_do_next() -> None:
     whole = evaluation(("a", "b"), ("raw", "calibrated"))
     (task,) = whole.tasks
     headlines = task.versions["raw"].scores.headlines
-    written = page(whole, **WRITTEN)
+    written = page(whole)
     auroc = headlines["auroc"]
     first = f"AUROC {auroc.value:.3f} [{auroc.low:.3f}, {auroc.high:.3f}], accuracy "
-    begin, _, _ = written.partition("<h2>")
+    begin, _, _ = written.partition("<h3>toxic</h3>")
     assert first in begin and "on 50 documents" in begin
-    assert "job job" in begin and NOW in begin and "<dt>model</dt>" in begin
+    assert "of job<" in begin and NOW in begin and "<dt>model</dt>" in begin
     assert "a gate failed" in begin and "read the 1 gold labels that may be wrong" in begin
     options = GoldOptions(
         id="key", columns=(("toxic", "is it"), ("topic", "t")), values=(("1", "a"),)
@@ -148,12 +149,12 @@ def test_a_page_begins_with_the_headline_and_says_what_to_do_next() -> None:
     renamed = replace(whole, gold=replace(whole.gold, source="gold.csv", options=options))
     assert task.at_chance
     words = "--gold gold.csv --id key --task toxic --column 'toxic=is it' --value 1=a</code>"
-    assert f"assay fit 'my spec.yaml' {words}" in html.unescape(page(renamed, **WRITTEN))
+    assert f"assay fit 'my spec.yaml' {words}" in html.unescape(page(renamed))
     passed = replace(whole, decisions=(), tasks=())
     command = "<code>assay filter 'my spec.yaml' --to FOLDER</code>"
-    bare = html.unescape(page(passed, **WRITTEN))
+    bare = html.unescape(page(passed))
     assert f"write a rule as <code>filter.keep</code> in the spec, then run {command}" in bare
-    ruled = html.unescape(page(replace(passed, rule="a.p.b < 0.5"), **WRITTEN))
+    ruled = html.unescape(page(replace(passed, rule="a.p.b < 0.5")))
     assert f"that the spec's rule, <code>a.p.b < 0.5</code>, keeps: {command}" in ruled
 
 
@@ -162,7 +163,7 @@ def test_no_rule_of_the_page_breaks_words_of_a_narrow_column() -> None:
     assert css
     rules = re.findall(r"([^{}]+){([^}]*)}", css[1])
     broken = {selector.strip() for selector, rule in rules if "overflow-wrap: anywhere" in rule}
-    assert broken == {"td.long", "dd", "code"}  # each has a width of its own
+    assert broken == {"td.long", "dd", "code, pre"}  # each has a width of its own
 
 
 def test_a_chart_is_readable_on_a_telephone() -> None:
@@ -206,7 +207,7 @@ def test_with_many_labels_the_terminal_shows_the_most_frequent_confusions() -> N
 def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
     """Drawn whole, the square of a thousand has a million cells."""
     whole = evaluation(tuple(f"label {n}" for n in range(120)))
-    written = page(whole, **WRITTEN)
+    written = page(whole)
     assert "(the 40 most frequent of 120 labels)" in written
     square = re.findall(r"<svg.*?</svg>", written, re.DOTALL)[3]
     assert written.count("<div class='plots wide'>") == 1
@@ -226,11 +227,18 @@ def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
 def test_a_task_without_an_evaluated_row_has_no_scores() -> None:
     whole = evaluation(("a", "b"))
     empty = TaskEvaluation(
-        "toxic", ("a", "b"), RowCounts(3, 0, 3, {}, 0), np.array([], np.int64), {}, (), False
+        "toxic",
+        ("a", "b"),
+        RowCounts(3, 0, 3, {}, 0),
+        np.array([], np.int64),
+        {},
+        (),
+        False,
+        np.arange(0),
     )
     parts = {name: getattr(whole, name) for name in Evaluation.__dataclass_fields__}
     nothing = Evaluation(**{**parts, "tasks": (empty,)})
-    assert "0 of 3 gold documents evaluated, 3 not in the corpus" in page(nothing, **WRITTEN)
+    assert "0 of 3 gold documents evaluated, 3 not in the corpus" in page(nothing)
     assert evaluation_json(nothing)["tasks"]["toxic"]["versions"] == {}
 
 
@@ -239,13 +247,6 @@ def test_the_json_form_has_numbers_or_null() -> None:
     assert json.loads(json.dumps(value, allow_nan=False)) == value | {
         "tasks": json.loads(json.dumps(value["tasks"])),
     }
-
-
-def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    whole = evaluation(("a", "b"))
-    parts = {name: getattr(whole, name) for name in Evaluation.__dataclass_fields__}
-    with pytest.raises(StorageError, match="--html: "):
-        write_page(Evaluation(**{**parts, "tasks": ()}), tmp_path / "no" / "page.html", **WRITTEN)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,267 @@
+"""Counts of labelled documents for a report, in one pass over the labels. Entry point: `Tally`.
+
+What is held does not grow with the documents: sums by group, histograms of scores, a few examples.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipeline.filters.dry_run import ALL, Size
+from pipeline.filters.policy import NO_GROUP, BoundClause, Judge
+from pipeline.ledger.snapshots import SnapshotTask
+
+# The thresholds that a report has counts for: 0, 0.001, ... 1.
+THRESHOLDS = np.arange(1_001) / 1_000
+LENGTHS = (200, 1_000, 5_000, 20_000)  # characters: the upper ends of groups of documents
+MOST_GROUPS = 200  # further groups are counted together
+OTHERS = "others"
+SHOWN_LABELS = 12  # of a task: histograms and examples; the first in the spec's order
+MOST_SCORES = 48
+EXAMPLES = 3
+SURE, BORDERLINE, KEPT, DROPPED = "sure", "borderline", "kept", "dropped"
+
+_LENGTH_NAMES = (
+    *(f"up to {end:,} characters" for end in LENGTHS),
+    f"above {LENGTHS[-1]:,} characters",
+)
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One document that a report shows."""
+
+    kind: str  # sure | borderline: of a label; kept | dropped: by the filter
+    task: str | None
+    label: str | None
+    doc_id: str
+    path: str
+    row: int
+    margin: float | None  # between the two likeliest labels
+    reason: str  # why the filter drops it; "" where it is kept
+
+
+class Sizes:
+    """Documents, characters and tokens, by group and by decision."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._totals = np.zeros((MOST_GROUPS + 1, 2, 3), np.int64)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._numbers)
+
+    def codes(self, groups: pa.Array) -> Ints:  # [docs]
+        """The number of each document's group; null is a group."""
+        encoded = pc.fill_null(groups, NO_GROUP).dictionary_encode()
+        numbers = [self._number(name) for name in encoded.dictionary.to_pylist()]
+        codes: Ints = np.asarray(numbers, np.int64)[encoded.indices.to_numpy()]
+        return codes
+
+    def _number(self, name: str) -> int:
+        if name not in self._numbers and len(self._numbers) >= MOST_GROUPS:
+            name = OTHERS
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def add(self, codes: Ints, dropped: Bools, measures: Sequence[Ints]) -> None:
+        """Adds documents; `measures` are documents, characters and tokens of each."""
+        cells = codes * 2 + dropped
+        for number, measure in enumerate(measures):
+            sums = np.zeros(self._totals.shape[0] * 2, np.int64)
+            np.add.at(sums, cells, measure)
+            self._totals[..., number] += sums.reshape(-1, 2)
+
+    def by_group(self) -> dict[str, tuple[Size, Size]]:
+        """Kept and dropped, the largest group first."""
+        pairs = {
+            name: (Size(*self._totals[n, 0].tolist()), Size(*self._totals[n, 1].tolist()))
+            for name, n in self._numbers.items()
+        }
+        return dict(sorted(pairs.items(), key=lambda each: -sum(s.documents for s in each[1])))
+
+
+class Histogram:
+    """Documents by the score of a label, and by group.
+
+    Cell `n` counts scores above `THRESHOLDS[n - 1]`, up to `THRESHOLDS[n]`. So the documents above
+    a threshold are the sum of the cells after it.
+    """
+
+    def __init__(self, task: str, label: str) -> None:
+        self.task, self.label = task, label
+        self._counts: dict[int, Ints] = {}  # by group: [thresholds]
+        self._sizes = np.zeros((3, len(THRESHOLDS)), np.int64)
+
+    def add(self, rows: pa.RecordBatch, codes: Ints, measures: Sequence[Ints]) -> None:
+        """Adds the documents that have a score."""
+        column = pc.struct_field(rows.column(self.task), ["p", self.label])
+        scores = np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
+        known = np.isfinite(scores)
+        cells = np.searchsorted(THRESHOLDS, scores[known])
+        size = len(THRESHOLDS)
+        for number, measure in enumerate(measures):
+            np.add.at(self._sizes[number], cells, measure[known])
+        for code in np.unique(codes[known]).tolist():
+            own = np.bincount(cells[codes[known] == code], minlength=size)
+            self._counts[code] = self._counts.get(code, 0) + own
+
+    def counts(self, names: Sequence[str]) -> dict[str, list[int]]:
+        """The documents of each cell, of each group by name."""
+        return {names[code]: counts.tolist() for code, counts in sorted(self._counts.items())}
+
+    def sizes(self) -> tuple[list[int], ...]:
+        """Documents, characters and tokens of each cell."""
+        return tuple(self._sizes.tolist())
+
+
+class Tally:
+    """Counts the documents of a snapshot.
+
+    Args:
+        tasks: All tasks of the snapshot, in the order in which they are shown.
+        judge: Which documents the filter drops.
+        on_error: What the filter does with documents without an answer.
+        group: A clause whose groups are counted; None for none.
+        keys: Values of a column of the rows, of documents whose group is wanted.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, SnapshotTask],
+        judge: Judge,
+        on_error: str,
+        group: BoundClause | None,
+        keys: tuple[str, Sequence[str]] = ("doc_id", ()),
+    ) -> None:
+        self._tasks, self._judge, self._on_error = tasks, judge, on_error
+        self._group, self._keys = group, (keys[0], pa.array(keys[1], pa.string()))
+        self.group_of: dict[str, str] = {}  # by key
+        self.all, self.groups, self.files, self.lengths = (Sizes() for _ in range(4))
+        self.statuses, self.reasons = Counter[str](), Counter[str]()
+        self.labels: dict[str, Counter[str]] = {task: Counter() for task in tasks}
+        self.answers: dict[str, Counter[str]] = {task: Counter() for task in tasks}  # by status
+        self.histograms = [
+            Histogram(task, label)
+            for task, named in self._tasks.items()
+            if "p" in named.columns
+            for label in named.labels[:SHOWN_LABELS]
+        ][:MOST_SCORES]
+        self._examples: dict[tuple[str, str, str], list[tuple[float, str, Example]]] = {}
+
+    def add(self, rows: pa.RecordBatch, failed: Sequence[str]) -> None:
+        """Counts the rows of a shard; `failed` is what `SnapshotRule.rows` returns."""
+        reasons = self._judge.reasons(rows, failed, self._on_error)
+        dropped = np.array([bool(reason) for reason in reasons], np.bool_)
+        self.reasons.update(filter(None, reasons))
+        count = rows.num_rows
+        chars = rows.column("n_chars").to_numpy(zero_copy_only=False).astype(np.int64)
+        measures = (np.ones(count, np.int64), chars, self._tokens(rows))
+        whole = np.zeros(count, np.int64)
+        groups = whole
+        self.all.add(self.all.codes(pa.repeat(ALL, count)), dropped, measures)
+        self.files.add(self.files.codes(rows.column("path")), dropped, measures)
+        lengths = pa.array(_LENGTH_NAMES, pa.string()).take(np.searchsorted(LENGTHS, chars))
+        self.lengths.add(self.lengths.codes(lengths), dropped, measures)
+        if self._group is not None:
+            names = pa.array(self._group.groups(rows), pa.string())
+            groups = self.groups.codes(names)
+            self.groups.add(groups, dropped, measures)
+            self._look_up(rows, names)
+        for histogram in self.histograms:
+            histogram.add(rows, groups, measures)
+        self.statuses.update(_counted(rows.column("status")))
+        for task in self._tasks:
+            for name, counter in (("label", self.labels[task]), ("status", self.answers[task])):
+                counter.update(_counted(pc.struct_field(rows.column(task), name)))
+        self._add_examples(rows, reasons, dropped)
+
+    def _tokens(self, rows: pa.RecordBatch) -> Ints:
+        """Tokens that the model reads of each text; those of the task with the most."""
+        most = np.zeros(rows.num_rows, np.int64)
+        for task in self._tasks:
+            tokens = pc.fill_null(pc.struct_field(rows.column(task), "n_tokens"), 0)
+            most = np.maximum(most, tokens.to_numpy(zero_copy_only=False))
+        return most
+
+    def _look_up(self, rows: pa.RecordBatch, names: pa.Array) -> None:
+        column, wanted = self._keys
+        if len(wanted):
+            keys = rows.column(column)
+            found = pc.is_in(keys, value_set=wanted)
+            pairs = zip(
+                keys.filter(found).to_pylist(), names.filter(found).to_pylist(), strict=True
+            )
+            self.group_of.update(pairs)
+
+    def _add_examples(self, rows: pa.RecordBatch, reasons: Sequence[str], dropped: Bools) -> None:
+        hashes = rows.column("content_hash").to_pylist()
+
+        def offer(key: tuple[str, str, str], chosen: Sequence[int], rank: Sequence[float]) -> None:
+            kind, task, label = key
+            held = self._examples.setdefault(key, [])
+            for place, row in enumerate(chosen):
+                margin = rank[place] if task else None
+                of = Example(
+                    kind=kind,
+                    task=task or None,
+                    label=label or None,
+                    doc_id=rows.column("doc_id")[row].as_py(),
+                    path=rows.column("path")[row].as_py(),
+                    row=rows.column("row")[row].as_py(),
+                    margin=margin,
+                    reason=reasons[row],
+                )
+                order = -rank[place] if kind == SURE else rank[place]
+                held.append((order, hashes[row], of))
+            held.sort(key=lambda each: each[:2])
+            of_text = {each[1]: each for each in reversed(held)}  # — the best of equal texts
+            held[:] = [each for each in held if of_text[each[1]] is each][:EXAMPLES]
+
+        has_text = np.array([status == "ok" for status in rows.column("status").to_pylist()])
+        for kind, chosen in ((KEPT, ~dropped), (DROPPED, dropped)):
+            those = np.flatnonzero(chosen & has_text).tolist()
+            smallest = nsmallest(EXAMPLES, those, key=hashes.__getitem__)
+            offer((kind, "", ""), smallest, [0.0] * len(smallest))
+        for task, named in self._tasks.items():
+            column = rows.column(task)
+            labels = pc.index_in(
+                pc.struct_field(column, "label"), value_set=pa.array(named.labels[:SHOWN_LABELS])
+            )
+            codes = pc.fill_null(labels, -1).to_numpy(zero_copy_only=False)
+            margins = pc.struct_field(column, "margin").to_numpy(zero_copy_only=False)
+            for code in np.unique(codes[codes >= 0]).tolist():
+                own = np.flatnonzero((codes == code) & np.isfinite(margins))
+                order = own[np.argsort(margins[own], kind="stable")]
+                label = named.labels[code]
+                for kind, best in ((BORDERLINE, order), (SURE, order[::-1])):
+                    first = best[:EXAMPLES].tolist()
+                    offer((kind, task, label), first, margins[first].tolist())
+
+    @property
+    def examples(self) -> list[Example]:
+        """The documents to show: by the filter's decision, then of each label."""
+        keys = [(KEPT, "", ""), (DROPPED, "", "")]
+        keys += [
+            (kind, task, label)
+            for task, named in self._tasks.items()
+            for label in named.labels[:SHOWN_LABELS]
+            for kind in (SURE, BORDERLINE)
+        ]
+        return [each for key in keys for *_, each in self._examples.get(key, ())]
+
+
+def _counted(values: pa.Array) -> dict[str, int]:
+    pairs = values.drop_null().value_counts().to_pylist()
+    return {each["values"]: each["counts"] for each in pairs}

@@ -1,0 +1,52 @@
+"""Pictures from files of unknown origin. Entry point: `decode_image`."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from pipeline.errors import DocumentError
+
+# Decoders that are fuzzed and in wide use. Pillow has others that run programs or read fonts.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+# A picture of four bytes a pixel takes 256 MB decoded. Checked before the first pixel is decoded.
+MAX_PIXELS = 64_000_000
+# Modes whose conversion to RGB means the same to everyone. 16 and 32 bits have no fixed range.
+_MODES = {"RGB", "RGBA", "RGBX", "L", "LA", "La", "P", "PA", "1", "CMYK", "YCbCr"}
+
+
+def decode_image(data: bytes) -> Image.Image:
+    """The picture in RGB, turned upright as its EXIF data says.
+
+    Its size is known before a pixel is decoded, so a small file cannot take much memory.
+
+    Raises:
+        DocumentError: It is no picture of `FORMATS`, is truncated, is animated, is too large, or
+            has a mode without a fixed meaning in RGB.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged EXIF data; too large is checked below
+            picture = Image.open(io.BytesIO(data), formats=FORMATS)
+            width, height = picture.size
+            if width * height > MAX_PIXELS:
+                raise DocumentError(
+                    f"the image has {width:,} x {height:,} pixels, above {MAX_PIXELS:,}"
+                )
+            if (frames := getattr(picture, "n_frames", 1)) > 1:
+                raise DocumentError(f"the image is animated: {frames} frames")
+            if picture.mode not in _MODES:
+                raise DocumentError(f"the image has the mode {picture.mode}; convert it to RGB")
+            picture.load()
+            upright: Image.Image = ImageOps.exif_transpose(picture)
+            return upright.convert("RGB")
+    except UnidentifiedImageError:
+        raise DocumentError(f"the image is none of {', '.join(FORMATS)}") from None
+    except Image.DecompressionBombError:
+        raise DocumentError(f"the image has more than {MAX_PIXELS:,} pixels") from None
+    # — decoders of damaged files raise nearly anything
+    except (OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DocumentError(f"the image cannot be decoded: {reason}") from error

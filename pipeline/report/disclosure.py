@@ -1,0 +1,98 @@
+"""Texts to publish about a labelled and filtered corpus, as Markdown and as plain text.
+
+Entry points: `dataset_card` and `public_summary`. All numbers are those of a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.report.console import truncate
+from pipeline.verbs.corpus_report import CorpusReport
+
+SHOWN_LABELS = 12
+_CHARS = 200  # of a question or a rule
+
+
+def filter_text(report: CorpusReport) -> str:
+    """How much the filter keeps and drops, in one sentence."""
+    kept, dropped = report.whole
+    whole = kept.documents + dropped.documents
+    return (
+        f"It keeps {kept.documents:,} of {whole:,} documents and drops {dropped.documents:,} "
+        f"({dropped.documents / max(1, whole):.1%}; {dropped.chars:,} characters, "
+        f"{dropped.tokens:,} tokens)."
+    )
+
+
+def public_summary(report: CorpusReport) -> str:
+    """A text for the section on data processing of the public summary of training content.
+
+    The summary is that of Article 53(1)(d) of Regulation (EU) 2024/1689, whose template asks for
+    the measures against illegal content.
+    """
+    names = ", ".join(task.task for task in report.tasks)
+    lines = [
+        f"All {sum(size.documents for size in report.whole):,} documents of this source were "
+        f"classified by a model ({report.model}) before training. It assigned labels for: {names}.",
+    ]
+    if report.filter is None:
+        lines.append("No documents were removed on the basis of these labels.")
+    else:
+        lines.append(f"Documents were removed by this rule: {_cut(report.filter.rule)}.")
+        lines.append(filter_text(report))
+    if report.quality is not None:
+        lines.append("The labels were compared with labels that people gave:")
+        lines += _quality(report)
+    lines.append("Complete this text where other measures were taken, and have it checked.")
+    return "\n".join(lines)
+
+
+def dataset_card(report: CorpusReport) -> str:
+    """A section of a dataset card, in Markdown."""
+    lines = [f"## Labels of {_plain(report.spec)}", ""]
+    lines.append(
+        f"Every document was labelled by assay with `{_code(report.model)}` (snapshot "
+        f"{report.snapshot}, {report.labelled_at})."
+    )
+    lines += ["", "| task | question | labels | version |", "|---|---|---|---|"]
+    for task in report.tasks:
+        answered = sum(task.labels.values())
+        largest = sorted(task.labels.items(), key=lambda each: -each[1])[:SHOWN_LABELS]
+        shares = ", ".join(f"{_plain(name)} {count / answered:.1%}" for name, count in largest)
+        cells = (_plain(task.task), _plain(task.question or "trained readout or classifier"))
+        lines.append(f"| {cells[0]} | {cells[1]} | {shares} | `{task.fingerprint}` |")
+    if report.filter is not None:
+        lines += [
+            "",
+            "## Filter",
+            "",
+            f"Rule: `{_code(report.filter.rule)}`. {filter_text(report)}",
+        ]
+    if report.quality is not None:
+        lines += ["", "## Quality", "", *(f"- {_plain(line)}" for line in _quality(report))]
+    return "\n".join(lines) + "\n"
+
+
+def _quality(report: CorpusReport) -> Iterator[str]:
+    for task in report.quality.tasks if report.quality else ():
+        if not task.versions:
+            continue
+        accuracy = next(iter(task.versions.values())).scores.headlines["accuracy"]
+        yield (
+            f"{task.task}: accuracy {accuracy.value:.3f} (95 % interval {accuracy.low:.3f} to "
+            f"{accuracy.high:.3f}) on {task.rows.evaluated:,} documents"
+        )
+
+
+def _cut(text: str) -> str:
+    return truncate(text, _CHARS)
+
+
+def _code(text: str) -> str:
+    return _cut(text).replace("`", "'")
+
+
+def _plain(text: str) -> str:
+    """The text without the characters that Markdown and HTML give a meaning."""
+    return "".join(f"\\{char}" if char in r"\`*_{}[]<>#|" else char for char in _cut(text))

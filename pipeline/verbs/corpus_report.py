@@ -1,0 +1,380 @@
+"""What an output holds, how good its answers are, and what its filter does.
+
+Entry point: `corpus_report`. The labels of the last snapshot are read once, and once more for each
+of gold, `drop_top` and the comparison with the snapshot before.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.audit.diff import Comparison, compare
+from pipeline.errors import DocumentError, Problem, SpecError
+from pipeline.evaluation.subgroups import SubgroupRate, false_positive_rates
+from pipeline.filters.dry_run import ALL, Size
+from pipeline.filters.excerpts import excerpts
+from pipeline.filters.inputs import check_columns_of
+from pipeline.filters.labelled import labelled_shards
+from pipeline.filters.policy import AUDIT, Clause, Policy
+from pipeline.filters.rule import SnapshotRule
+from pipeline.filters.shard import failed_status
+from pipeline.filters.tally import Example, Tally
+from pipeline.inference.decoding import decode_image
+from pipeline.ledger.label_files import METADATA_PREFIX
+from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
+from pipeline.options import EvalOptions, GoldOptions, ReportOptions
+from pipeline.spec.filters import FilterSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
+from pipeline.stores.store import Store
+from pipeline.verbs.audit import DROPS_ABOVE
+from pipeline.verbs.evaluate import Evaluation, evaluate
+from pipeline.verbs.status import label_times
+
+TEXT_CHARS = 600  # of each example
+PICTURE_PIXELS = 240  # of its longer side
+_LIMIT = re.compile(DROPS_ABOVE.pattern.partition("(?=")[0] + r"\s*<=?\s*(\d*\.?\d+)")
+
+Pairs = Mapping[str, tuple[Size, Size]]  # by group: kept, dropped
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """What one task answered."""
+
+    task: str
+    question: str | None
+    fingerprint: str
+    labels: Mapping[str, int]  # documents, in the spec's order
+    statuses: Mapping[str, int]  # documents
+    versions: Mapping[str, str]  # packages that answered the first shard
+    readout: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCounts:
+    """Documents by the probability of a label; `tally.THRESHOLDS` are the ends of the cells."""
+
+    task: str
+    label: str
+    threshold: float  # where the page begins: of the filter, or .5
+    counts: Mapping[str, Sequence[int]]  # by group: [thresholds]
+    sizes: tuple[Sequence[int], ...]  # documents, characters, tokens: [thresholds]
+
+
+@dataclass(frozen=True, slots=True)
+class FilterReport:
+    """What the filter does to the corpus."""
+
+    rule: str
+    on_error: str
+    reasons: Mapping[str, int]  # of dropped documents
+
+
+@dataclass(frozen=True, slots=True)
+class ShownExample:
+    """A document, with the start of its text and its picture."""
+
+    example: Example
+    text: str | None
+    picture: str | None  # a small PNG, in base64
+
+
+@dataclass(frozen=True, slots=True)
+class SubgroupReport:
+    """False positives of one label, by subgroup."""
+
+    task: str
+    label: str
+    rates: tuple[SubgroupRate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusReport:
+    """All numbers of a report."""
+
+    spec: str
+    model: str
+    instruction: str  # before each document
+    output: str
+    input: str
+    snapshot: int
+    labelled_at: str  # ISO 8601
+    partial: bool  # the snapshot leaves out documents of the input
+    whole: tuple[Size, Size]  # kept, dropped
+    statuses: Mapping[str, int]
+    seconds: float | None  # between the first and the last commit of a shard
+    docs_per_s: float | None
+    tasks: tuple[TaskReport, ...]
+    scores: tuple[ScoreCounts, ...]
+    filter: FilterReport | None
+    by: str | None  # what the groups are
+    groups: Pairs
+    files: Pairs
+    lengths: Pairs
+    examples: tuple[ShownExample, ...]
+    quality: Evaluation | None
+    subgroups: tuple[SubgroupReport, ...]
+    drift: Comparison | None  # with the snapshot before
+
+
+def corpus_report(
+    spec: JobSpec,
+    gold: str | None,
+    gold_options: GoldOptions,
+    options: ReportOptions,
+    *,
+    cache_dir: Path,
+) -> CorpusReport:
+    """The numbers of the spec's last snapshot.
+
+    Args:
+        spec: The job; a filter is optional.
+        gold: Path or URL of gold labels; None for no figures of quality.
+        gold_options: How the gold is read.
+        options: Groups and terms.
+        cache_dir: Folder of file hashes.
+
+    Raises:
+        SpecError: The spec, an option or the gold is wrong.
+        StorageError: The input changed since it was labelled, or there is no snapshot.
+    """
+    if options.terms and gold is None:
+        fix = "false positives need gold labels; write --gold FILE"
+        raise SpecError([Problem("--term", fix, options.terms[0])])
+    if gold is None:
+        return report_of(spec, None, options, cache_dir=cache_dir)
+    quality = evaluate(spec, gold, gold_options, EvalOptions(), cache_dir=cache_dir)
+    if options.terms and quality.gold.texts is None:
+        fix = "terms are looked for in the gold's texts; name their column: --text COLUMN"
+        raise SpecError([Problem("--term", fix, options.terms[0])])
+    return report_of(spec, quality, options, cache_dir=cache_dir)
+
+
+def report_of(
+    spec: JobSpec, quality: Evaluation | None, options: ReportOptions, *, cache_dir: Path
+) -> CorpusReport:
+    """The numbers of the spec's last snapshot, with an evaluation of its answers.
+
+    Raises:
+        SpecError: The spec or `options.by` is wrong.
+        StorageError: The input changed since it was labelled, or there is no snapshot.
+    """
+    rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec))
+    tally, policy, by = _tallied(rule, quality, options, cache_dir)
+    contents = rule.contents
+    seconds, rate = _pace(rule.store, contents)
+    return CorpusReport(
+        spec=spec.name,
+        model="@".join(filter(None, (spec.model.path, spec.model.revision))),
+        instruction=spec.prompt.instruction,
+        output=rule.store.url,
+        input=spec.input.path,
+        snapshot=contents.number,
+        labelled_at=contents.created_at,
+        partial=bool(contents.missing_rows or contents.missing_files),
+        whole=tally.all.by_group()[ALL],
+        statuses=dict(tally.statuses.most_common()),
+        seconds=seconds,
+        docs_per_s=rate,
+        tasks=tuple(_task(task, rule, tally) for task in spec.tasks),
+        scores=_scores(tally, policy),
+        filter=None if spec.filter is None else _filter_report(rule, tally),
+        by=by,
+        groups=tally.groups.by_group(),
+        files=tally.files.by_group(),
+        lengths=tally.lengths.by_group(),
+        examples=_with_texts(rule, tally.examples),
+        quality=quality,
+        subgroups=tuple(_subgroups(quality, options.terms, tally.group_of)),
+        drift=_drift(rule),
+    )
+
+
+def _tallied(
+    rule: SnapshotRule, quality: Evaluation | None, options: ReportOptions, cache_dir: Path
+) -> tuple[Tally, Policy, str | None]:
+    """Counts of all documents, the policy with its thresholds, and what the groups are."""
+    spec, contents = rule.spec, rule.contents
+    grouped = _with_groups(rule, options.by)
+    shards, _ = labelled_shards(spec, rule.store, contents, cache_dir)
+    read = [shards[named.sid] for named in contents.shards]
+    check_columns_of(read, spec.input.storage_options, grouped.policy.inputs, place="filter")
+    policy = grouped.with_thresholds(shards)
+    judge = grouped.judge(policy)
+    group = judge.clauses[-1] if _is_group(policy.clauses) else None
+    keys = (quality.gold.by, quality.gold.keys) if quality else ("doc_id", ())
+    tasks = {task.name: contents.tasks[task.name] for task in spec.tasks}
+    tally = Tally(tasks, judge, rule.filter.on_error, group, keys)
+    # — a document without a group has an answer, as far as the filter asks
+    asked = [name for name in rule.judge(rule.policy).columns if name in contents.tasks]
+    for rows, _ in grouped.rows(shards):
+        tally.add(rows, failed_status(rows, asked))
+    return tally, policy, group.clause.by if group else None
+
+
+def _scores(tally: Tally, policy: Policy) -> tuple[ScoreCounts, ...]:
+    """The scores that the rule limits, then the others."""
+    thresholds = _thresholds(policy)
+    names = tally.groups.names or (ALL,)
+    histograms = sorted(tally.histograms, key=lambda of: (of.task, of.label) not in thresholds)
+    return tuple(
+        ScoreCounts(
+            task=of.task,
+            label=of.label,
+            threshold=thresholds.get((of.task, of.label), 0.5),
+            counts=of.counts(names),
+            sizes=of.sizes(),
+        )
+        for of in histograms
+    )
+
+
+def _without_filter(spec: JobSpec) -> JobSpec:
+    """The spec with a filter that keeps every document."""
+    return spec.model_copy(update={"filter": FilterSpec(keep="true", on_error="keep")})
+
+
+def _with_groups(rule: SnapshotRule, by: str | None) -> SnapshotRule:
+    """The rule with a clause for the groups, which drops nothing; without groups, the rule."""
+    policy = rule.policy
+    by = by or next((clause.by for clause in policy.clauses if clause.by), None)
+    if by is None:
+        return rule
+    by = f"{by}.label" if by in rule.contents.tasks else by
+    clause = Clause(AUDIT, "0", by, math.inf)
+    whole = replace(rule, policy=replace(policy, clauses=(*policy.clauses, clause)))
+    whole.judge(whole.policy)
+    return whole
+
+
+def _is_group(clauses: Sequence[Clause]) -> bool:
+    return bool(clauses) and clauses[-1].kind == AUDIT
+
+
+def _thresholds(policy: Policy) -> dict[tuple[str, str], float]:
+    """The threshold of each probability that the rule limits, by task and label."""
+    found = {}
+    for clause in policy.clauses:
+        if (named := DROPS_ABOVE.fullmatch(clause.of)) and math.isfinite(clause.otherwise):
+            found[named[2], named[4]] = clause.otherwise
+    for named in _LIMIT.finditer(policy.keep or ""):
+        found[named[2], named[4]] = float(named[5])
+    return found
+
+
+def _filter_report(rule: SnapshotRule, tally: Tally) -> FilterReport:
+    clauses = (
+        f"{clause.kind} of {clause.of}" + (f" by {clause.by}" if clause.by else "")
+        for clause in rule.policy.clauses
+    )
+    text = "; ".join(filter(None, (rule.policy.keep, *clauses)))
+    return FilterReport(text, rule.filter.on_error, dict(tally.reasons.most_common()))
+
+
+def _task(task: TaskSpec, rule: SnapshotRule, tally: Tally) -> TaskReport:
+    versions: dict[str, str] = {}
+    for shard in rule.contents.shards[:1]:
+        footer = pq.read_schema(io.BytesIO(rule.store.read(shard.labels[task.name].key)))
+        stored = (footer.metadata or {}).get(f"{METADATA_PREFIX}versions".encode(), b"{}")
+        versions = json.loads(stored)
+    counts = tally.labels[task.name]
+    return TaskReport(
+        task=task.name,
+        question=task.question,
+        fingerprint=rule.contents.tasks[task.name].fp,
+        # — a task can have thousands of labels
+        labels={label: counts[label] for label in task.labels if counts[label]},
+        statuses=dict(tally.answers[task.name].most_common()),
+        versions=versions,
+        readout=task.readout,
+    )
+
+
+def _pace(store: Store, snapshot: Contents) -> tuple[float | None, float | None]:
+    """The seconds between the first and the last commit, and the documents a second of the others.
+
+    Nobody knows when the work on the first shard began, so its documents are left out.
+    """
+    times: dict[str, float] = {}
+    for task, of in snapshot.tasks.items():
+        for sid, seconds in label_times(store, task, of.fp).items():
+            times[sid] = max(seconds, times.get(sid, 0.0))
+    done = sorted((times[s.sid], s.rows) for s in snapshot.shards if s.sid in times)
+    seconds = done[-1][0] - done[0][0] if len(done) > 1 else 0.0
+    if not seconds:
+        return None, None
+    return seconds, sum(rows for _, rows in done[1:]) / seconds
+
+
+def _with_texts(rule: SnapshotRule, examples: Sequence[Example]) -> tuple[ShownExample, ...]:
+    places = pa.record_batch(
+        {
+            "path": pa.array([each.path for each in examples], pa.string()),
+            "row": pa.array([each.row for each in examples], pa.int64()),
+        }
+    )
+    options = rule.spec.input.storage_options
+    found = excerpts(rule.store, rule.contents, places, options, chars=TEXT_CHARS)
+    return tuple(
+        ShownExample(example, excerpt.text, _picture(excerpt.image))
+        for example, excerpt in zip(examples, found, strict=True)
+    )
+
+
+def _picture(image: bytes | None) -> str | None:
+    """A small PNG of the image; None where there is none, or it cannot be decoded."""
+    if image is None:
+        return None
+    try:
+        picture = decode_image(image)
+    except DocumentError:
+        return None  # — its row says why
+    picture.thumbnail((PICTURE_PIXELS, PICTURE_PIXELS))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _subgroups(
+    quality: Evaluation | None, terms: Sequence[str], group_of: Mapping[str, str]
+) -> Iterator[SubgroupReport]:
+    """The false positives of each task of two labels, by term and by group of the corpus."""
+    if quality is None or not (terms or group_of):
+        return
+    gold = quality.gold
+    words = {term: re.compile(rf"\b{re.escape(term)}\b", re.IGNORECASE) for term in terms}
+    for task in quality.tasks:
+        if len(task.labels) != 2 or not task.versions:
+            continue
+        members = {}
+        for term, word in words.items():
+            texts = ((gold.texts or ())[row] or "" for row in task.gold_rows.tolist())
+            members[f"contains {term}"] = np.array([bool(word.search(t)) for t in texts], np.bool_)
+        groups = np.array([group_of.get(gold.keys[row]) for row in task.gold_rows.tolist()], object)
+        members |= {f"group {name}": groups == name for name in sorted(set(groups) - {None})}
+        positive = task.labels.index(task.task) if task.task in task.labels else 0
+        predicted = list(task.versions.values())[-1].p.argmax(axis=1) == positive
+        rates = false_positive_rates(task.truth == positive, predicted, members)
+        yield SubgroupReport(task.task, task.labels[positive], rates)
+
+
+def _drift(rule: SnapshotRule) -> Comparison | None:
+    """The comparison with the spec's snapshot before; None if there is none."""
+    for number in sorted(snapshot_numbers(rule.store), reverse=True):
+        if number < rule.contents.number:
+            before = contents(rule.store, number)
+            if before.spec == rule.contents.spec and before.tasks.keys() & rule.contents.tasks:
+                return compare(rule.store, before, rule.contents)
+    return None
