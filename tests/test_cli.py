@@ -29,9 +29,8 @@ from pipeline.cli.app import VERBS, _RayReports
 from pipeline.options import EvalOptions, GoldOptions
 
 DOCUMENTS = 600
-# Some commands have two forms, which call different functions.
-ONLY_FORMS = {"dry run", "filter dry run", "audit sample", "evaluated report"}
-COMMANDS = [verb for verb in VERBS if verb not in ONLY_FORMS]
+FORMS = {"dry run", "filter dry run", "audit sample", "evaluated report"}  # of other commands
+COMMANDS = [verb for verb in VERBS if verb not in FORMS]
 
 
 @pytest.fixture(autouse=True)

@@ -131,7 +131,7 @@ class Judge:
     """
 
     def __init__(self, policy: Policy, schema: pa.Schema) -> None:
-        self.policy = policy
+        self.policy, self.inputs = policy, policy.inputs
         self._rule = Rule(policy.keep, schema, place="filter.keep") if policy.keep else None
         self.clauses = [BoundClause(clause, schema) for clause in policy.clauses]
         bound: list[Expression] = [self._rule] if self._rule else []

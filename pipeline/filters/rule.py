@@ -65,7 +65,7 @@ class SnapshotRule:
         """The rows of each shard as the policy reads them, with their failed status."""
         options, judge = self.spec.input.storage_options, self.judge(self.policy)
         for named, answers in zip(self.contents.shards, self.answers(), strict=True):
-            rows = with_inputs(answers, shards[named.sid], options, self.policy.inputs)
+            rows = with_inputs(answers, shards[named.sid], options, judge.inputs)
             yield rows, failed_status(answers, judge.columns)
 
     def with_thresholds(self, shards: Mapping[str, Shard]) -> Policy:

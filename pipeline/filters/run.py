@@ -121,7 +121,7 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         shards, new_files = labelled_shards(spec, job.store, contents, cache_dir)
         todo_shards = [shards[named.sid] for named in todo]
         check_columns_of(todo_shards, spec.input.storage_options, options.by, place="--by")
-        inputs = job.split.judge.policy.inputs
+        inputs = job.split.judge.inputs
         check_columns_of(todo_shards, spec.input.storage_options, inputs, place="filter")
         if job.split.on_error == "fail":
             _refuse_failed(job)

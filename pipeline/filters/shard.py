@@ -95,7 +95,7 @@ def filter_shard(
     """A file of dropped rows, a file of kept rows, and the counts; each row is in one file."""
     tasks = [name for name in split.schema.names if name not in DOCUMENT_SCHEMA.names]
     answers = read_shard(store, named, schema=split.schema, tasks=tasks)
-    judged = with_inputs(answers, shard, options, split.judge.policy.inputs)
+    judged = with_inputs(answers, shard, options, split.judge.inputs)
     failed = failed_status(answers, split.judge.columns)
     reasons = split.judge.reasons(judged, failed, split.on_error)
     keep = np.array([not reason for reason in reasons], dtype=np.bool_)

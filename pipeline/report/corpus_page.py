@@ -5,7 +5,7 @@ The page fetches nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,12 +43,12 @@ main:not(:has(#show-texts:checked)) .text:not(:focus) { filter: blur(6px); }
 _SECTIONS = {
     "labelled": "What was labelled",
     "answers": "Answers",
-    "thresholds": "Thresholds",
     "filter": "What the filter does",
-    "examples": "Examples",
+    "thresholds": "Thresholds",
     "quality": "Quality",
     "subgroups": "False positives by subgroup",
     "drift": "Changes since the snapshot before",
+    "examples": "Examples",
     "disclosure": "Texts to publish",
 }
 
@@ -60,15 +60,15 @@ def write_report(report: CorpusReport, path: Path, *, spec_file: str, flag: str)
 
 def page(report: CorpusReport, *, spec_file: str, written_at: datetime) -> str:
     """The page's HTML."""
-    sections = {
+    sections: dict[str, Iterable[str]] = {
         "labelled": _labelled(report, spec_file, written_at),
         "answers": _answers(report),
-        "thresholds": slider(report.scores) if report.scores else (),
         "filter": _filter(report),
-        "examples": _examples(report.examples),
+        "thresholds": slider(report.scores) if report.scores else (),
         "quality": _quality(report, spec_file),
         "subgroups": _subgroups(report),
         "drift": _drift(report),
+        "examples": _examples(report.examples),
         "disclosure": _disclosure(report),
     }
     shown = {name: "".join(parts) for name, parts in sections.items()}

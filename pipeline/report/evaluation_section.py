@@ -99,5 +99,7 @@ def _task_section(task: TaskEvaluation) -> Iterator[str]:
         yield f"<h4>{safe(each.title)}</h4><div class='{kind}'>{charts}</div>"
     for grid in others:
         yield table(grid, level=4)
-    if task.label_issues:
-        yield table(issue_grid(task, SHOWN_ISSUES, texts=True), level=4)
+    if task.label_issues:  # their texts may offend
+        issues = table(issue_grid(task, SHOWN_ISSUES, texts=True), level=4)
+        yield f"<details><summary>Gold labels that may be wrong, with texts</summary>{issues}"
+        yield "</details>"

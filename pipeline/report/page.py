@@ -83,8 +83,10 @@ def table(grid: Grid, *, level: int = 3) -> str:
 
     def line(cells: Sequence[str], tag: str) -> str:
         kinds = (_kind(cell, is_text=index < grid.texts) for index, cell in enumerate(cells))
+        tags = (tag if cell else "td" for cell in cells)  # — a heading is never empty
         shown = (
-            f"<{tag}{kind}>{safe(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
+            f"<{tag}{kind}>{safe(cell)}</{tag}>"
+            for tag, kind, cell in zip(tags, kinds, cells, strict=True)
         )
         return f"<tr>{''.join(shown)}</tr>"
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from axe_core_python.selenium import Axe
 from finished import LABELS, ROWS, Corpus, finish, toy_fingerprints
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 from pipeline.cli import main
 from pipeline.ledger.dataset import open_labels
@@ -23,6 +28,21 @@ from pipeline.stores.local import LocalStore
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 TOP = {"share": 0.2, "of": "toxic.p.toxic", "by": "doc.source", "smallest": 5}
 RULE = {"drop_top": TOP, "on_error": "keep"}
+# A headless browser of a user who may be root, which asks no server for anything.
+CHROMIUM = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+MOVE = """
+const slider = document.getElementById('threshold');
+slider.value = arguments[0];
+slider.dispatchEvent(new Event('input'));
+"""
 ALL_SIZES = "count(*), sum(n_chars), sum(greatest(toxic.n_tokens, topic.n_tokens))"
 
 
@@ -262,3 +282,80 @@ def test_a_wrong_option_is_one_line_and_no_page_is_written(
     [error] = capsys.readouterr().err.splitlines()
     assert error.startswith(line)
     assert not list(folder.rglob("*.html"))
+
+
+@pytest.fixture
+def browser() -> Iterator[webdriver.Chrome]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no Chromium; the Debian packages chromium and chromium-driver have it")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for word in CHROMIUM:
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    with webdriver.Chrome(options, webdriver.ChromeService(driver)) as opened:
+        yield opened
+
+
+@pytest.mark.slow
+def test_in_a_browser_the_page_works_with_keyboard_and_screen_reader_and_asks_no_server(
+    browser: webdriver.Chrome,
+    spec: Callable[..., str],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gold = ["--gold", write_gold(folder), "--text", "text"]
+    result, _ = report(spec(), folder, capsys, *gold)
+    limits = [of["threshold"] for of in result["scores"]]
+    browser.get(f"file://{folder}/report.html")
+    for width in (400, 1_280):
+        browser.set_window_size(width, 900)
+        inside, needed = browser.execute_script(
+            "return [innerWidth, document.documentElement.scrollWidth]"
+        )
+        assert needed <= inside
+
+    def cells() -> list[list[str]]:
+        rows = browser.find_elements(By.CSS_SELECTOR, "#consequences tbody tr")
+        return [[c.text for c in row.find_elements(By.TAG_NAME, "td")] for row in rows]
+
+    def expected(n: int) -> list[list[str]]:
+        above = f"count(*) filter (toxic.p.toxic::double > {n / 1000!r})"
+        query = f"select {{}}, count(*), {above} from t where toxic.status = 'ok' group by all"
+        whole, groups = (counted(folder, query.format(by)) for by in ("'all'", "source"))
+        shown = {HOSTILE: "<script>alert(1)</script>"}
+        return [
+            [shown.get(name, name), str(all_), str(all_ - gone), str(gone), f"{gone / all_:.1%}"]
+            for name, all_, gone in [*whole, *groups]
+        ]
+
+    slider = browser.find_element(By.ID, "threshold")
+    assert int(slider.get_attribute("value") or 0) == round(limits[0] * 1000)
+    for n in (0, 123, 500, 999, 1_000):
+        browser.execute_script(MOVE, n)
+        assert browser.find_element(By.ID, "at").text == f"{n / 1000:.3f}"
+        written = [[cell.replace("\x1b[31m", "") for cell in row] for row in cells()]
+        assert sorted(written) == sorted(expected(n))
+    slider.send_keys(Keys.ARROW_LEFT)
+    assert browser.find_element(By.ID, "at").text == "0.999"
+
+    text = browser.find_element(By.CSS_SELECTOR, ".text")
+    blurred = "return getComputedStyle(arguments[0]).filter"
+    assert browser.execute_script(blurred, text) == "blur(6px)"
+    browser.execute_script("arguments[0].focus()", text)
+    assert browser.execute_script(blurred, text) == "none"
+    browser.find_element(By.ID, "show-texts").send_keys(Keys.SPACE)
+    last = browser.find_elements(By.CSS_SELECTOR, ".text")[-1]
+    assert browser.execute_script(blurred, last) == "none"
+
+    asked = {
+        message["params"]["request"]["url"].partition(":")[0]
+        for entry in browser.get_log("performance")
+        if (message := json.loads(entry["message"])["message"])["method"]
+        == "Network.requestWillBeSent"
+    }
+    assert asked <= {"file", "data"}
+    assert browser.get_log("browser") == []  # neither errors nor what the policy refused
+    found = Axe().run(browser, options={"runOnly": ["wcag2a", "wcag2aa", "best-practice"]})
+    assert [v["id"] for v in found["violations"] if v["impact"] in ("serious", "critical")] == []
