@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -147,6 +148,20 @@ def test_the_filter_keeps_rows_with_their_images(write: Write, tmp_path: Path) -
     assert main(["filter", str(spec), "--to", str(tmp_path / "kept")]) == 0
     kept = pq.read_table(next((tmp_path / "kept").rglob("*.parquet")))
     assert kept.column("image").to_pylist() == [image for image, *_ in ROWS[:4]]
+
+
+def test_a_report_shows_small_pictures_of_the_images(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = write()
+    assert assay(spec, command=ONE_PROCESS)[0] == 0
+    assert main(["report", str(spec), "--to", str(tmp_path / "page.html"), "--json"]) == 0
+    examples = json.loads(capsys.readouterr().out)["examples"]
+    pictures = {each["example"]["row"]: each["picture"] for each in examples}
+    assert {row for row, picture in pictures.items() if picture} - {3} == {0, 1, 2}
+    shown = Image.open(io.BytesIO(base64.b64decode(pictures[0])))
+    assert shown.format == "PNG" and max(shown.size) <= 240
+    assert (tmp_path / "page.html").read_text().count("src='data:image/png;base64,") > 2
 
 
 def test_check_and_plan_read_images(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
