@@ -33,9 +33,11 @@ def public_summary(report: CorpusReport) -> str:
     """
     names = ", ".join(task.task for task in report.tasks)
     lines = [
-        f"All {sum(size.documents for size in report.whole):,} documents of this source were "
-        f"classified by a model ({report.model}) before training. It assigned labels for: {names}.",
+        f"{sum(size.documents for size in report.whole):,} documents of this source were "
+        f"classified by {_labeller(report)} before training. The labels are: {names}.",
     ]
+    if report.partial:
+        lines.append("Other documents of this source were not classified.")
     if report.filter is None:
         lines.append("No documents were removed on the basis of these labels.")
     else:
@@ -52,7 +54,7 @@ def dataset_card(report: CorpusReport) -> str:
     """A section of a dataset card, in Markdown."""
     lines = [f"## Labels of {_plain(report.spec)}", ""]
     lines.append(
-        f"Every document was labelled by assay with `{_code(report.model)}` (snapshot "
+        f"The documents were labelled by assay with {_plain(_labeller(report))} (snapshot "
         f"{report.snapshot}, {report.labelled_at})."
     )
     lines += ["", "| task | question | labels | version |", "|---|---|---|---|"]
@@ -72,6 +74,10 @@ def dataset_card(report: CorpusReport) -> str:
     if report.quality is not None:
         lines += ["", "## Quality", "", *(f"- {_plain(line)}" for line in _quality(report))]
     return "\n".join(lines) + "\n"
+
+
+def _labeller(report: CorpusReport) -> str:
+    return f"the model {report.model}" if report.model else "text classifiers"
 
 
 def _quality(report: CorpusReport) -> Iterator[str]:

@@ -6,14 +6,15 @@ asked once, before these shards are labelled. Must import neither torch nor Ray.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.hashes import short_hash
-from pipeline.ledger.cells import Answers, WorkItem, committed
+from pipeline.ledger.cells import Answers, ReusableShard, WorkItem, committed
 from pipeline.ledger.text_index import Hashes, candidates, cover
 from pipeline.runtime.job import Job, Plan, answers_of
 from pipeline.sources.shards import Shard, Slice
@@ -66,11 +67,13 @@ def matched(
         asking = [work.shard.id for work in open_items if not of_tasks.isdisjoint(work.tasks)]
         of_texts = {sid: texts[sid] for sid in asking}
         groups.append(_Group.of(store, of_tasks, of_answering, of_texts, newest=newest))
+    # — a shard with answers to the texts of many new shards is one object
+    reusable = cache(answers.of_shard)
     chosen = set(map(id, open_items))
     items = [
         item
         for work in planned.work_items
-        for item in (_parts(work, answers, groups, sids) if id(work) in chosen else [work])
+        for item in (_parts(work, reusable, groups, sids) if id(work) in chosen else [work])
     ]
     repeated = tuple(item for work in open_items for item in _repeated(work, groups))
     distinct = _distinct(planned, texts)
@@ -149,7 +152,10 @@ def _by_answering(answers: Answers, tasks: Sequence[str]) -> dict[frozenset[str]
 
 
 def _parts(
-    work: WorkItem, answers: Answers, groups: Sequence[_Group], sids: Sequence[str]
+    work: WorkItem,
+    reusable: Callable[[str, tuple[str, ...]], ReusableShard | None],
+    groups: Sequence[_Group],
+    sids: Sequence[str],
 ) -> Iterator[WorkItem]:
     """The item's tasks in parts, each with the shards that answer all of its tasks."""
     sid = work.shard.id
@@ -158,15 +164,15 @@ def _parts(
         if not group.tasks.isdisjoint(work.tasks):
             parts.setdefault(group.sources[sid].tobytes(), []).append(group)
     for alike in parts.values():
-        tasks = [task for task in work.tasks if any(task in group.tasks for group in alike)]
+        tasks = tuple(task for task in work.tasks if any(task in group.tasks for group in alike))
         sources = alike[0].sources[sid]
         shards, counts = np.unique(sources[sources >= 0], return_counts=True)
         # — the shard that answers most texts first: fewer files are read
         by_count = shards[np.argsort(-counts, kind="stable")]
-        reuse = (answers.of_shard(sids[number], tasks) for number in by_count)
+        reuse = (reusable(sids[number], tasks) for number in by_count)
         yield replace(
             work,
-            tasks=tuple(tasks),
+            tasks=tasks,
             documents=False,
             reuse=tuple(shard for shard in reuse if shard is not None),
             to_ask=max(group.to_ask[sid] for group in alike),
