@@ -306,7 +306,7 @@ class AuditOptions:
     seed: Annotated[int, WHOLE] = 0
     """Seed of the random choice."""
     half_width: Annotated[float, Parameter(metavar="SHARE")] = 0.05
-    """Half-width of the 95 % intervals that is wished, for the number of further labels."""
+    """Wanted half-width of the 95 % intervals: the result says how many more labels it needs."""
     values: Annotated[
         tuple[tuple[str, str], ...],
         Parameter("--value", metavar="GOLD=LABEL", converter=_pairs, n_tokens=1),
