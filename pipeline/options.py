@@ -300,7 +300,8 @@ class AuditOptions:
     gold: Annotated[str | None, Parameter(metavar="FILE")] = None
     """A labelled sample, to estimate from (default: none; --to is written)."""
     positive: Annotated[str | None, Parameter(metavar="TASK.LABEL")] = None
-    """Label of documents that should be dropped (default: that of the rule's probability)."""
+    """Label of documents that should be dropped (default: the label whose
+    probability the rule limits)."""
     by: Annotated[str | None, Parameter(metavar="GROUP")] = None
     """Groups, for strata and estimates: a task, or SQL such as doc.source (default: the rule's)."""
     seed: Annotated[int, WHOLE] = 0

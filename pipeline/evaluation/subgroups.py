@@ -24,10 +24,10 @@ class SubgroupRate:
     name: str
     negatives: int  # documents of the subgroup that gold says are negative
     false_positives: int
-    rate: float
-    low: float  # 95 % interval, Wilson 1927
-    high: float
-    rate_of_others: float
+    rate: float | None  # None without negative documents
+    low: float | None  # 95 % interval, Wilson 1927
+    high: float | None
+    rate_of_others: float | None
     p_value: float  # Fisher's exact test, corrected for the number of subgroups
     flagged: bool  # higher than that of the others, and not by chance
 
@@ -37,29 +37,29 @@ def false_positive_rates(
     predicted: Bools,  # [docs]
     members: Mapping[str, Bools],  # by subgroup: [docs]
 ) -> tuple[SubgroupRate, ...]:
-    """The rate of each subgroup with a negative document, the highest first.
+    """The rate of each subgroup, the highest first; those without a negative document are last.
 
     Several subgroups are several chances to find a difference: the p-values are those of Benjamini
     and Hochberg (1995).
     """
-    negative = ~truth
-    found: list[tuple[str, int, int, float, float]] = []
+    counts: dict[str, tuple[int, int, int, int]] = {}  # own hits and negatives, those of others
     for name, inside in members.items():
-        own, others = negative & inside, negative & ~inside
-        if not own.any():
-            continue
-        hits, other_hits = int(predicted[own].sum()), int(predicted[others].sum())
-        sizes = int(own.sum()), int(others.sum())
-        table = [[hits, sizes[0] - hits], [other_hits, sizes[1] - other_hits]]
-        p_value = float(fisher_exact(table).pvalue)
-        found.append((name, sizes[0], hits, other_hits / max(1, sizes[1]), p_value))
-    corrected = false_discovery_control([each[-1] for each in found]) if found else []
+        own, others = ~truth & inside, ~truth & ~inside
+        parts = (predicted[own].sum(), own.sum(), predicted[others].sum(), others.sum())
+        counts[name] = tuple(map(int, parts))  # type: ignore[assignment]
+    known = {name: each for name, each in counts.items() if each[1]}
+    tables = [[[a, b - a], [c, d - c]] for a, b, c, d in known.values()]
+    p_values = [float(fisher_exact(table).pvalue) for table in tables]
+    corrected = dict(zip(known, false_discovery_control(p_values) if p_values else (), strict=True))
     rates = []
-    for (name, size, hits, of_others, _), p in zip(found, corrected, strict=True):
+    for name, (hits, size, other_hits, other_size) in counts.items():
+        of_others = other_hits / other_size if other_size else None
+        if not size:
+            rates.append(SubgroupRate(name, 0, 0, None, None, None, of_others, 1.0, False))
+            continue
         interval = binomtest(hits, size).proportion_ci(method="wilson")
-        flagged = bool(p < SIGNIFICANT and hits / size > of_others)
+        p, rate = float(corrected[name]), hits / size
+        flagged = p < SIGNIFICANT and of_others is not None and rate > of_others
         low, high = float(interval.low), float(interval.high)
-        rates.append(
-            SubgroupRate(name, size, hits, hits / size, low, high, of_others, float(p), flagged)
-        )
-    return tuple(sorted(rates, key=lambda each: (-each.rate, each.name)))
+        rates.append(SubgroupRate(name, size, hits, rate, low, high, of_others, p, flagged))
+    return tuple(sorted(rates, key=lambda each: (each.rate is None, -(each.rate or 0), each.name)))

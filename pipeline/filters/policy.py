@@ -116,7 +116,7 @@ def read_policy(data: bytes, path: str, contents: Contents) -> Policy:
             what = "no such task" if now is None else f"the version {now.fp}"
             fix = (
                 f"its thresholds are of the version {fp} of the task {task!r}, and the snapshot "
-                f"has {what}; label with the same spec, or choose thresholds anew"
+                f"has {what}; label with the same spec, or choose thresholds again"
             )
             raise SpecError([Problem("filter.policy", fix, path)])
     return policy
@@ -182,8 +182,11 @@ class BoundClause:
         """The group of each row; "" without groups."""
         if self._group is None:
             return [""] * rows.num_rows
-        values = self._group.values(rows).cast(pa.string()).to_pylist()
-        return [NO_GROUP if value is None else value for value in values]
+        values = self._group.values(rows)
+        if pa.types.is_nested(values.type):
+            fix = "has several values; name one, such as toxic.label"
+            raise SpecError([Problem(self.clause.places[1], fix, self.clause.by)])
+        return [NO_GROUP if v is None else v for v in values.cast(pa.string()).to_pylist()]
 
     def codes(self, rows: pa.RecordBatch, numbers: dict[str, int]) -> NDArray[np.int32]:  # [rows]
         """The number of each row's group, in the order in which groups occur first."""

@@ -6,7 +6,7 @@ What is held does not grow with the documents: sums by group, histograms of scor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
@@ -134,6 +134,7 @@ class Tally:
         judge: Which documents the filter drops.
         on_error: What the filter does with documents without an answer.
         group: A clause whose groups are counted; None for none.
+        limited: Tasks and labels whose scores are counted before others.
         keys: Values of a column of the rows, of documents whose group is wanted.
     """
 
@@ -143,6 +144,7 @@ class Tally:
         judge: Judge,
         on_error: str,
         group: BoundClause | None,
+        limited: Collection[tuple[str, str]] = (),
         keys: tuple[str, Sequence[str]] = ("doc_id", ()),
     ) -> None:
         self._tasks, self._judge, self._on_error = tasks, judge, on_error
@@ -156,7 +158,9 @@ class Tally:
             Histogram(task, label)
             for task, named in self._tasks.items()
             if "p" in named.columns
-            for label in named.labels[:SHOWN_LABELS]
+            for label in sorted(named.labels, key=lambda label: (task, label) not in limited)[
+                :SHOWN_LABELS
+            ]
         ][:MOST_SCORES]
         self._examples: dict[tuple[str, str, str], list[tuple[float, str, Example]]] = {}
 
@@ -164,7 +168,7 @@ class Tally:
         """Counts the rows of a shard; `failed` is what `SnapshotRule.rows` returns."""
         reasons = self._judge.reasons(rows, failed, self._on_error)
         dropped = np.array([bool(reason) for reason in reasons], np.bool_)
-        self.reasons.update(filter(None, reasons))
+        self.reasons.update(map(self._clause_of, filter(None, reasons)))
         count = rows.num_rows
         chars = rows.column("n_chars").to_numpy(zero_copy_only=False).astype(np.int64)
         measures = (np.ones(count, np.int64), chars, self._tokens(rows))
@@ -186,6 +190,14 @@ class Tally:
             for name, counter in (("label", self.labels[task]), ("status", self.answers[task])):
                 counter.update(_counted(pc.struct_field(rows.column(task), name)))
         self._add_examples(rows, reasons, dropped)
+
+    def _clause_of(self, reason: str) -> str:
+        """The reason without the threshold and the name of a group: there may be many groups."""
+        for bound in self._judge.clauses:
+            name = f"{bound.clause.kind}: {bound.clause.of}"
+            if reason.startswith(f"{name} > "):
+                return f"{name} is above its threshold"
+        return reason
 
     def _tokens(self, rows: pa.RecordBatch) -> Ints:
         """Tokens that the model reads of each text; those of the task with the most."""
@@ -229,7 +241,7 @@ class Tally:
             of_text = {each[1]: each for each in reversed(held)}  # — the best of equal texts
             held[:] = [each for each in held if of_text[each[1]] is each][:EXAMPLES]
 
-        has_text = np.array([status == "ok" for status in rows.column("status").to_pylist()])
+        has_text = np.array([s == "ok" for s in rows.column("status").to_pylist()], np.bool_)
         for kind, chosen in ((KEPT, ~dropped), (DROPPED, dropped)):
             those = np.flatnonzero(chosen & has_text).tolist()
             smallest = nsmallest(EXAMPLES, those, key=hashes.__getitem__)

@@ -21,13 +21,15 @@ SHOWN_GROUPS = 20
 
 def show_drawn_sample(sample: DrawnSample, console: Console) -> None:
     """What was drawn, what people have to do, and the next command."""
+    words = ["--gold", sample.path, "--positive", f"{sample.task}.{sample.positive}"]
+    words += ["--by", sample.by] if sample.by else []
     facts = {
         "sample": f"{sample.drawn:,} of {sample.texts:,} different texts, {sample.strata} strata",
         "snapshot": f"{sample.snapshot:08d}",
         **_left_out(sample.left_out),
         "file": sample.path,
         "next": f"write {' or '.join(sample.labels)} in the column {sample.task} of each row",
-        "then": f"assay audit SPEC --gold {shlex.quote(sample.path)}",
+        "then": f"assay audit SPEC {shlex.join(words)}",
     }
     console.print(two_columns(facts))
 

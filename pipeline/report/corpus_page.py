@@ -5,7 +5,7 @@ The page fetches nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +21,13 @@ from pipeline.report.drift import comparison_json, drift_line, task_grid
 from pipeline.report.evaluation_table import evaluation_json
 from pipeline.report.page import bullets, document, facts, safe, table, write
 from pipeline.report.thresholds import SCRIPT, histogram, slider
-from pipeline.verbs.corpus_report import CorpusReport, Pairs, ShownExample
+from pipeline.verbs.corpus_report import CorpusReport, Pairs
 
 SHOWN_GROUPS = 20
 ID_CHARS = 80
 INSTRUCTION_CHARS = 400
+HASH_CHARS = 12
+_VERDICT = ("corrected p-value", "flag")
 _STYLE = """
 nav ul { display: flex; flex-wrap: wrap; gap: .25em 1.5em; list-style: none; padding: 0; }
 pre { white-space: pre-wrap; background: #f5f5f5; padding: 1em; }
@@ -68,7 +70,7 @@ def page(report: CorpusReport, *, spec_file: str, written_at: datetime) -> str:
         "quality": _quality(report, spec_file),
         "subgroups": _subgroups(report),
         "drift": _drift(report),
-        "examples": _examples(report.examples),
+        "examples": _examples(report),
         "disclosure": _disclosure(report),
     }
     shown = {name: "".join(parts) for name, parts in sections.items()}
@@ -91,12 +93,13 @@ def _labelled(report: CorpusReport, spec_file: str, written_at: datetime) -> Ite
             task.question or "",
             task.readout or "",
             task.fingerprint,
+            ", ".join(f"{name} {hash[:HASH_CHARS]}" for name, hash in sorted(task.weights.items())),
             ", ".join(f"{name} {version}" for name, version in sorted(task.versions.items())),
         )
         for task in report.tasks
     ]
-    names = ("task", "question", "readout", "version of the prompt and model", "packages")
-    yield table(Grid("Tasks", names, rows, texts=5))
+    names = ("task", "question", "readout", "version of the task", "weights", "packages")
+    yield table(Grid("Tasks", names, rows, texts=6))
 
 
 def _overview(report: CorpusReport) -> list[tuple[str, str]]:
@@ -111,9 +114,9 @@ def _overview(report: CorpusReport) -> list[tuple[str, str]]:
         ("snapshot", f"{report.snapshot:08d}, {report.labelled_at}{partial}"),
         ("model", report.model),
         ("instruction", truncate(report.instruction, INSTRUCTION_CHARS) if report.model else ""),
-        ("documents", f"{whole.documents:,}; as read: {_statuses(report.statuses)}"),
+        ("documents", f"{whole.documents:,}; status after reading: {_statuses(report.statuses)}"),
         ("size", f"{whole.chars:,} characters; {whole.tokens:,} tokens that the model read"),
-        ("labelled at", pace),
+        ("speed", pace),
     ]
 
 
@@ -143,6 +146,8 @@ def _filter(report: CorpusReport) -> Iterator[str]:
         yield "<p>The spec has no filter.</p>"
     else:
         yield f"<p>Rule: <code>{safe(report.filter.rule)}</code>. {safe(filter_text(report))}</p>"
+        on_error = f"Documents without an answer: on_error is {report.filter.on_error}."
+        yield f"<p>{safe(on_error)}</p>"
         reasons = [(reason, f"{count:,}") for reason, count in report.filter.reasons.items()]
         if reasons:
             yield table(Grid("Why documents are dropped", ("reason", "documents"), reasons))
@@ -165,8 +170,8 @@ def _sizes(title: str, pairs: Pairs) -> str:
     return table(Grid(title, names, rows))
 
 
-def _examples(examples: Sequence[ShownExample]) -> Iterator[str]:
-    if not examples:
+def _examples(report: CorpusReport) -> Iterator[str]:
+    if not report.examples:
         return
     yield (
         "<p>Texts are blurred, because they may offend. Go to a text to read it, or show all.</p>"
@@ -174,10 +179,10 @@ def _examples(examples: Sequence[ShownExample]) -> Iterator[str]:
         "</p>"
     )
     heading = ""
-    for each in examples:
+    for each in report.examples:
         of = each.example
         title = {
-            KEPT: "Kept by the filter",
+            KEPT: "Kept by the filter" if report.filter else "Any documents",
             DROPPED: "Dropped by the filter",
             SURE: f"{of.task}: {of.label}, sure",
             BORDERLINE: f"{of.task}: {of.label}, borderline",
@@ -211,8 +216,8 @@ def _subgroups(report: CorpusReport) -> Iterator[str]:
     for of in report.subgroups:
         flagged = [each for each in of.rates if each.flagged]
         yield bullets(
-            f"<strong>{safe(each.name)}</strong>: {each.rate:.1%} of the documents that are not "
-            f"{safe(of.label)} are called so, of the others {each.rate_of_others:.1%}"
+            f"<strong>{safe(each.name)}</strong>: false positive rate {_percent(each.rate)}; "
+            f"{_percent(each.rate_of_others)} for all other documents"
             for each in flagged
         )
         rows = [
@@ -220,15 +225,19 @@ def _subgroups(report: CorpusReport) -> Iterator[str]:
                 each.name,
                 f"{each.negatives:,}",
                 f"{each.false_positives:,}",
-                f"{each.rate:.1%} ({each.low:.1%} to {each.high:.1%})",
-                f"{each.rate_of_others:.1%}",
+                f"{_percent(each.rate)} ({_percent(each.low)} to {_percent(each.high)})",
+                _percent(each.rate_of_others),
                 f"{each.p_value:.2g}",
                 "higher" if each.flagged else "",
             )
             for each in of.rates
         ]
-        names = ("subgroup", "negatives", "false positives", "rate", "of others", "p", "")
-        yield table(Grid(f"{of.task}: {of.label} by mistake", names, rows))
+        names = ("subgroup", "negatives", "false positives", "rate", "rate of others", *_VERDICT)
+        yield table(Grid(f"{of.task}: false positives of {of.label}", names, rows))
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _drift(report: CorpusReport) -> Iterator[str]:
@@ -253,7 +262,7 @@ def show_corpus_report(report: CorpusReport, console: Console) -> None:
     if report.filter is not None:
         rows.append(("filter", f"{report.filter.rule}: {filter_text(report)}"))
     rows += [
-        ("subgroup", f"{each.name}: {each.rate:.1%} called {of.label} by mistake")
+        ("subgroup", f"{each.name}: false positive rate of {of.label} {_percent(each.rate)}")
         for of in report.subgroups
         for each in of.rates
         if each.flagged

@@ -11,12 +11,17 @@ from pipeline.report.console import truncate
 from pipeline.verbs.corpus_report import CorpusReport
 
 SHOWN_LABELS = 12
-_CHARS = 200  # of a question or a rule
+HASH_CHARS = 12  # of the hash of a file
+_CHARS = 200  # of a question
 
 
 def filter_text(report: CorpusReport) -> str:
     """How much the filter keeps and drops, in one sentence."""
     kept, dropped = report.whole
+    if report.filter and report.filter.on_error == "fail":
+        reasons = report.filter.reasons.items()
+        if failed := sum(count for reason, count in reasons if reason.startswith("on_error")):
+            return f"It stops, because {failed:,} documents have no answer (on_error: fail)."
     whole = kept.documents + dropped.documents
     return (
         f"It keeps {kept.documents:,} of {whole:,} documents and drops {dropped.documents:,} "
@@ -39,9 +44,9 @@ def public_summary(report: CorpusReport) -> str:
     if report.partial:
         lines.append("Other documents of this source were not classified.")
     if report.filter is None:
-        lines.append("No documents were removed on the basis of these labels.")
+        lines.append("No rule removes documents by these labels.")
     else:
-        lines.append(f"Documents were removed by this rule: {_cut(report.filter.rule)}.")
+        lines.append(f"This rule removes documents: {report.filter.rule}.")
         lines.append(filter_text(report))
     if report.quality is not None:
         lines.append("The labels were compared with labels that people gave:")
@@ -69,7 +74,7 @@ def dataset_card(report: CorpusReport) -> str:
             "",
             "## Filter",
             "",
-            f"Rule: `{_code(report.filter.rule)}`. {filter_text(report)}",
+            f"Rule: `{report.filter.rule.replace(chr(96), chr(39))}`. {filter_text(report)}",
         ]
     if report.quality is not None:
         lines += ["", "## Quality", "", *(f"- {_plain(line)}" for line in _quality(report))]
@@ -77,7 +82,10 @@ def dataset_card(report: CorpusReport) -> str:
 
 
 def _labeller(report: CorpusReport) -> str:
-    return f"the model {report.model}" if report.model else "text classifiers"
+    """The model by its name and the hash of its weights; classifiers alone have no model."""
+    hashes = {hash[:HASH_CHARS] for each in report.tasks for hash in each.weights.values()}
+    weights = f" (weights {', '.join(sorted(hashes))})" if hashes else ""
+    return f"the model {report.model}{weights}" if report.model else f"text classifiers{weights}"
 
 
 def _quality(report: CorpusReport) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from pipeline.filters.tally import THRESHOLDS
-from pipeline.report.console import Grid
+from pipeline.report.console import Grid, escape_controls
 from pipeline.report.page import safe, table
 from pipeline.verbs.corpus_report import ScoreCounts
 
@@ -85,7 +85,7 @@ def slider(scores: Sequence[ScoreCounts]) -> Iterator[str]:
         for each, start in zip(scores, starts, strict=True)
     ]
     yield (
-        "<p>Documents whose score is above the threshold would be dropped.</p>"
+        "<p>The documents above a threshold. The probabilities are raw, not calibrated.</p>"
         "<div class='controls'><label for='score'>Score</label>"
         f"<select id='score'>{options}</select>"
         "<label for='threshold'>Threshold</label><input type='range' id='threshold' min='0' "
@@ -105,7 +105,7 @@ def slider(scores: Sequence[ScoreCounts]) -> Iterator[str]:
 
 def _largest_groups(counts: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
     largest = sorted(counts.items(), key=lambda each: -sum(each[1]))
-    shown = dict(largest[:SLIDER_GROUPS])
+    shown = {escape_controls(name): each for name, each in largest[:SLIDER_GROUPS]}
     if others := largest[SLIDER_GROUPS:]:
         rest = np.sum([each for _, each in others], axis=0).tolist()
         shown[f"{len(others):,} smaller groups"] = rest

@@ -30,6 +30,7 @@ from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.labelled import labelled_shards
 from pipeline.filters.policy import AUDIT, Clause
 from pipeline.filters.rule import SnapshotRule
+from pipeline.filters.shard import failed_status
 from pipeline.fitted.readout import parse_readout
 from pipeline.gold.files import gold_format, read_gold_rows
 from pipeline.gold.labels import UNLABELLED, read_gold
@@ -40,7 +41,7 @@ from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import open_target
 from pipeline.verbs.export import WRITERS, format_and_kind
 
-SAMPLE = 400
+SAMPLE = 400  # texts
 TEXT_CHARS = 20_000  # of each text in the file
 # Columns of the file, beside the document's id, text and label.
 HASH, STRATUM, STRATUM_TEXTS = "content_hash", "_stratum", "_stratum_texts"
@@ -57,6 +58,7 @@ class DrawnSample:
     task: str  # the column to fill in
     labels: tuple[str, ...]  # what to write there
     positive: str  # the label of documents that should be dropped
+    by: str | None  # the groups that were asked for
     texts: int
     drawn: int
     strata: int
@@ -172,6 +174,7 @@ def draw_sample(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> Dra
         task=audited.task,
         labels=audited.labels,
         positive=audited.positive,
+        by=options.by,
         texts=len(frame.hashes),
         drawn=len(chosen),
         strata=len(drawn),
@@ -277,11 +280,16 @@ def _frame(audited: _Audited, cache_dir: Path) -> _Frame:
     shards, _ = labelled_shards(rule.spec, rule.store, rule.contents, cache_dir)
     read = [shards[named.sid] for named in rule.contents.shards]
     check_columns_of(read, rule.spec.input.storage_options, rule.policy.inputs, place="filter")
-    judge = rule.judge(rule.with_thresholds(shards))
-    scored, numbers = judge.clauses[-1], dict[str, int]()
+    *clauses, own = rule.policy.clauses
+    plain = replace(rule, policy=replace(rule.policy, clauses=tuple(clauses)))
+    policy = plain.with_thresholds(shards)
+    judge = rule.judge(replace(policy, clauses=(*policy.clauses, own)))
+    # — a document without a group has an answer all the same
+    asked = {audited.task, *plain.judge(plain.policy).columns} & rule.contents.tasks.keys()
+    scored, numbers, first = judge.clauses[-1], dict[str, int](), 0
     parts: list[tuple[NDArray[np.generic], ...]] = []
-    first = 0
-    for batch, failed in rule.rows(shards):
+    for batch, _ in rule.rows(shards):
+        failed = failed_status(batch, sorted(asked))
         reasons = judge.reasons(batch, failed, "drop")
         hashes = batch.column(HASH).to_pylist()
         answered = np.array([not status for status in failed], np.bool_)

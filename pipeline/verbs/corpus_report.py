@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +45,7 @@ from pipeline.verbs.status import label_times
 
 TEXT_CHARS = 600  # of each example
 PICTURE_PIXELS = 240  # of its longer side
-_LIMIT = re.compile(DROPS_ABOVE.pattern.partition("(?=")[0] + r"\s*<=?\s*(\d*\.?\d+)")
+_LIMIT = re.compile(DROPS_ABOVE.pattern.partition("(?=")[0] + r"\s*<=?\s*(\d*\.?\d+(?:[eE]-?\d+)?)")
 
 Pairs = Mapping[str, tuple[Size, Size]]  # by group: kept, dropped
 
@@ -54,7 +55,9 @@ class TaskReport:
     """What one task answered."""
 
     task: str
-    question: str | None
+    question: str | None  # of the label files
+    instruction: str | None  # of the label files; None if no model answered
+    weights: Mapping[str, str]  # SHA-256 of the files of the model or the classifier
     fingerprint: str
     labels: Mapping[str, int]  # documents, in the spec's order
     statuses: Mapping[str, int]  # documents
@@ -159,6 +162,9 @@ def corpus_report(
     if options.terms and quality.gold.texts is None:
         fix = "terms are looked for in the gold's texts; name their column: --text COLUMN"
         raise SpecError([Problem("--term", fix, options.terms[0])])
+    if options.terms and not any(len(task.labels) == 2 for task in quality.tasks):
+        fix = "no task with gold labels has two labels; false positives need such a task"
+        raise SpecError([Problem("--term", fix, options.terms[0])])
     return report_of(spec, quality, options, cache_dir=cache_dir)
 
 
@@ -175,20 +181,21 @@ def report_of(
     tally, policy, by = _tallied(rule, quality, options, cache_dir)
     contents = rule.contents
     seconds, rate = _pace(rule.store, contents)
+    tasks = tuple(_task(task, rule, tally) for task in spec.tasks)
     return CorpusReport(
         spec=spec.name,
         model="@".join(filter(None, (spec.model.path, spec.model.revision))),
-        instruction=spec.prompt.instruction,
+        instruction=tasks[0].instruction or spec.prompt.instruction,
         output=rule.store.url,
         input=spec.input.path,
         snapshot=contents.number,
         labelled_at=contents.created_at,
         partial=bool(contents.missing_rows or contents.missing_files),
-        whole=tally.all.by_group()[ALL],
+        whole=tally.all.by_group().get(ALL, (Size(), Size())),
         statuses=dict(tally.statuses.most_common()),
         seconds=seconds,
         docs_per_s=rate,
-        tasks=tuple(_task(task, rule, tally) for task in spec.tasks),
+        tasks=tasks,
         scores=_scores(tally, policy),
         filter=None if spec.filter is None else _filter_report(rule, tally),
         by=by,
@@ -210,13 +217,15 @@ def _tallied(
     grouped = _with_groups(rule, options.by)
     shards, _ = labelled_shards(spec, rule.store, contents, cache_dir)
     read = [shards[named.sid] for named in contents.shards]
-    check_columns_of(read, spec.input.storage_options, grouped.policy.inputs, place="filter")
-    policy = grouped.with_thresholds(shards)
-    judge = grouped.judge(policy)
-    group = judge.clauses[-1] if _is_group(policy.clauses) else None
+    for policy, place in ((rule.policy, "filter"), (grouped.policy, "--by")):
+        check_columns_of(read, spec.input.storage_options, policy.inputs, place=place)
+    policy = rule.with_thresholds(shards)
+    groups = grouped.policy.clauses[len(policy.clauses) :]
+    judge = grouped.judge(replace(policy, clauses=(*policy.clauses, *groups)))
+    group = judge.clauses[-1] if groups else None
     keys = (quality.gold.by, quality.gold.keys) if quality else ("doc_id", ())
     tasks = {task.name: contents.tasks[task.name] for task in spec.tasks}
-    tally = Tally(tasks, judge, rule.filter.on_error, group, keys)
+    tally = Tally(tasks, judge, rule.filter.on_error, group, _thresholds(policy), keys)
     # — a document without a group has an answer, as far as the filter asks
     asked = [name for name in rule.judge(rule.policy).columns if name in contents.tasks]
     for rows, _ in grouped.rows(shards):
@@ -259,10 +268,6 @@ def _with_groups(rule: SnapshotRule, by: str | None) -> SnapshotRule:
     return whole
 
 
-def _is_group(clauses: Sequence[Clause]) -> bool:
-    return bool(clauses) and clauses[-1].kind == AUDIT
-
-
 def _thresholds(policy: Policy) -> dict[tuple[str, str], float]:
     """The threshold of each probability that the rule limits, by task and label."""
     found = {}
@@ -271,7 +276,7 @@ def _thresholds(policy: Policy) -> dict[tuple[str, str], float]:
             found[named[2], named[4]] = clause.otherwise
     for named in _LIMIT.finditer(policy.keep or ""):
         found[named[2], named[4]] = float(named[5])
-    return found
+    return {pair: limit for pair, limit in found.items() if 0 <= limit <= 1}
 
 
 def _filter_report(rule: SnapshotRule, tally: Tally) -> FilterReport:
@@ -284,20 +289,24 @@ def _filter_report(rule: SnapshotRule, tally: Tally) -> FilterReport:
 
 
 def _task(task: TaskSpec, rule: SnapshotRule, tally: Tally) -> TaskReport:
-    versions: dict[str, str] = {}
+    stored: dict[str, Any] = {}
     for shard in rule.contents.shards[:1]:
         footer = pq.read_schema(io.BytesIO(rule.store.read(shard.labels[task.name].key)))
-        stored = (footer.metadata or {}).get(f"{METADATA_PREFIX}versions".encode(), b"{}")
-        versions = json.loads(stored)
+        for name in ("versions", "model", "spec"):
+            text = (footer.metadata or {}).get(f"{METADATA_PREFIX}{name}".encode(), b"{}")
+            stored[name] = json.loads(text)
+    written = stored.get("spec", {})
     counts = tally.labels[task.name]
     return TaskReport(
         task=task.name,
-        question=task.question,
+        question=written.get("task", {}).get("question", task.question),
+        instruction=written.get("prompt", {}).get("instruction"),
+        weights=stored.get("model", {}),
         fingerprint=rule.contents.tasks[task.name].fp,
         # — a task can have thousands of labels
         labels={label: counts[label] for label in task.labels if counts[label]},
         statuses=dict(tally.answers[task.name].most_common()),
-        versions=versions,
+        versions=stored.get("versions", {}),
         readout=task.readout,
     )
 
@@ -354,7 +363,7 @@ def _subgroups(
     if quality is None or not (terms or group_of):
         return
     gold = quality.gold
-    words = {term: re.compile(rf"\b{re.escape(term)}\b", re.IGNORECASE) for term in terms}
+    words = {term: _word(term) for term in terms}
     for task in quality.tasks:
         if len(task.labels) != 2 or not task.versions:
             continue
@@ -365,9 +374,19 @@ def _subgroups(
         groups = np.array([group_of.get(gold.keys[row]) for row in task.gold_rows.tolist()], object)
         members |= {f"group {name}": groups == name for name in sorted(set(groups) - {None})}
         positive = task.labels.index(task.task) if task.task in task.labels else 0
-        predicted = list(task.versions.values())[-1].p.argmax(axis=1) == positive
+        predicted = next(iter(task.versions.values())).p.argmax(axis=1) == positive
         rates = false_positive_rates(task.truth == positive, predicted, members)
         yield SubgroupReport(task.task, task.labels[positive], rates)
+
+
+def _word(term: str) -> re.Pattern[str]:
+    """The term as a word; at a character without upper case, as in Chinese, as a part of one."""
+    cased = [char.isdigit() or char.lower() != char.upper() for char in (term[0], term[-1])]
+    edges = [
+        edge if is_cased else ""
+        for edge, is_cased in zip((r"(?<!\w)", r"(?!\w)"), cased, strict=True)
+    ]
+    return re.compile(edges[0] + re.escape(term) + edges[1], re.IGNORECASE)
 
 
 def _drift(rule: SnapshotRule) -> Comparison | None:

@@ -40,10 +40,11 @@ def test_without_a_difference_few_subgroups_are_flagged() -> None:
     assert flagged <= 10
 
 
-def test_a_subgroup_without_negatives_is_left_out_and_none_is_nothing() -> None:
+def test_a_subgroup_without_negatives_has_no_rate_and_none_is_nothing() -> None:
     truth, predicted = np.array([True, True, False]), np.array([True, False, True])
     members = {"positive": truth, "all": np.ones(3, np.bool_)}
-    [only] = false_positive_rates(truth, predicted, members)
-    assert (only.name, only.negatives, only.rate, only.rate_of_others) == ("all", 1, 1.0, 0.0)
-    assert not only.flagged
+    whole, positive = false_positive_rates(truth, predicted, members)
+    assert (whole.name, whole.negatives, whole.rate, whole.rate_of_others) == ("all", 1, 1.0, None)
+    assert (positive.name, positive.negatives, positive.rate) == ("positive", 0, None)
+    assert not whole.flagged and not positive.flagged
     assert false_positive_rates(truth, predicted, {}) == ()

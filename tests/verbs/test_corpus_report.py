@@ -24,6 +24,7 @@ from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
+from pipeline.verbs.corpus_report import _word
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 TOP = {"share": 0.2, "of": "toxic.p.toxic", "by": "doc.source", "smallest": 5}
@@ -259,12 +260,49 @@ def test_the_page_of_an_evaluation_is_this_page_with_its_gates(
     assert "FAILED" in written and "precision 0.5" in written and "What the filter does" in written
 
 
+def test_groups_do_not_change_the_thresholds_of_the_rule(
+    spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Documents without a group, here those without a topic, count for the thresholds."""
+    rule = {"drop_top": {"share": 0.2, "of": "n_chars"}, "on_error": "keep"}
+    plain, _ = report(spec(filter=rule), folder, capsys)
+    grouped, _ = report(spec(filter=rule), folder, capsys, "--by", "topic")
+    assert grouped["whole"] == plain["whole"] and "null" in grouped["groups"]
+
+
+def test_a_rule_that_stops_at_missing_answers_says_so(
+    spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, page = report(spec(filter={"keep": "toxic.p.toxic < 0.5"}), folder, capsys)
+    assert "It stops, because 3 documents have no answer" in result["public_summary"]
+    assert "on_error is fail" in page
+
+
+@pytest.mark.parametrize(
+    ("term", "text", "is_member"),
+    [
+        ("gay", "Gays", False),
+        ("gay", "a GAY man", True),
+        ("C++", "in C++11", True),
+        ("C++", "BC++", False),
+        ("@user", "hi,@user.", True),
+        ("女性", "日本女性が", True),
+        ("औरत", "औरतें", True),
+    ],
+)
+def test_a_term_is_a_word_where_the_script_has_spaces(
+    term: str, text: str, is_member: bool
+) -> None:
+    assert bool(_word(term).search(text)) == is_member
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (["--term", "x"], "--term: false positives need gold labels; write --gold FILE (got 'x')"),
         (["--by", "nothing +"], "--by: is not one SQL expression"),
-        (["--by", "doc.nothing"], "filter: "),
+        (["--by", "doc.nothing"], "--by: "),
+        (["--by", "toxic.p"], "--by: has several values; name one, such as toxic.label"),
         (["--gold", "nowhere.csv"], "--gold: "),
         (["--to", "no/such/folder/page.html"], "assay: --to: "),
     ],
