@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _written(folder: Path, fp: Mapping[str, str], shards: int) -> Hashes:
-    """Writes the files of so many labelled shards and their index; the hashes of all texts."""
+    """Writes the files of labelled shards and their index; returns the hashes of all texts."""
     source = np.random.default_rng(0)
     sids = [source.bytes(16).hex() for _ in range(shards)]
     for sid in sids:

@@ -45,8 +45,8 @@ def false_positive_rates(
     counts: dict[str, tuple[int, int, int, int]] = {}  # own hits and negatives, those of others
     for name, inside in members.items():
         own, others = ~truth & inside, ~truth & ~inside
-        parts = (predicted[own].sum(), own.sum(), predicted[others].sum(), others.sum())
-        counts[name] = tuple(map(int, parts))  # type: ignore[assignment]
+        hits, other_hits = int(predicted[own].sum()), int(predicted[others].sum())
+        counts[name] = hits, int(own.sum()), other_hits, int(others.sum())
     known = {name: each for name, each in counts.items() if each[1]}
     tables = [[[a, b - a], [c, d - c]] for a, b, c, d in known.values()]
     p_values = [float(fisher_exact(table).pvalue) for table in tables]

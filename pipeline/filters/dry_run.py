@@ -7,7 +7,7 @@ document is held as 17 bytes, and 12 more for each clause.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,19 +114,6 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
     def size(chosen: NDArray[np.bool_]) -> Size:
         return Size(int(chosen.sum()), int(chars[chosen].sum()), int(held[chosen].sum()))
 
-    def grid(number: int, clause: BoundClause) -> ClausePreview:
-        score, code = np.concatenate(scores[number]), np.concatenate(codes[number])
-        parts = {ALL: np.isfinite(score)}
-        if clause.clause.by:
-            named = sorted(numbers[number].items())
-            parts |= {name: (code == own) & parts[ALL] for name, own in named}
-        cells = []
-        for name, part in parts.items():
-            for share in GRID if part.any() else ():
-                limit = threshold(score[part], share)
-                cells.append(GridRow(share, name, limit, size(part & (score > limit))))
-        return ClausePreview(asdict(clause.clause), tuple(cells))
-
     by_group: dict[str, tuple[Size, Size]] = {}
     grouped = [number for number, clause in enumerate(judge.clauses) if clause.clause.by]
     for first in grouped[:1]:
@@ -140,6 +127,34 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
         kept=size(kept),
         dropped=size(~kept),
         reasons=dict(reasons),
-        clauses=tuple(grid(number, clause) for number, clause in enumerate(judge.clauses)),
+        clauses=tuple(
+            _clause_preview(
+                clause,
+                np.concatenate(scores[number]),
+                np.concatenate(codes[number]),
+                numbers[number],
+                size,
+            )
+            for number, clause in enumerate(judge.clauses)
+        ),
         groups=by_group,
     )
+
+
+def _clause_preview(
+    clause: BoundClause,
+    score: NDArray[np.float64],  # [docs]
+    code: NDArray[np.int32],  # [docs]: the number of a group
+    numbers: Mapping[str, int],  # of groups, by name
+    size: Callable[[NDArray[np.bool_]], Size],
+) -> ClausePreview:
+    """The clause with what each share of `GRID` drops, of all documents and of each group."""
+    parts = {ALL: np.isfinite(score)}
+    if clause.clause.by:
+        parts |= {name: (code == own) & parts[ALL] for name, own in sorted(numbers.items())}
+    cells = []
+    for name, part in parts.items():
+        for share in GRID if part.any() else ():
+            limit = threshold(score[part], share)
+            cells.append(GridRow(share, name, limit, size(part & (score > limit))))
+    return ClausePreview(asdict(clause.clause), tuple(cells))

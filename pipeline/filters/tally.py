@@ -208,12 +208,12 @@ class Tally:
         return most
 
     def _look_up(self, rows: pa.RecordBatch, names: pa.Array) -> None:
-        column, wanted = self._keys
-        if len(wanted):
+        column, values = self._keys
+        if len(values):
             keys = rows.column(column)
-            found = pc.is_in(keys, value_set=wanted)
+            is_key = pc.is_in(keys, value_set=values)
             pairs = zip(
-                keys.filter(found).to_pylist(), names.filter(found).to_pylist(), strict=True
+                keys.filter(is_key).to_pylist(), names.filter(is_key).to_pylist(), strict=True
             )
             self.group_of.update(pairs)
 

@@ -38,7 +38,7 @@ def score_columns(spec: JobSpec, options: GoldOptions) -> dict[str, ScoreColumn]
     """
     tasks = {task.name: task for task in spec.tasks}
     of_columns = dict(options.columns)
-    found: dict[str, ScoreColumn] = {}
+    columns: dict[str, ScoreColumn] = {}
     problems = []
     for written, column in options.scores:
         name, _, label = written.partition(".")
@@ -46,16 +46,16 @@ def score_columns(spec: JobSpec, options: GoldOptions) -> dict[str, ScoreColumn]
             fix = f"the spec has no such task; it has {', '.join(tasks)}"
         elif name in of_columns:
             fix = f"task {name} also has --column {name}={of_columns[name]}; write one of them"
-        elif name in found:
-            fix = f"task {name} also has scores in column {found[name].column}; write one of them"
+        elif name in columns:
+            fix = f"task {name} also has scores in column {columns[name].column}; write one of them"
         else:
             fix = _label_problem(tasks[name], label, column)
-            found[name] = ScoreColumn(label or name, column)
+            columns[name] = ScoreColumn(label or name, column)
         if fix:
             problems.append(Problem(PLACE, fix, f"{written}={column}"))
     if problems:
         raise SpecError(problems)
-    return found
+    return columns
 
 
 def _label_problem(task: TaskSpec, label: str, column: str) -> str:

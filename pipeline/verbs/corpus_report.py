@@ -270,13 +270,13 @@ def _with_groups(rule: SnapshotRule, by: str | None) -> SnapshotRule:
 
 def _thresholds(policy: Policy) -> dict[tuple[str, str], float]:
     """The threshold of each probability that the rule limits, by task and label."""
-    found = {}
+    limits: dict[tuple[str, str], float] = {}
     for clause in policy.clauses:
         if (named := DROPS_ABOVE.fullmatch(clause.of)) and math.isfinite(clause.otherwise):
-            found[named[2], named[4]] = clause.otherwise
+            limits[named[2], named[4]] = clause.otherwise
     for named in _LIMIT.finditer(policy.keep or ""):
-        found[named[2], named[4]] = float(named[5])
-    return {pair: limit for pair, limit in found.items() if 0 <= limit <= 1}
+        limits[named[2], named[4]] = float(named[5])
+    return {pair: limit for pair, limit in limits.items() if 0 <= limit <= 1}
 
 
 def _filter_report(rule: SnapshotRule, tally: Tally) -> FilterReport:
@@ -335,10 +335,10 @@ def _with_texts(rule: SnapshotRule, examples: Sequence[Example]) -> tuple[ShownE
         }
     )
     options = rule.spec.input.storage_options
-    found = excerpts(rule.store, rule.contents, places, options, chars=TEXT_CHARS)
+    shown = excerpts(rule.store, rule.contents, places, options, chars=TEXT_CHARS)
     return tuple(
         ShownExample(example, excerpt.text, _picture(excerpt.image))
-        for example, excerpt in zip(examples, found, strict=True)
+        for example, excerpt in zip(examples, shown, strict=True)
     )
 
 

@@ -395,5 +395,5 @@ def test_in_a_browser_the_page_works_with_keyboard_and_screen_reader_and_asks_no
     }
     assert asked <= {"file", "data"}
     assert browser.get_log("browser") == []  # neither errors nor what the policy refused
-    found = Axe().run(browser, options={"runOnly": ["wcag2a", "wcag2aa", "best-practice"]})
-    assert [v["id"] for v in found["violations"] if v["impact"] in ("serious", "critical")] == []
+    checked = Axe().run(browser, options={"runOnly": ["wcag2a", "wcag2aa", "best-practice"]})
+    assert [v["id"] for v in checked["violations"] if v["impact"] in ("serious", "critical")] == []
