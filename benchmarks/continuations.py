@@ -61,7 +61,7 @@ def main() -> None:
         f"{len(texts)} texts of {lengths[0]} to {lengths[-1]} tokens, median {median(lengths):.0f}"
     )
     stop = model.network.generation_config.eos_token_id
-    engines = {
+    engines: dict[str, ContinuationEngine] = {
         kind: ContinuationEngine(
             replace(model, kv=kind),
             prefix,
@@ -86,7 +86,10 @@ def main() -> None:
     print(f"{sum(a == b for a, b in zip(own, generated, strict=True))} of {ROWS} equal generate's")
     for name, measured in seconds.items():
         ratio = median(t / plain for t, plain in zip(measured, seconds["none"], strict=True))
-        print(f"  {name:12} {median(measured):6.2f} s, ratio {ratio:.3f}{_moved(name, decoded)}")
+        own_engine = engines.get(name)
+        kept = f", {own_engine.peak_kept_bytes / 1e6:.1f} MB" if own_engine else ""
+        shown = f"{median(measured):6.2f} s, ratio {ratio:.3f}{kept}{_moved(name, decoded)}"
+        print(f"  {name:12} {shown}", flush=True)
 
 
 def _moved(name: str, decoded: dict[str, list[Continuation | None]]) -> str:

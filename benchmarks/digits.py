@@ -2,10 +2,16 @@
 
     python -m benchmarks.digits models/smollm2-135m-instruct.gguf FOLDER
 
-Writes to FOLDER a model of the LLaVA kind, the images of half of the digits as Parquet, their gold,
-and two specs: `asked.yaml` asks which digit it is, `read.yaml` names a readout of the image's own
-states, for which `assay fit` uses the images that the connector was trained on. Only the connector
-is trained; the vision tower is a fixed rotation of the pixels, and SmolLM2 stays as it is.
+Writes to FOLDER a model of the LLaVA kind, the digits that it was trained on and those held out as
+Parquet, and their gold. Then, in FOLDER:
+
+    assay run held_out.yaml && assay eval held_out.yaml --gold held_out.csv
+    assay fit trained-read.yaml --gold trained.csv
+    assay run held_out-read.yaml && assay eval held_out-read.yaml --gold held_out.csv
+
+`held_out.yaml` asks which digit it is; the others name a readout of the image's own states. Only
+the connector is trained; the vision tower is a fixed rotation of the pixels, and SmolLM2 stays as
+it is.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ import torch
 
 from pipeline.cache import cache_dir
 from pipeline.inference.attention.hook import PrefixKV
-from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
@@ -103,11 +102,7 @@ def _compare(
 
 
 def _bytes(prefix: PrefixKV) -> int:
-    own = (
-        kv.k.nbytes + kv.v.nbytes if isinstance(kv, LayerKV) else kv.nbytes
-        for kv in prefix.layers.values()
-    )
-    return sum(own)
+    return sum(kv.nbytes for kv in prefix.layers.values())
 
 
 def _texts() -> Iterator[str]:

@@ -280,6 +280,11 @@ class FilterOptions:
     dry_run: bool = False
     """Print what would be dropped, also at other shares, and write nothing."""
 
+    def __post_init__(self) -> None:
+        if self.by and self.dry_run:
+            fix = "a dry run counts by the groups of the filter, drop_top.by; leave out --by"
+            raise SpecError([Problem("--by", fix, ", ".join(self.by))])
+
     def folder(self) -> str:
         """Where the kept documents are written; SpecError without it."""
         if self.to is None:

@@ -112,7 +112,9 @@ def report(
         Gold labels: a file, or another run's output (default: no figures of quality).
     """
     from pipeline.report.corpus_page import write_report
+    from pipeline.report.page import check_folder
 
+    check_folder(Path(options.to), flag="--to")
     result = VERBS["report"].result(spec, gold, gold_options, options)
     write_report(result, Path(options.to), spec_file=spec, flag="--to")
     print(f"assay: wrote the page {options.to}", file=sys.stderr)

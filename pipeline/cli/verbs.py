@@ -238,6 +238,10 @@ def evaluate(
     html
         Also write the page of `assay report`, with these figures, to this file (default: no page).
     """
+    if html:
+        from pipeline.report.page import check_folder
+
+        check_folder(Path(html), flag="--html")
     evaluation = VERBS["eval"].result(spec, gold, gold_options, options)
     if html:
         from pipeline.report.corpus_page import write_report

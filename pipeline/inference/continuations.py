@@ -49,6 +49,9 @@ class ContinuationEngine:
         stop_ids: Tokens that end a continuation.
         max_batch_tokens: The most tokens of texts that are read in one forward.
         max_kept_bytes: The most bytes of keys and values that are kept at the same time.
+
+    Attributes:
+        peak_kept_bytes: The most bytes of the texts' keys and values that were kept so far.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class ContinuationEngine:
         self._stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=model.device)
         self._max_batch_tokens = max_batch_tokens
         layers = model.network.config.get_text_config().num_hidden_layers
+        self.peak_kept_bytes = 0
         # — with padding, twice as many at most
         self._max_kept_tokens = max(1, max_kept_bytes // (2 * layers * kv_bytes(model)))
 
@@ -102,6 +106,8 @@ class ContinuationEngine:
     ) -> Iterator[Continuation]:
         """Continuations of these texts, whose keys and values are kept at the same time."""
         order, batches, logits = self._read(texts, on_step)
+        kept_bytes = sum(kv.nbytes for batch in batches for kv in batch.layers.values())
+        self.peak_kept_bytes = max(self.peak_kept_bytes, kept_bytes)
         device, stop_ids = self._model.device, self._stop_ids
         start = self._prefix.tokens if self._prefix else 0
         positions = torch.tensor([start + len(texts[i]) for i in order], device=device)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from pipeline.errors import StorageError
+from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.report.console import Grid, escape_controls
 
 _LONG_CHARS = 60  # a longer cell is shown on several lines
@@ -57,6 +57,13 @@ def document(title: str, parts: Iterable[str], *, style: str = "", script: str =
             f"</main>{run}</body></html>\n",
         ]
     )
+
+
+def check_folder(path: Path, *, flag: str) -> None:
+    """SpecError, which names `flag`, if no file can be at the path: before hours of work."""
+    if path.is_dir() or not path.parent.is_dir():
+        fix = "is a folder; name a file" if path.is_dir() else f"make the folder {path.parent}"
+        raise SpecError([Problem(flag, fix, str(path))])
 
 
 def write(html: str, path: Path, *, flag: str) -> None:

@@ -247,8 +247,7 @@ def _audited(spec: JobSpec, options: AuditOptions) -> _Audited:
     by = f"{by}.label" if by in rule.contents.tasks else by
     quoted = positive.replace('"', '""')
     score = f'"{task}".p."{quoted}"'
-    clause = Clause(AUDIT, score, by, math.inf)
-    whole = replace(policy, clauses=(*policy.clauses, clause))
+    whole = replace(policy, clauses=(*policy.clauses, Clause(AUDIT, score, by, math.inf)))
     rule = replace(rule, policy=whole)
     rule.judge(whole)
     return _Audited(rule, task, positive)
@@ -256,11 +255,12 @@ def _audited(spec: JobSpec, options: AuditOptions) -> _Audited:
 
 def _positive(rule: SnapshotRule, written: str | None) -> tuple[str, str]:
     """The task and the label of documents that should be dropped."""
-    tasks = rule.contents.tasks
-    pairs = {f"{task}.{label}": (task, label) for task in tasks for label in tasks[task].labels}
+    # — with top_k, a label has no column of its probability
+    tasks = {task.name: task.labels for task in rule.spec.tasks if task.top_k is None}
+    pairs = {f"{task}.{label}": (task, label) for task in tasks for label in tasks[task]}
     if written is not None:
         if written not in pairs:
-            fix = f"there is no such label; write one of {', '.join(pairs)}"
+            fix = f"there is no column of its probability; write one of {', '.join(pairs)}"
             raise SpecError([Problem("--positive", fix, written)])
         return pairs[written]
     texts = [rule.policy.keep or "", *(clause.of for clause in rule.policy.clauses)]

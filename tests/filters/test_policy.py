@@ -348,6 +348,8 @@ def test_without_a_folder_only_a_dry_run_is_possible(
         "--to: missing; name a folder for the kept documents, or write --dry-run"
         in capsys.readouterr().err
     )
+    assert main(["filter", str(folder / "spec.yaml"), "--dry-run", "--by", "source"]) == 2
+    assert "--by: a dry run counts by the groups of the filter" in capsys.readouterr().err
     assert main(["filter", str(folder / "spec.yaml"), "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "nothing was written" in shown and "dropped at other shares" in shown

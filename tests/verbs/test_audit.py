@@ -222,7 +222,7 @@ def test_a_rule_that_names_no_label_to_be_dropped_is_refused(
         ({"sample": 3}, "--sample: has no room for two documents of each of"),
         (
             {"positive": "toxic.rude"},
-            "--positive: there is no such label; write one of topic.art",
+            "--positive: there is no column of its probability; write one of toxic.toxic",
         ),
         ({"by": "doc.nothing"}, "filter: "),
         ({"by": "nothing +"}, "--by: is not one SQL expression"),
@@ -241,6 +241,16 @@ def test_wrong_options_are_one_line_and_nothing_is_written(
         draw_sample(spec_of(folder), to, cache_dir=folder / "cache")
     assert str(refused.value).startswith(line)
     assert sorted(folder.rglob("*")) == before
+
+
+def test_a_label_without_a_column_of_its_probability_is_refused(folder: Path) -> None:
+    spec = spec_of(folder)
+    topic = next(task for task in spec.tasks if task.name == "topic")
+    others = [task for task in spec.tasks if task.name != "topic"]
+    short = spec.model_copy(update={"tasks": [*others, topic.model_copy(update={"top_k": 1})]})
+    named = AuditOptions(to=str(folder / "s.csv"), positive="topic.art")
+    with pytest.raises(SpecError, match=r"--positive: there is no column .* one of toxic.toxic"):
+        draw_sample(short, named, cache_dir=folder / "cache")
 
 
 @pytest.mark.parametrize(
