@@ -31,9 +31,11 @@ _PER_STRATUM = 10  # labels that a stratum shall have on average
 _BINS = 200  # of a histogram of scores
 # A share that is surely above 0 and below 1: strata whose scores are 0 or 1 get labels, too.
 _LEAST_SHARE = 0.02
-# Added to the labels of a stratum when its spread is computed, half of it positive (Jeffreys):
-# labels that are all equal do not say that the other documents are.
-_PRIOR = 0.5
+# Added to the labels of a stratum when its spread is computed, half of it positive: labels that are
+# all equal do not say that the other documents are. In simulations of nine corpora, with 0.5 the
+# intervals of precision held the truth in up to 99 %, and with 0.1 those of prevalence in as few
+# as 88 %.
+_PRIOR = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,4 +211,5 @@ def _wilson(share: float, size: float, quantile: float) -> tuple[float, float]:
     square = quantile**2
     centre = (share + square / (2 * size)) / (1 + square / size)
     half = quantile / (1 + square / size) * sqrt(share * (1 - share) / size + square / size**2 / 4)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # — rounding could leave the share itself out where it is 0 or 1
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
