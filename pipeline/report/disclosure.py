@@ -99,14 +99,7 @@ def _quality(report: CorpusReport) -> Iterator[str]:
         )
 
 
-def _cut(text: str) -> str:
-    return truncate(text, _CHARS)
-
-
-def _code(text: str) -> str:
-    return _cut(text).replace("`", "'")
-
-
 def _plain(text: str) -> str:
     """The text without the characters that Markdown and HTML give a meaning."""
-    return "".join(f"\\{char}" if char in r"\`*_{}[]<>#|" else char for char in _cut(text))
+    shown = truncate(text, _CHARS)
+    return "".join(f"\\{char}" if char in r"\`*_{}[]<>#|" else char for char in shown)
