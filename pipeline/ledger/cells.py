@@ -5,14 +5,13 @@ A cell is the answers to one task about one shard: one file. It is done if the f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from pipeline.errors import StorageError
 from pipeline.ledger.keys import (
     DOCUMENTS,
-    Key,
     documents_key,
     label_folders,
     label_key,
@@ -120,7 +119,7 @@ def committed(
 
     Makes two LISTs for each task, concurrently, and one of the documents unless they are passed.
     """
-    known = None if sids is None else {sid: sid for sid in sids}
+    known: _Known = str if sids is None else {sid: sid for sid in sids}.get
     with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
         labels = pool.map(lambda t: _list_files(store, label_folders(t, fp[t])[0], known), fp)
         retries = pool.map(lambda task: _list_retries(store, task, fp[task], known), fp)
@@ -226,19 +225,16 @@ def _missing(
         yield WorkItem(shard, absent, documents=documents)
 
 
-_Known = Mapping[str, str] | None  # the ids of shards, each once in memory; None: any
+# The id of a shard as it is in memory already, or None if its files do not count.
+_Known = Callable[[str], str | None]
 
 
-def _list_files(store: Store, prefix: str, sids: _Known) -> dict[str, str]:
+def _list_files(store: Store, prefix: str, known: _Known) -> dict[str, str]:
     """The etags of one file for each shard. A file with another name is not a shard's."""
     listed = ((parse_key(stored.key), stored) for stored in store.list(prefix))
     return {
-        sid: _etag_of(store, stored) for key, stored in listed if key and (sid := _known(sids, key))
+        sid: _etag_of(store, stored) for key, stored in listed if key and (sid := known(key.sid))
     }
-
-
-def _known(sids: _Known, key: Key) -> str | None:
-    return key.sid if sids is None else sids.get(key.sid)
 
 
 def _etag_of(store: Store, stored: StoredObject) -> str:
@@ -251,12 +247,12 @@ def _etag_of(store: Store, stored: StoredObject) -> str:
     return stored.etag
 
 
-def _list_retries(store: Store, task: str, fp: str, sids: _Known) -> dict[str, tuple[int, str]]:
+def _list_retries(store: Store, task: str, fp: str, known: _Known) -> dict[str, tuple[int, str]]:
     """The highest number of each shard, with its etag."""
     latest: dict[str, tuple[int, str]] = {}
     for stored in store.list(label_folders(task, fp)[1]):
         key = parse_key(stored.key)
-        if key and (sid := _known(sids, key)):
+        if key and (sid := known(key.sid)):
             retry = key.number, _etag_of(store, stored)
             latest[sid] = max(latest.get(sid, retry), retry)
     return latest
