@@ -150,14 +150,14 @@ def train(
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
     [question] = prompt.questions
     labels = torch.tensor([question.labels[label][0] for label in LABELS])
-    wanted = torch.from_numpy(digits)
+    classes = torch.from_numpy(digits)
     network.requires_grad_(False)
     pixels = torch.cat([reader.inputs(image)["pixel_values"] for image in images])
     tower = network.model.vision_tower(pixels, output_hidden_states=True).hidden_states[0][:, 1]
     embedding = network.get_input_embeddings()
     connector = network.model.multi_modal_projector
     with torch.no_grad():
-        target = embedding(labels)[wanted]
+        target = embedding(labels)[classes]
         bias = torch.cat([tower, torch.ones(len(tower), 1)], dim=1)
         gram = bias.T @ bias + torch.eye(bias.shape[1])
         solved = torch.linalg.solve(gram, bias.T @ target)
@@ -174,13 +174,13 @@ def train(
         around = (side.expand(len(rows), *side.shape) for side in (before, after))
         read = torch.cat([next(around), image, next(around)], dim=1)
         states = network.model.language_model(inputs_embeds=read, use_cache=False)
-        found: Tensor = network.lm_head(states.last_hidden_state[:, -1])[:, labels]
-        return found
+        of_labels: Tensor = network.lm_head(states.last_hidden_state[:, -1])[:, labels]
+        return of_labels
 
     optimiser = torch.optim.Adam(connector.linear_1.parameters(), lr=1e-3)
     for step in range(options.steps):
         rows = torch.randperm(len(digits))[:32]
-        loss: Any = nn.functional.cross_entropy(logits(rows), wanted[rows])
+        loss: Any = nn.functional.cross_entropy(logits(rows), classes[rows])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

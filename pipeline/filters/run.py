@@ -217,13 +217,13 @@ def _refuse_failed(job: _Filter) -> None:
 
 
 def _with_thresholds(job: _Filter, shards: Mapping[str, Shard]) -> _Filter:
-    """The filter with the thresholds of its shares: as they were written before, or found now."""
+    """The filter with the thresholds of its shares: as written before, or computed now."""
     key = job.layout.policy_key
     if not job.rule.policy.clauses:
         return job
     if not any(stored.key == key for stored in job.kept.list(key)):
-        found = job.rule.with_thresholds(shards)
-        job.kept.create(key, canonical_json(found.to_json()) + b"\n")
+        policy = job.rule.with_thresholds(shards)
+        job.kept.create(key, canonical_json(policy.to_json()) + b"\n")
     # — of two filters at once, the first to write
     policy = read_policy(job.kept.read(key), key, job.contents)
     return replace(job, split=replace(job.split, judge=job.rule.judge(policy)))

@@ -60,7 +60,7 @@ def document(title: str, parts: Iterable[str], *, style: str = "", script: str =
 
 
 def check_folder(path: Path, *, flag: str) -> None:
-    """SpecError, which names `flag`, if no file can be at the path: before hours of work."""
+    """SpecError, which names `flag`, if the path is a folder, or in a folder that is missing."""
     if path.is_dir() or not path.parent.is_dir():
         fix = "is a folder; name a file" if path.is_dir() else f"make the folder {path.parent}"
         raise SpecError([Problem(flag, fix, str(path))])

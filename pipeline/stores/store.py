@@ -96,7 +96,7 @@ def check_create_only(store: Store, *, place: str = "output", key: str = PROBE_K
     """
     try:
         # — runs share one key, so that no keys accumulate
-        store.create(key, b"the first create of a key stands")
+        store.create(key, b"the content of the first create is kept")
         before = store.read(key)
         again = store.create(key, b"a second create: " + uuid.uuid4().bytes)
         kept = store.read(key) == before

@@ -349,14 +349,14 @@ def _file(
 ) -> pa.Table:
     """The rows of the file, in the order of `chosen`."""
     rule = audited.rule
-    wanted = frame.rows[chosen]
-    order = np.argsort(wanted)
-    found, first = [], 0
+    order = np.argsort(frame.rows[chosen])
+    rising = frame.rows[chosen][order]
+    batches, first = [], 0
     for batch in rule.answers():
-        inside = wanted[order][(wanted[order] >= first) & (wanted[order] < first + batch.num_rows)]
-        found.append(batch.select(["doc_id", "path", "row", HASH]).take(pa.array(inside - first)))
+        inside = rising[(rising >= first) & (rising < first + batch.num_rows)] - first
+        batches.append(batch.select(["doc_id", "path", "row", HASH]).take(pa.array(inside)))
         first += batch.num_rows
-    rows = pa.Table.from_batches(found).combine_chunks()
+    rows = pa.Table.from_batches(batches).combine_chunks()
     [batch] = rows.to_batches()
     options = rule.spec.input.storage_options
     shown = excerpts(rule.store, rule.contents, batch, options, chars=TEXT_CHARS)

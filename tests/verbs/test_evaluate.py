@@ -391,3 +391,10 @@ def test_a_broken_file_of_gold_is_one_line(
     assert bench.evaluate(str(path)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"assay: --gold: {path}")
+
+
+def test_a_page_in_a_missing_folder_is_refused_before_the_work(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["eval", "no.yaml", "--gold", "no.csv", "--html", "no/such.html"]) == 2
+    assert capsys.readouterr().err.startswith("--html: make the folder no (got 'no/such.html')")
