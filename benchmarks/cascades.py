@@ -82,11 +82,13 @@ def _guarantee(
         is_recalled = right >= promise.recall * truth.sum()
         held.append(bool(is_recalled and right >= promise.precision * answers.sum()))
         decided.append(float((first != 0).mean()))
-    broken, none = held.count(False), SEEDS - len(held)
-    kept = f"of {SEEDS} samples {broken} broke the promise, and {none} allowed none"
+    counts = f"true for {held.count(True)} samples, false for {held.count(False)}"
+    none = f"no thresholds for {SEEDS - len(held)}"
     spared = f"; the last stage is spared {np.mean(decided):.1%}" if decided else ""
-    wished = f"recall {promise.recall}, precision {promise.precision}"
-    print(f"{wished} against {against}: {kept}{spared}")
+    print(
+        f"recall {promise.recall}, precision {promise.precision} against {against}: "
+        f"{counts}, {none}{spared}"
+    )
 
 
 class _Bench:

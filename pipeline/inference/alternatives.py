@@ -246,7 +246,7 @@ def _forward(model: LoadedModel, prompt: _Alone, **options: bool) -> Any:
 def _states_by_layer(model: LoadedModel, prompt: _Alone) -> list[Tensor]:  # [tokens, hidden]
     """The `hidden_states` of transformers; below an image, the states that enter each layer.
 
-    They are the same but for DeepStack, which adds to the states between two layers.
+    They differ only with DeepStack, which adds to the states between two layers.
     """
     if not isinstance(prompt.document, ImageDocument):
         output = _forward(model, prompt, output_hidden_states=True)

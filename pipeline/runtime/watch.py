@@ -119,7 +119,7 @@ class Watch:
             self._announce(self._progress())
 
     def read(self, rows: int) -> None:
-        """Announces that the texts of so many more documents are read."""
+        """Announces that the texts of `rows` more documents are read."""
         with self._changing:
             self._committed = _added(self._committed, (rows, 0, 0, rows))
             self._announce(self._progress())

@@ -166,7 +166,7 @@ def as_questions(tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
 def fits(workload: Workload, prompt: PromptTokens, context: int) -> bool:
     """Whether the model reads a document of the workload with its prefix and any question."""
     prefix = max(len(prompt.prefix), workload.prefix)
-    room = prompt.room(context) + len(prompt.prefix) - prefix - 1  # 1: what tells repeats apart
+    room = prompt.room(context) + len(prompt.prefix) - prefix - 1  # 1: it makes repeats differ
     return workload.tokens <= room
 
 
