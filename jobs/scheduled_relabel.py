@@ -8,7 +8,6 @@ stay in the ledger, and the previous snapshot stays the current one.
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -62,8 +61,6 @@ def relabel(
     address
         A running Ray cluster (default: start Ray on this machine).
     """
-    if address is None:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
     options = gold, gold_options, gates, limits
     return RELABEL.carry_out(spec, *options, as_json=as_json, address=address)
 

@@ -15,7 +15,8 @@ import ray.data
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError
-from pipeline.runtime.placement import Placement, cluster, node_resources, place
+from pipeline.runtime.connection import node_resources
+from pipeline.runtime.placement import Placement, cluster, place
 from pipeline.runtime.weights import locate
 from pipeline.spec.parse import as_spec
 from pipeline.spec.schema import JobSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,8 @@ pytest_plugins = [
     "staged",
 ]
 
-# The command asks Ray for token authentication. Ray reads the variable once a process, so every Ray
-# that a test process starts has to agree with the first.
-os.environ.setdefault("RAY_AUTH_MODE", "token")
+# Without it, a Ray that a test starts would write a token to ~/.ray/auth_token.
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 # Laws: the same few examples in every run of `make test`, many random ones in `make test-slow`.
 settings.register_profile("few", max_examples=20, deadline=None, derandomize=True)

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import shlex
 import signal
 import sys
@@ -266,14 +265,6 @@ def _configure_process() -> None:
     # These log where they found credentials, and which fonts are installed.
     for name in ("botocore", "aiobotocore", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # Ray reads these when it is imported: no usage statistics, and of its core only fatal errors.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    # Ray starts workers at nice level 15: beside one busy process on two cores, two engines keep
-    # 48 % of their speed there, and 67 % at the level of this process.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    # By default as many workers as cores start together; the engine would be the third of three.
-    os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "4")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # The bars of other packages, such as transformers' for GGUF: assay shows the phases itself.
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -305,10 +296,3 @@ def _problem(error: CycloptsError, command: App) -> Problem:
                 fix = f"write one of {', '.join(get_args(error.target_type))}"
             return Problem(place, fix, error.token.value if error.token else value)
     return Problem(place, " ".join(str(error).split()), error.unused_tokens)
-
-
-def require_token() -> None:
-    """Makes this run's Ray ask for a token that is in no file. Ray reads both when imported."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

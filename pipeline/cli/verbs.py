@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
-from pipeline.cli.app import EXIT_INCOMPLETE, VERBS, new_app, require_token
+from pipeline.cli.app import EXIT_INCOMPLETE, VERBS, new_app
 from pipeline.options import (
     WHOLE,
     BenchOptions,
@@ -29,6 +30,9 @@ from pipeline.options import (
     ReportOptions,
     RunOptions,
 )
+
+if TYPE_CHECKING:
+    from pipeline.spec.schema import JobSpec
 
 FLATTEN = Parameter("*")  # each field of the dataclass is an option of its own
 SpecFile = Annotated[str, Parameter("SPEC", help="YAML file that says what to label.")]
@@ -115,8 +119,6 @@ def run(
     if address is not None and address.startswith(("http://", "https://")):
         flags = [*options.flags, *(["--json"] if as_json else [])]
         return _submit(spec, address, flags, insecure=insecure_cluster, installed=installed)
-    if address is None:
-        require_token()
     return VERBS["run"].carry_out(spec, as_json=as_json, address=address, options=options)
 
 
@@ -125,16 +127,24 @@ def _submit(
 ) -> int:
     """The same command as a job on a cluster, followed from here."""
     from pipeline.cluster.access import requires_token
-    from pipeline.report.console import JobLog, wants_stop
     from pipeline.spec.parse import load_spec
 
     spec = load_spec(spec_file)
     # Ray's client would prefer these to the address of the command.
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         os.environ.pop(name, None)
-    if requires_token(address, insecure=insecure):
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when ray is imported
+    closed = requires_token(address, insecure=insecure)
+    from pipeline.runtime.connection import token_mode
+
+    with token_mode() if closed else nullcontext():
+        return _submit_and_follow(spec, address, flags, installed=installed)
+
+
+def _submit_and_follow(
+    spec: JobSpec, address: str, flags: Sequence[str], *, installed: bool
+) -> int:
     from pipeline.cluster.submission import connect, follow, submit
+    from pipeline.report.console import JobLog, wants_stop
 
     client = connect(address)
     job = submit(client, spec, address, flags, installed=installed)
@@ -298,5 +308,4 @@ def cascade(
     Every stage answers the sample. With the stated confidence, the cascade then has the recall and
     the precision, compared with the last stage alone, or with gold labels.
     """
-    require_token()
     return VERBS["cascade"].carry_out(spec, options, to, as_json=as_json)

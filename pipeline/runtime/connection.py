@@ -1,6 +1,7 @@
 """The Ray that a run uses: this process's own, a cluster's, or a new one on this machine.
 
-Entry points: `remote_ray` and `local_ray`.
+Entry points: `remote_ray` and `local_ray` for a run, `token_mode` for Ray's other clients. Only
+this module uses Ray's private names. A version of Ray that lacks one is used without it.
 """
 
 from __future__ import annotations
@@ -8,32 +9,52 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
-from ray._private import services
-from ray._private.node import Node
+from ray.exceptions import AuthenticationError, RayError
+from ray.util.client import ray as client
 
 from pipeline.errors import Problem, RefusedError, SpecError, UnavailableError
-from pipeline.runtime.imports import quick_imports
-from pipeline.runtime.placement import Placement, node_resources
+from pipeline.runtime.imports import PASSIVE, quick_imports
+from pipeline.runtime.placement import Placement, Resources, nodes_at_largest
+from pipeline.runtime.ray_processes import kill_all, own_services, processes_of_ray
+
+logger = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
 LOOPBACK = "127.0.0.1"
-_PROCESS_NAMES = ("ray::", "raylet", "gcs_server")
-_SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
+MIN_TOKEN_CHARACTERS = 16
+# What the processes of a Ray read from their environment.
+_FOR_PROCESSES = {
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    # Ray starts workers at nice level 15: beside one busy process on two cores, two engines keep
+    # 48 % of their speed there, and 67 % at the level of this process.
+    "RAY_worker_niceness": "0",
+    # By default as many workers as cores start together; the engine would be the third of three.
+    "RAY_worker_maximum_startup_concurrency": "4",
+}
+# Functions of Ray that `local_ray` replaces: they start the autoscaler, the server of the dashboard
+# and the reader of the workers' logs, for which a run on one machine has no use. No option turns
+# them off. On two cores they take two seconds of the start, and one of the end.
+_STARTS = ("start_monitor", "start_api_server", "start_log_monitor")
+# This one replaces the loopback address, on which Ray's processes are to listen, by one that other
+# machines reach.
+_RESOLVE = "resolve_ip_for_localhost"
 
 
 @contextmanager
-def remote_ray(address: str | None) -> Iterator[list[dict[str, float]]]:
+def remote_ray(address: str | None) -> Iterator[list[Resources]]:
     """The resources of the nodes of the cluster at `address`; without an address, of the Ray that
     this process is connected to, or none.
     """
@@ -46,19 +67,51 @@ def remote_ray(address: str | None) -> Iterator[list[dict[str, float]]]:
             "or run it on a node of the cluster with auto"
         )
         raise SpecError([Problem("--address", fix, address)])
-    try:
-        _check_listening(address)
-        with without_core_greeting(), _sigterm_handler_kept():
-            connected = ray.init(
-                address=address, log_to_driver=False, logging_level=logging.WARNING
-            )
-    except (OSError, ValueError) as error:
-        raise RefusedError(
-            f"--address: no Ray cluster answers at {address}: {error}; correct the address, or "
-            f"start a cluster with `ray start --head`"
-        ) from error
-    with connected:
+    if ray.is_initialized():
+        fix = (
+            "this process is connected to a Ray already, which the run uses; leave the address out"
+        )
+        raise SpecError([Problem("--address", fix, address)])
+    with token_mode(), _variables(_FOR_PROCESSES), _connect(address):
         yield node_resources()
+
+
+def _connect(address: str) -> Any:
+    """A context manager that ends the connection; RefusedError if no cluster accepts it."""
+    # — Ray uses these for `auto`, even after the cluster has ended
+    place = (os.environ.get("RAY_ADDRESS") or _last_address()) if address == "auto" else address
+    named = address if place in (None, address) else f"{address} ({place})"
+    try:
+        if place:
+            _check_listening(place)
+        with without_core_greeting(), _sigterm_handler_kept():
+            return ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except (OSError, ValueError, RayError) as error:
+        if isinstance(error, AuthenticationError) or _refuses_token(error):
+            raise RefusedError(
+                f"--address: {named} answers only with its token; set RAY_AUTH_TOKEN or "
+                f"RAY_AUTH_TOKEN_PATH to it"
+            ) from error
+        fix = "correct the address, or start a cluster with `ray start --head`"
+        if address == "auto" and place == os.environ.get("RAY_ADDRESS"):
+            fix = "RAY_ADDRESS names it; unset the variable, or correct it"
+        raise RefusedError(
+            f"--address: no Ray cluster answers at {named}: {error}; {fix}"
+        ) from error
+
+
+def _last_address() -> str | None:
+    """The address of the cluster that was started last on this machine, as Ray has noted it."""
+    read = _private("_private.services:get_ray_address_from_environment")
+    return read("auto", None) if read else None
+
+
+def _refuses_token(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, AuthenticationError) or "InvalidAuthToken" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _check_listening(address: str) -> None:
@@ -66,6 +119,32 @@ def _check_listening(address: str) -> None:
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+
+
+def node_resources() -> list[Resources]:
+    """The resources of each node of the connected cluster, with those that it may still start."""
+    alive = [
+        dict(node["Resources"])
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    ]
+    state = _private("_private.state:state")
+    # — through Ray's client (ray://) only the head can read the autoscaler's configuration
+    if state is None or client.is_connected():  # type: ignore[no-untyped-call]
+        return alive
+    config = state.get_cluster_config()  # None for a cluster that does not scale
+    groups = [] if config is None else config.node_group_configs
+    promised = [(dict(group.resources), int(group.max_count)) for group in groups]
+    return nodes_at_largest(alive, promised)
+
+
+def is_alive(actor_id: str, pid: int) -> bool:
+    """Whether this process of the actor runs, or is stopped, as far as Ray knows."""
+    state = _private("_private.state:state")
+    if state is None:
+        return True
+    actor = state.actor_table(actor_id)
+    return bool(actor) and (actor["State"], actor["Pid"]) == ("ALIVE", pid)
 
 
 @contextmanager
@@ -77,21 +156,41 @@ def local_ray(placement: Placement) -> Iterator[None]:
     # — Ray waits for its processes meanwhile, for seconds. The end does not wait for the import: an
     # import of this thread that Ctrl-C ended may keep a lock
     threading.Thread(target=_import_graph, name="import", daemon=True).start()
+    with token_mode(starts=True), _variables(_FOR_PROCESSES | _passive()):
+        # — on GPUs, documents are read and committed beside the engines. Ray starts this many
+        # workers at once, and the mailbox and Ray Data take two before an engine does
+        started = _start(num_cpus=1 + max(2, placement.actors * placement.threads))
+        services, orphans = own_services(), list[psutil.Process]()
+        try:
+            with started:
+                # — only this user may read the logs
+                os.chmod(started.address_info["session_dir"], 0o700)
+                try:
+                    yield
+                finally:
+                    if services.stopped:  # Ray would wait for its answer without an end
+                        kill_all(processes_of_ray())
+                    elif services.ended:  # the others would wait for it, for half a minute
+                        orphans = processes_of_ray()
+        finally:
+            kill_all(orphans)
+
+
+def _start(*, num_cpus: int) -> Any:
+    """A context manager that ends the Ray that it has started; an AssayError in one line."""
     try:
-        with without_core_greeting(), _sigterm_handler_kept(), _without_services():
-            started = ray.init(
+        with without_core_greeting(), _sigterm_handler_kept(), _replaced() as listening:
+            return ray.init(
                 address="local",
-                # — with this address Ray's processes listen on the loopback interface alone
-                _node_ip_address=LOOPBACK,
-                # — on GPUs, documents are read and committed beside the engines. Ray starts this
-                # many workers at once, and the mailbox and Ray Data take two before an engine does
-                num_cpus=1 + max(2, placement.actors * placement.threads),
+                num_cpus=num_cpus,
                 include_dashboard=False,
                 log_to_driver=False,
-                logging_level=logging.WARNING,
+                # — in a thread Ray warns that it sets no handler of SIGTERM, which nobody wants
+                logging_level=logging.ERROR,
+                **listening,
             )
     except Exception as error:
-        _kill(_processes_of_ray())  # those that have started
+        kill_all(processes_of_ray())  # those that have started
         if "AF_UNIX path length" in str(error):
             fix = "Ray's sockets need paths of at most 107 bytes; name a folder with a shorter path"
             raise SpecError([Problem("TMPDIR", fix, tempfile.gettempdir())]) from error
@@ -99,84 +198,102 @@ def local_ray(placement: Placement) -> Iterator[None]:
             raise
         message = "Ray did not start within its 30 s: the machine is busy; run again"
         raise UnavailableError(message) from error
-    orphans: list[psutil.Process] = []
-    try:
-        with started:
-            _close_to_others()
-            try:
-                yield
-            finally:
-                if stopped_services():  # Ray would wait for its answer without an end
-                    _kill(_processes_of_ray())
-                elif ended_services():  # the others would wait for it, for half a minute
-                    orphans = _processes_of_ray()
-    finally:
-        _kill(orphans)
-
-
-def _processes_of_ray() -> list[psutil.Process]:
-    """The processes of the Ray that this process started, and of no other program."""
-    processes = psutil.Process().children(recursive=True)
-    return [each for each in processes if _name(each).startswith(_PROCESS_NAMES)]
-
-
-def _name(process: psutil.Process) -> str:
-    with suppress(psutil.NoSuchProcess):
-        return str(process.name())
-    return ""
-
-
-def _kill(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def _close_to_others() -> None:
-    """Only this user may read the logs of the Ray that was started here."""
-    node = ray._private.worker._global_node
-    assert node is not None, "Ray has started"
-    os.chmod(node.get_session_dir_path(), 0o700)
-
-
-def ended_services() -> list[str]:
-    """The processes of this process's own Ray that have ended, such as `gcs_server`."""
-    node = ray._private.worker._global_node
-    return [] if node is None else [str(name) for name, _ in node.dead_processes()]
-
-
-def stopped_services() -> dict[int, str]:
-    """The names of the processes of this process's own Ray that a signal has stopped, by their id.
-
-    A stopped `raylet` or `gcs_server` answers nothing, and Ray waits for it without an end.
-    """
-    node = ray._private.worker._global_node
-    live: list[tuple[int, str]]
-    live = [] if node is None else [(each.pid, str(name)) for name, each in node.live_processes()]
-    stopped = {}
-    for pid, name in live:
-        with suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
-                stopped[pid] = name
-    return stopped
 
 
 @contextmanager
-def _without_services() -> Iterator[None]:
-    """Ray starts no process in this block that a run on one machine has no use for.
+def token_mode(*, starts: bool = False) -> Iterator[None]:
+    """In this block, Ray in this process and in new ones uses a token, where there is one.
 
-    These are the autoscaler, the server of the dashboard, and the reader of the workers' logs. No
-    option turns them off. On two cores they take two seconds of the start, and one of the end. A
-    later version of Ray that names them otherwise starts them. Nor does Ray replace the loopback
-    address, on which its processes then listen, by one that other machines reach.
+    The token is that of `RAY_AUTH_TOKEN`, `RAY_AUTH_TOKEN_PATH` or `~/.ray/auth_token`, as in Ray.
+    A Ray that this process starts gets a random one that is in no file, unless a variable has one.
+    `RAY_AUTH_MODE=disabled` asks for no token.
+
+    SpecError for a token that Ray cannot use.
     """
-    replaced: dict[tuple[Any, str], Any] = {(Node, name): _nothing for name in _SERVICES}
-    replaced[services, "resolve_ip_for_localhost"] = _unchanged
-    own = {place: getattr(*place) for place in replaced if hasattr(*place)}
-    for place in own:
-        setattr(*place, replaced[place])
+    mode = os.environ.get("RAY_AUTH_MODE") or "token"
+    own = _token_variables(starts=starts) if mode.lower() == "token" else {}
+    if os.environ.get("RAY_AUTH_MODE"):
+        os.environ.update(own)  # — what the process asked for stays, with its token
+        own = {}
+    with _variables(own):
+        _read_variables_again()
+        yield
+    _read_variables_again()
+
+
+def _token_variables(*, starts: bool) -> dict[str, str]:
+    """The variables with which Ray uses a token; none where there is no token."""
+    in_mode = {"RAY_AUTH_MODE": "token"}
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        _check_token("RAY_AUTH_TOKEN", token, starts=starts)
+        return in_mode
+    if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        try:
+            token = Path(path).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            fix = f"cannot be read ({error}); write a token to it, or unset the variable"
+            raise SpecError([Problem("RAY_AUTH_TOKEN_PATH", fix, path)]) from error
+        _check_token("RAY_AUTH_TOKEN_PATH", token, starts=starts)
+        return in_mode
+    if starts:
+        return {**in_mode, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return in_mode if (Path.home() / ".ray/auth_token").is_file() else {}
+
+
+def _check_token(place: str, token: str, *, starts: bool) -> None:
+    """SpecError if the token cannot be sent, or is too short for a Ray that starts here."""
+    if not (token.isascii() and token.isprintable()):
+        raise SpecError([Problem(place, "the token may have printable ASCII characters only")])
+    if starts and len(token) < MIN_TOKEN_CHARACTERS:
+        fix = f"the token has {len(token)} characters, and needs {MIN_TOKEN_CHARACTERS}; unset the "
+        raise SpecError([Problem(place, f"{fix}variable to get a random one")])
+
+
+def _read_variables_again() -> None:
+    """Lets Ray's core read its environment again: it does so once, when it is imported."""
+    config, loader = _private("_raylet:Config"), _private("_raylet:AuthenticationTokenLoader")
+    if config and loader:
+        # — in this order: a thread of Ray that still asks for the token ends the process if the
+        # mode asks for one and there is none
+        config.initialize("")
+        loader.instance().reset_cache()
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets the environment variables that have no value, until the block ends."""
+    own = {name: value for name, value in values.items() if not os.environ.get(name)}
+    os.environ.update(own)
     try:
         yield
+    finally:
+        for name in own:
+            os.environ.pop(name, None)
+
+
+def _passive() -> dict[str, str]:
+    return PASSIVE if PASSIVE.keys().isdisjoint(os.environ) else {}
+
+
+@contextmanager
+def _replaced() -> Iterator[dict[str, Any]]:
+    """Replaces functions of Ray for a run on one machine; the options that go with that.
+
+    Where this version of Ray lacks one of them, none is replaced, and Ray starts plainly.
+    """
+    node, services = _private("_private.node:Node"), _private("_private.services")
+    places: dict[tuple[Any, str], Any] = {(node, name): _nothing for name in _STARTS}
+    places[services, _RESOLVE] = _unchanged
+    if lacking := [name for owner, name in places if not hasattr(owner, name)]:
+        logger.warning("%s: %s is unknown; Ray starts plainly", _version(), ", ".join(lacking))
+        yield {}
+        return
+    own = {place: getattr(*place) for place in places}
+    for place, replacement in places.items():
+        setattr(*place, replacement)
+    try:
+        # — with this address Ray's processes listen on the loopback interface alone
+        yield {"_node_ip_address": LOOPBACK}
     finally:
         for place, function in own.items():
             setattr(*place, function)
@@ -188,6 +305,21 @@ def _nothing(*_arguments: object, **_named: object) -> None:
 
 def _unchanged(host: str) -> str:
     return host
+
+
+def _private(name: str) -> Any:
+    """What `module:name` below `ray` is; None, and a warning, where this version lacks it."""
+    module, _, attribute = name.partition(":")
+    try:
+        imported = importlib.import_module(f"ray.{module}")
+        return getattr(imported, attribute) if attribute else imported
+    except (ImportError, AttributeError):
+        logger.warning("%s: ray.%s is unknown; the run goes on without it", _version(), name)
+        return None
+
+
+def _version() -> str:
+    return f"Ray {ray.__version__}, which assay was not tested with"
 
 
 @contextmanager

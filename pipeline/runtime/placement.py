@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import Problem, SpecError
 from pipeline.runtime.limits import available_bytes, usable_cores
@@ -177,27 +176,6 @@ def cpu_engines(
     near = [number for number, takes in durations.items() if takes <= limit]
     best = max(near, key=lambda number: (min(engines(number), work_items), number))
     return engines(best), best
-
-
-def node_resources() -> list[Resources]:
-    """The resources of each node of the connected cluster, with those that it may still start."""
-    # Imported here: a `Labeller` places its model without Ray.
-    import ray
-    from ray._private.state import state
-    from ray.util.client import ray as client
-
-    alive = [
-        dict(node["Resources"])
-        for node in ray.nodes()  # type: ignore[no-untyped-call]
-        if node["Alive"]
-    ]
-    # — through Ray's client (ray://) only the head can read the autoscaler's configuration
-    through_client: bool = client.is_connected()  # type: ignore[no-untyped-call]
-    # — None for a cluster that does not scale
-    config: Any = None if through_client else state.get_cluster_config()
-    groups = [] if config is None else config.node_group_configs
-    promised = [(dict(group.resources), int(group.max_count)) for group in groups]
-    return nodes_at_largest(alive, promised)
 
 
 def nodes_at_largest(

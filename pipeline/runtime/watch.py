@@ -19,12 +19,11 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import ray
-from ray._private.state import state
 from ray.exceptions import GetTimeoutError, RayError
 
 from pipeline.errors import StalledError
 from pipeline.ledger.blocks import ShardCounts
-from pipeline.runtime.connection import ended_services, stopped_services
+from pipeline.runtime.connection import is_alive
 from pipeline.runtime.job import Plan
 from pipeline.runtime.metrics import RunMetrics
 from pipeline.runtime.outcome import failed_rows
@@ -38,6 +37,7 @@ from pipeline.runtime.progress import (
     WorkKey,
     work_key,
 )
+from pipeline.runtime.ray_processes import Services, own_services
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ class Watch:
         self._stopped_s: float | None = None  # when a process of Ray was first seen stopped
         self._polling = threading.Lock()  # held while the mailbox is read
         self._mailbox: Any = None
+        self._services = Services()
         self._metrics: RunMetrics | None = None
         self._error: StalledError | None = None
         self._closed = threading.Event()
@@ -155,7 +156,7 @@ class Watch:
             self._metrics.add_seconds(phase, seconds)
         # — if the mailbox's node is lost, a new mailbox gets each worker's next report
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
-        self._mailbox = actor.remote()
+        self._services, self._mailbox = own_services(), actor.remote()
         try:
             yield self._mailbox
         finally:
@@ -213,7 +214,7 @@ class Watch:
             last_s = now_s
 
     def _read(self, mailbox: Any) -> None:
-        if ended := ended_services():
+        if ended := self._services.ended:
             self._end(
                 f"Ray's {ended[0]} has ended (the system may have killed it for its memory). Run "
                 f"the same command again: finished shards are kept"
@@ -243,7 +244,7 @@ class Watch:
 
     def _is_stopped(self, now_s: float) -> bool:
         """Whether a process of Ray is stopped: it is named, and ends the run after the limit."""
-        stopped = stopped_services()
+        stopped = self._services.stopped
         if not stopped:
             self._stopped_s = None
             return False
@@ -389,8 +390,7 @@ def _order(phase: str) -> int:
 
 def _is_alive(report: WorkerReport) -> bool:
     """Whether the worker's process runs, or is stopped, as far as Ray knows."""
-    actor = state.actor_table(report.actor_id)
-    return bool(actor) and actor["State"] == "ALIVE" and actor["Pid"] == report.pid
+    return is_alive(report.actor_id, report.pid)
 
 
 def _in_main_thread() -> bool:

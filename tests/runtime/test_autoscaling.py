@@ -8,7 +8,8 @@ from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RaySystemError
 from ray.util.client import ray as client
 
-from pipeline.runtime.placement import Resources, cluster, node_resources, nodes_at_largest, place
+from pipeline.runtime.connection import node_resources
+from pipeline.runtime.placement import Resources, cluster, nodes_at_largest, place
 from pipeline.spec.model import ModelSpec
 
 HEAD: Resources = {"CPU": 0.0, "node:__internal_head__": 1.0}

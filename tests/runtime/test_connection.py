@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from pipeline.errors import RefusedError, SpecError
+from pipeline.runtime.connection import remote_ray, token_mode
 
 # One process has all tests that start Ray.
 pytestmark = pytest.mark.xdist_group("ray")
@@ -39,8 +43,7 @@ print(json.dumps([answer, graph, sorted(words), sorted(listening), mode, len(lef
 
 
 def test_a_local_ray_has_no_process_that_a_run_does_not_use_and_is_closed_to_others() -> None:
-    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
-    output = subprocess.check_output([sys.executable, "-c", PROBE], text=True, env=environment)
+    output = subprocess.check_output([sys.executable, "-c", PROBE], text=True)
     answer, graph, words, listening, mode, left, restored = json.loads(output.splitlines()[-1])
     assert answer == 3
     assert graph, "Ray Data is imported while Ray starts"
@@ -70,7 +73,7 @@ except SpecError as error:
 def ended(**environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", ENDING],
-        env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=120,
@@ -87,3 +90,121 @@ def test_a_folder_whose_path_is_too_long_for_sockets_is_one_line(tmp_path: Path)
     process = ended(TMPDIR=str(long))
     assert process.returncode == 1
     assert process.stderr.splitlines()[-1].startswith("TMPDIR: Ray's sockets need paths of at most")
+
+
+# Ray reads its environment when it is imported: here before everything else, without a token.
+AFTER_THE_IMPORT = """
+import ray, torch
+import asyncio, json, os, subprocess, sys, threading
+from pipeline.runtime.connection import local_ray
+from pipeline.runtime.placement import Placement
+
+CLIENT = "import sys, ray; print(len(ray._raylet.GcsClient(sys.argv[1]).get_all_node_info()))"
+before = dict(os.environ)
+answers = []
+
+def start():
+    with local_ray(Placement("cpu", "float32", actors=1, threads=1)):
+        address = ray.get_runtime_context().gcs_address
+        stranger = {name: os.environ[name] for name in ("PATH", "HOME")}
+        for environment in (None, stranger):
+            client = subprocess.run(
+                [sys.executable, "-c", CLIENT, address],
+                env=environment, capture_output=True, text=True,
+            )
+            answers.append([client.stdout.strip(), "AuthenticationError" in client.stderr])
+        mode = ray.remote(lambda: os.environ["RAY_AUTH_MODE"]).remote()
+        answers.append(ray.get(mode))
+
+async def in_a_loop():
+    start()
+
+start()
+asyncio.run(in_a_loop())
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
+of_ray = {"PYTHONBREAKPOINT", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED"}  # it sets these itself
+print(json.dumps([answers, sorted(changed - of_ray)]))
+"""
+
+
+def without_a_token(home: Path, **changes: str) -> dict[str, str]:
+    """The environment of a person who has never heard of Ray."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**kept, "HOME": str(home), **changes}
+
+
+def test_after_an_import_of_ray_in_a_loop_and_in_a_thread_only_this_process_has_the_token(
+    tmp_path: Path,
+) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", AFTER_THE_IMPORT],
+        env=without_a_token(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (process.returncode, process.stderr) == (0, "")
+    answers, changed = json.loads(process.stdout)
+    assert answers == [["1", False], ["", True], "token"] * 3
+    assert changed == []
+    assert not (tmp_path / ".ray").exists(), "the token is in no file"
+
+
+PLAIN = """
+from pipeline.runtime import connection
+from pipeline.runtime.placement import Placement
+
+connection._STARTS = (*connection._STARTS, "start_of_another_version")
+with connection.local_ray(Placement("cpu", "float32", actors=1, threads=1)):
+    print(connection.ray.get(connection.ray.remote(lambda: 3).remote()))
+"""
+
+
+def test_without_a_private_name_ray_starts_plainly_and_says_so(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", PLAIN],
+        env=without_a_token(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.stdout == "3\n"
+    (line,) = process.stderr.splitlines()
+    assert "start_of_another_version is unknown; Ray starts plainly" in line
+    assert not (tmp_path / ".ray").exists()
+
+
+@pytest.mark.parametrize(
+    "variables, place, reason",
+    [
+        ({"RAY_AUTH_TOKEN": "short"}, "RAY_AUTH_TOKEN", "the token has 5 characters, and needs 16"),
+        ({"RAY_AUTH_TOKEN": "ü" * 20}, "RAY_AUTH_TOKEN", "printable ASCII characters only"),
+        ({"RAY_AUTH_TOKEN_PATH": "/none"}, "RAY_AUTH_TOKEN_PATH", "cannot be read"),
+    ],
+)
+def test_a_token_that_ray_cannot_use_is_an_error_that_does_not_print_it(
+    variables: dict[str, str], place: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SpecError) as raised, token_mode(starts=True):
+        pass
+    (problem,) = raised.value.problems
+    assert problem.place == place and reason in problem.fix
+    assert variables.get("RAY_AUTH_TOKEN", "-----") not in str(raised.value)
+
+
+def test_a_stale_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        stale = f"127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", stale)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    reason = rf"answers at auto \({stale}\).*; RAY_ADDRESS names it; unset the variable"
+    with pytest.raises(RefusedError, match=reason), remote_ray("auto"):
+        pass
