@@ -1,5 +1,6 @@
 """Pages that are made from the code: the spec, the command and the Python API.
 
+Each begins with the file of its name in this folder, so that links to it open without a build, too.
 mkdocs calls `on_files`. `PAGES` maps a page to the function that returns its text, so that a test
 can make the pages without mkdocs.
 """
@@ -36,6 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     for name, text in PAGES.items():
+        if introduction := files.get_file_from_path(name):
+            files.remove(introduction)
         files.append(File.generated(config, name, content=text()))
     return files
 
@@ -45,7 +48,7 @@ def spec_page() -> str:
     from pipeline.spec.schema import JobSpec
 
     schema = JobSpec.model_json_schema()
-    introduction = (FOLDER / "_spec.md").read_text()
+    introduction = (FOLDER / "spec.md").read_text()
     return "\n".join([introduction, *_model("", schema, schema["$defs"])])
 
 
@@ -118,7 +121,7 @@ def _cell(text: str) -> str:
 def command_page() -> str:
     """What `assay --help` and `assay VERB --help` print."""
     summary = _help()
-    parts = [(FOLDER / "_commands.md").read_text(), f"```text\n{summary}\n```\n"]
+    parts = [(FOLDER / "commands.md").read_text(), f"```text\n{summary}\n```\n"]
     for verb in verbs(summary):
         parts.append(f"## assay {verb}\n\n```text\n{_help(verb)}\n```\n")
     return "\n".join(parts)
@@ -143,7 +146,7 @@ def api_page() -> str:
     """Every public name, errors last, then what the functions return. Nothing heavy is imported."""
     import pipeline
 
-    parts = [(FOLDER / "_api.md").read_text()]
+    parts = [(FOLDER / "api.md").read_text()]
     tree = ast.parse(Path(pipeline.__file__).read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     homes = {alias.name: node.module for node in imports for alias in node.names}

@@ -284,6 +284,13 @@ def test_a_page_names_files_that_exist(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_opens_in_a_checkout(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    places = [link for link in links if "://" not in link]
+    assert [place for place in places if not (page.parent / place).exists()] == []
+
+
 def test_the_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
 
