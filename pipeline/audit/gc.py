@@ -1,16 +1,19 @@
 """Garbage collection: removes what no snapshot and no next run of an output needs.
 
 Entry point: `collect_garbage`, the only code that deletes results. It keeps what the last snapshots
-of each spec name, and what the next run of this spec would use, so that an interrupted run loses
-nothing. Objects with keys that assay does not write are left alone.
+of each spec name, what the next run of this spec would use, and everything that is young: it may be
+the work of another spec, which no snapshot shows yet. So an interrupted run loses nothing. Objects
+with keys that assay does not write are left alone.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
@@ -42,6 +45,7 @@ from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import ATTEMPTS, PROBE_KEY, Store, StoredObject, open_store
 
 # In this order, a reader never sees a snapshot whose files are already deleted. Input logs stay.
+_DAY_S = 24 * 60 * 60.0
 DELETION_ORDER = (SNAPSHOTS, RETRIES, LABELS, DOCUMENTS, INDEX, SPECS, ATTEMPTS)
 
 
@@ -66,6 +70,7 @@ class GcResult:
     output: str
     snapshots: tuple[int, ...]  # kept
     objects: tuple[StoredObject, ...]  # that nothing needs, in the order of deletion
+    young: int  # objects that are kept for their age alone
     unknown: int  # keys that assay does not write, inside its own folders
     deleted: bool  # False: a dry run
 
@@ -85,27 +90,41 @@ class GcResult:
 
 
 def collect_garbage(
-    spec: JobSpec, *, cache_dir: Path, keep: int, delete: bool, store: Store | None = None
+    spec: JobSpec,
+    *,
+    cache_dir: Path,
+    keep: int,
+    delete: bool,
+    older_than_days: float,
+    store: Store | None = None,
 ) -> GcResult:
     """What the output holds and nothing needs; removed if `delete`. No run may be active.
 
-    `store` is the spec's output, if it is open already.
+    Objects younger than `older_than_days`, by the store's clock, are kept. `store` is the spec's
+    output, if it is open already.
     """
     if keep < 1:
         fix = "at least one snapshot of each spec is kept; write 1 or more"
         raise SpecError([Problem("--keep", fix, keep)])
+    if not older_than_days >= 0:
+        raise SpecError([Problem("--older-than", "write 0 or more days", older_than_days)])
     output = store or open_store(spec.output, spec.storage_options)
     # — listed before the snapshots are read: what is written from now on is not in the list
     stored = [each for prefix in DELETION_ORDER for each in output.list(prefix)]
     cells = _cells_of_next_run(spec, output, cache_dir)
-    kept = _kept_snapshots(output, keep)
+    oldest_s = time.time() - older_than_days * _DAY_S if older_than_days else inf
+    young = frozenset(each.key for each in stored if each.modified_s > oldest_s)
+    kept = _kept_snapshots(output, keep, young)
     named = frozenset(key for snapshot in kept for key in _named_keys(snapshot))
     index = shards_of_objects(output)
-    objects, unknown = _unneeded(stored, named, cells, index)
+    unneeded, unknown = _unneeded(stored, named, cells, index)
+    needed_by_young = _needed_by(young, index)
+    objects = tuple(each for each in unneeded if each.key not in needed_by_young)
     if delete:
         for prefix in DELETION_ORDER:
             output.delete([each.key for each in objects if each.key.startswith(prefix)])
-    return GcResult(output.url, tuple(s.number for s in kept), objects, unknown, delete)
+    numbers = tuple(snapshot.number for snapshot in kept)
+    return GcResult(output.url, numbers, objects, len(unneeded) - len(objects), unknown, delete)
 
 
 def _cells_of_next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
@@ -155,14 +174,17 @@ def _slices_of_texts(
         return {sid: shard for sid, shard in pool.map(shard_of, unknown) if shard in sids}
 
 
-def _kept_snapshots(store: Store, keep: int) -> list[Contents]:
-    """The last `keep` snapshots of each spec, newest first; StorageError if one is broken."""
+def _kept_snapshots(store: Store, keep: int, young: Collection[str]) -> list[Contents]:
+    """The last `keep` snapshots of each spec and the young ones, newest first.
+
+    StorageError if a snapshot is broken.
+    """
     count: Counter[str] = Counter()
     kept = []
     for number in snapshot_numbers(store):
         snapshot = contents(store, number)
         count[snapshot.spec] += 1
-        if count[snapshot.spec] <= keep:
+        if count[snapshot.spec] <= keep or snapshot_key(number) in young:
             kept.append(snapshot)
     return kept
 
@@ -178,6 +200,19 @@ def _named_keys(snapshot: Contents) -> Iterator[str]:
         if file.task is not None:
             # — also below a retry: without this file the cell counts as missing and is labelled
             yield label_key(file.task, snapshot.tasks[file.task].fp, file.sid)
+
+
+def _needed_by(young: frozenset[str], index: Mapping[str, Collection[str]]) -> frozenset[str]:
+    """The young objects, and the older ones without which a young label file has no meaning."""
+    keys = [key for key in map(parse_key, young) if key and key.folder in (LABELS, RETRIES)]
+    sids = {key.sid for key in keys}
+    versions = {(key.task, key.fp) for key in keys}
+    return young.union(
+        (label_key(key.task, key.fp, key.sid) for key in keys),
+        map(documents_key, sids),
+        (name_of(*version) for version in versions for name_of in (spec_key, calibration_key)),
+        (name for name, indexed in index.items() if not sids.isdisjoint(indexed)),
+    )
 
 
 def _unneeded(

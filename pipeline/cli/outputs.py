@@ -156,7 +156,13 @@ def verify(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
 
 @app.command(group=USE, sort_key=8)
 def gc(
-    spec: SpecFile, /, *, keep: Annotated[int, WHOLE], delete: bool = False, as_json: AsJson = False
+    spec: SpecFile,
+    /,
+    *,
+    keep: Annotated[int, WHOLE],
+    older_than: Annotated[float, Parameter(metavar="DAYS")] = 7.0,
+    delete: bool = False,
+    as_json: AsJson = False,
 ) -> int:
     """List or delete the objects of an output that no kept snapshot and no later run needs.
 
@@ -164,7 +170,10 @@ def gc(
     ----------
     keep
         Number of snapshots of each spec to keep.
+    older_than
+        Keep everything that is younger, such as the work of another spec without a snapshot.
     delete
         Delete the listed objects. Do not use this while a run writes to the output.
     """
-    return VERBS["gc"].carry_out(spec, as_json=as_json, keep=keep, delete=delete)
+    days = {"older_than_days": older_than}
+    return VERBS["gc"].carry_out(spec, as_json=as_json, keep=keep, delete=delete, **days)

@@ -50,6 +50,8 @@ def show_gc(result: GcResult, console: Console) -> None:
     rows = {"output": result.output, "kept snapshots": kept}
     for prefix, (count, size_bytes) in result.per_prefix.items():
         rows[prefix] = f"{count:,} objects, {size_bytes / 1e6:,.1f} MB"
+    if result.young:
+        rows["younger"] = f"{result.young:,} objects that nothing else needs; see --older-than"
     if result.unknown:
         rows["not touched"] = f"{result.unknown:,} files that are not assay's"
     rows["verdict"] = "nothing was deleted; add --delete to delete these objects"
@@ -66,6 +68,7 @@ def gc_json(result: GcResult) -> dict[str, Any]:
         "output": result.output,
         "kept_snapshots": list(result.snapshots),
         "deleted": result.deleted,
+        "young": result.young,
         "unknown": result.unknown,
         "prefixes": {
             prefix: {"objects": count, "size_bytes": size_bytes}

@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -148,8 +148,11 @@ def is_alive(actor_id: str, pid: int) -> bool:
 
 
 @contextmanager
-def local_ray(placement: Placement) -> Iterator[None]:
-    """The Ray that this process is connected to, or a new one that ends with the run."""
+def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
+    """The Ray that this process is connected to, or a new one that ends with the run.
+
+    A new one has room for each of the placements, one at a time.
+    """
     if ray.is_initialized():
         yield
         return
@@ -159,7 +162,11 @@ def local_ray(placement: Placement) -> Iterator[None]:
     with token_mode(starts=True), _variables(_FOR_PROCESSES | _passive()):
         # — on GPUs, documents are read and committed beside the engines. Ray starts this many
         # workers at once, and the mailbox and Ray Data take two before an engine does
-        started = _start(num_cpus=1 + max(2, placement.actors * placement.threads))
+        started = _start(
+            num_cpus=1 + max(2, *(each.cores for each in placements)),
+            # — by its own count Ray misses what torch sees, such as MIG devices
+            num_gpus=max(each.actors * each.gpus for each in placements),
+        )
         services, orphans = own_services(), list[psutil.Process]()
         try:
             with started:
@@ -176,13 +183,14 @@ def local_ray(placement: Placement) -> Iterator[None]:
             kill_all(orphans)
 
 
-def _start(*, num_cpus: int) -> Any:
+def _start(*, num_cpus: int, num_gpus: int) -> Any:
     """A context manager that ends the Ray that it has started; an AssayError in one line."""
     try:
         with without_core_greeting(), _sigterm_handler_kept(), _replaced() as listening:
             return ray.init(
                 address="local",
                 num_cpus=num_cpus,
+                num_gpus=num_gpus,
                 include_dashboard=False,
                 log_to_driver=False,
                 # — in a thread Ray warns that it sets no handler of SIGTERM, which nobody wants

@@ -54,7 +54,7 @@ from pipeline.stores.store import Store, open_store
 SMALL_INPUT_BYTES = 16 * 1024 * 1024
 SMALL_INPUT_SHARDS = 256
 # The number formats that `dtype: auto` may become.
-_AUTO_DTYPES = ("float32", "bfloat16")
+_AUTO_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""What this process may use of its machine. Entry points: `usable_cores` and `available_bytes`.
+"""What this process may use of its machine.
+
+Entry points: `usable_cores`, `available_bytes` and `usable_gpus`. Must not import torch: the driver
+decides where a model runs without loading one.
 
 A container, a systemd unit or a batch system limits a process by its control groups (cgroups),
 which neither `os.cpu_count` nor psutil reads. A process has a cgroup of each controller in version
@@ -7,13 +10,38 @@ which neither `os.cpu_count` nor psutil reads. A process has a cgroup of each co
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
 
+logger = logging.getLogger(__name__)
+
 ROOT = Path("/")
+# The first compute capability with products of bfloat16 (Ampere).
+BFLOAT16_CAPABILITY = (8, 0)
+# torch knows CUDA_VISIBLE_DEVICES, MIG devices and the limits of a container.
+_ASK_TORCH = """
+import json, torch
+capabilities = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
+print(json.dumps([torch.__version__, torch.version.cuda, capabilities]))
+"""
+_ASK_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The GPUs of one machine on which torch can compute."""
+
+    count: int = 0
+    bfloat16: bool = True  # whether all of them multiply in bfloat16
 
 
 def usable_cores(root: Path = ROOT) -> int:
@@ -30,6 +58,44 @@ def available_bytes(root: Path = ROOT) -> int:
     """The memory that this process can still use without swapping, also within its cgroups."""
     free = map(_free_bytes, _cgroups(root, "memory"))
     return max(0, int(min([psutil.virtual_memory().available, *free])))
+
+
+@cache
+def usable_gpus() -> Gpus:
+    """The GPUs that torch sees here; a new process asks it once, and only where there is a device.
+
+    A device that torch does not see, for example with a build for CPUs, is a logged warning.
+    """
+    return gpus_seen_by_torch(ROOT, _ask_torch)
+
+
+def gpus_seen_by_torch(root: Path, ask: Callable[[], subprocess.CompletedProcess[str]]) -> Gpus:
+    """`usable_gpus` with the file system's root and the process that prints what torch sees."""
+    devices = sorted((root / "dev").glob("nvidia[0-9]*")) or list((root / "dev").glob("dxg"))
+    if not devices or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return Gpus()
+    answer = ask()
+    if answer.returncode:
+        version, reason = "", (answer.stderr.strip().splitlines() or ["it fails"])[-1]
+        capabilities: list[list[int]] = []
+    else:
+        version, cuda, capabilities = json.loads(answer.stdout.splitlines()[-1])
+        reason = "its driver or CUDA_VISIBLE_DEVICES hides it" if cuda else "it is a build for CPUs"
+    if not capabilities:
+        logger.warning(
+            "%s is a GPU that torch %sdoes not see: %s; the model runs on the CPU",
+            *(devices[0], version and f"{version} ", reason),
+        )
+    least = min(map(tuple, capabilities), default=BFLOAT16_CAPABILITY)
+    return Gpus(len(capabilities), bfloat16=least >= BFLOAT16_CAPABILITY)
+
+
+def _ask_torch() -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _ASK_TORCH]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no answer in {_ASK_TIMEOUT_S} s")
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:

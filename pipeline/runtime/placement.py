@@ -12,7 +12,7 @@ from math import ceil, inf
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
-from pipeline.runtime.limits import available_bytes, usable_cores
+from pipeline.runtime.limits import available_bytes, usable_cores, usable_gpus
 from pipeline.sources.shards import MAX_SHARD_BYTES
 from pipeline.spec.model import ModelSpec
 
@@ -22,6 +22,8 @@ Resources = dict[str, float]  # of one Ray node, by name
 # bfloat16 has about a hundredth of float32's rate. Intel's AVX512-BF16 without AMX has .6 of it
 # (SmolLM2, Xeon of model 207); AMD's has 4 times float32's.
 _FAST_BFLOAT16 = {"GenuineIntel": {"amx_bf16"}, "AuthenticAMD": {"avx512_bf16", "amx_bf16"}}
+# Ray's names for GPUs of before Ampere, as resources of a node.
+_WITHOUT_BFLOAT16 = {f"accelerator_type:{name}" for name in ("K80", "P4", "P100", "V100", "T4")}
 
 # The share of an engine's work that more threads do not make faster, so that N threads are
 # 1 / (_SERIAL + (1 - _SERIAL) / N) times as fast as one (Amdahl). On two cores, one engine of two
@@ -47,6 +49,7 @@ class Machine:
     memory_bytes: float = inf  # that the node with the least memory has free
     cpu_flags: frozenset[str] = frozenset()
     cpu_vendor: str = ""  # as /proc/cpuinfo names it
+    gpu_bfloat16: bool = True  # whether all GPUs multiply in bfloat16
 
     @property
     def fast_bfloat16(self) -> bool:
@@ -73,7 +76,12 @@ class Placement:
 
 def this_machine() -> Machine:
     """The cores, the memory and the GPUs that this process may use."""
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    gpus = usable_gpus()
+    counts = (gpus.count,) if gpus.count else ()
+    return replace(_without_gpus(), gpus=counts, gpu_bfloat16=gpus.bfloat16)
+
+
+def _without_gpus() -> Machine:
     cpuinfo = Path("/proc/cpuinfo")  # of Linux alone
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     # — the last processor's; all have the same
@@ -81,7 +89,7 @@ def this_machine() -> Machine:
         key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
     }
     return Machine(
-        gpus=(gpus,) if gpus else (),
+        gpus=(),
         cores=(usable_cores(),),
         memory_bytes=available_bytes(),
         cpu_flags=frozenset(facts.get("flags", "").split()),
@@ -93,10 +101,11 @@ def cluster(nodes: Sequence[Resources]) -> Machine:
     """The hardware of a Ray cluster; its processors are assumed to equal this machine's."""
     working = [node for node in nodes if node.get("CPU", 0) >= 1]
     return replace(
-        this_machine(),
+        _without_gpus(),
         gpus=tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1),
         cores=tuple(int(node["CPU"]) for node in working) or (1,),
         memory_bytes=min([inf, *(node.get("memory", inf) for node in working)]),
+        gpu_bfloat16=_WITHOUT_BFLOAT16.isdisjoint(name for node in nodes for name in node),
     )
 
 
@@ -110,7 +119,10 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
         fix = "there is no GPU here; write device: auto or cpu"
         raise SpecError([Problem("model.device", fix, model.device)])
     on_gpu = bool(machine.gpus) and model.device != "cpu"
-    fastest = "bfloat16" if on_gpu or machine.fast_bfloat16 else "float32"
+    if on_gpu:
+        fastest = "bfloat16" if machine.gpu_bfloat16 else "float16"
+    else:
+        fastest = "bfloat16" if machine.fast_bfloat16 else "float32"
     dtype = fastest if model.dtype == "auto" else model.dtype
     if not on_gpu and model.gpus > 1:
         raise SpecError([Problem("model.gpus", "there is no GPU here; write 1", model.gpus)])

@@ -233,8 +233,7 @@ def label(
             job = _spread(job, machine, len(last.work_items))
             watch.enter(STARTING_RAY if last.work_items else LISTING, last)
             if last.work_items:
-                widest = max(job.with_stages, key=lambda each: each.placement.cores)
-                with local_ray(widest.placement):
+                with local_ray([each.placement for each in job.with_stages]):
                     last = _label_missing(job, store, last, counts, watch, options)
     slice_rows = _slice_rows(store, last, counts)
     if not last.work_items:

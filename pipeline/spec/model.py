@@ -45,7 +45,8 @@ class ModelSpec(Frozen):
     revision: str | None = None
     """Branch, tag or commit of a model on the Hub. Default: the branch `main`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of the model. `auto` takes bfloat16 where it is faster, else float32."""
+    """Number format of the model. `auto` takes bfloat16 where it is faster. Else it is
+    float32 on CPUs, and float16 on GPUs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. `auto` takes a GPU if there is one."""
     gpus: PositiveInt = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,14 @@ class Everything:
         assert self.store.create(first, data) and self.store.create(second, data)
         return first, second
 
-    def gc(self, keep: int, delete: bool = True) -> GcResult:
+    def gc(self, keep: int, delete: bool = True, older_than_days: float = 0) -> GcResult:
         return collect_garbage(
-            self.spec, cache_dir=self.corpus.cache_dir, keep=keep, delete=delete, store=self.store
+            self.spec,
+            cache_dir=self.corpus.cache_dir,
+            keep=keep,
+            delete=delete,
+            older_than_days=older_than_days,
+            store=self.store,
         )
 
 
@@ -247,6 +253,27 @@ def test_nothing_is_deleted_where_a_snapshot_is_broken(everything: Everything) -
     assert everything.keys == before
 
 
+def test_the_young_work_of_another_spec_stays_with_all_that_it_needs(
+    everything: Everything, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything.finish("job", "1")
+    everything.finish("job", "2")
+    shards = everything.corpus.shards(everything.store)
+    others = toy_fingerprints("of another spec, without a snapshot")
+    for task, fingerprint in others.items():
+        everything.store.create(spec_key(task, fingerprint.id), fingerprint.json())
+    monkeypatch.setattr("time.time", lambda now=time.time: now() + 8 * 86_400)  # a week later
+    begun = {label_key(task, fingerprint.id, shards[0].id) for task, fingerprint in others.items()}
+    for key in begun:
+        everything.store.create(key, b"an answer")
+    deleted = everything.gc(1, older_than_days=7).keys
+    kept = begun | {spec_key(task, fingerprint.id) for task, fingerprint in others.items()}
+    assert kept <= everything.keys and documents_key(shards[0].id) in everything.keys
+    old = toy_fingerprints("1")
+    assert label_key("toxic", old["toxic"].id, shards[0].id) in deleted
+    assert kept.issubset(everything.gc(1, older_than_days=0).keys)
+
+
 def test_a_new_input_is_neither_cut_nor_written_down(everything: Everything) -> None:
     check_create_only(everything.store)
     assert everything.gc(1).keys == ()
@@ -267,11 +294,16 @@ def test_the_command_deletes_only_when_told_and_keeps_at_least_one(
     spec = str(write_spec(input=wanted, output=str(store.root)))
     monkeypatch.setenv("ASSAY_CACHE", str(everything.corpus.cache_dir))
     before = everything.keys
-    assert main(["gc", spec, "--keep", "1"]) == 0
+    assert main(["gc", spec, "--keep", "1", "--delete"]) == 0
+    assert everything.keys == before, "all of it is a second old"
+    assert "there is nothing to delete" in capsys.readouterr().out
+    assert main(["gc", spec, "--keep", "1", "--older-than", "0"]) == 0
     assert "nothing was deleted" in capsys.readouterr().out and everything.keys == before
+    assert main(["gc", spec, "--keep", "1", "--older-than", "-1"]) == 2
+    assert capsys.readouterr().err.startswith("--older-than: write 0 or more days")
     assert main(["gc", spec, "--keep", "0", "--delete"]) == 2
     assert capsys.readouterr().err.startswith("--keep: at least one") and everything.keys == before
-    assert main(["gc", spec, "--keep", "1", "--delete", "--json"]) == 0
+    assert main(["gc", spec, "--keep", "1", "--older-than", "0", "--delete", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert before - everything.keys == set(found["keys"]) and found["deleted"] is True
     assert found["prefixes"]["specs/"] == {

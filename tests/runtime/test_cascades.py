@@ -74,7 +74,9 @@ def test_other_thresholds_ask_only_what_was_not_asked(staged: Staged) -> None:
 
 def collect(staged: Staged) -> None:
     cache = staged.folder / "cache"
-    collect_garbage(load_spec(staged.spec_file), cache_dir=cache, keep=1, delete=True)
+    collect_garbage(
+        load_spec(staged.spec_file), cache_dir=cache, keep=1, delete=True, older_than_days=0
+    )
 
 
 def test_a_corpus_that_moved_grew_and_was_joined_asks_only_new_texts(staged: Staged) -> None:

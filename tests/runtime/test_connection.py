@@ -25,7 +25,7 @@ from pipeline.runtime.connection import local_ray
 from pipeline.runtime.placement import Placement
 
 own = Node.start_monitor, Node.start_api_server, Node.start_log_monitor
-with local_ray(Placement("cpu", "float32", actors=1, threads=1)):
+with local_ray([Placement("cpu", "float32", actors=1, threads=1)]):
     answer = ray.get(ray.remote(lambda: 3).remote())
     graph = "pipeline.runtime.graph" in sys.modules
     family = psutil.Process().children(recursive=True)
@@ -63,7 +63,7 @@ from pipeline.runtime.placement import Placement
 
 connection._import_graph = threading.Event().wait
 try:
-    with connection.local_ray(Placement("cpu", "float32", actors=1, threads=1)):
+    with connection.local_ray([Placement("cpu", "float32", actors=1, threads=1)]):
         sys.exit(3)
 except SpecError as error:
     sys.exit(str(error))
@@ -104,7 +104,7 @@ before = dict(os.environ)
 answers = []
 
 def start():
-    with local_ray(Placement("cpu", "float32", actors=1, threads=1)):
+    with local_ray([Placement("cpu", "float32", actors=1, threads=1)]):
         address = ray.get_runtime_context().gcs_address
         stranger = {name: os.environ[name] for name in ("PATH", "HOME")}
         for environment in (None, stranger):
@@ -158,7 +158,7 @@ from pipeline.runtime import connection
 from pipeline.runtime.placement import Placement
 
 connection._STARTS = (*connection._STARTS, "start_of_another_version")
-with connection.local_ray(Placement("cpu", "float32", actors=1, threads=1)):
+with connection.local_ray([Placement("cpu", "float32", actors=1, threads=1)]):
     print(connection.ray.get(connection.ray.remote(lambda: 3).remote()))
 """
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import psutil
 import pytest
 
-from pipeline.runtime.limits import available_bytes, usable_cores
+from pipeline.runtime.limits import (
+    Gpus,
+    available_bytes,
+    gpus_seen_by_torch,
+    usable_cores,
+)
 
 GIB = 1024**3
 V1_CPU = "sys/fs/cgroup/cpu"
@@ -129,3 +137,68 @@ def test_the_memory_is_what_machine_and_cgroups_leave(
 
 def test_this_machine_has_a_core_and_memory() -> None:
     assert usable_cores() >= 1 and available_bytes() > 0
+
+
+def seen(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> CompletedProcess[str]:
+    """What a torch that sees GPUs of these capabilities prints."""
+    answer = json.dumps(["2.13.0", cuda, capabilities])
+    return CompletedProcess([], 0, f"a line of a library\n{answer}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gpus"),
+    [
+        (seen((9, 0)), Gpus(1, bfloat16=True)),
+        (seen((8, 0), (8, 6)), Gpus(2, bfloat16=True)),
+        (seen((9, 0), (7, 5)), Gpus(2, bfloat16=False)),
+    ],
+)
+def test_torch_says_which_gpus_can_be_used(
+    answer: CompletedProcess[str],
+    gpus: Gpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    root = tree(tmp_path, {"dev/nvidia0": "", "dev/nvidiactl": ""})
+    assert gpus_seen_by_torch(root, lambda: answer) == gpus
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (seen(cuda=None), "torch 2.13.0 does not see: it is a build for CPUs"),
+        (seen(), "torch 2.13.0 does not see: its driver or CUDA_VISIBLE_DEVICES hides it"),
+        (CompletedProcess([], 1, "", "a trace\nno driver"), "torch does not see: no driver"),
+    ],
+)
+def test_a_device_that_torch_does_not_see_is_one_warning(
+    answer: CompletedProcess[str],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    root = tree(tmp_path, {"dev/nvidia0": ""})
+    assert gpus_seen_by_torch(root, lambda: answer) == Gpus()
+    assert caplog.messages == [
+        f"{root}/dev/nvidia0 is a GPU that {reason}; the model runs on the CPU"
+    ]
+
+
+@pytest.mark.parametrize("hidden", ["", "-1", None])
+def test_torch_is_not_asked_without_a_device_or_where_all_are_hidden(
+    hidden: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        tree(tmp_path, {"dev/nvidia0": ""})
+    assert gpus_seen_by_torch(tmp_path, lambda: sys.exit("torch was asked")) == Gpus()
+    assert caplog.messages == []

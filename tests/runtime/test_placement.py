@@ -25,6 +25,7 @@ AMD: dict[str, Any] = {"gpus": (), "cores": (8,), "cpu_vendor": "AuthenticAMD"}
 VECTORS = frozenset({"avx512_bf16"})
 AMX = VECTORS | {"amx_bf16"}
 GPUS = Machine(gpus=(2, 2), cores=(16, 16))
+OLD_GPUS = Machine(gpus=(1,), cores=(4,), cpu_flags=AMX, gpu_bfloat16=False)
 UNEVEN = Machine(gpus=(1, 5), cores=(16, 16))  # all GPUs of one actor are in one node
 
 
@@ -40,6 +41,7 @@ UNEVEN = Machine(gpus=(1, 5), cores=(16, 16))  # all GPUs of one actor are in on
         ({"threads": 9}, OLD, Placement("cpu", "float32", actors=1, threads=8)),
         ({}, GPUS, Placement("cuda", "bfloat16", actors=4, threads=1, gpus=1, workers=4)),
         ({"device": "cpu"}, GPUS, Placement("cpu", "float32", actors=2, threads=16, workers=2)),
+        ({}, OLD_GPUS, Placement("cuda", "float16", actors=1, threads=1, gpus=1, workers=1)),
         ({"gpus": 2}, GPUS, Placement("cuda", "bfloat16", actors=2, threads=1, gpus=2, workers=2)),
         (
             {"gpus": 2},
@@ -72,8 +74,14 @@ def test_more_gpus_than_a_node_has_are_a_spec_error(machine: Machine, fix: str) 
 
 def test_a_cluster_is_as_wide_as_its_smallest_node_with_processors() -> None:
     machine = cluster([{"CPU": 0.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}])
-    assert (machine.gpus, machine.cores) == ((1, 2), (16, 8))
+    assert (machine.gpus, machine.cores, machine.gpu_bfloat16) == ((1, 2), (16, 8), True)
     assert place(ModelSpec(path="m", device="cpu"), machine).threads == 8
+
+
+def test_one_node_with_a_card_without_bfloat16_makes_the_cluster_float16() -> None:
+    nodes = [{"CPU": 8.0, "GPU": 1.0, f"accelerator_type:{name}": 1.0} for name in ("H100", "T4")]
+    assert place(ModelSpec(path="m"), cluster(nodes)).dtype == "float16"
+    assert place(ModelSpec(path="m"), cluster(nodes[:1])).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

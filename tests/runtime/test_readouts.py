@@ -188,7 +188,7 @@ def test_only_formats_that_the_readouts_were_fitted_in_are_described(
     assert [each.placement.dtype for each in jobs_for_each_dtype(spec, tmp_path)] == ["float32"]
     bare = spec.model_copy(update={"tasks": spec.tasks[1:]})
     dtypes = [each.placement.dtype for each in jobs_for_each_dtype(bare, tmp_path)]
-    assert dtypes == ["float32", "bfloat16"]
+    assert dtypes == ["float32", "bfloat16", "float16"]
     strange = fitted({"model": {"weights": WEIGHTS, "dtype": "float16", "quantize": "none"}})
     with pytest.raises(SpecError, match="fitted with another"):
         jobs_for_each_dtype(strange, tmp_path)

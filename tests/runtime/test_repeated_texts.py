@@ -123,7 +123,9 @@ def test_garbage_of_repeated_texts_is_collected_when_the_shards_are_whole(
     for number in range(4):
         corpus.write(f"{number}.jsonl", texts("all", 6))
     outcome, _ = corpus.run()
-    collect_garbage(corpus.spec, cache_dir=corpus.root / "cache", keep=1, delete=True)
+    collect_garbage(
+        corpus.spec, cache_dir=corpus.root / "cache", keep=1, delete=True, older_than_days=0
+    )
     assert len(list(corpus.store.list("labels/"))) == 2 * outcome.shards
     assert len(list(corpus.store.list("documents/"))) == outcome.shards
     again, asked = corpus.run()

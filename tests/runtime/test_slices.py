@@ -251,8 +251,13 @@ def test_other_verbs_read_the_snapshot_of_a_slice(output: Output) -> None:
     assert compared.before == "snapshot 00000001 (sample 60%, where year <> 2001)"
     assert compared.documents == (0, len(inside), 60 - len(inside))
     assert all(change.flip_rate == 0 for change in compared.tasks)
-    assert collect_garbage(output.spec, cache_dir=cache, keep=2, delete=True).keys == ()
-    gone = collect_garbage(output.spec, cache_dir=cache, keep=1, delete=True).keys
+    assert (
+        collect_garbage(output.spec, cache_dir=cache, keep=2, delete=True, older_than_days=0).keys
+        == ()
+    )
+    gone = collect_garbage(
+        output.spec, cache_dir=cache, keep=1, delete=True, older_than_days=0
+    ).keys
     assert gone[0] == "snapshots/00000001.json" and any(key.startswith("labels/") for key in gone)
     assert verify_output(output.spec, cache_dir=cache).intact
     output.asked.clear()
@@ -262,9 +267,19 @@ def test_other_verbs_read_the_snapshot_of_a_slice(output: Output) -> None:
 def test_garbage_collection_keeps_a_slice_that_the_next_run_reuses(output: Output) -> None:
     output.write(corpus(60))
     sampled = output.run("50%").slice_rows
-    assert collect_garbage(output.spec, cache_dir=output.folder, keep=1, delete=True).keys == ()
+    assert (
+        collect_garbage(
+            output.spec, cache_dir=output.folder, keep=1, delete=True, older_than_days=0
+        ).keys
+        == ()
+    )
     (output.folder / "out" / "snapshots" / "00000001.json").unlink()
-    assert collect_garbage(output.spec, cache_dir=output.folder, keep=1, delete=True).keys == ()
+    assert (
+        collect_garbage(
+            output.spec, cache_dir=output.folder, keep=1, delete=True, older_than_days=0
+        ).keys
+        == ()
+    )
     output.asked.clear()
     output.run()
     assert output.asked.total() == 60 - (sampled or 0)

@@ -131,7 +131,9 @@ def test_whatever_changes_the_answers_are_those_of_a_fresh_run_and_nothing_is_as
     for kind, *values in [("start",), *changes]:
         apply(corpus, kind, values)
         if kind == "gc":
-            collect_garbage(corpus.spec, cache_dir=corpus.root / "cache", keep=1, delete=True)
+            collect_garbage(
+                corpus.spec, cache_dir=corpus.root / "cache", keep=1, delete=True, older_than_days=0
+            )
             collected = True
             continue
         if not any(corpus.files.values()):
