@@ -23,13 +23,13 @@ from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, SLICED_FILE_COLUMNS
 from pipeline.ledger.keys import documents_key, label_key, parse_key, spec_key
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import (
+    MISSING,
     Contents,
     NamedFile,
     NamedShard,
     SnapshotTask,
-    change_of,
+    changed_files,
     contents,
-    etags_now,
 )
 from pipeline.sources.shards import ObjectVersion, Shard
 from pipeline.sources.slices import read_inside
@@ -80,7 +80,7 @@ class _Audit:
 
     store: Store
     tasks: Mapping[str, SnapshotTask]
-    etags: Mapping[str, str]  # as they are now
+    changes: Mapping[str, str]  # by key, how the file differs from the published one
     cache_dir: Path
     options: Options  # of the input
 
@@ -102,8 +102,8 @@ def verify_output(spec: JobSpec, *, cache_dir: Path) -> VerifyResult:
 
 def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) -> VerifyResult:
     """One snapshot read again; `options` are the input's storage options."""
-    etags = etags_now(store, snapshot.files)
-    audit = _Audit(store, snapshot.tasks, etags, cache_dir, options)
+    changes = changed_files(store, list(snapshot.files))
+    audit = _Audit(store, snapshot.tasks, changes, cache_dir, options)
     with ThreadPoolExecutor(THREADS) as pool:
         checked = list(pool.map(partial(_check_shard, audit), snapshot.shards))
     return VerifyResult(
@@ -176,9 +176,9 @@ def _checked(
     audit: _Audit, shard: NamedShard, file: NamedFile, damages: list[Damage]
 ) -> pa.Table | None:
     """The file's rows, or None if it cannot be read. Its damages are appended to `damages`."""
-    if change := change_of(file, audit.etags):
+    if change := audit.changes.get(file.key):
         damages.append(Damage(file.key, change))
-        if file.key not in audit.etags:
+        if change == MISSING:
             return None
     task = None if file.task is None else audit.tasks[file.task]
     columns = ("doc_id", *task.columns) if task else DOCUMENTS_FILE_COLUMNS

@@ -21,7 +21,7 @@ from pipeline.ledger.columns import (
     structs,
 )
 from pipeline.ledger.label_files import read_file
-from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard, change_of, etags_now
+from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard, changed_files
 from pipeline.stores.store import Store
 
 DOCUMENT_SCHEMA = pa.schema(
@@ -70,14 +70,11 @@ def aligned_batches(
 def refuse_changed(store: Store, snapshot: Contents, tasks: Collection[str]) -> None:
     """StorageError unless the files of these tasks are the published ones."""
     files = [file for file in snapshot.files if file.task is None or file.task in tasks]
-    etags = etags_now(store, files)
-    for file in files:
-        change = change_of(file, etags)
-        if change:
-            raise StorageError(
-                f"{store.url}/{file.key}: {change} (snapshot {snapshot.number}); restore it with "
-                f"its file time, or run again; `assay verify` lists all such files"
-            )
+    for key, change in changed_files(store, files).items():
+        raise StorageError(
+            f"{store.url}/{key}: {change} (snapshot {snapshot.number}); restore it with its file "
+            f"time, or run again; `assay verify` lists all such files"
+        )
 
 
 def read_shard(

@@ -5,10 +5,12 @@ Entry points: `publish` writes a snapshot, and `contents` reads one.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,10 +20,12 @@ from pipeline.ledger.cells import Committed, File, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
 from pipeline.ledger.keys import SNAPSHOTS, listing_prefix, parse_key, snapshot_key
 from pipeline.sources.shards import Shard, Slice, fields_of
-from pipeline.stores.store import Store
+from pipeline.stores.local import ETAG as LOCAL_ETAG
+from pipeline.stores.store import Store, StoredObject
 
 # A lost race means that another run published; this many in a row have another cause.
 MAX_LOST_RACES = 100
+MISSING = "does not exist"  # a file that a snapshot names
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,20 +171,33 @@ def contents_of(
     return Contents(0, spec_name, tasks, tuple(_named(s, s.rows, tasks, done) for s in shards))
 
 
-def etags_now(store: Store, files: Iterable[NamedFile]) -> dict[str, str]:
-    """The etags by key of all objects in the folders of these files: one LIST for each folder."""
+def changed_files(store: Store, files: Collection[NamedFile]) -> dict[str, str]:
+    """By key, how each file that is not the published one differs: one LIST for each folder.
+
+    A file with another etag may be a copy, made with other tools or in another store. It is the
+    same file if its MD5 hash is the published etag, as object stores give it. A local etag has the
+    size and the time: if no file has its etag, all were copied, and their sizes are compared.
+    """
     folders = {listing_prefix(file.key) for file in files}
-    return {s.key: s.etag for folder in sorted(folders) for s in store.list(folder)}
+    now = {each.key: each for folder in sorted(folders) for each in store.list(folder)}
+    other = [file for file in files if file.key not in now or now[file.key].etag != file.etag]
+    all_copied = len(other) == len(files)
+    changes = {}
+    for file in other:
+        if file.key not in now:
+            changes[file.key] = MISSING
+        elif not _is_copy(store, file, now[file.key], all_copied=all_copied):
+            etag = now[file.key].etag
+            what = f"has the etag {etag} and was published with {file.etag}: it is another file"
+            changes[file.key] = what
+    return changes
 
 
-def change_of(file: NamedFile, etags: Mapping[str, str]) -> str | None:
-    """How the file differs from the published one, or None; `etags` is of `etags_now`."""
-    etag = etags.get(file.key)
-    if etag is None:
-        return "does not exist"
-    if etag != file.etag:
-        return f"has the etag {etag} and was published with {file.etag}: it is another file"
-    return None
+def _is_copy(store: Store, file: NamedFile, now: StoredObject, *, all_copied: bool) -> bool:
+    if size := LOCAL_ETAG.fullmatch(file.etag):
+        return all_copied and int(size[1], 16) == now.size_bytes
+    md5 = hashlib.md5(store.read(file.key), usedforsecurity=False)
+    return file.etag in (md5.hexdigest(), b64encode(md5.digest()).decode())
 
 
 def last_snapshot(store: Store, spec_name: str) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ _NO_LINKS = frozenset(
 )
 
 CREATE_TRIES = 10
+# The size in bytes and the time in nanoseconds, as hexadecimal numbers. Only the size is copied.
+ETAG = re.compile(r"([0-9a-f]{1,15})-[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)

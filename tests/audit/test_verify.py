@@ -15,6 +15,7 @@ from finished import (
     LABELS,
     ROWS,
     Corpus,
+    finish,
     label_file,
     read_parquet,
     rewrite,
@@ -23,10 +24,13 @@ from finished import (
     write_parquet,
     write_snapshot,
 )
+from memory_store import MemoryStore
 
 from pipeline.audit.invariants import broken_answers
 from pipeline.audit.verify import VerifyResult, verify
 from pipeline.cli import main
+from pipeline.errors import StorageError
+from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key, spec_key
 from pipeline.ledger.snapshots import contents
 from pipeline.stores.local import LocalStore
@@ -95,6 +99,29 @@ def test_an_edited_label_file_of_the_same_shape_is_named(finished: LocalStore, l
     rewrite(finished, key, write_parquet(edited))
     ((named, what),) = damages(look(finished))
     assert named == key and "has the etag" in what
+
+
+@pytest.mark.parametrize("of_a_bucket", [True, False], ids=["of a bucket", "of a disk"])
+def test_a_copied_output_is_the_same_and_its_damage_is_named(
+    of_a_bucket: bool, finished: LocalStore, toy_corpus: Corpus, look: Look, tmp_path: Path
+) -> None:
+    origin: Store = finished
+    if of_a_bucket:
+        origin = MemoryStore()  # its etags are MD5 hashes, as in S3
+        finish(origin, toy_corpus.shards(origin), toy_fingerprints())
+    copy = LocalStore(tmp_path / "copy")
+    for each in origin.list(""):
+        copy.create(each.key, origin.read(each.key))
+    assert damages(look(copy)) == []
+    assert open_labels(copy.url).to_table().num_rows == contents(origin).rows
+    key = keys_of(copy)[1]
+    data = copy.read(key)
+    rewrite(copy, key, data[:-20] + bytes(20) if of_a_bucket else data + b"more")
+    assert (key, "it is another file") in [
+        (named, what.partition(": ")[2]) for named, what in damages(look(copy))
+    ]
+    with pytest.raises(StorageError, match="it is another file"):
+        open_labels(copy.url).to_table()
 
 
 def test_files_of_two_shards_that_were_swapped_are_both_named(
