@@ -258,10 +258,6 @@ def _configure_process() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
-    # transformers imports torchao where it is installed, which then lists the kernels of other
-    # machines that it could not load; and torch objects to how it registers its enums.
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     # These log where they found credentials, and which fonts are installed.
     for name in ("botocore", "aiobotocore", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)

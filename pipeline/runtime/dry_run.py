@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.text_index import Hashes, text_hashes
 from pipeline.options import RunOptions
@@ -17,7 +18,9 @@ from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import open_store
 
 
-def dry_run(spec: JobSpec, options: RunOptions = RunOptions(), *, cache_dir: Path) -> Plan:
+def dry_run(
+    spec: JobSpec, options: RunOptions = RunOptions(), *, cache_dir: Path | None = None
+) -> Plan:
     """The plan of `run`; nothing is written to the output.
 
     An answer depends on the number format of the machine. Where the spec does not fix it, this is
@@ -28,7 +31,7 @@ def dry_run(spec: JobSpec, options: RunOptions = RunOptions(), *, cache_dir: Pat
         spec: The job.
         options: The slice of the documents; its shards count with all of their rows, because the
             documents in it are not known before they are read.
-        cache_dir: Folder of models and file hashes.
+        cache_dir: Folder of models and file hashes (default: `$ASSAY_CACHE`, or `~/.cache/assay`).
 
     Returns:
         The shards of the input and the work that is missing.
@@ -39,12 +42,12 @@ def dry_run(spec: JobSpec, options: RunOptions = RunOptions(), *, cache_dir: Pat
         StorageError: The input or the output cannot be read.
 
     Examples:
-        >>> dry_run(load_spec("my.yaml"), cache_dir=Path("cache")).missing_rows
+        >>> dry_run(load_spec("my.yaml")).missing_rows
         0
     """
     store = open_store(spec.output, spec.storage_options)
     part = Slice.parse(options.sample, options.where)
-    job, planned = least_work(spec, store, cache_dir, part)
+    job, planned = least_work(spec, store, cache_dir or default_cache_dir(), part)
     read = {}
     if planned.reads_little:
         read = {work.shard.id: _texts_of(job, work) for work in planned.unread}

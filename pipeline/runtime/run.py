@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import FailedRowsError
 from pipeline.ledger.cells import is_whole, record_specs
 from pipeline.ledger.failpoints import failpoint
@@ -151,7 +152,7 @@ class LabelledOutput:
 def run(
     spec: JobSpec,
     *,
-    cache_dir: Path,
+    cache_dir: Path | None = None,
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None] = ignore,
@@ -162,7 +163,8 @@ def run(
 
     Args:
         spec: The job.
-        cache_dir: Folder of models and file hashes, on every node.
+        cache_dir: Folder of models and file hashes, on every node (default: `$ASSAY_CACHE`, or
+            `~/.cache/assay`).
         address: A Ray cluster, such as `auto` (default: a local Ray).
         options: What is labelled and published, and when the run ends. Only a run in the main
             thread can be ended by its stall limit.
@@ -180,10 +182,11 @@ def run(
         StalledError: A worker stopped answering, or a process of Ray ended.
 
     Examples:
-        >>> run(load_spec("my.yaml"), cache_dir=Path("cache")).complete
+        >>> run(load_spec("my.yaml")).complete
         True
     """
-    labelled = label(spec, cache_dir=cache_dir, address=address, options=options, announce=announce)
+    cache = cache_dir or default_cache_dir()
+    labelled = label(spec, cache_dir=cache, address=address, options=options, announce=announce)
     if labelled.complete or options.publish_partial:
         announce(Progress(PUBLISHING))
     outcome = labelled.published(partial=options.publish_partial)

@@ -1,10 +1,10 @@
 """Every code block of the README, the manual and public docstrings is run, or says why it is not.
 
 A comment before a block marks it: `<!-- test: slow -->` for a block that takes long, and
-`<!-- no-run: REASON -->` for one that needs what a test does not have. YAML blocks are specs or
-parts of one. Python and shell blocks run in a folder with a small output that is finished: the
-command runs in this process and without Ray, and a random model answers. The examples of public
-docstrings are doctests: `...` matches any text.
+`<!-- no-run: REASON -->` for one that needs what a test does not have, or that a journey runs. YAML
+blocks are specs or parts of one. Python and shell blocks run in a folder with a small output that
+is finished: the command runs in this process and without Ray, and a random model answers. The
+examples of public docstrings are doctests: `...` matches any text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "jobs/README.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
-REASONS = {"installs", "long", "needs-cloud", "needs-gpu", "needs-people"}
+REASONS = {"installs", "journey", "long", "needs-cloud", "needs-gpu", "needs-people"}
 NOT_CODE = {"text", "mermaid"}
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>no-run|test): (?P<reason>[\w-]+) -->\n)?"
@@ -142,6 +142,7 @@ def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     # — the quick start's documents, and a folder in place of its model of the Hub
     lines = [f'c{n},"Comment {n},\nin two lines.",{("clean", "toxic")[n % 2]}\n' for n in range(40)]
     (made / "comments.csv").write_text("id,text,toxic\n" + "".join(lines))
+    (made / "gold.csv").write_text("id,toxic\nc0,clean\nc1,toxic\nc2,clean\nc3,toxic\n")
     (made / "HuggingFaceTB").mkdir()
     (made / "HuggingFaceTB" / "SmolLM2-135M-Instruct").symlink_to(model_folder)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,96 @@
+"""A program that uses Ray and torch for its own work, and assay beside them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from person import Person, comments
+
+SPEC = """\
+name: program
+model: {path: smollm2.gguf, dtype: float32}
+input: {path: "comments*.jsonl", id: id}
+output: out/program
+documents: {max_tokens: 64}
+tasks:
+  - name: toxic
+    question: "Is this comment toxic? Answer yes or no."
+    labels: {toxic: ["Yes", "yes"], clean: ["No", "no"]}
+"""
+# Ray and torch are there before assay; a notebook's cell runs in an event loop.
+PROGRAM = """
+import ray, torch
+import asyncio, json, threading
+from pathlib import Path
+import pipeline
+
+lines = Path("all.jsonl").read_text().splitlines()
+spec = pipeline.load_spec("program.yaml")
+
+Path("comments1.jsonl").write_text("\\n".join(lines[:12]))
+async def cell():
+    return pipeline.run(spec)
+first = asyncio.run(cell())
+
+Path("comments2.jsonl").write_text("\\n".join(lines[12:]))
+outcomes = []
+thread = threading.Thread(target=lambda: outcomes.append(pipeline.run(spec)))
+thread.start()
+thread.join()
+(second,) = outcomes
+
+labels = pipeline.open_labels("out/program")
+stored = {row["doc_id"]: row["toxic"]["p"]["toxic"] for row in labels.to_table().to_pylist()}
+labeller = pipeline.Labeller("program.yaml")
+documents = [json.loads(line) for line in lines]
+answers = labeller.label([each["text"] for each in documents])["toxic"].to_pylist()
+alone = {each["id"]: a["p"]["toxic"] for each, a in zip(documents, answers, strict=True)}
+print(json.dumps({
+    "complete": [first.complete, second.complete],
+    "snapshots": [first.snapshot, second.snapshot, labels.snapshot],
+    "labelled": [first.rows, second.rows],
+    "ids": [sorted(stored), sorted(each["id"] for each in documents)],
+    "largest": max(abs(stored[id] - alone[id]) for id in alone),
+    "ray": ray.is_initialized(),
+}))
+"""
+DATASET = """
+import json
+import ray, torch
+import pipeline
+
+documents = ray.data.read_json("comments1.jsonl")
+labelled = pipeline.label_dataset(documents, "program.yaml").take_all()
+print(json.dumps({row["id"]: row["toxic"]["p"]["toxic"] for row in labelled}))
+"""
+
+
+@pytest.mark.xdist_group("ray")
+def test_a_program_beside_ray_and_torch(person: Person) -> None:
+    rows = comments(20)
+    person.writes("program.yaml", SPEC)
+    person.writes("all.jsonl", "\n".join(json.dumps(row) for row in rows))
+    person.writes("program.py", PROGRAM)
+    seen = person.types("python program.py")
+    assert "starting" not in seen.err.lower(), "a library prints nothing"
+    found = json.loads(seen.out)
+    assert found["complete"] == [True, True] and found["snapshots"] == [1, 2, 2]
+    assert found["labelled"] == [12, 20] and found["ids"][0] == found["ids"][1]
+    assert found["largest"] < 1e-5, "float32: sums in another order"
+    assert found["ray"] is False, "the run's own Ray has ended"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_a_ray_dataset_of_ones_own(person: Person) -> None:
+    person.writes("program.yaml", SPEC)
+    person.writes("comments1.jsonl", "\n".join(json.dumps(row) for row in comments(12)))
+    person.writes("dataset.py", DATASET)
+    # — Ray is this person's own: it prints what it likes, and would write its token into the home
+    seen = person.types("RAY_AUTH_TOKEN=$(openssl rand -hex 16) python dataset.py 2> log")
+    answers = json.loads(seen.out.splitlines()[-1])
+    person.types("assay run program.yaml && assay export program.yaml --to out/labels.csv")
+    exported = {r["doc_id"]: float(r["toxic_p_toxic"]) for r in person.reads_csv("out/labels.csv")}
+    assert answers.keys() == exported.keys()
+    assert max(abs(answers[id] - exported[id]) for id in answers) < 1e-5
