@@ -30,6 +30,7 @@ from pipeline.ledger.snapshots import (
     SnapshotTask,
     changed_files,
     contents,
+    last_snapshot,
 )
 from pipeline.sources.shards import ObjectVersion, Shard
 from pipeline.sources.slices import read_inside
@@ -95,9 +96,10 @@ class _CheckedShard:
 
 
 def verify_output(spec: JobSpec, *, cache_dir: Path) -> VerifyResult:
-    """The spec's output, its current snapshot read again in full."""
+    """The spec's last snapshot read again in full; the current one if the spec has none."""
     store = open_store(spec.output, spec.storage_options)
-    return verify(store, contents(store), cache_dir, spec.input.storage_options)
+    snapshot = contents(store, last_snapshot(store, spec.name))
+    return verify(store, snapshot, cache_dir, spec.input.storage_options)
 
 
 def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) -> VerifyResult:

@@ -343,6 +343,6 @@ def kept_line(progress: RunProgress | None) -> str:
     """What the next run finds if this run is stopped now."""
     if progress is None or progress.plan is None or not progress.plan.work_items:
         return "nothing was lost"
-    kept = f"{progress.committed:,} of {progress.documents:,} documents are labelled and kept"
+    kept = f"at least {progress.committed:,} of {progress.documents:,} documents are kept"
     lost = progress.answered - progress.committed if progress.verb == "labelled" else 0
     return f"{kept}; {lost:,} in unfinished shards are asked again" if lost > 0 else kept

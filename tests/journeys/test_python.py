@@ -10,7 +10,7 @@ from person import Person, comments
 SPEC = """\
 name: program
 model: {path: smollm2.gguf, dtype: float32}
-input: {path: "comments*.jsonl", id: id}
+input: {path: comments.jsonl, id: id}
 output: out/program
 documents: {max_tokens: 64}
 tasks:
@@ -21,24 +21,17 @@ tasks:
 # Ray and torch are there before assay; a notebook's cell runs in an event loop.
 PROGRAM = """
 import ray, torch
-import asyncio, json, threading
+import asyncio, json
 from pathlib import Path
 import pipeline
 
-lines = Path("all.jsonl").read_text().splitlines()
+lines = Path("comments.jsonl").read_text().splitlines()
 spec = pipeline.load_spec("program.yaml")
 
-Path("comments1.jsonl").write_text("\\n".join(lines[:12]))
 async def cell():
-    return pipeline.run(spec)
-first = asyncio.run(cell())
-
-Path("comments2.jsonl").write_text("\\n".join(lines[12:]))
-outcomes = []
-thread = threading.Thread(target=lambda: outcomes.append(pipeline.run(spec)))
-thread.start()
-thread.join()
-(second,) = outcomes
+    in_a_thread = await asyncio.to_thread(pipeline.run, spec)
+    return in_a_thread, pipeline.run(spec)
+first, second = asyncio.run(cell())
 
 labels = pipeline.open_labels("out/program")
 stored = {row["doc_id"]: row["toxic"]["p"]["toxic"] for row in labels.to_table().to_pylist()}
@@ -49,7 +42,7 @@ alone = {each["id"]: a["p"]["toxic"] for each, a in zip(documents, answers, stri
 print(json.dumps({
     "complete": [first.complete, second.complete],
     "snapshots": [first.snapshot, second.snapshot, labels.snapshot],
-    "labelled": [first.rows, second.rows],
+    "rows": [first.rows, second.rows],
     "ids": [sorted(stored), sorted(each["id"] for each in documents)],
     "largest": max(abs(stored[id] - alone[id]) for id in alone),
     "ray": ray.is_initialized(),
@@ -60,7 +53,7 @@ import json
 import ray, torch
 import pipeline
 
-documents = ray.data.read_json("comments1.jsonl")
+documents = ray.data.read_json("comments.jsonl")
 labelled = pipeline.label_dataset(documents, "program.yaml").take_all()
 print(json.dumps({row["id"]: row["toxic"]["p"]["toxic"] for row in labelled}))
 """
@@ -70,13 +63,13 @@ print(json.dumps({row["id"]: row["toxic"]["p"]["toxic"] for row in labelled}))
 def test_a_program_beside_ray_and_torch(person: Person) -> None:
     rows = comments(20)
     person.writes("program.yaml", SPEC)
-    person.writes("all.jsonl", "\n".join(json.dumps(row) for row in rows))
+    person.writes("comments.jsonl", "\n".join(json.dumps(row) for row in rows))
     person.writes("program.py", PROGRAM)
     seen = person.types("python program.py")
     assert "starting" not in seen.err.lower(), "a library prints nothing"
     found = json.loads(seen.out)
-    assert found["complete"] == [True, True] and found["snapshots"] == [1, 2, 2]
-    assert found["labelled"] == [12, 20] and found["ids"][0] == found["ids"][1]
+    assert found["complete"] == [True, True] and found["snapshots"] == [1, 1, 1]
+    assert found["rows"] == [20, 20] and found["ids"][0] == found["ids"][1]
     assert found["largest"] < 1e-5, "float32: sums in another order"
     assert found["ray"] is False, "the run's own Ray has ended"
 
@@ -85,7 +78,7 @@ def test_a_program_beside_ray_and_torch(person: Person) -> None:
 @pytest.mark.xdist_group("ray")
 def test_a_ray_dataset_of_ones_own(person: Person) -> None:
     person.writes("program.yaml", SPEC)
-    person.writes("comments1.jsonl", "\n".join(json.dumps(row) for row in comments(12)))
+    person.writes("comments.jsonl", "\n".join(json.dumps(row) for row in comments(12)))
     person.writes("dataset.py", DATASET)
     # — Ray is this person's own: it prints what it likes, and would write its token into the home
     seen = person.types("RAY_AUTH_TOKEN=$(openssl rand -hex 16) python dataset.py 2> log")

@@ -11,7 +11,7 @@ from person import REPOSITORY, Person, Seen, comments
 PAGE = REPOSITORY / "docs" / "quickstart.md"
 BLOCK = re.compile(r"^```(bash|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ON_THE_HUB, HERE = "HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2.gguf"
-LABELLED, ALL = 200, 300
+LABELLED, ALL = 120, 180
 
 
 @pytest.mark.xdist_group("ray")
