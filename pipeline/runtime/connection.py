@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -51,6 +52,8 @@ _STARTS = ("start_monitor", "start_api_server", "start_log_monitor")
 # This one replaces the loopback address, on which Ray's processes are to listen, by one that other
 # machines reach.
 _RESOLVE = "resolve_ip_for_localhost"
+# A line of the log of Ray's core: [2026-11-25 10:18:02,731 W 14513 14513] gcs_client.cc:210: ...
+_OF_CORE = re.compile(rb"\[[\d:, -]*[DIWE] \d+( \d+)?\] |.*RAY_BACKEND_LOG_LEVEL")
 
 
 @contextmanager
@@ -84,6 +87,8 @@ def _connect(address: str) -> Any:
     try:
         if place:
             _check_listening(place)
+            if client_of_services := _private("_raylet:GcsClient"):
+                client_of_services(place)  # — a wrong token fails here at once, and below in 20 s
         with without_core_greeting(), _sigterm_handler_kept():
             return ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, ValueError, RayError) as error:
@@ -350,9 +355,10 @@ def _import_graph() -> None:
 
 @contextmanager
 def without_core_greeting() -> Iterator[None]:
-    """Holds standard error back while Ray starts, and drops one line of it.
+    """Holds standard error back while Ray starts, and drops the lines of its core's log.
 
-    Ray's core prints that it takes its log level from the environment; nothing turns that off.
+    Only fatal errors are asked for, but the core prints others before it reads that, and a line
+    that says where it read it.
     """
     sys.stderr.flush()
     error = os.dup(2)
@@ -366,4 +372,4 @@ def without_core_greeting() -> Iterator[None]:
             os.close(error)
             held.seek(0)
             lines = held.read().splitlines(keepends=True)
-            os.write(2, b"".join(line for line in lines if b"RAY_BACKEND_LOG_LEVEL" not in line))
+            os.write(2, b"".join(line for line in lines if not _OF_CORE.match(line)))

@@ -12,9 +12,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 REPOSITORY = Path(__file__).parents[2]
 COMMENTS = REPOSITORY / "jobs/corpus/source/toxicity_en.csv"
@@ -74,6 +77,29 @@ class Person:
         assert ended.returncode == code, f"{line}: exit code {ended.returncode}\n{seen.text}"
         assert not [line for line in seen.text.splitlines() if NOT_FOR_PEOPLE.search(line)]
         return seen
+
+    @contextmanager
+    def runs_beside(self, line: str) -> Iterator[subprocess.Popen[bytes]]:
+        """The line in another terminal, where it is ended with the block; its output is a file."""
+        with (self.folder / f"log-{len(list(self.folder.glob('log-*')))}").open("wb") as log:
+            process = subprocess.Popen(
+                ["bash", "-uc", f"exec {line}"],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            yield process
+        finally:
+            ended = process.poll() is not None
+            children = [] if ended else psutil.Process(process.pid).children(recursive=True)
+            process.terminate()
+            process.wait(timeout=60)
+            _, left = psutil.wait_procs(children, timeout=20)
+            for each in left:
+                each.kill()
 
     def writes(self, name: str, text: str) -> None:
         """Makes or replaces a file."""
