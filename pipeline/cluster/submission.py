@@ -29,6 +29,7 @@ from pipeline.cluster.bundle import (
     write_bundle,
 )
 from pipeline.errors import RefusedError, UnavailableError
+from pipeline.runtime.connection import refused_token
 from pipeline.spec.schema import JobSpec
 
 # The head's dashboard restarts now and then. A minute without an answer is a failure.
@@ -71,11 +72,7 @@ def connect(address: str) -> JobSubmissionClient:
     try:
         return JobSubmissionClient(address)
     except AuthenticationError as error:
-        reason = " ".join(str(error).split())
-        raise RefusedError(
-            f"--address: {address} refuses the token: {reason}; set RAY_AUTH_TOKEN or "
-            f"RAY_AUTH_TOKEN_PATH to the cluster's own"
-        ) from error
+        raise RefusedError(refused_token(address)) from error
     except (ConnectionError, RuntimeError, OSError) as error:
         raise RefusedError(f"--address: no Ray cluster answers at {address}: {error}") from error
 

@@ -49,8 +49,7 @@ def load_classifier(kind: str, file: Path) -> Classifier:
         runtime = importlib.import_module(module)
     except ImportError as error:
         raise ModelError(
-            f"classifier of kind {kind}: its runtime is not installed; install {package}, or "
-            f"corpus-assay[classifiers]"
+            f"classifier of kind {kind}: needs {package}; pip install 'corpus-assay[classifiers]'"
         ) from error
     loaders: Mapping[str, Any] = {"fasttext": _FastText, "onnx": _Onnx, "language": _FastText}
     try:
@@ -70,8 +69,7 @@ def language_model() -> tuple[Path, str]:
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise ModelError(
-            f"classifier of kind language: its model is not installed; install {package}, or "
-            f"corpus-assay[classifiers]"
+            f"classifier of kind language: needs {package}; pip install 'corpus-assay[classifiers]'"
         )
     return Path(spec.submodule_search_locations[0]) / name, version(package)
 

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,9 @@ def _reading_command(output: str, storage_options: Mapping[str, Any]) -> str:
         f"import duckdb, pipeline; labels = pipeline.open_labels({output!r}{options}); "
         "print(duckdb.sql('select * from labels'))"
     )
-    python = min(os.path.relpath(sys.executable), sys.executable, key=len)
+    python = sys.executable
+    with suppress(FileNotFoundError):  # — Ray deletes a submitted job's folder when its run ends
+        python = min(os.path.relpath(python), python, key=len)
     quoted = shlex.quote(code) if set(code) & set('"$`\\!') else f'"{code}"'
     return f"{shlex.quote(python)} -c {quoted}"
 

@@ -87,22 +87,28 @@ def _connect(address: str) -> Any:
     try:
         if place:
             _check_listening(place)
-            if client_of_services := _private("_raylet:GcsClient"):
-                client_of_services(place)  # — a wrong token fails here at once, and below in 20 s
         with without_core_greeting(), _sigterm_handler_kept():
+            check_token = _private("_raylet:GcsClient")
+            if place and check_token:
+                check_token(place)  # — a wrong token fails here at once, and below in 20 s
             return ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, ValueError, RayError) as error:
         if isinstance(error, AuthenticationError) or _refuses_token(error):
-            raise RefusedError(
-                f"--address: {named} answers only with its token; set RAY_AUTH_TOKEN or "
-                f"RAY_AUTH_TOKEN_PATH to it"
-            ) from error
+            raise RefusedError(refused_token(named)) from error
         fix = "correct the address, or start a cluster with `ray start --head`"
         if address == "auto" and place == os.environ.get("RAY_ADDRESS"):
             fix = "RAY_ADDRESS names it; unset the variable, or correct it"
         raise RefusedError(
             f"--address: no Ray cluster answers at {named}: {error}; {fix}"
         ) from error
+
+
+def refused_token(address: str) -> str:
+    """The error of a cluster that asks for a token and got another one, or none."""
+    return (
+        f"--address: {address} refuses the token, or got none; set RAY_AUTH_TOKEN or "
+        f"RAY_AUTH_TOKEN_PATH to the cluster's own"
+    )
 
 
 def _last_address() -> str | None:

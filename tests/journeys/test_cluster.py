@@ -8,7 +8,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -63,14 +64,22 @@ def ports(person: Person) -> Iterator[tuple[int, int]]:
         address = f"http://127.0.0.1:{dashboard}"
         wait_until(lambda: status(f"{address}/api/jobs/") == 401)
         stack.enter_context(administrator.runs_beside(node))
-        nodes = f"{address}/api/v0/nodes"
-        wait_until(lambda: status(nodes, token) == 200)
+        wait_until(lambda: nodes_at(address, token) == 2)
         yield port, dashboard
 
 
-def wait_until(condition: object, *, timeout_s: float = 120) -> None:
+def nodes_at(address: str, token: str) -> int:
+    request = urllib.request.Request(
+        f"{address}/api/v0/nodes", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        nodes = json.load(answer)["data"]["result"]["result"]
+    return sum(node["state"] == "ALIVE" for node in nodes)
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.5)
 
