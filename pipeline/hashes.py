@@ -64,9 +64,13 @@ def content_hash(path: Path, cache_dir: Path) -> str:
             raise StorageError(f"{absolute}: changed while it was read; run again")
         _write_entry(entry, {**before, "sha256": digest})
     except OSError as error:
-        in_cache = str(error.filename).startswith(str(cache_dir))
-        fix = "; name another folder for the cache in ASSAY_CACHE" * in_cache
-        raise StorageError(f"{absolute}: its content cannot be hashed: {error}{fix}") from error
+        place = Path(str(error.filename))
+        if place in (cache_dir, *cache_dir.parents) or cache_dir in place.parents:
+            raise StorageError(
+                f"{cache_dir}: the cache cannot be written: {error}; name another folder in "
+                f"ASSAY_CACHE"
+            ) from error
+        raise StorageError(f"{absolute}: its content cannot be hashed: {error}") from error
     return digest
 
 

@@ -166,5 +166,5 @@ def test_a_runtime_that_is_not_installed_is_named(
         raise ImportError(name)
 
     monkeypatch.setattr("pipeline.inference.classifiers.importlib.import_module", absent)
-    with pytest.raises(ModelError, match=r"not installed; install .*corpus-assay\[classifiers\]"):
+    with pytest.raises(ModelError, match=r"needs .*corpus-assay\[classifiers\]"):
         load_classifier(kind, Path("m"))
