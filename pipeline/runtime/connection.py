@@ -93,7 +93,7 @@ def _connect(address: str) -> Any:
                 check_token(place)  # — a wrong token fails here at once, and below in 20 s
             return ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, ValueError, RayError) as error:
-        if isinstance(error, AuthenticationError) or _refuses_token(error):
+        if _refuses_token(error):
             raise RefusedError(refused_token(named)) from error
         fix = "correct the address, or start a cluster with `ray start --head`"
         if address == "auto" and place == os.environ.get("RAY_ADDRESS"):
