@@ -11,13 +11,15 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-DEMO = ("make", "demo")
+DEMO, PAGE = ("make", "demo"), Path("out/demo.html")
 # Task, figure of the table (0: accuracy, 1: AUROC), and the least value.
 LEAST = (("toxic", 1, 0.95), ("spam", 1, 0.95), ("language", 0, 0.97))
 UNWANTED = re.compile(
     r"Traceback|\b(raylet|gcs_server)\b|\bray[.:/]|\(pid=|WARNING|^[EWI]\d{4} |^\[.*\d [EWI] \d+"
 )
+RESULTS = "The answers against gold labels"  # the results begin here
 FIGURE = r"(\d\.\d{3}) \(\d\.\d{3} to \d\.\d{3}\)"
 
 
@@ -32,6 +34,8 @@ def main() -> int:
         second, problems = run_demo()
         if not re.search(r"^labelled now +0;", second, re.M):
             problems.append("the second run does not print that it labelled nothing")
+        if first.partition(RESULTS)[2] != second.partition(RESULTS)[2]:
+            problems.append("the second run prints other results")
     for problem in problems:
         print(f".ci/demo.py: {problem}", file=sys.stderr)
     return 1 if problems else 0
@@ -55,6 +59,7 @@ def run_demo() -> tuple[str, list[str]]:
     problems += [
         f"a line that is not for people: {line!r}" for line in own if UNWANTED.search(line)
     ]
+    problems += [f"there is no {PAGE}"] * (not PAGE.exists())
     return "".join(own), problems
 
 
