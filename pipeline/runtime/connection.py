@@ -234,10 +234,12 @@ def token_mode(*, starts: bool = False) -> Iterator[None]:
     if os.environ.get("RAY_AUTH_MODE"):
         os.environ.update(own)  # — what the process asked for stays, with its token
         own = {}
-    with _variables(own):
+    try:
+        with _variables(own):
+            _read_variables_again()
+            yield
+    finally:
         _read_variables_again()
-        yield
-    _read_variables_again()
 
 
 def _token_variables(*, starts: bool) -> dict[str, str]:
