@@ -256,9 +256,10 @@ def _token_variables(*, starts: bool) -> dict[str, str]:
             raise SpecError([Problem("RAY_AUTH_TOKEN_PATH", fix, path)]) from error
         _check_token("RAY_AUTH_TOKEN_PATH", token, starts=starts)
         return in_mode
-    if starts:
+    has_file = (Path.home() / ".ray/auth_token").is_file()
+    if starts and not (has_file and os.environ.get("RAY_AUTH_MODE")):
         return {**in_mode, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    return in_mode if (Path.home() / ".ray/auth_token").is_file() else {}
+    return in_mode if has_file else {}
 
 
 def _check_token(place: str, token: str, *, starts: bool) -> None:
