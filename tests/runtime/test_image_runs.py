@@ -146,7 +146,7 @@ def test_the_filter_keeps_rows_with_their_images(write: Write, tmp_path: Path) -
     spec = write(filter={"keep": "animal.p.Yes >= 0", "on_error": "drop"})
     assert assay(spec, command=ONE_PROCESS)[0] == 0
     assert main(["filter", str(spec), "--to", str(tmp_path / "kept")]) == 0
-    kept = pq.read_table(next((tmp_path / "kept").rglob("*.parquet")))
+    kept = pq.read_table(next((tmp_path / "kept" / "kept").rglob("*.parquet")))
     assert kept.column("image").to_pylist() == [image for image, *_ in ROWS[:4]]
 
 

@@ -189,7 +189,7 @@ def test_only_formats_that_the_readouts_were_fitted_in_are_described(
     bare = spec.model_copy(update={"tasks": spec.tasks[1:]})
     dtypes = [each.placement.dtype for each in jobs_for_each_dtype(bare, tmp_path)]
     assert dtypes == ["float32", "bfloat16", "float16"]
-    strange = fitted({"model": {"weights": WEIGHTS, "dtype": "float16", "quantize": "none"}})
+    strange = fitted({"model": {"weights": WEIGHTS, "dtype": "float64", "quantize": "none"}})
     with pytest.raises(SpecError, match="fitted with another"):
         jobs_for_each_dtype(strange, tmp_path)
 
