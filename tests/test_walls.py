@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,15 @@ def test_a_process_loads_only_what_its_side_needs(module: str, never: set[str]) 
     loaded = set(json.loads(subprocess.check_output(command, text=True, cwd=REPOSITORY)))
     assert module in loaded
     assert never.isdisjoint(loaded)
+
+
+def test_one_module_uses_rays_private_names() -> None:
+    private = re.compile(r"\bray\._\w|\bfrom ray(\.\w+)*\._|_raylet")
+    users = [path for path in FILES if private.search(path.read_text(encoding="utf-8"))]
+    library = REPOSITORY / "pipeline"
+    assert [path for path in users if library in path.parents] == [
+        library / "runtime" / "connection.py"
+    ]
 
 
 def test_a_file_is_small() -> None:
