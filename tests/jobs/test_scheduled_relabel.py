@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import SLOW_ON_RAY
 from stages import run_without_ray
 
 from jobs.scheduled_relabel import main
 
 
-@pytest.mark.parametrize(
-    "ray", [pytest.param(False, id="one process"), pytest.param(True, id="ray", marks=SLOW_ON_RAY)]
-)
 def test_scheduled_runs_label_and_publish_once(
-    ray: bool,
     write_spec: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -35,14 +28,8 @@ def test_scheduled_runs_label_and_publish_once(
     spec = str(write_spec())
 
     def run(code: int, *options: str) -> dict[str, Any]:
-        words = [spec, "--json", *options]
-        if ray:  # in a process of its own: Ray reads once a process whether it asks for tokens
-            command = [sys.executable, "-m", "jobs.scheduled_relabel", *words]
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
-            returned, printed, error = ended.returncode, ended.stdout, ended.stderr
-        else:
-            run_without_ray(monkeypatch)
-            returned, (printed, error) = main(words), capfd.readouterr()
+        run_without_ray(monkeypatch)
+        returned, (printed, error) = main([spec, "--json", *options]), capfd.readouterr()
         assert returned == code, error
         result: dict[str, Any] = json.loads(printed)
         return result
