@@ -78,7 +78,8 @@ def test_a_program_beside_ray_and_torch(person: Person) -> None:
 @pytest.mark.xdist_group("ray")
 def test_a_ray_dataset_of_ones_own(person: Person) -> None:
     person.writes("program.yaml", SPEC)
-    person.writes("comments.jsonl", "\n".join(json.dumps(row) for row in comments(12)))
+    rows = [{"id": row["id"], "text": row["text"]} for row in comments(12)]
+    person.writes("comments.jsonl", "\n".join(map(json.dumps, rows)))
     person.writes("dataset.py", DATASET)
     # — Ray is this person's own: it prints what it likes, and would write its token into the home
     seen = person.types("RAY_AUTH_TOKEN=$(openssl rand -hex 16) python dataset.py 2> log")
