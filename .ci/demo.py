@@ -1,6 +1,6 @@
-"""Runs `make demo` twice, and checks what a person sees: the figures, and nothing of Ray.
+"""Runs the demo's command twice, and checks what a person sees: the figures, and nothing of Ray.
 
-    python3 .ci/demo.py
+    python3 .ci/demo.py make demo
 
 The environment is the caller's. Prints what the demo prints. Exit code 1 names each broken promise.
 """
@@ -8,12 +8,13 @@ The environment is the caller's. Prints what the demo prints. Exit code 1 names 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-DEMO, PAGE = ("make", "demo"), Path("out/demo.html")
+PAGE = Path("out/demo.html")
 # Task, figure of the table (0: accuracy, 1: AUROC), and the least value.
 LEAST = (("toxic", 1, 0.95), ("spam", 1, 0.95), ("language", 0, 0.97))
 UNWANTED = re.compile(
@@ -44,15 +45,19 @@ def main() -> int:
 def run_demo() -> tuple[str, list[str]]:
     """What the demo printed, which is printed here too, and what is wrong with it."""
     began = time.monotonic()
-    process = subprocess.Popen(DEMO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     lines = []
     assert process.stdout is not None
     for line in process.stdout:
         print(line, end="", flush=True)
         lines.append(line)
     code = process.wait()
-    print(f".ci/demo.py: make demo took {time.monotonic() - began:.0f} s", flush=True)
-    problems = [f"make demo ended with {code}"] if code else []
+    print(
+        f".ci/demo.py: {shlex.join(sys.argv[1:])} took {time.monotonic() - began:.0f} s", flush=True
+    )
+    problems = [f"{shlex.join(sys.argv[1:])} ended with {code}"] if code else []
     # — before the demo's first line, pip and make print what they like
     starts = [place for place, line in enumerate(lines) if "-m jobs.demo" in line]
     own = lines[starts[-1] + 1 :] if starts else lines

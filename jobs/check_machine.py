@@ -40,10 +40,10 @@ def problems() -> Iterator[str]:
 
 def main() -> int:
     """Print the problems; 1 if there are any."""
-    found = list(problems())
-    for problem in found:
+    lines = list(problems())
+    for problem in lines:
         print(f"assay: {problem}", file=sys.stderr)
-    return 1 if found else 0
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":
