@@ -147,7 +147,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class GoldOptions:
+class GoldColumns:
     """How gold labels are read where their names differ from the spec's."""
 
     id: Annotated[str | None, Parameter(metavar="COLUMN")] = None
@@ -166,8 +166,6 @@ class GoldOptions:
     ] = ()
     """Value of the gold file that means a label of the spec (default: the label's name).
     Repeatable."""
-    tasks: Annotated[tuple[str, ...], Parameter("--task", metavar="TASK")] = ()
-    """Use this task only (default: every task that the gold file has labels for). Repeatable."""
     scores: Annotated[
         tuple[tuple[str, str], ...],
         Parameter("--score", metavar="TASK=COLUMN", converter=_distinct_pairs, n_tokens=1),
@@ -182,6 +180,18 @@ class GoldOptions:
         pairs += [("--value", f"{value}={label}") for value, label in self.values]
         pairs += [("--score", f"{n}={c}") for n, c in self.scores if n.partition(".")[0] == task]
         return tuple(word for name, value in pairs if value is not None for word in (name, value))
+
+    def of_task(self, task: str) -> GoldOptions:
+        """The same, for one task alone."""
+        return GoldOptions(self.id, self.text, self.columns, self.values, self.scores, (task,))
+
+
+@dataclass(frozen=True, slots=True)
+class GoldOptions(GoldColumns):
+    """How gold labels are read, and for which tasks."""
+
+    tasks: Annotated[tuple[str, ...], Parameter("--task", metavar="TASK")] = ()
+    """Use this task only (default: every task that the gold file has labels for). Repeatable."""
 
 
 @dataclass(frozen=True, slots=True)

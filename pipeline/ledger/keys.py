@@ -8,6 +8,7 @@
     inputs/<00000001>.json                       how input files were cut into shards
     index/<00000001>.parquet                     which shards have a text, by its hash
     snapshots/<00000001>.json                    a consistent view; the highest number is current
+    audits/<id>.json                             how a sample for people to label was drawn
     attempts/<hash of fps>/<sid>/...             work that has started and not finished
 
 `sid` is a shard's id, `fp` a task's fingerprint. Law: `parse_key` accepts exactly the keys that
@@ -28,6 +29,7 @@ RETRIES = "retries/"
 INPUTS = "inputs/"
 INDEX = "index/"
 SNAPSHOTS = "snapshots/"
+AUDITS = "audits/"
 
 _TASK, _FP, _SID = r"(?P<task>[a-z][a-z0-9_]*)", r"(?P<fp>[0-9a-f]{16})", r"(?P<sid>[0-9a-f]{32})"
 _NUMBER_8 = r"(?P<number>(?!0+\.)(?:\d{8}|[1-9]\d{8,}))"
@@ -40,6 +42,7 @@ _PATTERNS = {
     INPUTS: re.compile(rf"{INPUTS}{_NUMBER_8}\.json"),
     INDEX: re.compile(rf"{INDEX}{_NUMBER_8}\.parquet"),
     SNAPSHOTS: re.compile(rf"{SNAPSHOTS}{_NUMBER_8}\.json"),
+    AUDITS: re.compile(rf"{AUDITS}[0-9a-f]{{16}}\.json"),
     ATTEMPTS: re.compile(rf"{ATTEMPTS}.+"),
 }
 _ATTEMPT = re.compile(r".*/(?P<start>\d+)-(?P<end>\d+)-(?P<run_id>[^/-]+)-[^/-]+")
@@ -123,6 +126,11 @@ def index_key(number: int) -> str:
 def snapshot_key(number: int) -> str:
     """The snapshot with this number."""
     return f"{SNAPSHOTS}{number:08d}.json"
+
+
+def audit_key(name: str) -> str:
+    """The design of a sample that `assay audit` drew."""
+    return f"{AUDITS}{name}.json"
 
 
 def attempt_key(name: str, attempt: Attempt, nonce: str) -> str:

@@ -6,6 +6,7 @@ networks, settings or the clock, and in UTC: they give the same values on every 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -175,6 +176,54 @@ def names_in(keep: str, *, place: str) -> tuple[str, ...]:
     with _sealed() as connection:
         _, tree = _parsed(connection, keep, place)
     return _names(tree)
+
+
+def conjuncts(text: str, *, place: str) -> tuple[str, ...]:
+    """The conditions that a rule joins with AND, each as SQL; a rule without AND is the only one.
+
+    The rule is true where all of them are, false where one is false, and null elsewhere: the logic
+    of SQL. SpecError as of `Rule`.
+    """
+    with _sealed() as connection:
+        _, tree = _parsed(connection, text, place)
+        [statement] = tree["statements"]
+        [node] = statement["node"]["select_list"]
+        if node["type"] != "CONJUNCTION_AND":
+            return (text,)
+        return tuple(_sql(connection, text, tree, part) for part in node["children"])
+
+
+def _sql(connection: duckdb.DuckDBPyConnection, text: str, tree: Any, part: Any) -> str:
+    """A part of a parse tree as SQL: as the text has it, or as DuckDB writes it."""
+    start = part["query_location"] - len("SELECT ")
+    own = text.encode()[start : start + part["query_location_length"]].decode(errors="replace")
+    if _is_same(connection, own, part):
+        return own
+    [statement] = tree["statements"]
+    alone = {**statement, "node": {**statement["node"], "select_list": [part]}}
+    query = json.dumps({**tree, "statements": [alone]})
+    row = connection.execute("SELECT json_deserialize_sql(?::JSON)", [query]).fetchone()
+    assert row is not None
+    return str(row[0]).removeprefix("SELECT ")
+
+
+def _is_same(connection: duckdb.DuckDBPyConnection, sql: str, part: Any) -> bool:
+    """Whether the SQL parses to this part of a tree."""
+    try:
+        _, tree = _parsed(connection, sql, "")
+    except SpecError:
+        return False
+    [node] = tree["statements"][0]["node"]["select_list"]
+    return bool(_without_places(node) == _without_places(part))
+
+
+def _without_places(node: Any) -> Any:
+    """A parse tree without the positions in the text."""
+    if isinstance(node, list):
+        return [_without_places(each) for each in node]
+    if isinstance(node, dict):
+        return {k: _without_places(v) for k, v in node.items() if not k.startswith("query_loc")}
+    return node
 
 
 def _parsed(

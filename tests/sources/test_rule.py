@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import SpecError
-from pipeline.sources.rule import Rule
+from pipeline.sources.rule import Rule, conjuncts
 
 P = pa.struct([("toxic", pa.float32()), ("clean", pa.float32())])
 TASK = pa.struct([("label", pa.string()), ("p", P), ("mass", pa.float32())])
@@ -158,3 +158,22 @@ def test_a_value_that_cannot_be_computed_is_an_error_of_the_rule() -> None:
     rule = make_rule("doc_id::INTEGER > 0")
     with pytest.raises(SpecError, match=r"filter\.keep: .*Could not convert string 'a'"):
         rule.verdicts(ROWS)
+
+
+@pytest.mark.parametrize(
+    "text, parts",
+    [
+        ("a < 1 and b>2 and (c or d)", ("a < 1", "b>2", "c or d")),
+        ("not (a and b)", ("not (a and b)",)),
+        ("a and ((b or c) and d)", ("a", "b or c", "d")),
+        ("a in (1, 2) AND b LIKE 'x%'", ("(a IN (1, 2))", "(b ~~ 'x%')")),
+        (
+            "doc.é = 'ü' and language.label = 'English'",
+            ("doc.é = 'ü'", "language.label = 'English'"),
+        ),
+    ],
+)
+def test_the_conditions_of_a_rule_are_those_that_it_joins_with_and(
+    text: str, parts: tuple[str, ...]
+) -> None:
+    assert conjuncts(text, place="keep") == parts
