@@ -124,8 +124,8 @@ class DocumentsSpec(Frozen):
     max_tokens: PositiveInt = 2048
     """Most tokens of a document, or of a chunk, that the model reads at once."""
     too_long: Literal["head", "tail", "middle", "chunk"] = "head"
-    """What is read of a longer document. `head`: its start; `tail`: its end; `middle`: both ends,
-    without the middle; `chunk`: all of it, in chunks."""
+    """What is read of a longer document. `head`: its start; `tail`: its end; `middle`: its
+    middle, without both ends; `chunk`: all of it, in chunks."""
     overlap_tokens: NonNegativeInt = 128
     """Number of tokens that two neighbouring chunks share (`too_long: chunk`)."""
 

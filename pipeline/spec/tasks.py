@@ -49,6 +49,10 @@ Verbalizers = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(s
 Labels = Annotated[dict[str, Verbalizers], BeforeValidator(_as_verbalizers), Field(min_length=2)]
 
 
+# A default that a validator replaces: it follows from the number of labels.
+_BY_LABELS: Any = None
+
+
 class ContextualSpec(Frozen):
     """Calibration by what the model answers about documents without content."""
 
@@ -161,13 +165,14 @@ class TaskSpec(Frozen):
     then the names of its classes. A spec whose tasks all have one needs no `model`."""
     question: Annotated[str, Field(min_length=1)] | None = None
     """Question about the document. `null`, with a readout: read the state after the document
-    itself, which takes no additional tokens. `null` with a classifier or an encoder, too."""
+    itself, which takes no additional tokens. Leave it out for classifiers and encoders."""
     labels: Labels
     """Two labels or more: a list of names, or a mapping from each name to the texts that mean this
     label. Default of a classifier of kind `language`: all its languages, by their ISO 639 code."""
-    chunks: Literal["max", "mean"] = "max"
-    """How the answers to the chunks of a long document become one: the largest probability of each
-    label, or the mean."""
+    chunks: Literal["max", "mean"] = Field(default=_BY_LABELS)
+    """How the answers to the chunks of a long document become one. `max`, for two labels: the
+    answer of the chunk in which the label that is named first is the most probable. `mean`: the
+    mean probability of each label. Default: `max` for two labels, `mean` for more."""
     scoring: Literal["auto", "first_token", "full"] = "auto"
     """Which tokens of a label are scored: its first token or all of them. `auto` scores all tokens
     of labels that share a first token."""
@@ -254,6 +259,17 @@ class TaskSpec(Frozen):
                     raise ValueError(f"{verbalizer!r} occurs twice; write each text once")
                 owner[verbalizer] = label
         return labels
+
+    @field_validator("chunks", mode="before")
+    @classmethod
+    def _fits_the_labels(cls, chunks: object, other: ValidationInfo) -> object:
+        labels = other.data.get("labels", ())
+        if chunks == "max" and len(labels) > 2:
+            raise ValueError(
+                f"the largest probability is that of one label, and the task has {len(labels)}; "
+                "write chunks: mean, or leave it out"
+            )
+        return ("max" if len(labels) <= 2 else "mean") if chunks is _BY_LABELS else chunks
 
     @field_validator("scoring", "length_penalty", "beam")
     @classmethod
