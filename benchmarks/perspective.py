@@ -27,7 +27,8 @@ from scipy.special import expit
 from scipy.stats import spearmanr
 
 from jobs.corpus.build import read_comments
-from pipeline.evaluation.metrics import Figure, score
+from pipeline.evaluation.intervals import Figure
+from pipeline.evaluation.metrics import score
 from pipeline.ledger.dataset import open_labels
 
 JOBS = Path(__file__).parents[1] / "jobs"

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import duckdb
@@ -23,9 +24,9 @@ from pipeline.cli.verbs import run
 from pipeline.filters.run import FilterResult, filter_corpus
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import EvalOptions, FilterOptions, GoldOptions, ReportOptions
-from pipeline.report.console import Grid, console_on, truncate, two_columns
+from pipeline.report.console import Grid, console_on, interval, truncate, two_columns
 from pipeline.report.corpus_page import write_report
-from pipeline.report.doubts import evaluation_doubt
+from pipeline.report.doubts import evaluation_doubts
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.corpus_report import report_of
@@ -69,7 +70,8 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult, console:
             texts=2,
         ).table(box=None)
     )
-    for line in filter(None, map(evaluation_doubt, evaluation.tasks)):
+    doubts = (evaluation_doubts(task, evaluation.gold) for task in evaluation.tasks)
+    for line in chain.from_iterable(doubts):
         console.print(f"warning: {line}")
     kept, dropped = filtered.counts.all.kept.documents, filtered.counts.all.dropped.documents
     assert spec.filter is not None
@@ -107,7 +109,7 @@ def _quality(spec: JobSpec, evaluation: Evaluation) -> Iterable[tuple[str, ...]]
         yield (
             task.task,
             "trained readout" if task.task in readouts else "asked, without training",
-            *(f"{each.value:.3f} ({each.low:.3f} to {each.high:.3f})" for each in figures),
+            *map(interval, figures),
             f"{scores.rows:,}",
         )
 

@@ -48,14 +48,6 @@ def _distinct_pairs(type_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str],
     return pairs
 
 
-def _numbers(_: Any, tokens: Sequence[Any]) -> tuple[int, ...]:
-    """`20,50,100` as whole numbers."""
-    parts = [part.strip() for token in tokens for part in token.value.split(",") if token.value]
-    if not all(part.isdecimal() for part in parts):
-        raise ValueError("write whole numbers, as in 20,50,100")
-    return tuple(map(int, parts))
-
-
 WHOLE = Parameter(metavar="N", converter=_whole_number, n_tokens=1)
 
 
@@ -225,8 +217,8 @@ class FitOptions:
     that the spec names)."""
     folds: Annotated[int, WHOLE] = FOLDS
     """Number of cross-validation folds."""
-    rows: Annotated[tuple[int, ...], Parameter(metavar="N,N", converter=_numbers, n_tokens=1)] = ()
-    """Also print a learning curve: the figures after these numbers of gold rows (default: none)."""
+    hold_out: Annotated[float, Parameter(metavar="SHARE")] = 0.0
+    """Fit without this share of the gold texts: `assay eval` judges the readout by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,15 +242,16 @@ class CascadeOptions:
     task: Annotated[str, Parameter(metavar="TASK")]
     """Name of the task with the cascade."""
     recall: Annotated[float, Parameter(metavar="R")]
-    """Least share of the positive documents that the cascade finds, from 0 to 1."""
+    """Minimum recall, from 0 to 1."""
     precision: Annotated[float, Parameter(metavar="P")]
-    """Least share of truly positive documents among those that it calls positive, from 0 to 1."""
+    """Minimum precision, from 0 to 1."""
     confidence: Annotated[float, Parameter(metavar="C")] = 0.95
-    """Probability, over samples, that both hold."""
+    """Probability, over samples, that both minima hold."""
     sample: Annotated[int, WHOLE] = 500
-    """About this many documents are answered by every stage."""
+    """Documents to draw; every stage labels all of them."""
     positive: Annotated[str | None, Parameter(metavar="LABEL")] = None
-    """Label that recall and precision are of (default: the rarer one in the sample)."""
+    """Label that recall and precision are of (default: the label with the task's name, or the first
+    one)."""
     gold: Annotated[str | None, Parameter(metavar="FILE")] = None
     """Gold labels that say which documents are positive: documents of the sample without one are
     left out (default: the answers of the last stage)."""

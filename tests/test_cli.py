@@ -65,7 +65,6 @@ def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ("diff s 1", "B: missing; add it: "),
         ("eval s --gold g --value q", "--value: write LEFT=RIGHT (got 'q')"),
         ("eval s --gold g --column a=b --column a=c", "--column: one name occurs twice; "),
-        ("fit s --gold g --rows 2,x", "--rows: write whole numbers, as in 20,50,100 (got '2,x')"),
         ("calibrate s --task t --to f --method platt", "--method: write one of batch, "),
     ],
 )

@@ -24,6 +24,7 @@ from pipeline.options import (
     CascadeOptions,
     EvalOptions,
     FitOptions,
+    GoldColumns,
     GoldOptions,
     InitOptions,
     PlanOptions,
@@ -288,10 +289,15 @@ def calibrate(
     *,
     to: Annotated[str, Parameter(metavar="PATH", help="The file to write: any fsspec path.")],
     options: Annotated[CalibrateOptions, FLATTEN],
+    gold_options: Annotated[GoldColumns, FLATTEN] = GoldColumns(),
     as_json: AsJson = False,
 ) -> int:
-    """Write the calibration file of a task, from its answers in the output."""
-    return VERBS["calibrate"].carry_out(spec, options, to, as_json=as_json)
+    """Write the calibration file of a task, from its answers in the output.
+
+    Gold rows that the task's readout was fitted to are left out.
+    """
+    gold = {"gold_options": gold_options}
+    return VERBS["calibrate"].carry_out(spec, options, to, as_json=as_json, **gold)
 
 
 @app.command(group=IMPROVE, sort_key=4)
@@ -301,6 +307,7 @@ def cascade(
     *,
     to: Annotated[str, Parameter(metavar="PATH", help="The file to write: any fsspec path.")],
     options: Annotated[CascadeOptions, FLATTEN],
+    gold_options: Annotated[GoldColumns, FLATTEN] = GoldColumns(),
     as_json: AsJson = False,
 ) -> int:
     """Choose the thresholds between the stages of a cascade, from a sample.
@@ -308,4 +315,5 @@ def cascade(
     Every stage answers the sample. With the stated confidence, the cascade then has the recall and
     the precision, compared with the last stage alone, or with gold labels.
     """
-    return VERBS["cascade"].carry_out(spec, options, to, as_json=as_json)
+    gold = {"gold_options": gold_options}
+    return VERBS["cascade"].carry_out(spec, options, to, as_json=as_json, **gold)

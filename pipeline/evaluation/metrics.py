@@ -20,6 +20,16 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
+from pipeline.evaluation.bootstrap import Sampling, draws
+from pipeline.evaluation.intervals import (
+    Figure,
+    auroc_interval,
+    effective_rows,
+    error_interval,
+    interval,
+    number_or_none,
+    wilson,
+)
 from pipeline.options import RESAMPLES
 
 Floats = NDArray[np.float64]
@@ -33,7 +43,7 @@ BINS = 15  # of the calibration error, as in Guo et al. 2017
 # and average precision have no interval.
 RANKED_LABELS = 100
 _SEED = 20_26
-_PERCENTILES = (2.5, 97.5)
+_MEANS_OF_LABELS = ("f1", "auroc", "ap")
 # Counts in one batch of resamples: 8 MB, a few times over. Batches of four times this size took
 # twice the time.
 _BATCH_COUNTS = 1_000_000
@@ -49,15 +59,6 @@ class Bin:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A metric and its 95 % interval; None where it is undefined."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class LabelScore:
     """One label against all others; None where a metric is undefined."""
 
@@ -69,6 +70,7 @@ class LabelScore:
     f1: float | None
     auroc: float | None
     ap: float | None
+    intervals: Mapping[str, tuple[float, float]]  # 95 %, of precision and recall
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,36 +91,77 @@ def score(
     labels: Sequence[str],
     *,
     resamples: int = RESAMPLES,
+    sampling: Sampling | None = None,
 ) -> Scores:
     """The scores of at least one row. The same rows give the same intervals.
 
-    Above RANKED_LABELS labels `auroc` and `ap` have no interval: both ends are None.
+    Intervals of accuracy, precision and recall are Wilson's, that of AUROC of two labels is
+    Newcombe's, and others are from a bootstrap. Above RANKED_LABELS labels `auroc` and `ap` have no
+    interval: both ends are None. With `sampling`, metrics and intervals are those of the corpus.
     """
     rows, label_count = p.shape
     assert rows and label_count == len(labels) >= 2, (rows, label_count, labels)
-    by_label = label_metrics(truth, p)
-    values = task_metrics(truth, p, by_label)
-    resampled = _resampled(truth, p, resamples)
-    confusion = confusion_matrix(truth, p.argmax(axis=1), labels=range(label_count))
-    by_side = zip(confusion.sum(axis=1), confusion.sum(axis=0), strict=True)  # gold, predicted
-    of_labels = zip(*(by_label[name] for name in LABEL_METRICS), strict=True)
+    weights = np.ones(rows) if sampling is None else sampling.weights
+    by_label = label_metrics(truth, p, weights)
+    values = task_metrics(truth, p, by_label, weights)
+    resampled = _resampled(truth, p, resamples, sampling)
+    predicted = p.argmax(axis=1)
+    confusion = confusion_matrix(truth, predicted, labels=range(label_count))
+    of_labels = (by_label[name].tolist() for name in LABEL_METRICS)
+    # — a mean over labels is as uncertain as the rarest of them
+    rarest = min(effective_rows(weights[truth == label]) for label in np.unique(truth))
+    whole = effective_rows(weights)
+    headlines = {
+        name: interval(
+            values[name],
+            resampled[name],
+            rows=whole,
+            rarest=rarest if name in _MEANS_OF_LABELS else whole,
+        )
+        for name in HEADLINES
+    }
+    headlines["accuracy"] = Figure(values["accuracy"], *wilson(values["accuracy"], whole))
+    headlines["ece"] = error_interval(values["ece"], resampled["ece"], rows=whole)
+    if label_count == 2 and headlines["auroc"].value is not None:
+        sides = (effective_rows(weights[truth == label]) for label in (0, 1))
+        headlines["auroc"] = Figure(values["auroc"], *auroc_interval(values["auroc"], *sides))
     return Scores(
         rows=rows,
-        headlines={
-            name: interval(values[name], resampled[name], bias_corrected=name == "ece")
-            for name in HEADLINES
-        },
+        headlines=headlines,
         labels=tuple(
-            LabelScore(label, *map(int, counts), *map(number_or_none, figures))
-            for label, counts, figures in zip(labels, by_side, of_labels, strict=True)
+            _label_score(label, number, figures, truth, predicted, weights)
+            for number, (label, *figures) in enumerate(zip(labels, *of_labels, strict=True))
         ),
         confusion=tuple(map(tuple, confusion.tolist())),
-        reliability=reliability_curve(*confidence_and_hits(truth, p)),
+        reliability=reliability_curve(*confidence_and_hits(truth, p), weights),
         resamples=resamples,
     )
 
 
-def _resampled(truth: Ints, p: Floats, resamples: int) -> dict[str, Floats]:
+def _label_score(
+    label: str,
+    number: int,
+    figures: Sequence[float],  # LABEL_METRICS
+    truth: Ints,
+    predicted: Ints,
+    weights: Floats,
+) -> LabelScore:
+    """The score of the label with this number."""
+    is_gold, is_predicted = truth == number, predicted == number
+    precision, recall, f1, auroc, ap = map(number_or_none, figures)
+    shares = (("precision", precision, is_predicted), ("recall", recall, is_gold))
+    intervals = {
+        name: wilson(share, effective_rows(weights[of]))
+        for name, share, of in shares
+        if share is not None
+    }
+    counts = int(is_gold.sum()), int(is_predicted.sum())
+    return LabelScore(label, *counts, precision, recall, f1, auroc, ap, intervals)
+
+
+def _resampled(
+    truth: Ints, p: Floats, resamples: int, sampling: Sampling | None
+) -> dict[str, Floats]:
     """[resamples] of each headline: samples of the same size, drawn with replacement."""
     rows, labels = p.shape
     source = np.random.default_rng(_SEED)
@@ -127,43 +170,16 @@ def _resampled(truth: Ints, p: Floats, resamples: int) -> dict[str, Floats]:
     batches = []
     for start in range(0, resamples, at_once):
         number = min(at_once, resamples - start)
-        drawn = source.integers(0, rows, (number, rows)) + rows * np.arange(number)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=number * rows).reshape(number, rows)
-        batches.append(resampled_metrics(truth, p, counts.astype(np.float64), rank=rank))
+        counts = draws(source, number, rows, sampling)
+        batches.append(resampled_metrics(truth, p, counts, rank=rank))
     empty = np.zeros(0)
     return {name: np.concatenate([empty, *(b[name] for b in batches)]) for name in HEADLINES}
-
-
-def interval(
-    value: float,
-    resampled: Floats,  # [resamples]
-    *,
-    bias_corrected: bool = False,
-) -> Figure:
-    """A percentile interval over the resamples in which the metric is defined.
-
-    Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13. Rows that are drawn
-    twice raise a calibration error in nearly every resample. So its interval is shifted by the
-    bootstrap estimate of bias (chapter 10).
-    """
-    defined = resampled[~np.isnan(resampled)]
-    if not len(defined):
-        return Figure(number_or_none(value), None, None)
-    low, high = np.percentile(defined, _PERCENTILES)
-    if bias_corrected:
-        bias = float(np.mean(defined)) - value
-        low, high = max(0.0, low - bias), max(0.0, high - bias)
-    return Figure(number_or_none(value), float(low), float(high))
-
-
-def number_or_none(value: float) -> float | None:
-    """The value, or None for NaN, which JSON cannot represent."""
-    return None if np.isnan(value) else float(value)
 
 
 def label_metrics(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
+    weights: Floats | None = None,  # [rows]; default: all equal
 ) -> dict[str, Floats]:  # [labels] each
     """LABEL_METRICS of every label against all others; NaN where one is undefined.
 
@@ -171,15 +187,19 @@ def label_metrics(
     row, F1 for a label with neither. A ranking needs a row with the label and one without.
     """
     rows, labels = p.shape
-    precision, recall, f1, support = precision_recall_fscore_support(
-        truth, p.argmax(axis=1), labels=range(labels), zero_division=np.nan
+    precision, recall, f1, _ = precision_recall_fscore_support(
+        truth,
+        p.argmax(axis=1),
+        labels=range(labels),
+        zero_division=np.nan,
+        sample_weight=weights,
     )
     auroc, ap = np.full((2, labels), np.nan)
-    for label in np.flatnonzero(support):
+    for label in np.unique(truth):
         positive = truth == label
-        ap[label] = average_precision_score(positive, p[:, label])
-        if support[label] < rows:
-            auroc[label] = roc_auc_score(positive, p[:, label])
+        ap[label] = average_precision_score(positive, p[:, label], sample_weight=weights)
+        if positive.sum() < rows:
+            auroc[label] = roc_auc_score(positive, p[:, label], sample_weight=weights)
     return {"precision": precision, "recall": recall, "f1": f1, "auroc": auroc, "ap": ap}
 
 
@@ -187,35 +207,37 @@ def task_metrics(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
     by_label: Mapping[str, Floats] | None = None,  # if already computed
+    weights: Floats | None = None,  # [rows]; default: all equal
 ) -> dict[str, float]:
     """The metrics of a whole task; NaN where a metric is undefined.
 
     F1, AUROC and average precision are means over the labels for which they are defined. With two
     labels, AUROC and average precision are those of the first label.
     """
-    each = by_label or label_metrics(truth, p)
+    weights = np.ones(len(p)) if weights is None else weights
+    each = by_label or label_metrics(truth, p, weights)
     ranked = slice(1 if p.shape[1] == 2 else None)
     confidence, hits = confidence_and_hits(truth, p)
-    bins = _bins(confidence)
     return {
-        "accuracy": float(hits.mean()),
+        "accuracy": float(np.average(hits, weights=weights)),
         "f1": float(mean_defined(each["f1"])),
         "auroc": float(mean_defined(each["auroc"][ranked])),
         "ap": float(mean_defined(each["ap"][ranked])),
-        "brier": float(_squared_errors(truth, p).mean()),
-        "ece": float(np.abs(np.bincount(bins, hits - confidence)).sum() / len(p)),
+        "brier": float(np.average(_squared_errors(truth, p), weights=weights)),
+        "ece": float(_calibration_errors(confidence, hits, weights[None])[0]),
     }
 
 
 def resampled_metrics(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
-    counts: Floats,  # [resamples, rows]; each row of it sums to the number of rows
+    counts: Floats,  # [resamples, rows]: how often, or with which weight, a row is in a resample
     *,
     rank: bool = True,
 ) -> dict[str, Floats]:  # [resamples] each
     """The metrics of `task_metrics` for every resample; without `rank`, AUROC and `ap` are NaN."""
-    rows, labels = p.shape
+    _, labels = p.shape
+    total = counts.sum(axis=1)
     confidence, hits = confidence_and_hits(truth, p)
     gold, predicted = _one_hot(truth, labels), _one_hot(p.argmax(axis=1), labels)
     f1 = _ratio(
@@ -227,11 +249,11 @@ def resampled_metrics(
         pairs = [_ranked(truth == label, p[:, label], counts) for label in ranked]
         auroc, ap = (np.stack(each, axis=1) for each in zip(*pairs, strict=True))
     return {
-        "accuracy": counts @ hits / rows,
+        "accuracy": counts @ hits / total,
         "f1": mean_defined(f1),
         "auroc": mean_defined(auroc),
         "ap": mean_defined(ap),
-        "brier": counts @ _squared_errors(truth, p) / rows,
+        "brier": counts @ _squared_errors(truth, p) / total,
         "ece": _calibration_errors(confidence, hits, counts),
     }
 
@@ -255,7 +277,7 @@ def _ranked(
     all_hits, all_misses = hits.cumsum(axis=1), misses.cumsum(axis=1)
     positives, negatives = all_hits[:, -1], all_misses[:, -1]
     below = negatives[:, None] - all_misses + misses / 2
-    precision = all_hits / np.maximum(all_hits + all_misses, 1)
+    precision = all_hits / np.where(all_hits + all_misses > 0, all_hits + all_misses, 1)
     return (
         _ratio((hits * below).sum(axis=1), positives * negatives),
         _ratio((hits * precision).sum(axis=1), positives),
@@ -268,17 +290,18 @@ def _calibration_errors(
     counts: Floats,  # [resamples, rows]
 ) -> Floats:  # [resamples]
     """The expected calibration error of every resample, whose bins are its own."""
-    resamples, rows = counts.shape
+    resamples, _ = counts.shape
+    total = counts.sum(axis=1)
     order = np.argsort(confidence, kind="stable")
     ordered, weights = confidence[order], counts[:, order]
     first = np.searchsorted(ordered, ordered, side="left")  # of the rows of equal confidence
     less_confident = (weights.cumsum(axis=1) - weights)[:, first]
     # — a row that a resample lacks may be above all that it has
-    bins = np.minimum(BINS * less_confident // rows, BINS - 1).astype(np.int64)
+    bins = np.minimum(BINS * less_confident // total[:, None], BINS - 1).astype(np.int64)
     cells = bins + BINS * np.arange(resamples)[:, None]
     excess = weights * (hits - confidence)[order]
     sums = np.bincount(cells.ravel(), excess.ravel(), minlength=resamples * BINS)
-    return np.asarray(np.abs(sums.reshape(resamples, BINS)).sum(axis=1) / rows, np.float64)
+    return np.asarray(np.abs(sums.reshape(resamples, BINS)).sum(axis=1) / total, np.float64)
 
 
 def confidence_and_hits(
@@ -294,21 +317,26 @@ def confidence_and_hits(
 def reliability_curve(
     confidence: Floats,  # [rows]
     hits: Bools,  # [rows]
+    weights: Floats,  # [rows]
 ) -> tuple[Bin, ...]:
     """The bins of the calibration error that are not empty, the least confident first.
 
     scikit-learn's `calibration_curve` does not return how many rows a bin has.
     """
-    bins = _bins(confidence)
-    rows = np.bincount(bins)
-    means = (np.bincount(bins, values)[rows > 0] / rows[rows > 0] for values in (confidence, hits))
-    return tuple(map(Bin, rows[rows > 0].tolist(), *(mean.tolist() for mean in means)))
+    bins = _bins(confidence, weights)
+    rows, mass = np.bincount(bins), np.bincount(bins, weights)
+    sums = (np.bincount(bins, weights * values) for values in (confidence, hits))
+    means = ((of[rows > 0] / mass[rows > 0]).tolist() for of in sums)
+    return tuple(map(Bin, rows[rows > 0].tolist(), *means))
 
 
-def _bins(confidence: Floats) -> Ints:  # [rows] -> [rows]
+def _bins(confidence: Floats, weights: Floats) -> Ints:  # [rows] each
     """Bins of equal mass (Nguyen & O'Connor 2015); rows of equal confidence share a bin."""
-    less_confident = np.searchsorted(np.sort(confidence), confidence, side="left")
-    return np.asarray(BINS * less_confident // len(confidence), np.int64)
+    order = np.argsort(confidence, kind="stable")
+    first = np.searchsorted(confidence[order], confidence, side="left")
+    less_confident = np.r_[0, np.cumsum(weights[order])][first]
+    bins = np.minimum(BINS * less_confident // weights.sum(), BINS - 1)
+    return np.asarray(bins, np.int64)
 
 
 def _squared_errors(truth: Ints, p: Floats) -> Floats:  # [rows], [rows, labels] -> [rows]

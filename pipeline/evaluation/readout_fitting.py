@@ -2,8 +2,7 @@
 
 `fit` chooses the pooling, the layer, the regularisation and the calibration by cross-validation
 inside the rows that it fits to. The outer folds only measure (nested cross-validation: Varma &
-Simon 2006). So a held-out row has no influence on its own score. `learning_curve` measures fits
-to fewer rows.
+Simon 2006). So a held-out row has no influence on its own score.
 
 The layer is the cheapest one whose loss is within one standard error of the smallest loss: the
 one-standard-error rule (Breiman, Friedman, Olshen and Stone 1984, "Classification and Regression
@@ -29,7 +28,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.evaluation.metrics import Figure, Floats, Ints, interval, mean_defined, task_metrics
+from pipeline.evaluation.metrics import Floats, Ints
 from pipeline.options import FOLDS
 
 STRENGTHS = (0.001, 0.01, 0.1)  # C of a logistic regression over standardised states
@@ -40,10 +39,6 @@ _RARE = 0.5
 # Logits that separate all rows would be scaled without limit, and a label without rows would get an
 # unlimited offset. A scale of 20, or odds of 20 to 1, is the limit.
 _LARGEST = 3.0
-# Of the learning curve.
-HELD_OUT = 200
-SPLITS = 20
-FIGURES = ("auroc", "f1", "accuracy", "ece")
 # The largest part of the mean loss's gradient: far below what a fold's metrics can show.
 _TOLERANCE = 1e-6
 _MAX_STEPS = 1_000
@@ -177,11 +172,6 @@ class GoldStates:
 
     def part(self, rows: Ints) -> GoldStates:
         return GoldStates(self.states[rows], self.targets[rows], self.groups[rows])
-
-    def at(self, layer: int, pooling: int) -> GoldStates:
-        """The same rows with the states of one layer and pooling."""
-        states = self.states[:, layer : layer + 1, pooling : pooling + 1]
-        return GoldStates(states, self.targets, self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,24 +314,6 @@ def folds(truth: Ints, groups: Ints, *, number: int, seed: int) -> list[Split]:
     return [split for split in splits if len(split.fitted) and len(split.held_out)]
 
 
-def random_split(truth: Ints, groups: Ints, *, fitted: int, held_out: int, seed: int) -> Split:
-    """Whole groups of at least `held_out` rows, and `fitted` other rows, both stratified.
-
-    There may be fewer rows to fit than labels, which scikit-learn's splits do not allow.
-    """
-    shuffled = _shuffled_groups(truth, groups, seed)
-    labels = np.array([truth[rows[0]] for rows in shuffled])
-    place = np.empty(len(shuffled))  # spreads the groups of each label evenly
-    for label in np.unique(labels):
-        of_label = np.flatnonzero(labels == label)
-        place[of_label] = (np.arange(len(of_label)) + 0.5) / len(of_label)
-    ordered = [shuffled[index] for index in np.argsort(place, kind="stable")]
-    ends = np.cumsum([len(rows) for rows in ordered])
-    first = int(ends[min(int(np.searchsorted(ends, held_out)), len(ends) - 1)])
-    rows = np.concatenate(ordered)
-    return Split(np.sort(rows[first : first + fitted]), np.sort(rows[:first]))
-
-
 def _shuffled_groups(truth: Ints, groups: Ints, seed: int) -> list[Ints]:
     """The rows of each group, in random order, sorted by the label of the group's first row."""
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
@@ -349,36 +321,3 @@ def _shuffled_groups(truth: Ints, groups: Ints, seed: int) -> list[Ints]:
     order = order[np.argsort(truth[first][order], kind="stable")]
     rows = np.split(np.argsort(group_of, kind="stable"), np.cumsum(np.bincount(group_of))[:-1])
     return [rows[group] for group in order]
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """The metrics after fitting to a number of rows: the mean over the splits, and 95 % of them."""
-
-    rows: int
-    figures: dict[str, Figure]  # FIGURES
-
-
-def learning_curve(
-    gold: GoldStates,  # of one layer and pooling
-    rows: Sequence[int],
-    *,
-    held_out: int = HELD_OUT,
-    splits: int = SPLITS,
-) -> tuple[CurvePoint, ...]:
-    """The metrics for each number of rows; the regularisation is chosen inside those rows."""
-    points = []
-    for number in rows:
-        metrics = []
-        for seed in range(SEED, SEED + splits):
-            split = random_split(
-                gold.truth, gold.groups, fitted=number, held_out=held_out, seed=seed
-            )
-            fitted, asked = gold.part(split.fitted), gold.part(split.held_out)
-            map_ = refit(fitted, 0, 0, choose(fitted, STRENGTHS)[0][0])
-            p = softmax(map_.logits(asked.states[:, 0, 0]), axis=1)
-            metrics.append(task_metrics(asked.truth, p))
-        arrays = {name: np.array([each[name] for each in metrics]) for name in FIGURES}
-        figures = {name: interval(float(mean_defined(v)), v) for name, v in arrays.items()}
-        points.append(CurvePoint(number, figures))
-    return tuple(points)

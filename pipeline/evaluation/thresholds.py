@@ -1,12 +1,23 @@
-"""Thresholds of a label's probability, and gold rows whose label is probably wrong."""
+"""Thresholds of a label's probability, and gold rows whose label is probably wrong.
+
+Entry points: `choose_threshold`, `operating_points` and `find_label_issues`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
+from pipeline.evaluation.intervals import Figure, effective_rows, wilson
 from pipeline.evaluation.metrics import Bools, Floats, Ints
+from pipeline.options import FOLDS
+
+_SEED = 20_26
+# Of float32 sums: a label's mean over equal probabilities may be above each of them.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +25,10 @@ class OperatingPoints:
     """The result of `score >= threshold` for every threshold with a different result, falling."""
 
     thresholds: Floats  # [points]
-    hits: Ints  # [points]: positive rows at or above the threshold
-    flagged: Ints  # [points]: rows at or above the threshold
-    positives: int
-    rows: int
+    hits: Floats  # [points]: positive rows at or above the threshold, or their weight
+    flagged: Floats  # [points]: rows at or above the threshold
+    positives: float
+    rows: float
 
     @property
     def precision(self) -> Floats:  # [points]
@@ -36,20 +47,21 @@ class OperatingPoints:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A threshold, and its precision and recall on the gold rows."""
+    """A threshold, and what to expect of it on other rows."""
 
     threshold: float
-    precision: float
-    recall: float
-    flagged: int
+    precision: Figure
+    recall: Figure
+    flagged: int  # rows at or above it
 
 
 def operating_points(
     positive: Bools,  # [rows]
     score: Floats,  # [rows], 0 to 1
+    weights: Floats | None = None,  # [rows]; default: all equal
 ) -> OperatingPoints:
     """A threshold half-way between any two neighbouring scores; the last one flags all rows."""
-    (rows,) = score.shape
+    mass = np.ones(len(score)) if weights is None else weights
     order = np.argsort(-score, kind="stable")
     ordered = score[order]
     last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True])  # of equal scores
@@ -57,40 +69,70 @@ def operating_points(
     following = np.r_[distinct[1:], 0.0]
     return OperatingPoints(
         thresholds=(distinct + following) / 2,
-        hits=np.cumsum(positive[order].astype(np.int64))[last],
-        flagged=last + 1,
-        positives=int(positive.sum()),
-        rows=rows,
+        hits=np.cumsum(positive[order] * mass[order])[last],
+        flagged=np.cumsum(mass[order])[last],
+        positives=float(mass[positive].sum()),
+        rows=float(mass.sum()),
     )
 
 
-def for_precision(points: OperatingPoints, least: float) -> Threshold | None:
-    """The threshold of the highest recall with a precision of `least` or more, if there is one."""
-    return _best(points, points.precision >= least, points.recall, points.precision)
-
-
-def for_recall(points: OperatingPoints, least: float) -> Threshold | None:
-    """The threshold of the highest precision with a recall of `least` or more, if there is one."""
-    return _best(points, points.recall >= least, points.precision, points.recall)
-
-
-def _best(
-    points: OperatingPoints, allowed: Bools, first: Floats, second: Floats
+def choose_threshold(
+    metric: Literal["precision", "recall"],
+    least: float,
+    positive: Bools,  # [rows]
+    score: Floats,  # [rows], 0 to 1
+    weights: Floats,  # [rows]
 ) -> Threshold | None:
-    if not points.positives or not allowed.any():
+    """The threshold with at least this precision or recall, and the best value of the other one.
+
+    None if no threshold has it. A threshold is best on the rows that chose it. So its precision and
+    recall are those of thresholds that other rows chose in the same way (cross-validation).
+    """
+    chosen = _best(operating_points(positive, score, weights), metric, least)
+    if chosen is None:
         return None
-    candidates = np.flatnonzero(allowed)
-    best = int(candidates[np.lexsort((second[candidates], first[candidates]))[-1]])
+    flagged = np.zeros(len(score), np.bool_)
+    for rows, others in _folds(positive):
+        of_others = _best(
+            operating_points(positive[others], score[others], weights[others]), metric, least
+        )
+        if of_others is not None:
+            flagged[rows] = score[rows] >= of_others
     return Threshold(
-        float(points.thresholds[best]),
-        float(points.precision[best]),
-        float(points.recall[best]),
-        int(points.flagged[best]),
+        chosen,
+        precision=_share(positive, flagged, weights),
+        recall=_share(flagged, positive, weights),
+        flagged=int((score >= chosen).sum()),
     )
 
 
-# Of float32 sums: a label's mean over equal probabilities may be above each of them.
-_ROUNDING = 1e-6
+def _best(points: OperatingPoints, metric: str, least: float) -> float | None:
+    """The threshold that reaches `least`, with the best value of the other metric."""
+    metrics = {"precision": points.precision, "recall": points.recall}
+    own = metrics.pop(metric)
+    [other] = metrics.values()
+    candidates = np.flatnonzero(own >= least - _ROUNDING)
+    if not points.positives or not len(candidates):
+        return None
+    best = candidates[np.lexsort((own[candidates], other[candidates]))[-1]]
+    return float(points.thresholds[best])
+
+
+def _folds(positive: Bools) -> Iterator[tuple[Ints, Ints]]:
+    """The rows of each fold, and all others; positive rows are spread evenly."""
+    order = np.random.default_rng(_SEED).permutation(len(positive))
+    order = order[np.argsort(positive[order], kind="stable")]
+    for fold in range(FOLDS):
+        yield order[fold::FOLDS], np.delete(order, np.s_[fold::FOLDS])
+
+
+def _share(part: Bools, whole: Bools, weights: Floats) -> Figure:
+    """The share of `whole` that is in `part`, with Wilson's interval."""
+    mass = weights[whole]
+    if not len(mass):
+        return Figure(None, None, None)
+    share = float(np.average(part[whole], weights=mass))
+    return Figure(share, *wilson(share, effective_rows(mass)))
 
 
 def find_label_issues(

@@ -1,6 +1,6 @@
 """The answers that a spec's output has for the documents of a gold set.
 
-Entry points: `matching_snapshot`, then `answers_for`.
+Entry points: `matching_snapshot`, then `answers_for`, and `sampling_of` for the weights of rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.evaluation.bootstrap import Sampling
+from pipeline.gold.labels import Gold
 from pipeline.ledger.columns import probabilities, versions
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
@@ -35,9 +37,14 @@ class GoldTaskAnswers:
 class GoldAnswers:
     """The answers of a snapshot for the documents of a gold set, in the order of the gold."""
 
-    doc_ids: tuple[str | None, ...]  # [rows]; None: the corpus has no such document
-    repeated: int  # rows of the corpus for a document that an earlier row has
+    doc_ids: NDArray[np.object_]  # [rows]; None: the corpus has no such document
+    hashes: NDArray[np.object_]  # [rows]: content hashes; None: the corpus has no such document
+    documents: NDArray[np.int64]  # [rows]: of the corpus; the answers are those of the first
     tasks: Mapping[str, GoldTaskAnswers]
+
+    @property
+    def in_corpus(self) -> NDArray[np.bool_]:  # [rows]
+        return np.asarray(self.documents > 0)
 
 
 def matching_snapshot(
@@ -90,24 +97,37 @@ def answers_for(
         names = versions(dataset.schema.field(name).type)
         status = np.full(len(keys), None, object)
         answers[name] = GoldTaskAnswers({n: empty.copy() for n in names}, status)
-    doc_ids = np.full(len(keys), None, object)
-    repeated = 0
-    for batch in dataset.to_batches(columns=list(dict.fromkeys(["doc_id", by, *labels]))):
+    doc_ids, hashes = np.full((2, len(keys)), None, object)
+    documents = np.zeros(len(keys), np.int64)
+    for batch in dataset.to_batches(columns=["doc_id", "content_hash", *labels]):
         places = pc.index_in(batch.column(by), value_set=gold_keys)
         rows = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
         gold_rows = places.drop_null().to_numpy()
         # — only the first row of the corpus for a document of the gold counts
         _, first = np.unique(gold_rows, return_index=True)
-        new = np.array([i for i in np.sort(first) if doc_ids[gold_rows[i]] is None], np.int64)
-        repeated += len(rows) - len(new)
+        new = np.sort(first[documents[gold_rows[first]] == 0])
+        np.add.at(documents, gold_rows, 1)
         chosen = batch.take(pa.array(rows[new]))
         doc_ids[gold_rows[new]] = chosen.column("doc_id").to_pylist()
+        hashes[gold_rows[new]] = chosen.column("content_hash").to_pylist()
         for name, task in answers.items():
             column = chosen.column(name)
             for version, p in task.p.items():
                 p[gold_rows[new]] = probabilities(column, version, labels[name])
             task.status[gold_rows[new]] = pc.struct_field(column, "status").to_pylist()
-    return GoldAnswers(tuple(doc_ids), repeated, answers)
+    return GoldAnswers(doc_ids, hashes, documents, answers)
+
+
+def sampling_of(gold: Gold, answers: GoldAnswers, rows: NDArray[np.int64]) -> Sampling | None:
+    """How these rows of the gold were drawn; None if the gold is no sample of `assay audit`."""
+    if gold.design is None:
+        return None
+    hashes = answers.hashes[rows].tolist()
+    texts = gold.design.weights(hashes)
+    return Sampling(
+        weights=np.array([texts[each] for each in hashes]) * answers.documents[rows],
+        strata=np.array([gold.design.strata[each] for each in hashes], np.int64),
+    )
 
 
 def _fp(snapshot: Contents, task: str) -> str | None:

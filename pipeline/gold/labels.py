@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from typing import Literal
 
 import numpy as np
@@ -20,21 +19,22 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
+from pipeline.gold.sample_design import HASH, SampleDesign, find_design
 from pipeline.gold.scores import PLACE, ScoreColumn, are_scores, read_targets, score_columns
 from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.columns import probabilities, versions
 from pipeline.ledger.dataset import open_labels
+from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.options import GoldOptions
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
 By = Literal["doc_id", "content_hash"]
+Kind = Literal["people", "scores", "teacher", "sample"]
 UNLABELLED = -1
-# The number of unknown values that an error lists; the others usually have the same cause.
-SHOWN_PROBLEMS = 10
-# A ratio of difflib above this one means close names, by its documentation.
-LEAST_SIMILARITY = 0.6
+# The numbers of unknown values and of labels that an error lists.
+SHOWN_PROBLEMS, SHOWN_LABELS = 10, 12
 _FORMATS = " ".join(f".{format}" for format in FORMATS)
 _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 
@@ -45,7 +45,7 @@ class GoldTask:
 
     labels: tuple[str, ...]  # the task's, in the spec's order
     truth: NDArray[np.int64]  # [rows]: index of the label, or UNLABELLED
-    soft: NDArray[np.float64] | None = None  # [rows, labels]: a teacher's p; NaN where unlabelled
+    soft: NDArray[np.float64] | None = None  # [rows, labels]: p or scores; NaN where unlabelled
     scored: str | None = None  # the label whose scores a file has
 
 
@@ -65,10 +65,19 @@ class Gold:
     repeated: int = 0
     contradictory: int = 0
     options: GoldOptions = GoldOptions()  # with which it was read
+    design: SampleDesign | None = None  # of a sample that `assay audit` drew
 
     @property
     def rows(self) -> int:
         return len(self.keys)
+
+    def kind(self, task: str) -> Kind:
+        """Who gave the labels of a task: people, for all or for a sample, or a program."""
+        if self.tasks[task].scored is not None:
+            return "scores"
+        if self.tasks[task].soft is not None:
+            return "teacher"
+        return "people" if self.design is None else "sample"
 
 
 def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) -> Gold:
@@ -94,7 +103,8 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) 
     if not rows.rows:
         fix = f"has no rows; gold labels are a file ({_FORMATS}) or another run's output"
         raise SpecError([Problem("--gold", fix, source)])
-    by, keys, texts = _documents(rows, spec, options)
+    design = find_design(rows, spec)
+    by, keys, texts = _documents(rows, spec, options, is_sample=design is not None)
     columns = _task_columns(spec, options, tuple(rows.columns), source)
     tasks = {
         task.name: _scored_task(rows, task, scores[task.name], keys)
@@ -102,7 +112,8 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) 
         else _gold_task(rows, task, column, options)
         for task, column in columns
     }
-    return _without_repeats(Gold(source, by, keys, tasks, texts, options=options))
+    gold = Gold(source, by, keys, tasks, texts, options=options, design=design)
+    return _without_repeats(gold)
 
 
 def _check_names(spec: JobSpec, options: GoldOptions) -> None:
@@ -199,15 +210,24 @@ def _of_rows(task: GoldTask, rows: NDArray[np.int64]) -> GoldTask:
 
 
 def gold_hash(gold: Gold, task: str) -> str:
-    """The hash of a task's gold labels, which does not depend on the format of the file."""
-    content = {"by": gold.by, "keys": list(gold.keys), "truth": gold.tasks[task].truth.tolist()}
+    """The hash of a task's gold labels or scores, which does not depend on the file's format."""
+    own = gold.tasks[task]
+    content = {"by": gold.by, "keys": list(gold.keys), "truth": own.truth.tolist()}
+    if own.soft is not None:
+        content["soft"] = [[None if p != p else p for p in row] for row in own.soft.tolist()]
     return short_hash(canonical_json(content))
 
 
 def _documents(
-    rows: GoldRows, spec: JobSpec, options: GoldOptions
+    rows: GoldRows, spec: JobSpec, options: GoldOptions, *, is_sample: bool
 ) -> tuple[By, tuple[str, ...], tuple[str | None, ...] | None]:
-    """By which column rows are matched with documents, the keys, and the texts if there are any."""
+    """By which column rows are matched with documents, the keys, and the texts if there are any.
+
+    The rows of a sample of `assay audit` have the content hashes as keys. Its texts may be cut.
+    """
+    if is_sample:
+        hashes = rows.columns[HASH]
+        return "content_hash", tuple(map(str, hashes)), _sample_texts(rows, hashes)
     by, column = _key_column(rows, spec, options)
     text_column = options.text or spec.input.text
     texts = None
@@ -256,15 +276,14 @@ def _gold_task(rows: GoldRows, task: TaskSpec, column: str, options: GoldOptions
         fix += shlex.quote(f"{task.name}{label}={column}")
         raise SpecError([Problem("--gold", fix, rows.path)])
     if times:
-        fixes = _fixes(list(times), set(written), task, names)
         raise SpecError(
             [
                 Problem(
                     f"{rows.place(written.index(value))}, column {column}",
-                    f"is not a label of task {task.name} (rows with it: {times[value]:,}); {fix}",
+                    f"{_not_a_label(task, value)} (rows with it: {times[value]:,})",
                     value,
                 )
-                for value, fix in list(zip(times, fixes, strict=True))[:SHOWN_PROBLEMS]
+                for value in list(times)[:SHOWN_PROBLEMS]
             ]
         )
     truth = [UNLABELLED if value is None else names[value] for value in written]
@@ -280,55 +299,26 @@ def _scored_task(
     return GoldTask(labels, truth, soft, scored=score.label)
 
 
-def _fixes(
-    unknown: Sequence[str], used: Set[str | None], task: TaskSpec, names: Mapping[str, int]
-) -> list[str]:
-    """What to write for each unknown gold value; `used` are all values of the gold."""
-    matched = {index for name, index in names.items() if name in used}
-    unmatched = [label for index, label in enumerate(task.labels) if index not in matched]
-    proposed = similar_labels(unknown, tuple(task.labels), unmatched)
-    free = [label for label in unmatched if label not in proposed.values()]
-    choices = ", ".join(free or task.labels)
-    return [
-        f"if it means {label}, write --value {shlex.quote(f'{value}={label}')}"
-        if (label := proposed.get(value))
-        else f"no label has a similar name; write --value {shlex.quote(f'{value}=LABEL')} with "
-        f"the label that it means ({choices}), or leave the task out with --task"
-        for value in unknown
-    ]
+def _not_a_label(task: TaskSpec, value: str) -> str:
+    """What to write for a gold value that is not a label."""
+    shown = ", ".join(list(task.labels)[:SHOWN_LABELS])
+    more = f" and {len(task.labels) - SHOWN_LABELS:,} more" * (len(task.labels) > SHOWN_LABELS)
+    return (
+        f"is not a label of task {task.name}, which has {shown}{more}; write the label that it "
+        f"means, --value {shlex.quote(f'{value}=LABEL')}, or leave the task out with --task"
+    )
 
 
-def similar_labels(
-    values: Sequence[str], labels: Sequence[str], unmatched: Sequence[str]
-) -> dict[str, str]:
-    """The label that each gold value probably means, by the similarity of their names.
-
-    A label is proposed for one value only, and a label that the gold also has for none, except
-    where the names differ in nothing but case.
-
-    Args:
-        values: Gold values that are no labels.
-        labels: All labels of the task.
-        unmatched: Those that no gold value has.
-
-    Returns:
-        The label of each value that has one.
-
-    Examples:
-        >>> similar_labels(["Sports", "Arts", "?"], ["art", "sport"], ["art", "sport"])
-        {'Sports': 'sport', 'Arts': 'art'}
-    """
-    scored = [
-        (SequenceMatcher(None, value.casefold(), label.casefold()).ratio(), value, label)
-        for value in values
-        for label in labels
-    ]
-    proposed: dict[str, str] = {}
-    for score, value, label in sorted(scored, key=lambda each: -each[0]):
-        is_free = label in unmatched and label not in proposed.values()
-        if value not in proposed and score >= LEAST_SIMILARITY and (is_free or score == 1):
-            proposed[value] = label
-    return proposed
+def _sample_texts(rows: GoldRows, hashes: Sequence[object]) -> tuple[str | None, ...] | None:
+    """The texts of a sample; None for one that was cut, which has another hash."""
+    texts = rows.columns.get(TEXT_COLUMN)
+    if texts is None:
+        return None
+    read = documents_from(RawRow(text) for text in texts)["content_hash"].to_pylist()
+    return tuple(
+        text if isinstance(text, str) and own == of_row else None
+        for text, own, of_row in zip(texts, read, hashes, strict=True)
+    )
 
 
 def _written(value: object) -> str | None:
@@ -377,10 +367,7 @@ def _teacher_task(
     names = _label_names(task, options)
     unknown = [label for label in teacher_labels if label not in names]
     if unknown:
-        fixes = _fixes(unknown, set(teacher_labels), task, names)
-        what = f"is not a label of task {task.name}"
-        pairs = zip(unknown, fixes, strict=True)
-        raise SpecError([Problem("--gold", f"{what}; {fix}", label) for label, fix in pairs])
+        raise SpecError([Problem("--gold", _not_a_label(task, label), label) for label in unknown])
     answers = column.combine_chunks()
     p = probabilities(answers, versions(answers.type)[-1], teacher_labels)  # [rows, theirs]
     soft = np.zeros((len(p), len(task.labels)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from pipeline.report.console import Grid, escape_controls, renamed, two_columns
+from pipeline.report.console import Grid, escape_controls, two_columns
 from pipeline.report.doubts import check_doubts
 from pipeline.verbs.exactness import FLOAT32_MAX, Change, Exactness
 
@@ -125,10 +125,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
         "repeated_ids": findings.repeated_ids,
         "label_tokens": findings.label_tokens,
         "readouts": {task: asdict(facts) for task, facts in findings.readouts.items()},
-        "prompts": [
-            {**renamed(prompt, {"verbalizers": "surfaces"}), "scoring": prompt.scoring}
-            for prompt in findings.prompts
-        ],
+        "prompts": [{**asdict(prompt), "scoring": prompt.scoring} for prompt in findings.prompts],
         "memory": {**asdict(findings.proof.memory), "peak_bytes": findings.proof.memory.peak_bytes},
         "exactness": {
             **(_change_json(exactness.change) or {}),

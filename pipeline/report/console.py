@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from pipeline.evaluation.intervals import Figure
 
 _UNLIMITED_COLUMNS, _LINES = 10_000, 25
 
@@ -46,6 +48,18 @@ def _escaped(char: str) -> str:
 def truncate(text: str, chars: int) -> str:
     """The first `chars` characters with controls escaped; "…" marks a cut."""
     return escape_controls(text if len(text) <= chars else text[: chars - 1].rstrip() + "…")
+
+
+def number(value: float | None) -> str:
+    """Three decimals; "-" for None."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def interval(figure: Figure) -> str:
+    """A figure with its 95 % interval, if it has one: `0.912 (0.884 to 0.935)`."""
+    if figure.value is None or figure.low is None:
+        return number(figure.value)
+    return f"{number(figure.value)} ({number(figure.low)} to {number(figure.high)})"
 
 
 def two_columns(rows: Mapping[str, str] | Iterable[tuple[str, str]]) -> Table:
@@ -87,11 +101,6 @@ class Grid:
 def _cell(text: str) -> Text:
     """Text in which nothing is markup."""
     return Text(escape_controls(text))
-
-
-def renamed(value: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    """A dataclass as JSON values, with some of its fields renamed."""
-    return {names.get(name, name): field for name, field in asdict(value).items()}
 
 
 class JobLog:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.report.console import truncate
+from pipeline.report.console import interval, truncate
+from pipeline.report.evaluation_table import gold_words
 from pipeline.verbs.corpus_report import CorpusReport
 
 SHOWN_LABELS = 12
@@ -49,7 +50,6 @@ def public_summary(report: CorpusReport) -> str:
         lines.append(f"This rule removes documents: {report.filter.rule}.")
         lines.append(filter_text(report))
     if report.quality is not None:
-        lines.append("The labels were compared with labels that people gave:")
         lines += _quality(report)
     lines.append("Complete this text where other measures were taken, and have it checked.")
     return "\n".join(lines)
@@ -89,13 +89,16 @@ def _labeller(report: CorpusReport) -> str:
 
 
 def _quality(report: CorpusReport) -> Iterator[str]:
-    for task in report.quality.tasks if report.quality else ():
+    if report.quality is None:
+        return
+    for task in report.quality.tasks:
         if not task.versions:
             continue
         accuracy = next(iter(task.versions.values())).scores.headlines["accuracy"]
+        by = gold_words(report.quality.gold, task.task)
         yield (
-            f"{task.task}: accuracy {accuracy.value:.3f} (95 % interval {accuracy.low:.3f} to "
-            f"{accuracy.high:.3f}) on {task.rows.evaluated:,} documents"
+            f"{task.task}: accuracy {interval(accuracy)}, with its 95 % interval, on "
+            f"{task.rows.evaluated:,} documents, compared with {by}"
         )
 
 

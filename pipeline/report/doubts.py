@@ -1,15 +1,19 @@
 """Warnings of answers that may mean nothing, each one line with what to do.
 
-Entry points: `label_doubts`, for the labels that a run gave, `evaluation_doubt`, for the figures
+Entry points: `label_doubts`, for the labels that a run gave, `evaluation_doubts`, for the figures
 of an evaluation, and `check_doubts`, for the answers to the few documents of a check.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from pipeline.gold.fitted_texts import LEAST_ROWS
+
 if TYPE_CHECKING:
+    from pipeline.gold.labels import Gold
     from pipeline.verbs.check import Findings
     from pipeline.verbs.evaluate import TaskEvaluation
 
@@ -36,16 +40,55 @@ def label_doubts(labels: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
             )
 
 
-def evaluation_doubt(task: TaskEvaluation) -> str | None:
-    """A line if the answers are not shown to be better than chance, else None."""
-    if not task.at_chance:
-        return None
+def evaluation_doubts(task: TaskEvaluation, gold: Gold) -> Iterator[str]:
+    """A line for each reason why the figures of a task mean little, or nothing."""
+    for path in task.silent:
+        yield (
+            f"{task.task}: {path} does not say which texts it was fitted to, so its figures may be "
+            "of these texts. Make it again (assay fit, calibrate or cascade)"
+        )
+    if not task.versions:
+        yield _nothing_judged(task)
+        return
     auroc = next(iter(task.versions.values())).scores.headlines["auroc"]
+    if task.swapped:
+        yield (
+            f"{task.task}: the interval of AUROC, {auroc.low:.3f} to {auroc.high:.3f}, is below "
+            f".5: labels of the gold look swapped. {_unswapped(task, gold)}"
+        )
+    if task.at_chance:
+        yield (
+            f"{task.task}: the interval of AUROC, {auroc.low:.3f} to {auroc.high:.3f}, includes "
+            ".5: these answers may be no better than chance. Train a readout (assay fit), use a "
+            "larger model, or give more gold rows"
+        )
+
+
+def _nothing_judged(task: TaskEvaluation) -> str:
+    rows = task.rows
+    if not rows.fitted:
+        return f"{task.task}: no gold document has an answer, so nothing is judged"
     return (
-        f"{task.task}: the interval of AUROC, {auroc.low:.3f} to {auroc.high:.3f}, includes .5: "
-        "these answers may be no better than chance. Train a readout (assay fit), use a larger "
-        "model, or give more gold rows"
+        f"{task.task}: nothing is judged, because {rows.fitted:,} gold documents were fitted to, "
+        f"and the other {rows.evaluated:,} are too few. Give gold labels of {LEAST_ROWS} other "
+        "documents, or fit again with some held out (assay fit --hold-out 0.2)"
     )
+
+
+def _unswapped(task: TaskEvaluation, gold: Gold) -> str:
+    """The options that give the labels the other way round."""
+    if len(task.labels) > 2:
+        return "Write which label each value of the gold means: --value GOLD=LABEL"
+    first, second = task.labels
+    if gold.tasks[task.task].scored is not None:
+        column = next(c for name, c in gold.options.scores if name.partition(".")[0] == task.task)
+        other = second if gold.tasks[task.task].scored == first else first
+        return f"If they are, write {shlex.join(['--score', f'{task.task}.{other}={column}'])}"
+    named = {value: label for value, label in gold.options.values if label in task.labels}
+    values = named or {first: first, second: second}
+    other_of = {first: second, second: first}
+    pairs = (f"{value}={other_of[label]}" for value, label in values.items())
+    return f"If they are, write {' '.join(f'--value {shlex.quote(pair)}' for pair in pairs)}"
 
 
 def check_doubts(findings: Findings) -> Iterator[str]:

@@ -20,7 +20,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.metrics import Floats
 from pipeline.evaluation.thresholds import OperatingPoints, operating_points
 from pipeline.report.console import truncate
-from pipeline.verbs.evaluate import TaskEvaluation
+from pipeline.verbs.evaluate import TaskEvaluation, VersionScores
 
 try:
     from matplotlib import rc_context
@@ -83,7 +83,9 @@ class Plots:
 def plots(task: TaskEvaluation) -> Iterator[Plots]:
     """The charts of one task."""
     # — of two labels the second mirrors the first
-    shown = [0] if len(task.labels) == 2 else _most_frequent(task, len(np.unique(task.truth)))
+    shown = (
+        [0] if len(task.labels) == 2 else _most_frequent(task, len(np.unique(_first(task).truth)))
+    )
     curves = [
         partial(_reliability, task=task),
         partial(_precision_recall, task=task, shown=shown[:MAX_LINES]),
@@ -119,8 +121,12 @@ def _confusion_plot(task: TaskEvaluation) -> Plots:
     return Plots(title, (drawn,), wide=side > _WIDTH)
 
 
+def _first(task: TaskEvaluation) -> VersionScores:
+    return next(iter(task.versions.values()))
+
+
 def _most_frequent(task: TaskEvaluation, most: int) -> list[int]:
-    support = np.bincount(task.truth, minlength=len(task.labels))
+    support = np.bincount(_first(task).truth, minlength=len(task.labels))
     return [int(label) for label in np.argsort(-support, kind="stable")[:most]]
 
 
@@ -152,7 +158,7 @@ def _lines(
     """The points of each version and label, the indices of those that are drawn, and the style."""
     for number, (version, scored) in enumerate(task.versions.items()):
         for label in shown:
-            points = operating_points(task.truth == label, scored.p[:, label])
+            points = operating_points(scored.truth == label, scored.p[:, label], scored.weights)
             if not 0 < points.positives < points.rows:
                 continue
             name = _name(task.labels[label])
@@ -183,7 +189,7 @@ def _reliability(axes: Axes, task: TaskEvaluation) -> None:
 
 
 def _confusion(figure: Figure, task: TaskEvaluation, shown: Sequence[int]) -> None:
-    every = np.array(next(iter(task.versions.values())).scores.confusion)
+    every = np.array(_first(task).scores.confusion)
     counts = every[np.ix_(shown, shown)]
     # — of all documents of the gold label, also those with an answer that is not shown
     shares = counts / np.maximum(every.sum(axis=1)[shown, None], 1)
@@ -212,7 +218,7 @@ def _probabilities(axes: Axes, task: TaskEvaluation, label: int) -> None:
     which = f" ({version})" if len(task.versions) > 1 else ""
     name = _name(task.labels[label])
     other = _name(task.labels[1]) if len(task.labels) == 2 else "another"
-    is_it = task.truth == label
+    is_it = scored.truth == label
     _histogram(axes, scored.p[is_it, label], f"gold: {name}", "C3")
     _histogram(axes, scored.p[~is_it, label], f"gold: {other}", "C0")
     axes.set_xlim(0, 1)

@@ -9,13 +9,13 @@ import shlex
 from collections.abc import Iterator
 
 from pipeline.evaluation.metrics import RANKED_LABELS
-from pipeline.report.console import Grid
-from pipeline.report.doubts import evaluation_doubt
+from pipeline.gold.labels import Gold
+from pipeline.report.console import Grid, interval, number
+from pipeline.report.doubts import evaluation_doubts
 from pipeline.report.evaluation_plots import plots
 from pipeline.report.evaluation_table import (
-    interval,
+    gold_words,
     issue_grid,
-    number,
     row_counts,
     score_grids,
     sources,
@@ -25,7 +25,9 @@ from pipeline.verbs.evaluate import Evaluation, TaskEvaluation
 
 SHOWN_ISSUES = 100
 _NOTE = (
-    "The intervals are from bootstrap resamples. Macro F1 is the mean over the labels that occur. "
+    "Intervals of accuracy, precision and recall are Wilson's, that of AUROC of two labels is "
+    "Newcombe's, the others are from bootstrap resamples. Macro F1 is the mean over the labels "
+    "that occur. "
     "With two labels, AUROC and average precision are those of the first label; with more, they "
     f"are the mean of each label against the rest. Above {RANKED_LABELS} labels they have no "
     "interval. The calibration error is that of the answer's p."
@@ -34,7 +36,7 @@ _NOTE = (
 
 def evaluation_section(evaluation: Evaluation, spec_file: str) -> Iterator[str]:
     """Parts of a page: the main figures, the next steps, and all figures and plots of each task."""
-    yield bullets(map(_headline, evaluation.tasks))
+    yield bullets(_headline(task, evaluation.gold) for task in evaluation.tasks)
     yield "<h3>What to do next</h3>"
     yield bullets(_next_steps(evaluation, spec_file))
     gates = [
@@ -47,18 +49,20 @@ def evaluation_section(evaluation: Evaluation, spec_file: str) -> Iterator[str]:
     rows = [("model", evaluation.model), ("labelled", evaluation.labelled_at)]
     yield facts([*rows, *sources(evaluation)])
     for task in evaluation.tasks:
-        yield from _task_section(task)
+        yield from _task_section(task, evaluation.gold)
 
 
-def _headline(task: TaskEvaluation) -> str:
+def _headline(task: TaskEvaluation, gold: Gold) -> str:
     if not task.versions:
-        return f"{safe(task.task)}: no gold document has an answer"
+        return safe(" ".join(evaluation_doubts(task, gold)))
     headlines = next(iter(task.versions.values())).scores.headlines
     figures = [f"accuracy {interval(headlines['accuracy'])}"]
     if headlines["auroc"].value is not None:
         figures.insert(0, f"AUROC {interval(headlines['auroc'])}")
     doubt = "; it may be no better than chance" if task.at_chance else ""
-    shown = ", ".join([*figures, f"on {task.rows.evaluated:,} documents{doubt}"])
+    doubt += "; labels of the gold look swapped" if task.swapped else ""
+    rows = f"on {task.rows.evaluated:,} documents, by {gold_words(gold, task.task)}{doubt}"
+    shown = ", ".join([*figures, rows])
     return f"<strong>{safe(task.task)}</strong>: {safe(shown)}"
 
 
@@ -73,9 +77,11 @@ def _next_steps(evaluation: Evaluation, spec_file: str) -> Iterator[str]:
             yield f"{name}: train a readout: <code>{safe(fit)}</code>"
         if task.label_issues:
             yield f"{name}: read the {len(task.label_issues):,} gold labels that may be wrong"
+        if task.swapped:
+            yield f"{name}: check which label each value of the gold means"
     if not evaluation.passed:
         yield "a gate failed: do not publish these answers before you know why"
-    elif not any(task.at_chance for task in evaluation.tasks):
+    elif all(t.versions and not t.at_chance and not t.swapped for t in evaluation.tasks):
         command = f"<code>{safe(f'assay filter {spec} --to FOLDER')}</code>"
         if evaluation.rule is None:
             yield f"write a rule as <code>filter.keep</code> in the spec, then run {command}"
@@ -84,12 +90,11 @@ def _next_steps(evaluation: Evaluation, spec_file: str) -> Iterator[str]:
             yield f"write the documents that the spec's rule, {rule}, keeps: {command}"
 
 
-def _task_section(task: TaskEvaluation) -> Iterator[str]:
+def _task_section(task: TaskEvaluation, gold: Gold) -> Iterator[str]:
     yield f"<h3>{safe(task.task)}</h3><p>{safe(row_counts(task))}</p>"
+    yield from (f"<p><strong>{safe(each)}</strong></p>" for each in evaluation_doubts(task, gold))
     if not task.versions:
         return
-    if doubt := evaluation_doubt(task):
-        yield f"<p><strong>{safe(doubt)}</strong></p>"
     headlines, *others = score_grids(task)
     yield table(headlines, level=4) + f"<p>{safe(_NOTE)}</p>"
     for each in plots(task):

@@ -8,12 +8,17 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline.evaluation.metrics import BINS, HEADLINES, Figure
-from pipeline.report.console import Grid, escape_controls, renamed, truncate, two_columns
-from pipeline.report.doubts import evaluation_doubt
+from pipeline.evaluation.intervals import Figure
+from pipeline.evaluation.metrics import BINS, HEADLINES
+from pipeline.gold.fitted_texts import LEAST_ROWS
+from pipeline.gold.labels import Gold
+from pipeline.ledger.columns import RAW
+from pipeline.report.console import Grid, escape_controls, interval, number, truncate, two_columns
+from pipeline.report.doubts import evaluation_doubts
 from pipeline.verbs.evaluate import Evaluation, TaskEvaluation, VersionScores
 
 SHOWN_ISSUES = 10
+FITTED_BY = {RAW: "the readout or the cascade", "calibrated": "the calibration"}
 _TEXT_CHARS = 400
 WIDE_LABELS = 12  # a confusion matrix of more labels is too wide for a terminal
 _NAMES = {
@@ -33,7 +38,7 @@ def show_evaluation(evaluation: Evaluation, console: Console) -> None:
         console.print(f"\n{task.task}: {row_counts(task)}", markup=False)
         for grid in score_grids(task):
             console.print(grid.table())
-        if doubt := evaluation_doubt(task):
+        for doubt in evaluation_doubts(task, evaluation.gold):
             console.print(f"warning: {doubt}", markup=False)
         if task.versions:
             confusion = next(iter(task.versions.values())).scores.confusion
@@ -57,6 +62,8 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
         yield "not the newest", f"{newest} has other questions or another model than this spec"
     joined = "id" if gold.by == "doc_id" else "the text's hash"
     yield "gold", f"{gold.source}, {gold.rows:,} documents, joined by {joined}"
+    for task in evaluation.tasks:
+        yield f"gold of {task.task}", gold_words(gold, task.task)
     corpus = f"the corpus has {evaluation.corpus_rows:,} rows"
     yield "in the corpus", f"{evaluation.in_corpus:,} of them; {corpus}"
     if gold.repeated:
@@ -72,9 +79,10 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
 
 
 def row_counts(task: TaskEvaluation) -> str:
-    """How many rows were evaluated, why the others were not, and a warning if one is due."""
+    """How many rows were evaluated, and why the others were not."""
     rows = task.rows
-    parts = [f"{rows.evaluated:,} of {rows.gold:,} gold documents evaluated"]
+    judged = rows.evaluated if task.versions else 0
+    parts = [f"{judged:,} of {rows.gold:,} gold documents evaluated"]
     if rows.unlabelled:
         parts.append(f"{rows.unlabelled:,} without a gold label")
     if rows.not_in_corpus:
@@ -83,12 +91,30 @@ def row_counts(task: TaskEvaluation) -> str:
         f"{n:,} without an answer ({escape_controls(status)})"
         for status, n in rows.unanswered.items()
     ]
-    warning = "; the calibration was fitted to these rows, so its scores are too good"
-    return ", ".join(parts) + (warning if task.calibrated_on_gold else "")
+    if rows.fitted:
+        parts.append(f"{rows.fitted:,} left out, because {FITTED_BY[RAW]} was fitted to them")
+    for version, fitted in task.fitted.items():
+        if version != RAW and fitted > rows.fitted:
+            more = fitted - rows.fitted
+            parts.append(
+                f"{more:,} more left out of the {version} figures, because "
+                f"{FITTED_BY[version]} was fitted to them"
+            )
+    if rows.evaluated and not task.versions:
+        parts.append(f"{rows.evaluated:,} are too few to judge (of {LEAST_ROWS})")
+    if task.stands_for is not None:
+        parts.append(f"they stand for {task.stands_for:.0%} of the texts of the sampled corpus")
+    return ", ".join(parts)
 
 
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def gold_words(gold: Gold, task: str) -> str:
+    """Who gave the gold labels of a task."""
+    return {
+        "people": "labels that people gave",
+        "sample": "labels that people gave to a random sample of the corpus",
+        "scores": "scores of another classifier",
+        "teacher": "answers of another model",
+    }[gold.kind(task)]
 
 
 def score_grids(task: TaskEvaluation) -> Iterator[Grid]:
@@ -97,7 +123,7 @@ def score_grids(task: TaskEvaluation) -> Iterator[Grid]:
         return
     scores = [version.scores for version in task.versions.values()]
     yield Grid(
-        f"{task.task}, with 95 % intervals of {scores[0].resamples:,} resamples",
+        f"{task.task}, with 95 % intervals",
         ("", *task.versions),
         [(_NAMES[n], *(interval(each.headlines[n]) for each in scores)) for n in HEADLINES],
     )
@@ -108,13 +134,6 @@ def score_grids(task: TaskEvaluation) -> Iterator[Grid]:
             yield _cuts(version, which)
 
 
-def interval(figure: Figure) -> str:
-    """The figure with its 95 % interval, if it has one."""
-    if figure.value is None or figure.low is None:
-        return number(figure.value)
-    return f"{number(figure.value)} [{number(figure.low)}, {number(figure.high)}]"
-
-
 def _labels(version: VersionScores, which: str) -> Grid:
     return Grid(
         f"by label{which}",
@@ -122,7 +141,11 @@ def _labels(version: VersionScores, which: str) -> Grid:
         [
             (
                 each.label,
-                *map(number, (each.precision, each.recall, each.f1, each.auroc, each.ap)),
+                *(
+                    interval(Figure(value, *each.intervals.get(name, (None, None))))
+                    for name, value in (("precision", each.precision), ("recall", each.recall))
+                ),
+                *map(number, (each.f1, each.auroc, each.ap)),
                 f"{each.support:,}",
                 f"{each.predicted:,}",
             )
@@ -134,14 +157,15 @@ def _labels(version: VersionScores, which: str) -> Grid:
 def _cuts(version: VersionScores, which: str) -> Grid:
     rows = []
     for cut in version.cuts:
-        figures = ["no threshold has it", "", "", ""]
+        figures = ["no threshold reaches this", "", "", ""]
         if at := cut.threshold:
             rounded = f"{at.threshold:.6g}"  # never up, because it may be copied into a rule
             least = rounded if float(rounded) <= at.threshold else repr(at.threshold)
-            figures = [least, number(at.precision), number(at.recall), f"{at.flagged:,}"]
+            figures = [least, interval(at.precision), interval(at.recall), f"{at.flagged:,}"]
         rows.append((f"{cut.metric} {cut.least:g}", cut.label, *figures))
     return Grid(
-        f"thresholds{which}: a document has the label if its p is at least the threshold",
+        f"thresholds{which}: a document has the label if its p is at least the threshold; "
+        "precision and recall of other documents, by cross-validation",
         ("minimum", "label", "threshold", "precision", "recall", "documents"),
         rows,
         texts=2,
@@ -211,16 +235,14 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
             "contradictory": gold.contradictory,
             "repeated_in_corpus": evaluation.repeated_in_corpus,
         },
-        "tasks": {task.task: _task_json(task) for task in evaluation.tasks},
+        "tasks": {task.task: _task_json(task, gold) for task in evaluation.tasks},
         "without_gold": list(evaluation.without_gold),
         "gates": [asdict(decision) for decision in evaluation.decisions],
         "passed": evaluation.passed,
     }
 
 
-def _task_json(task: TaskEvaluation) -> dict[str, Any]:
-    cuts = {"metric": "wish", "least": "wanted", "threshold": "found"}
-    issues = {"gold": "given", "p_gold": "p_given"}
+def _task_json(task: TaskEvaluation, gold: Gold) -> dict[str, Any]:
     return {
         "labels": list(task.labels),
         "rows": asdict(task.rows),
@@ -228,11 +250,14 @@ def _task_json(task: TaskEvaluation) -> dict[str, Any]:
             name: {
                 **asdict(version.scores),
                 "ece_bins": f"{BINS}, equal mass",
-                "thresholds": [renamed(cut, cuts) for cut in version.cuts],
+                "thresholds": [asdict(cut) for cut in version.cuts],
             }
             for name, version in task.versions.items()
         },
-        "calibrated_on_gold": task.calibrated_on_gold,
+        "gold": gold.kind(task.task),
+        "fitted": dict(task.fitted),
+        "stands_for": task.stands_for,
         "at_chance": task.at_chance,
-        "mislabelled": [renamed(issue, issues) for issue in task.label_issues],
+        "swapped": task.swapped,
+        "mislabelled": [asdict(issue) for issue in task.label_issues],
     }

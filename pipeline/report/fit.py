@@ -11,11 +11,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
-from pipeline.evaluation.metrics import Figure
-from pipeline.evaluation.readout_fitting import FIGURES
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
-from pipeline.report.console import Grid, two_columns
-from pipeline.report.evaluation_table import number
+from pipeline.report.console import Grid, interval, number, two_columns
 from pipeline.verbs.calibrate import Calibrated
 from pipeline.verbs.cascade import ChosenThresholds
 from pipeline.verbs.fit import Fit, TaskFit, scores_json
@@ -26,13 +23,11 @@ _NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0,
 
 
 def show_fit(fit: Fit, console: Console, *, spec_file: str = "SPEC") -> None:
-    """Prints the gold, each task's layers, learning curve and file, and the next command."""
+    """Prints the gold, each task's layers and file, and the next command."""
     console.print(two_columns(_gold(fit)))
     for task in fit.tasks:
         console.print()
         console.print(_layers(task).table(**_NARROW))
-        if task.curve:
-            console.print(_curve(task, fit.splits).table(**_NARROW))
         console.print(two_columns(_readout(fit, task)))
     console.print()
     console.print(two_columns(_next_steps(fit, spec_file)))
@@ -71,8 +66,8 @@ def _layers(task: TaskFit) -> Grid:
             (
                 f"{'→ ' if each.layer == task.layer else ''}{each.layer}",
                 f"{each.seconds:.3f}",
-                _figure(headlines["auroc"]),
-                _figure(headlines["f1"]),
+                interval(headlines["auroc"]),
+                interval(headlines["f1"]),
                 number(headlines["ece"].value),
                 f"{number(each.loss)} ±{number(each.loss_error).removeprefix('0')}",
                 *([", ".join(aurocs)] if several else []),
@@ -80,19 +75,6 @@ def _layers(task: TaskFit) -> Grid:
         )
     names = ("layer", "s/doc", "AUROC", "macro F1", "ECE", "loss", *both)
     return Grid(f"{task.task}: {task.kind} readout{states}", names, rows, texts=0)
-
-
-def _curve(task: TaskFit, splits: int) -> Grid:
-    return Grid(
-        f"{task.task}: layer {task.layer} by number of gold rows, {splits} random splits, "
-        f"{task.curve_held_out} held out",
-        ("rows", *(_NAMES[name] for name in FIGURES)),
-        [
-            (f"{point.rows:,}", *(_figure(point.figures[name]) for name in FIGURES))
-            for point in task.curve
-        ],
-        texts=0,
-    )
 
 
 def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
@@ -103,7 +85,7 @@ def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
         rule = f"of at most {number(task.loss_limit)}, the smallest plus one standard error"
         yield "layer", f"{task.layer} is the cheapest with a loss {rule} (layer {best.layer})"
     headlines = task.scores.headlines
-    shown = ", ".join(f"{name} {_figure(headlines[key])}" for key, name in _NAMES.items())
+    shown = ", ".join(f"{name} {interval(headlines[key])}" for key, name in _NAMES.items())
     yield "scores", f"{shown}: each row is scored by a fit that has not seen it"
     counts = ", ".join(f"{each.label} {each.support:,}" for each in task.scores.labels)
     without = f"; {task.unlabelled:,} without a label for this task" if task.unlabelled else ""
@@ -120,13 +102,6 @@ def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
         yield "balanced", "labels are uneven: the fit weights them, and calibration corrects that"
 
 
-def _figure(figure: Figure) -> str:
-    if figure.value is None or figure.low is None or figure.high is None:
-        return number(figure.value)
-    low, high = (f"{bound:.2f}".removeprefix("0") for bound in (figure.low, figure.high))
-    return f"{number(figure.value)} {low}-{high}"
-
-
 def fit_json(fit: Fit) -> dict[str, Any]:
     """The readouts as JSON values."""
     return {
@@ -139,11 +114,11 @@ def fit_json(fit: Fit) -> dict[str, Any]:
             "left_out": dict(fit.left_out),
         },
         "folds": fit.folds,
-        "tasks": [_task_json(task, fit.splits) for task in fit.tasks],
+        "tasks": [_task_json(task) for task in fit.tasks],
     }
 
 
-def _task_json(task: TaskFit, splits: int) -> dict[str, Any]:
+def _task_json(task: TaskFit) -> dict[str, Any]:
     same = ("task", "kind", "rows", "unlabelled", "layer", "pooling", "balanced", "scored")
     return {
         **{name: getattr(task, name) for name in same},
@@ -165,11 +140,6 @@ def _task_json(task: TaskFit, splits: int) -> dict[str, Any]:
             }
             for each in task.layers
         ],
-        "curve": {
-            "splits": splits,
-            "held_out": task.curve_held_out,
-            "rows": [{"rows": point.rows, **asdict(point)["figures"]} for point in task.curve],
-        },
     }
 
 
@@ -217,6 +187,8 @@ def show_thresholds(chosen: ChosenThresholds, console: Console) -> None:
         f"{_threshold(file.high, 'above')}",
         "in the sample": f"recall {chosen.recall:.3f}, precision {chosen.precision:.3f}",
     }
+    if chosen.fitted:
+        rows["left out"] = f"{chosen.fitted:,} documents that a readout was fitted to"
     for stage, documents in enumerate(chosen.decided, 1):
         rows[f"stage {stage}"] = f"decides {documents:,} ({documents / total:.0%})"
     console.print(two_columns(rows))

@@ -12,7 +12,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.metrics import Floats, Ints
-from pipeline.evaluation.readout_fitting import log_loss
+from pipeline.evaluation.readout_fitting import log_losses
 from pipeline.fitted.calibration import (
     Calibration,
     Curve,
@@ -22,12 +22,13 @@ from pipeline.fitted.calibration import (
     log_p,
     mean_prior,
 )
-from pipeline.gold.answers import answers_for
+from pipeline.gold.answers import answers_for, sampling_of
+from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts, source_texts
 from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
 from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
-from pipeline.options import CalibrateOptions, GoldOptions
+from pipeline.options import CalibrateOptions, GoldColumns
 from pipeline.runtime.calibration_files import CalibrationFile, raw_fingerprint
 from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import jobs_for_each_dtype
@@ -47,10 +48,18 @@ class Calibrated:
     file: CalibrationFile
 
 
-def calibrate(spec: JobSpec, options: CalibrateOptions, to: str, *, cache_dir: Path) -> Calibrated:
+def calibrate(
+    spec: JobSpec,
+    options: CalibrateOptions,
+    to: str,
+    *,
+    gold_options: GoldColumns = GoldColumns(),
+    cache_dir: Path,
+) -> Calibrated:
     """Writes the calibration file at `to`; the same answers and gold labels give the same bytes.
 
-    SpecError if the task, the method or the snapshot is wrong, or the gold has too few labels.
+    Gold rows with a text that the task's readout was fitted to are left out. SpecError if the task,
+    the method or the snapshot is wrong, or the gold has too few other labels.
     """
     task = _task(spec, options)
     store = open_store(spec.output, spec.storage_options)
@@ -59,9 +68,10 @@ def calibrate(spec: JobSpec, options: CalibrateOptions, to: str, *, cache_dir: P
     if options.gold is None:
         calibration, rows = _batch(spec, task, snapshot)
     else:
-        gold = read_gold(options.gold, spec, GoldOptions(tasks=(task.name,)))
-        calibration, rows = _fitted(spec, task, options.method, gold, snapshot)
-        source["gold"] = gold_hash(gold, task.name)
+        gold = read_gold(options.gold, spec, gold_options.of_task(task.name))
+        calibration, hashes = _fitted(spec, task, options.method, gold, snapshot)
+        rows = len(hashes)
+        source |= source_texts(gold_hash(gold, task.name), hashes)
     fingerprint = raw_fingerprint(store, task.name, snapshot.tasks[task.name].fp)
     file = CalibrationFile(task.name, calibration, fingerprint, source, rows)
     write_fitted(to, file.json(), options_for(to, spec))
@@ -122,26 +132,41 @@ def _batch(spec: JobSpec, task: TaskSpec, snapshot: Contents) -> tuple[Calibrati
 
 def _fitted(
     spec: JobSpec, task: TaskSpec, method: str, gold: Gold, snapshot: Contents
-) -> tuple[Calibration, int]:
-    """A calibration by gold labels, and the number of documents that have one and an answer."""
+) -> tuple[Calibration, list[str]]:
+    """A calibration by gold labels, and the content hashes of the documents that it is fitted to.
+
+    The rows of a sample of `assay audit` count by their weights in the corpus.
+    """
     truth = gold.tasks[task.name].truth  # [rows]
     answers = answers_for(spec, snapshot, gold.by, gold.keys, [task.name])
     p = answers.tasks[task.name].p[RAW]  # [rows, labels]
     usable = (truth != UNLABELLED) & ~np.isnan(p).any(axis=1)
-    if not usable.any():
-        fix = f"none of its {gold.rows:,} rows has a label and an answer in the output"
+    seen = usable & np.isin(answers.hashes, list(readout_texts(spec, task)))
+    usable &= ~seen
+    if usable.sum() < (LEAST_ROWS if seen.any() else 1):
+        fix = f"{usable.sum():,} of its {gold.rows:,} rows have a label and an answer in the output"
+        if seen.any():
+            fix += f", beside {seen.sum():,} that the readout has seen; {LEAST_ROWS} are needed"
         raise SpecError([Problem("--gold", fix, gold.source)])
-    p, truth, labels = p[usable], truth[usable], tuple(task.labels)
+    rows = np.flatnonzero(usable)
+    sampling = sampling_of(gold, answers, rows)
+    weights = np.ones(len(rows)) if sampling is None else sampling.weights
+    p, truth, labels = p[rows], truth[rows], tuple(task.labels)
+    hashes: list[str] = answers.hashes[rows].tolist()
     if method == "temperature":
-        return Calibration(method, labels, fit_temperature(p, truth)), len(truth)
+        return Calibration(method, labels, fit_temperature(p, truth, weights)), hashes
     absent = [label for index, label in enumerate(labels) if index not in truth]
     if absent:
         fix = "no gold row has these labels, so isotonic curves would never predict them; add some"
         raise SpecError([Problem("--gold", fix, absent)])
-    return Calibration(method, labels, fit_isotonic(p, truth)), len(truth)
+    return Calibration(method, labels, fit_isotonic(p, truth, weights)), hashes
 
 
-def fit_temperature(p: Floats, truth: Ints) -> Temperature:  # [docs, labels], [docs]
+def fit_temperature(
+    p: Floats,  # [docs, labels]
+    truth: Ints,  # [docs]
+    weights: Floats,  # [docs]
+) -> Temperature:
     """The temperature with the smallest negative log-likelihood (Guo et al. 2017).
 
     The likelihood has one maximum, because its logarithm is concave in 1 / temperature.
@@ -149,18 +174,25 @@ def fit_temperature(p: Floats, truth: Ints) -> Temperature:  # [docs, labels], [
     logits, targets = log_p(p), np.eye(p.shape[1])[truth]
     limits = math.log(LOWEST_TEMPERATURE), math.log(HIGHEST_TEMPERATURE)
     best = minimize_scalar(
-        lambda x: log_loss(logits / math.exp(x), targets), bounds=limits, options={"xatol": 1e-8}
+        lambda x: np.average(log_losses(logits / math.exp(x), targets), weights=weights),
+        bounds=limits,
+        options={"xatol": 1e-8},
     )
     return Temperature(math.exp(best.x))
 
 
-def fit_isotonic(p: Floats, truth: Ints) -> Isotonic:  # [docs, labels], [docs]
+def fit_isotonic(
+    p: Floats,  # [docs, labels]
+    truth: Ints,  # [docs]
+    weights: Floats,  # [docs]
+) -> Isotonic:
     """A rising curve for each label against all others (Zadrozny & Elkan 2002)."""
     _docs, labels = p.shape
     curves = []
     for label in range(labels - curves_for(labels), labels):
         regression = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
-        regression.fit(p[:, label].astype(np.float64), (truth == label).astype(np.float64))
+        is_label = (truth == label).astype(np.float64)
+        regression.fit(p[:, label].astype(np.float64), is_label, sample_weight=weights)
         knots = regression.X_thresholds_, regression.y_thresholds_
         curves.append(Curve(tuple(map(float, knots[0])), tuple(map(float, knots[1]))))
     return Isotonic(tuple(curves))

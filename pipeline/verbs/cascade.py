@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.evaluation.cascade_thresholds import Promise, choose
 from pipeline.fitted.thresholds import Thresholds
+from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts, source_texts
 from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
 from pipeline.ledger.columns import RAW, probabilities, structs
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
-from pipeline.options import CascadeOptions, GoldOptions, RunOptions
+from pipeline.options import CascadeOptions, GoldColumns, RunOptions
 from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import in_format, least_work
 from pipeline.runtime.placement import place, this_machine
@@ -42,6 +43,8 @@ class Sample:
     fp: tuple[str, ...]  # of each stage
     p: Floats  # [stages, docs, labels]
     truth: NDArray[np.int64]  # [docs]: the index of a label, of the last stage or of gold
+    hashes: tuple[str, ...]  # [docs]: of the contents
+    fitted: int  # other documents, which a readout of a stage was fitted to
     is_whole: bool  # whether it is the whole input
 
 
@@ -52,6 +55,7 @@ class ChosenThresholds:
     path: str
     file: Thresholds
     decided: tuple[int, ...]  # documents of the sample, by the stage that decides
+    fitted: int  # documents that were left out, because a readout was fitted to them
     recall: float  # of the cascade in the sample; NaN: nothing is positive
     precision: float
 
@@ -61,12 +65,14 @@ def choose_thresholds(
     options: CascadeOptions,
     to: str,
     *,
+    gold_options: GoldColumns = GoldColumns(),
     cache_dir: Path,
     announce: Callable[[Progress], None] = ignore,
 ) -> ChosenThresholds:
     """Writes the thresholds of a task's cascade at `to`; every stage answers the whole sample.
 
     The answers are cells of the output: a run, or another choice, does not ask for them again.
+    Texts that a readout of a stage was fitted to prove nothing, so they are left out.
 
     Raises:
         SpecError: The task has no cascade, or the sample is too small for the promise.
@@ -75,36 +81,39 @@ def choose_thresholds(
     name, labels, stages = _stages(spec, options)
     gold = None
     if options.gold is not None:
-        gold = read_gold(options.gold, spec, GoldOptions(tasks=(name,)))
+        gold = read_gold(options.gold, spec, gold_options.of_task(name))
     promise = Promise(options.recall, options.precision, options.confidence)
     sample = _sample(spec, options, stages, gold, cache_dir, announce)
-    rarer = labels[int(np.bincount(sample.truth, minlength=2).argmin())]
-    positive = options.positive or rarer
+    # — not the rarer one of the sample: the promise may not depend on what it is proved with
+    positive = options.positive or (name if name in labels else labels[0])
     of_label = labels.index(positive)
     scores = sample.p[:-1, :, of_label]
     truth, last = sample.truth == of_label, sample.p[-1].argmax(axis=1) == of_label
     positives = int(truth.sum())
     if positives < promise.positives_needed:
-        fix = f"{positives} of {len(truth)} different texts are {positive}, and the promise needs "
-        fix += f"{promise.positives_needed}; "
+        fix = (
+            f"only {positives} of {len(truth)} sampled texts are {positive}; this guarantee needs "
+        )
+        fix += f"{promise.positives_needed}: "
         needed = ceil(promise.positives_needed * len(truth) / max(positives, 1))
-        enough = "promise less" if sample.is_whole else f"write about {needed:,}, or promise less"
+        lower = "lower --recall and --precision"
+        enough = lower if sample.is_whole else f"write --sample {needed}, or {lower}"
         raise SpecError([Problem("--sample", fix + enough, options.sample)])
     chosen = choose(scores, last, truth, promise)
     if chosen is None:
         right = (last & truth).sum()
         fix = f"the last stage alone has recall {right / positives:.3f} and precision "
-        fix += f"{right / max(last.sum(), 1):.3f} in the sample, which is too close; promise less"
-        wished = f"recall {promise.recall:g}, precision {promise.precision:g}"
-        raise SpecError([Problem("--recall, --precision", fix, wished)])
-    source = {
+        fix += f"{right / max(last.sum(), 1):.3f}, too close to these to prove them with this "
+        fix += "sample; lower them, or enlarge the sample"
+        promised = f"recall {promise.recall:g}, precision {promise.precision:g}"
+        raise SpecError([Problem("--recall, --precision", fix, promised)])
+    source: dict[str, object] = {
         **asdict(promise),
         "documents": len(truth),
         "positives": positives,
         "truth": "the last stage" if gold is None else "gold labels",
     }
-    if gold is not None:
-        source["gold"] = gold_hash(gold, name)
+    source |= source_texts(gold_hash(gold, name) if gold is not None else None, sample.hashes)
     file = Thresholds(name, labels, positive, sample.fp, *chosen, source)
     write_fitted(to, file.json(), options_for(to, spec))
     return _effect(to, file, sample, of_label)
@@ -119,7 +128,7 @@ def _effect(path: str, file: Thresholds, sample: Sample, of_label: int) -> Chose
     counts = np.bincount(by, minlength=len(sample.p)).tolist()
     with np.errstate(invalid="ignore"):
         shares = np.float64(right) / truth.sum(), np.float64(right) / answers.sum()
-    return ChosenThresholds(path, file, tuple(counts), *map(float, shares))
+    return ChosenThresholds(path, file, tuple(counts), sample.fitted, *map(float, shares))
 
 
 def _stages(spec: JobSpec, options: CascadeOptions) -> tuple[str, tuple[str, str], list[JobSpec]]:
@@ -181,11 +190,27 @@ def _sample(
         keys = documents.column(gold.by).to_pylist()
         truth = np.array([by_key.get(key, UNLABELLED) for key in keys])
         usable &= truth != UNLABELLED
-    if not usable.any():
-        what = "has an answer of every stage" + (" and a gold label" if gold else "")
-        raise SpecError([Problem("--sample", f"no document of it {what}", options.sample)])
-    fp = tuple(own for own, _, _ in by_stage)
-    return Sample(fp, p[:, usable], truth[usable], is_whole=share is None)
+    seen = usable & np.isin(hashes.to_pylist(), list(_fitted(spec, options.task)))
+    usable &= ~seen
+    if usable.sum() < (LEAST_ROWS if seen.any() else 1):
+        what = "have an answer of every stage" + (" and a gold label" if gold else "")
+        fix = f"{usable.sum():,} different texts of it {what}"
+        if seen.any():
+            fix += f", beside {seen.sum():,} that a readout was fitted to; {LEAST_ROWS} are needed"
+        raise SpecError([Problem("--sample", fix, options.sample)])
+    return Sample(
+        fp=tuple(own for own, _, _ in by_stage),
+        p=p[:, usable],
+        truth=truth[usable],
+        hashes=tuple(hashes.filter(pa.array(usable)).to_pylist()),
+        fitted=int(seen.sum()),
+        is_whole=share is None,
+    )
+
+
+def _fitted(spec: JobSpec, name: str) -> frozenset[str]:
+    """The content hashes that the readouts of the task's stages were fitted to."""
+    return readout_texts(spec, next(task for task in spec.tasks if task.name == name))
 
 
 def _answers(labelled: LabelledOutput, task: str) -> tuple[pa.StructArray, pa.Table]:

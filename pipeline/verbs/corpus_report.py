@@ -367,15 +367,16 @@ def _subgroups(
     for task in quality.tasks:
         if len(task.labels) != 2 or not task.versions:
             continue
-        members = {}
+        scored, members = next(iter(task.versions.values())), {}
         for term, word in words.items():
-            texts = ((gold.texts or ())[row] or "" for row in task.gold_rows.tolist())
+            texts = ((gold.texts or ())[row] or "" for row in scored.gold_rows.tolist())
             members[f"contains {term}"] = np.array([bool(word.search(t)) for t in texts], np.bool_)
-        groups = np.array([group_of.get(gold.keys[row]) for row in task.gold_rows.tolist()], object)
+        keys = (gold.keys[row] for row in scored.gold_rows.tolist())
+        groups = np.array([group_of.get(key) for key in keys], object)
         members |= {f"group {name}": groups == name for name in sorted(set(groups) - {None})}
         positive = task.labels.index(task.task) if task.task in task.labels else 0
-        predicted = next(iter(task.versions.values())).p.argmax(axis=1) == positive
-        rates = false_positive_rates(task.truth == positive, predicted, members)
+        predicted = scored.p.argmax(axis=1) == positive
+        rates = false_positive_rates(scored.truth == positive, predicted, members)
         yield SubgroupReport(task.task, task.labels[positive], rates)
 
 

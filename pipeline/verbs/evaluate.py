@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +14,12 @@ from numpy.typing import NDArray
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.gates import PLACE, Decision, Gate, decide, parse_gate
 from pipeline.evaluation.metrics import Scores, score
-from pipeline.evaluation.thresholds import (
-    Threshold,
-    find_label_issues,
-    for_precision,
-    for_recall,
-    operating_points,
-)
-from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot
-from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
+from pipeline.evaluation.thresholds import Threshold, choose_threshold, find_label_issues
+from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot, sampling_of
+from pipeline.gold.fitted_texts import LEAST_ROWS, FittedTexts
+from pipeline.gold.labels import UNLABELLED, Gold, read_gold
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import EvalOptions, GoldOptions
-from pipeline.runtime.calibration_files import load_calibrations
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import open_store
 
@@ -34,7 +29,7 @@ class Cut:
     """The threshold of a label for a minimum precision or recall; None if no threshold has it."""
 
     label: str
-    metric: str  # precision | recall
+    metric: Literal["precision", "recall"]
     least: float
     threshold: Threshold | None
 
@@ -45,7 +40,10 @@ class VersionScores:
 
     scores: Scores
     cuts: tuple[Cut, ...]
+    gold_rows: NDArray[np.int64]  # [evaluated]: the documents, as rows of the gold
+    truth: NDArray[np.int64]  # [evaluated]
     p: NDArray[np.float64]  # [evaluated, labels]
+    weights: NDArray[np.float64]  # [evaluated]: the documents that a row stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,8 @@ class RowCounts:
     unlabelled: int  # without a gold label for this task
     not_in_corpus: int
     unanswered: Mapping[str, int]  # by status
-    evaluated: int
+    fitted: int  # with a text that the raw answers were fitted to
+    evaluated: int  # the others; not judged if there are fewer than LEAST_ROWS beside fitted ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +77,11 @@ class TaskEvaluation:
     task: str
     labels: tuple[str, ...]
     rows: RowCounts
-    truth: NDArray[np.int64]  # [evaluated]
-    versions: Mapping[str, VersionScores]  # raw, then calibrated if any; empty without rows
+    versions: Mapping[str, VersionScores]  # raw, then calibrated; without those not judged
     label_issues: tuple[LabelIssue, ...]
-    calibrated_on_gold: bool  # the calibration was fitted to these rows: its scores are too good
-    gold_rows: NDArray[np.int64]  # [evaluated]: the documents, as rows of the gold
+    fitted: Mapping[str, int]  # rows with a text that the answers were fitted to, by version
+    silent: tuple[str, ...]  # fitted files that do not say to which texts
+    stands_for: float | None  # share of the sampled texts; None: the gold is no such sample
 
     @property
     def at_chance(self) -> bool:
@@ -93,6 +92,14 @@ class TaskEvaluation:
         if auroc.low is None or auroc.high is None:
             return False
         return auroc.low <= 0.5 <= auroc.high
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the interval of AUROC is below .5, as where labels have each other's names."""
+        if not self.versions:
+            return False
+        auroc = next(iter(self.versions.values())).scores.headlines["auroc"]
+        return auroc.high is not None and auroc.high < 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +151,11 @@ def evaluate(
     else:
         snapshot, newest = matching_snapshot(spec, store, list(gold.tasks), cache_dir)
     answers = answers_for(spec, snapshot, gold.by, gold.keys, gold.tasks)
-    fitted_to = {name: file.source.get("gold") for name, file in load_calibrations(spec).items()}
-    own = {name: fitted_to.get(name) == gold_hash(gold, name) for name in gold.tasks}
-    tasks = tuple(_evaluate_task(n, gold, answers, options, own=own[n]) for n in gold.tasks)
+    tasks = tuple(
+        _evaluate_task(task.name, gold, answers, options, FittedTexts.of(spec, task))
+        for task in spec.tasks
+        if task.name in gold.tasks
+    )
     return Evaluation(
         spec=spec.name,
         output=store.url,
@@ -154,8 +163,8 @@ def evaluate(
         newest_snapshot=newest,
         corpus_rows=snapshot.rows,
         gold=gold,
-        in_corpus=sum(doc_id is not None for doc_id in answers.doc_ids),
-        repeated_in_corpus=answers.repeated,
+        in_corpus=int(answers.in_corpus.sum()),
+        repeated_in_corpus=int(np.maximum(answers.documents - 1, 0).sum()),
         tasks=tasks,
         without_gold=tuple(task.name for task in spec.tasks if task.name not in gold.tasks),
         decisions=tuple(_decide(gate, tasks) for gate in gates),
@@ -191,69 +200,104 @@ def parse_gates(written: Sequence[str], gold: Gold, spec: JobSpec) -> list[Gate]
 
 
 def _evaluate_task(
-    name: str, gold: Gold, answers: GoldAnswers, options: EvalOptions, *, own: bool
+    name: str, gold: Gold, answers: GoldAnswers, options: EvalOptions, fitted: FittedTexts
 ) -> TaskEvaluation:
-    """`own`: the task's calibration was fitted to this gold."""
-    gold_task, of_task = gold.tasks[name], answers.tasks[name]
-    in_corpus = np.array([doc_id is not None for doc_id in answers.doc_ids])
+    """Judges each version of the answers on the rows that it was not fitted to."""
+    of_gold, of_task = gold.tasks[name], answers.tasks[name]
     answered = np.all([~np.isnan(p).any(axis=1) for p in of_task.p.values()], axis=0)
-    labelled = gold_task.truth != UNLABELLED
-    rows = np.flatnonzero(labelled & in_corpus & answered)
-    unanswered = np.flatnonzero(labelled & in_corpus & ~answered)
-    counts = RowCounts(
-        gold=gold.rows,
-        unlabelled=int((~labelled).sum()),
-        not_in_corpus=int((labelled & ~in_corpus).sum()),
-        unanswered=dict(Counter(str(of_task.status[row]) for row in unanswered)),
-        evaluated=len(rows),
-    )
-    truth = gold_task.truth[rows]
-    versions = {
-        version: _score_version(truth, p[rows], gold_task.labels, options)
-        for version, p in of_task.p.items()
-        if len(rows)
+    labelled = of_gold.truth != UNLABELLED
+    usable = labelled & answers.in_corpus & answered
+    unanswered = np.flatnonzero(labelled & answers.in_corpus & ~answered)
+    seen = {
+        version: usable & np.isin(answers.hashes, list(fitted.of_version(version)))
+        for version in of_task.p
     }
-    issues: tuple[LabelIssue, ...] = ()
-    if versions:
-        # — the last version is calibrated; but not if the calibration was fitted to these rows
-        trusted = list(versions.values())[0 if own else -1]
-        issues = tuple(
-            LabelIssue(
-                doc_id=str(answers.doc_ids[rows[row]]),
-                gold=gold_task.labels[truth[row]],
-                likely=gold_task.labels[label],
-                p_gold=float(trusted.p[row, truth[row]]),
-                p_likely=float(trusted.p[row, label]),
-                text=None if gold.texts is None else gold.texts[rows[row]],
-            )
-            for row, label in zip(*find_label_issues(truth, trusted.p), strict=True)
-        )
-    task = TaskEvaluation(name, gold_task.labels, counts, truth, versions, issues, own, rows)
+    first = next(iter(seen.values()))
+    versions = {}
+    for version, p in of_task.p.items():
+        rows = np.flatnonzero(usable & ~seen[version])
+        if len(rows) >= (LEAST_ROWS if seen[version].any() else 1):
+            versions[version] = _score_version(name, gold, answers, rows, p[rows], options)
+    task = TaskEvaluation(
+        task=name,
+        labels=of_gold.labels,
+        rows=RowCounts(
+            gold=gold.rows,
+            unlabelled=int((~labelled).sum()),
+            not_in_corpus=int((labelled & ~answers.in_corpus).sum()),
+            unanswered=dict(Counter(str(of_task.status[row]) for row in unanswered)),
+            fitted=int(first.sum()),
+            evaluated=int((usable & ~first).sum()),
+        ),
+        versions=versions,
+        label_issues=(),
+        fitted={version: int(rows.sum()) for version, rows in seen.items()},
+        silent=fitted.silent,
+        stands_for=_stands_for(gold, answers.hashes[usable & ~first]),
+    )
     # — answers at chance say nothing about the gold
-    return replace(task, label_issues=()) if task.at_chance else task
+    issues = () if task.at_chance or task.swapped or not versions else _issues(task, gold, answers)
+    return replace(task, label_issues=tuple(issues))
+
+
+def _stands_for(gold: Gold, hashes: NDArray[np.object_]) -> float | None:
+    """The share of the texts of a sample's corpus that these texts of the sample stand for."""
+    if gold.design is None:
+        return None
+    return sum(gold.design.weights(hashes.tolist()).values()) / gold.design.texts
 
 
 def _score_version(
-    truth: NDArray[np.int64],  # [rows]
-    p: NDArray[np.float64],  # [rows, labels]
-    labels: Sequence[str],
+    name: str,
+    gold: Gold,
+    answers: GoldAnswers,
+    rows: NDArray[np.int64],  # [evaluated], of the gold
+    p: NDArray[np.float64],  # [evaluated, labels]
     options: EvalOptions,
 ) -> VersionScores:
-    cuts = []
-    for index, label in enumerate(labels):
-        points = operating_points(truth == index, p[:, index])
-        if (least := options.precision) is not None:
-            cuts.append(Cut(label, "precision", least, for_precision(points, least)))
-        if (least := options.recall) is not None:
-            cuts.append(Cut(label, "recall", least, for_recall(points, least)))
-    return VersionScores(score(truth, p, labels, resamples=options.resamples), tuple(cuts), p)
+    """The scores of these rows; those of a sample of `assay audit` are weighted."""
+    truth, labels = gold.tasks[name].truth[rows], gold.tasks[name].labels
+    sampling = sampling_of(gold, answers, rows)
+    weights = np.ones(len(rows)) if sampling is None else sampling.weights
+    wanted: dict[Literal["precision", "recall"], float | None] = {
+        "precision": options.precision,
+        "recall": options.recall,
+    }
+    cuts = tuple(
+        Cut(
+            label,
+            metric,
+            least,
+            choose_threshold(metric, least, truth == index, p[:, index], weights),
+        )
+        for index, label in enumerate(labels)
+        for metric, least in wanted.items()
+        if least is not None
+    )
+    scores = score(truth, p, labels, resamples=options.resamples, sampling=sampling)
+    return VersionScores(scores, cuts, rows, truth, p, weights)
+
+
+def _issues(task: TaskEvaluation, gold: Gold, answers: GoldAnswers) -> Iterator[LabelIssue]:
+    """The gold rows whose label is probably wrong, by the last version that is judged."""
+    *_, trusted = task.versions.values()
+    rows, truth, p = trusted.gold_rows, trusted.truth, trusted.p
+    for row, label in zip(*find_label_issues(truth, p), strict=True):
+        yield LabelIssue(
+            doc_id=str(answers.doc_ids[rows[row]]),
+            gold=task.labels[truth[row]],
+            likely=task.labels[label],
+            p_gold=float(p[row, truth[row]]),
+            p_likely=float(p[row, label]),
+            text=None if gold.texts is None else gold.texts[rows[row]],
+        )
 
 
 def _decide(gate: Gate, tasks: Sequence[TaskEvaluation]) -> Decision:
     task = next(task for task in tasks if task.task == gate.task)
-    if not task.versions:
-        return Decision(gate.written, None, False)
-    if gate.version not in task.versions:
-        fix = f"{gate.task} has no {gate.version} answers; it has {', '.join(task.versions)}"
+    if gate.version not in task.fitted:
+        fix = f"{gate.task} has no {gate.version} answers; it has {', '.join(task.fitted)}"
         raise SpecError([Problem(PLACE, fix, gate.written)])
+    if gate.version not in task.versions:
+        return Decision(gate.written, None, False)
     return decide(gate, task.versions[gate.version].scores)

@@ -25,16 +25,13 @@ from scipy.stats import spearmanr
 from threadpoolctl import threadpool_limits
 
 from pipeline.errors import Problem, SpecError
-from pipeline.evaluation.metrics import Scores, number_or_none, score, task_metrics
+from pipeline.evaluation.intervals import number_or_none
+from pipeline.evaluation.metrics import Scores, score, task_metrics
 from pipeline.evaluation.readout_fitting import (
-    HELD_OUT,
-    SPLITS,
-    CurvePoint,
     Fitted,
     GoldStates,
     Linear,
     fit,
-    learning_curve,
     loss_limit,
 )
 from pipeline.gold.labels import UNLABELLED, Gold, GoldTask, read_gold
@@ -87,8 +84,6 @@ class TaskFit:
     loss_limit: float  # the layer is the lowest one with at most this loss
     scores: Scores  # of held-out rows; their layer and pooling were chosen by other rows
     layers: tuple[LayerFit, ...]
-    curve: tuple[CurvePoint, ...]
-    curve_held_out: int
     path: str
     in_spec: bool  # the spec reads this file, at the state that it was fitted to
     scored: str | None  # the label whose scores the targets are
@@ -103,7 +98,6 @@ class Fit:
     gold: Gold
     left_out: Mapping[str, int]  # gold documents that could not be read, by reason
     folds: int
-    splits: int
     tasks: tuple[TaskFit, ...]
 
 
@@ -140,7 +134,9 @@ def fit_readouts(
     bare = [task.model_copy(update=none) for task in spec.model_tasks]
     unfitted = spec.model_copy(update={"tasks": tuple(bare), "exit": None})
     job = make_job(unfitted, place(spec.model, this_machine()), cache_dir)
-    read = read_gold_states(job, gold, questions, layers=options.layers, announce=announce)
+    read = read_gold_states(
+        job, gold, questions, layers=options.layers, hold_out=options.hold_out, announce=announce
+    )
     states = {task.name: _gold_states(gold.tasks[task.name], task.name, read) for task in tasks}
     texts = {
         name: [len(np.unique(each.groups[each.truth == n])) for n in range(each.targets.shape[1])]
@@ -162,7 +158,7 @@ def fit_readouts(
             )
             for task, path in zip(tasks, paths, strict=True)
         )
-    return Fit(spec.name, gold, read.left_out, options.folds, SPLITS, fits)
+    return Fit(spec.name, gold, read.left_out, options.folds, fits)
 
 
 def readout_path(task: str, *, named: str | None, to: str | None) -> str:
@@ -201,15 +197,12 @@ def _check_counts(counts: Mapping[str, Sequence[int]], gold: Gold, options: FitO
     """SpecError unless every fold can have a document of every label; `counts` is by task."""
     folds = options.folds
     problems = [] if folds >= 2 else [Problem("--folds", "write 2 or more", folds)]
+    if not 0 <= options.hold_out < 1:
+        problems.append(Problem("--hold-out", "write a share, as in 0.2", options.hold_out))
     for task, of_task in counts.items():
         for lack in _lacks(task, gold.tasks[task], of_task, folds):
             fix = f"{lack}; add some, or name only the other tasks with --task"
             problems.append(Problem("--gold", fix, gold.source))
-        held_out = _held_out(sum(of_task))
-        most = sum(of_task) - held_out
-        if wrong := [number for number in options.rows if not 2 <= number <= most]:
-            fix = f"{held_out} documents of {task} are held out: write 2 to {most}"
-            problems.append(Problem("--rows", fix, wrong[0]))
     if problems:
         raise SpecError(problems)
 
@@ -234,11 +227,6 @@ def _lacks(name: str, task: GoldTask, counts: Sequence[int], folds: int) -> Iter
         yield f"all scores of task {name} are {score:g}, and a fit needs documents of other scores"
 
 
-def _held_out(rows: int) -> int:
-    """The held-out rows of a learning curve: at most half of all."""
-    return min(HELD_OUT, rows // 2)
-
-
 def _fit_task(
     job: Job,
     task: TaskSpec,
@@ -251,7 +239,6 @@ def _fit_task(
 ) -> TaskFit:
     """Fits the task's maps, measures them and writes their file."""
     fitted = fit(gold, folds_number=options.folds)
-    held_out = _held_out(len(gold.targets))
     task_fit = TaskFit(
         task=task.name,
         kind="document" if question is None else "question",
@@ -264,17 +251,13 @@ def _fit_task(
         balanced=fitted.balanced,
         scores=score(gold.truth, fitted.held_out, list(task.labels)),
         layers=_layer_fits(task, gold, fitted, read),
-        curve=learning_curve(
-            gold.at(fitted.layer, fitted.pooling), options.rows, held_out=held_out
-        ),
-        curve_held_out=held_out,
         path=path,
         in_spec=task.readout == path and task.question == question,
         scored=gold_task.scored,
         agreement=_agreement(gold, fitted) if gold_task.scored else None,
     )
     maps = dict(zip(read.layers, fitted.maps, strict=True))
-    card = _card(job, task_fit, question, options.folds)
+    card = _card(job, task_fit, question, options.folds, options.hold_out)
     texts = [read.hashes[row] for row in _labelled(gold_task, read)]
     data = _readout_file(maps, {**card, "texts": texts})
     write_fitted(path, data, options_for(path, job.spec))
@@ -322,7 +305,9 @@ def _readout_file(maps: Mapping[int, Linear], card: Mapping[str, Any]) -> bytes:
     return safetensors.numpy.save(tensors, metadata={"card": json.dumps(card)})
 
 
-def _card(job: Job, fitted: TaskFit, question: str | None, folds: int) -> dict[str, Any]:
+def _card(
+    job: Job, fitted: TaskFit, question: str | None, folds: int, hold_out: float
+) -> dict[str, Any]:
     """The model, prompt and labels that the maps may be used with, and the scores."""
     spec = job.spec
     packages = ("torch", "transformers", "numpy", "scipy", "scikit-learn")
@@ -344,6 +329,7 @@ def _card(job: Job, fitted: TaskFit, question: str | None, folds: int) -> dict[s
         },
         "rows": fitted.rows,
         "folds": folds,
+        "hold_out": hold_out,
         "balanced": fitted.balanced,
         "scores": scores_json(fitted.scores),
         "scored": fitted.scored,

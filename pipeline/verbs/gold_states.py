@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.errors import ModelError, Problem, SpecError
+from pipeline.gold.fitted_texts import is_held_out
 from pipeline.gold.labels import UNLABELLED, Gold
 from pipeline.hashes import short_hash
 from pipeline.inference.engine import DocumentIds
@@ -36,6 +37,7 @@ from pipeline.stores.store import open_store
 NO_LABEL = "no label for a task that is fitted"
 NO_TEXT = "not in the corpus, and the gold has no text"
 CHUNKED = "read in several chunks, for which the gold has no labels"
+HELD_OUT = "held out for assay eval"
 OVERFLOWN = "error:its hidden states are infinite or NaN"
 POOLINGS = ("last", "mean")
 # The default layers, as shares of the decoder's depth.
@@ -66,13 +68,14 @@ def read_gold_states(
     questions: Mapping[str, str | None],  # by task; None: the task reads the document itself
     *,
     layers: str | None,
+    hold_out: float = 0.0,
     announce: Callable[[int], Callable[[int], None]],
 ) -> ReadGold:
     """The states of every labelled gold document for all tasks; each is read once.
 
     `announce` is called with the number of documents, and returns a function that is called with
-    the number of documents of each batch. SpecError if no document can be read, or a layer is
-    wrong.
+    the number of documents of each batch. A share `hold_out` of the texts is not read. SpecError if
+    no document can be read, or a layer is wrong.
     """
     asked = [task for task in job.spec.tasks if task.name in questions]
     # — without labels, because a readout needs no label tokens
@@ -81,7 +84,7 @@ def read_gold_states(
     folder, tokenizer, prompt = job_prompt(job, tasks)
     reader = DocumentReader.of_job(job, folder, tokenizer)
     contents = _contents(job, gold)
-    documents, left_out = _documents(contents, gold, questions, reader)
+    documents, left_out = _documents(contents, gold, questions, reader, hold_out)
     disable_malloc_trim()
     model = job_model(job, folder)
     read_layers = chosen_layers(layers, model.layers)
@@ -136,6 +139,7 @@ def _documents(
     gold: Gold,
     tasks: Collection[str],
     reader: DocumentReader,
+    hold_out: float,
 ) -> tuple[dict[int, DocumentIds], Counter[str]]:
     """The tokens of each gold row that is read, and the number of other rows by reason.
 
@@ -144,9 +148,12 @@ def _documents(
     documents: dict[int, DocumentIds] = {}
     left_out: Counter[str] = Counter()
     labelled = np.any([gold.tasks[task].truth != UNLABELLED for task in tasks], axis=0)
-    for row, (text, status, image, _) in enumerate(contents):
+    for row, (text, status, image, content_hash) in enumerate(contents):
         if not labelled[row]:
             left_out[NO_LABEL] += 1
+            continue
+        if is_held_out(content_hash, hold_out):
+            left_out[HELD_OUT] += 1
             continue
         chunks, chunk_status = reader.chunks(text, status, image)
         if len(chunks) == 1:

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import metrics as oracle
 
+from pipeline.evaluation.bootstrap import Sampling
 from pipeline.evaluation.metrics import (
     BINS,
     HEADLINES,
@@ -143,9 +144,9 @@ def test_batches_do_not_change_the_number_and_spread_of_resamples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     truth, p = sample(2)
-    at_once = _resampled(truth, p, 600)
+    at_once = _resampled(truth, p, 600, None)
     monkeypatch.setattr("pipeline.evaluation.metrics._BATCH_COUNTS", 7 * len(truth))
-    in_batches = _resampled(truth, p, 600)
+    in_batches = _resampled(truth, p, 600, None)
     for name in HEADLINES:
         assert in_batches[name].shape == at_once[name].shape == (600,)
         assert in_batches[name].mean() == pytest.approx(at_once[name].mean(), abs=0.01)
@@ -201,7 +202,7 @@ def test_the_calibration_error_and_its_bins_equal_a_count_by_hand(rows: int, dec
         bins.setdefault(int(BINS * less_sure / rows), []).append(row)
     error = sum(len(b) / rows * abs(hits[b].mean() - confidence[b].mean()) for b in bins.values())
     assert calibration_error(confidence, hits) == pytest.approx(error)
-    curve = reliability_curve(confidence, hits)
+    curve = reliability_curve(confidence, hits, np.ones(rows))
     assert [each.rows for each in curve] == [len(bins[key]) for key in sorted(bins)]
     for each, key in zip(curve, sorted(bins), strict=True):
         assert each.confidence == pytest.approx(confidence[bins[key]].mean())
@@ -210,7 +211,8 @@ def test_the_calibration_error_and_its_bins_equal_a_count_by_hand(rows: int, dec
 
 def test_bins_of_distinct_confidences_are_of_equal_mass() -> None:
     confidence = np.random.default_rng(0).random(15 * 8)
-    assert [each.rows for each in reliability_curve(confidence, confidence > 0.5)] == [8] * 15
+    curve = reliability_curve(confidence, confidence > 0.5, np.ones(15 * 8))
+    assert [each.rows for each in curve] == [8] * 15
 
 
 def test_confidence_is_the_probability_of_the_predicted_label() -> None:
@@ -224,3 +226,38 @@ def test_calibrated_answers_have_no_error_and_confident_wrong_answers_an_error_o
     right = np.arange(100) < 75
     assert calibration_error(confidence, right) == pytest.approx(0)
     assert calibration_error(np.ones(9), np.zeros(9, np.bool_)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("labels", [2, 4])
+def test_a_weight_counts_as_often_as_repeated_rows(labels: int) -> None:
+    truth, p = sample(labels)
+    weights = np.random.default_rng(2).integers(1, 5, len(truth))
+    rows = np.repeat(np.arange(len(truth)), weights)
+    weighted = task_metrics(truth, p, weights=weights.astype(float))
+    repeated = task_metrics(truth[rows], p[rows])
+    for name in HEADLINES:
+        assert weighted[name] == pytest.approx(repeated[name], abs=1e-12), name
+
+
+def test_a_stratified_sample_has_the_metrics_of_its_corpus_within_their_intervals() -> None:
+    """Rare documents that are often wrong are drawn 30 times as often as the others."""
+    source = np.random.default_rng(0)
+    rare = np.arange(20_000) < 600
+    truth = (source.random(20_000) < np.where(rare, 0.7, 0.05)).astype(np.int64)
+    first = np.where(truth == 1, source.beta(2, 2, 20_000), source.beta(2, 6, 20_000))
+    p = np.stack([1 - first, first], axis=1)
+    whole = task_metrics(truth, p)
+    kept = dict.fromkeys(("accuracy", "auroc", "brier", "f1"), 0)  # of 200
+    for seed in range(200):
+        drawn = np.random.default_rng(seed)
+        places = [drawn.choice(np.flatnonzero(rare == side), 200, False) for side in (True, False)]
+        rows = np.concatenate(places)
+        sampling = Sampling(np.repeat([3.0, 97.0], 200), np.repeat([0, 1], 200))
+        scores = score(truth[rows], p[rows], ["a", "b"], resamples=200, sampling=sampling)
+        for name in kept:
+            figure = scores.headlines[name]
+            assert figure.low is not None and figure.high is not None
+            kept[name] += figure.low <= whole[name] <= figure.high
+    assert all(times >= 180 for times in kept.values()), kept
+    naive = score(truth[rows], p[rows], ["a", "b"], resamples=50).headlines["accuracy"]
+    assert naive.high is not None and naive.high < whole["accuracy"]

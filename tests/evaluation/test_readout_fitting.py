@@ -20,9 +20,7 @@ from pipeline.evaluation.readout_fitting import (
     fit_logits,
     fit_path,
     folds,
-    learning_curve,
     log_loss,
-    random_split,
     row_weights,
 )
 
@@ -58,6 +56,11 @@ def auroc(truth: NDArray[np.int64], p: NDArray[np.float64]) -> float:
     return value
 
 
+def of_first_place(gold: GoldStates) -> GoldStates:
+    """The states of one layer and pooling."""
+    return GoldStates(gold.states[:, :1, :1], gold.targets, gold.groups)
+
+
 def test_the_layer_and_the_pooling_with_the_strongest_signal_are_chosen() -> None:
     rows = gold()
     fitted = fit(rows)
@@ -88,7 +91,7 @@ def test_the_lowest_layer_within_one_standard_error_is_chosen(
 
 
 def test_the_standard_error_is_that_of_the_mean_loss_of_the_rows() -> None:
-    rows = gold(signal=(1.0,)).at(0, 0)
+    rows = of_first_place(gold(signal=(1.0,)))
     [[found]] = choose(rows, [0.1])
     logits = np.empty((240, 2))
     for split in folds(rows.truth, rows.groups, number=3, seed=20_27):
@@ -136,7 +139,7 @@ def test_a_repeated_text_does_not_leak_its_label() -> None:
 
 def test_the_held_out_probabilities_are_those_of_a_fit_without_the_fold() -> None:
     """The same procedure by scikit-learn, at one layer and pooling and one strength."""
-    rows = gold(signal=(1.0,)).at(0, 0)
+    rows = of_first_place(gold(signal=(1.0,)))
     fitted = fit(rows, strengths=[0.1])
     states, truth = rows.states[:, 0, 0].astype(np.float64), rows.truth
     expected = np.empty((len(truth), 2))
@@ -155,7 +158,7 @@ def test_the_held_out_probabilities_are_those_of_a_fit_without_the_fold() -> Non
 
 
 def test_probabilities_are_calibrated_also_where_a_rare_label_is_weighted() -> None:
-    rows = gold(3_000, signal=(1.0,), rare=0.1).at(0, 0)
+    rows = of_first_place(gold(3_000, signal=(1.0,), rare=0.1))
     fitted = fit(rows, strengths=STRENGTHS)
     assert fitted.balanced and not gold(rare=0.4).balanced
     figures = score(rows.truth, fitted.held_out, ["a", "b"], resamples=1).headlines
@@ -169,24 +172,6 @@ def test_a_teachers_probabilities_are_learnt() -> None:
     targets = softmax(states[:, 0, 0, :3].astype(np.float64), axis=1)
     fitted = fit(GoldStates(states, targets, np.arange(2_000)), strengths=[1.0])
     assert np.abs(fitted.held_out - targets).max() < 0.05
-
-
-def test_the_learning_curve_rises_with_the_number_of_rows() -> None:
-    few, many = learning_curve(gold(400, signal=(0.7,)), [20, 200], held_out=150, splits=8)
-    low, high = few.figures["auroc"], many.figures["auroc"]
-    assert low.value is not None and high.value is not None
-    assert 0.5 < low.value < high.value and few.rows == 20
-    assert low.low is not None and high.low is not None and low.low < high.low
-
-
-def test_a_curve_may_have_fewer_rows_than_labels() -> None:
-    source = np.random.default_rng(8)
-    truth = np.arange(60) % 4
-    states = source.normal(size=(60, 1, 1, 6)).astype(np.float32)
-    [point] = learning_curve(
-        GoldStates(states, np.eye(4)[truth], np.arange(60)), [2], held_out=30, splits=3
-    )
-    assert point.figures["accuracy"].value is not None
 
 
 def test_every_row_is_held_out_once_and_no_group_is_on_both_sides() -> None:
@@ -206,15 +191,6 @@ def test_folds_have_their_share_of_the_rare_label() -> None:
 def test_the_same_seed_gives_the_same_folds() -> None:
     first, again, other = (folds(TRUTH, GROUPS, number=5, seed=s)[0].held_out for s in (1, 1, 2))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
-
-
-@pytest.mark.parametrize("fitted", [20, 300])
-def test_a_random_split_has_the_requested_rows_and_the_label_shares_of_all(fitted: int) -> None:
-    split = random_split(TRUTH, GROUPS, fitted=fitted, held_out=100, seed=3)
-    assert len(split.fitted) == fitted and 100 <= len(split.held_out) <= 111
-    assert not set(GROUPS[split.fitted]) & set(GROUPS[split.held_out])
-    assert TRUTH[split.held_out].mean() == pytest.approx(TRUTH.mean(), abs=0.06)
-    assert TRUTH[split.fitted].sum() >= 1
 
 
 def problem(

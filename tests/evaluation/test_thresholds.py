@@ -8,9 +8,8 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 
 from pipeline.evaluation.metrics import Bools, Floats
 from pipeline.evaluation.thresholds import (
+    choose_threshold,
     find_label_issues,
-    for_precision,
-    for_recall,
     operating_points,
 )
 
@@ -34,17 +33,45 @@ def tried(positive: Bools, score: Floats) -> list[tuple[float, float]]:
 def test_the_best_threshold_is_the_best_of_all(seed: int, decimals: int, least: float) -> None:
     positive, score = sample(seed, decimals)
     every = tried(positive, score)
-    points = operating_points(positive, score)
     best_recall = max((r for p, r in every if p >= least), default=None)
     best_precision = max(p for p, r in every if r >= least)
-    precise, finding = for_precision(points, least), for_recall(points, least)
-    assert (precise and precise.recall) == best_recall
-    assert finding is not None and finding.precision == best_precision
-    for best in (precise, finding):
-        if best is not None:  # it has the metrics of its own threshold
-            cut = score >= best.threshold
-            assert cut.sum() == best.flagged and positive[cut].mean() == best.precision
-            assert positive[cut].sum() / positive.sum() == best.recall
+    precise = choose_threshold("precision", least, positive, score, np.ones(60))
+    finding = choose_threshold("recall", least, positive, score, np.ones(60))
+    assert (precise is None) == (best_recall is None)
+    if precise is not None:
+        cut = score >= precise.threshold
+        assert cut.sum() == precise.flagged and positive[cut].mean() >= least - 1e-9
+        assert positive[cut].sum() / positive.sum() == best_recall
+    assert finding is not None
+    cut = score >= finding.threshold
+    assert positive[cut].mean() == pytest.approx(best_precision)
+    assert positive[cut].sum() / positive.sum() >= least - 1e-9
+
+
+def test_the_precision_of_a_threshold_is_what_other_rows_get() -> None:
+    """Of scores that say nothing, the best threshold of 200 rows looks good on these rows."""
+    truths, estimates = [], []
+    for seed in range(40):
+        source = np.random.default_rng(seed)
+        positive, score = source.random(200) < 0.5, source.random(200)
+        chosen = choose_threshold("precision", 0.62, positive, score, np.ones(200))
+        if chosen is not None and chosen.precision.value is not None:
+            truths.append(positive[score >= chosen.threshold].mean())
+            estimates.append(chosen.precision.value)
+            assert chosen.precision.low is not None and chosen.precision.high is not None
+            assert chosen.precision.low < chosen.precision.high
+    assert len(truths) > 20 and min(truths) >= 0.62
+    assert np.mean(estimates) == pytest.approx(0.5, abs=0.12)
+
+
+def test_weights_choose_the_threshold_that_repeated_rows_choose() -> None:
+    positive, score = sample(3, 2)
+    weights = np.random.default_rng(0).integers(1, 4, 60)
+    rows = np.repeat(np.arange(60), weights)
+    weighted = choose_threshold("precision", 0.5, positive, score, weights.astype(float))
+    repeated = choose_threshold("precision", 0.5, positive[rows], score[rows], np.ones(len(rows)))
+    assert weighted is not None and repeated is not None
+    assert weighted.threshold == repeated.threshold
 
 
 def test_the_curves_are_those_of_scikit_learn() -> None:
@@ -64,10 +91,10 @@ def test_a_threshold_is_half_way_between_scores() -> None:
 
 
 def test_an_unreachable_minimum_has_no_threshold() -> None:
-    score = np.array([0.9, 0.1])
-    assert for_precision(operating_points(np.array([False, True]), score), 0.6) is None
-    nothing = operating_points(np.array([False, False]), score)
-    assert for_recall(nothing, 0.5) is None and for_precision(nothing, 0.5) is None
+    score, one = np.array([0.9, 0.1]), np.ones(2)
+    assert choose_threshold("precision", 0.6, np.array([False, True]), score, one) is None
+    for metric in ("precision", "recall"):
+        assert choose_threshold(metric, 0.5, np.array([False, False]), score, one) is None
 
 
 def test_label_issues_are_those_of_the_method_applied_row_by_row() -> None:

@@ -79,7 +79,10 @@ def test_isotonic_equals_scikit_learns_calibrated_classifier(labels: int) -> Non
     )
     oracle.fit(p, right)
     np.testing.assert_allclose(
-        fit_isotonic(p, right).apply(fresh), oracle.predict_proba(fresh), rtol=0, atol=1e-6
+        fit_isotonic(p, right, np.ones(len(p))).apply(fresh),
+        oracle.predict_proba(fresh),
+        rtol=0,
+        atol=1e-6,
     )
 
 
@@ -91,7 +94,7 @@ def test_temperature_has_the_smallest_negative_log_likelihood(sharpness: float) 
         scaled = softmax(np.log(p) / temperature)
         return -float(np.log(scaled[np.arange(len(p)), right]).mean())
 
-    fitted = fit_temperature(p, right)
+    fitted = fit_temperature(p, right, np.ones(len(p)))
     oracle = minimize_scalar(likelihood, bounds=(0.01, 100), method="bounded").x
     assert fitted.temperature == pytest.approx(oracle, rel=1e-3)
     assert fitted.temperature == pytest.approx(sharpness, rel=0.15)  # what was done is undone
@@ -103,7 +106,7 @@ def test_temperature_has_the_smallest_negative_log_likelihood(sharpness: float) 
 @pytest.mark.parametrize("fit", [fit_temperature, fit_isotonic])
 @pytest.mark.parametrize("labels", [2, 4])
 def test_what_was_too_sure_becomes_honest_on_rows_never_seen(fit: Any, labels: int) -> None:
-    fitted = fit(*overconfident(2_000, labels, seed=4))
+    fitted = fit(*overconfident(2_000, labels, seed=4), np.ones(2_000))
     p, right = overconfident(2_000, labels, seed=5)
     before, after = ece(p, right), ece(fitted.apply(p), right)
     assert before > 0.1 and after < 0.04, (before, after)
@@ -127,8 +130,8 @@ LABELS = ("a", "b", "c")
 CALIBRATIONS = [
     Calibration("contextual", LABELS, Prior((0.1, 0.2, 0.7))),
     Calibration("batch", LABELS, mean_prior(overconfident(99, 3, seed=7)[0])),
-    Calibration("temperature", LABELS, fit_temperature(*overconfident(99, 3, seed=8))),
-    Calibration("isotonic", LABELS, fit_isotonic(*overconfident(99, 3, seed=9))),
+    Calibration("temperature", LABELS, fit_temperature(*overconfident(99, 3, seed=8), np.ones(99))),
+    Calibration("isotonic", LABELS, fit_isotonic(*overconfident(99, 3, seed=9), np.ones(99))),
     Calibration("isotonic", LABELS, Isotonic((Curve((0.5,), (0.0,)),) * 3)),  # gives no label any
 ]
 

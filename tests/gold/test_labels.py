@@ -1,4 +1,4 @@
-"""Gold values with other names than the labels: one proposal for each, or what is unmatched."""
+"""Gold values that are not labels, and what a gold set says of itself."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import SpecError
-from pipeline.gold.labels import read_gold, similar_labels
+from pipeline.gold.labels import gold_hash, read_gold
+from pipeline.options import GoldOptions
 from pipeline.spec.parse import load_spec
 
 
-def test_values_without_a_similar_label_are_listed_with_the_labels_that_are_free(
+def test_values_that_are_not_labels_are_listed_with_the_labels(
     write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     gold = tmp_path / "numbers.csv"
-    gold.write_text("id,topic\na,Art\nb,7\nc,9\nd,\n")
+    gold.write_text("id,topic\na,Art\nb,7\nc,7\nd,\n")
     task = {"name": "topic", "question": "Which?", "labels": ["art", "law", "sport"]}
     with pytest.raises(SpecError) as refused:
         read_gold(str(gold), load_spec(write_spec(tasks=[task])))
-    first, second, third = refused.value.problems
-    free = "with the label that it means (law, sport), or leave the task out with --task"
-    assert first.fix.endswith("; if it means art, write --value Art=art")
-    assert second.fix.endswith(f"; no label has a similar name; write --value 7=LABEL {free}")
-    assert (second.value, third.value) == ("7", "9")
+    first, second = refused.value.problems
+    fix = "is not a label of task topic, which has art, law, sport; write the label that it means, "
+    assert first.fix == (
+        f"{fix}--value Art=LABEL, or leave the task out with --task (rows with it: 1)"
+    )
+    assert second.fix.startswith(f"{fix}--value 7=LABEL") and second.value == "7"
+    assert second.fix.endswith("(rows with it: 2)")
 
 
-@pytest.mark.parametrize(
-    ("values", "used", "proposed"),
-    [
-        (["Business", "Sports"], [], {"Business": "business", "Sports": "sports"}),
-        (["sport", "sportz"], [], {"sport": "sports"}),  # one to one: the more similar value
-        (["sport"], ["sports"], {}),  # the gold has this label under its own name
-        (["SPORTS"], ["sports"], {"SPORTS": "sports"}),
-        (["1", "2"], [], {}),
-    ],
-)
-def test_labels_are_proposed_one_to_one(
-    values: list[str], used: list[str], proposed: dict[str, str]
+def test_scores_that_differ_have_different_hashes_also_where_their_labels_are_equal(
+    write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
-    labels = ["world", "sports", "business"]
-    unmatched = [label for label in labels if label not in used]
-    assert similar_labels(values, labels, unmatched) == proposed
+    task = {"name": "toxic", "question": "Toxic?", "labels": ["toxic", "clean"]}
+    spec = load_spec(write_spec(tasks=[task]))
+    hashes = []
+    for name, score in (("a", 0.8), ("b", 0.9)):
+        file = tmp_path / f"{name}.csv"
+        file.write_text(f"id,s\n1,{score}\n2,0.1\n")
+        gold = read_gold(str(file), spec, GoldOptions(scores=(("toxic", "s"),)))
+        assert gold.tasks["toxic"].truth.tolist() == [0, 1] and gold.kind("toxic") == "scores"
+        hashes.append(gold_hash(gold, "toxic"))
+    assert hashes[0] != hashes[1]

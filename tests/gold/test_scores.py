@@ -196,7 +196,7 @@ def test_numbers_in_a_column_of_labels_propose_the_option(
 
 
 def test_zeros_and_ones_may_be_labels_with_other_names(spec: JobSpec, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="no label has a similar name"):
+    with pytest.raises(SpecError, match="--value 1=LABEL, or leave"):
         read_gold(csv_file(tmp_path, "id,toxic", "a,1", "b,0"), spec)
 
 
@@ -231,4 +231,9 @@ def test_eval_counts_a_score_above_one_half_as_the_label(
         command = ["eval", str(file), "--gold", gold, "--resamples", "20", "--json"]
         assert main([*command, *option]) == 0
         tasks.append(json.loads(capsys.readouterr().out)["tasks"])
-    assert tasks[0] == tasks[1] and tasks[0]["toxic"]["rows"]["evaluated"] > 20
+    kinds = [of_gold["toxic"].pop("gold") for of_gold in tasks]
+    assert (
+        kinds == ["scores", "people"]
+        and tasks[0] == tasks[1]
+        and tasks[0]["toxic"]["rows"]["evaluated"] > 20
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 
 from pipeline.evaluation.metrics import score
+from pipeline.gold.labels import Gold, GoldTask
+from pipeline.options import GoldOptions
 from pipeline.report.console import console_on
 from pipeline.report.doubts import (
     LEAST_DOCUMENTS,
     check_doubts,
-    evaluation_doubt,
+    evaluation_doubts,
     label_doubts,
 )
 from pipeline.report.run import show_summary, summary_json
@@ -58,9 +61,19 @@ def evaluated(p_of_truth: float) -> TaskEvaluation:
     right = source.random(60) < p_of_truth
     first = np.where(right == (truth == 0), 0.8, 0.2) + source.uniform(-0.1, 0.1, 60)
     p = np.column_stack([first, 1 - first])
-    versions = {"raw": VersionScores(score(truth, p, ("a", "b")), (), p)}
-    rows = RowCounts(60, 0, 0, {}, 60)
-    return TaskEvaluation("t", ("a", "b"), rows, truth, versions, (), False, np.arange(len(truth)))
+    versions = {
+        "raw": VersionScores(
+            score(truth, p, ("a", "b")), (), np.arange(len(truth)), truth, p, np.ones(len(truth))
+        )
+    }
+    rows = RowCounts(60, 0, 0, {}, 0, 60)
+    return TaskEvaluation("t", ("a", "b"), rows, versions, (), {"raw": 0}, (), None)
+
+
+def gold(**options: Any) -> Gold:
+    tasks = {"t": GoldTask(("a", "b"), np.tile([0, 1], 30))}
+    keys = tuple(map(str, range(60)))
+    return Gold("gold.csv", "doc_id", keys, tasks, None, options=GoldOptions(**options))
 
 
 def test_answers_at_chance_are_named_with_their_interval() -> None:
@@ -69,13 +82,46 @@ def test_answers_at_chance_are_named_with_their_interval() -> None:
         getattr(task.versions["raw"].scores.headlines["auroc"], e) for e in ("low", "high")
     )
     assert low < 0.5 < high and task.at_chance
-    doubt = evaluation_doubt(task)
-    assert doubt is not None
+    [doubt] = evaluation_doubts(task, gold())
     assert doubt.startswith(f"t: the interval of AUROC, {low:.3f} to {high:.3f}, includes .5")
 
 
 def test_answers_better_than_chance_are_not_named() -> None:
-    assert evaluation_doubt(evaluated(0.9)) is None
+    assert not list(evaluation_doubts(evaluated(0.9), gold()))
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ({}, "--value a=b --value b=a"),
+        ({"values": (("no", "b"), ("yes it is", "a"))}, "--value no=a --value 'yes it is=b'"),
+    ],
+)
+def test_labels_that_look_swapped_are_named_with_the_options_that_swap_them(
+    options: dict[str, Any], fix: str
+) -> None:
+    task = evaluated(0.1)
+    assert task.swapped and not task.at_chance
+    [doubt] = evaluation_doubts(task, gold(**options))
+    assert "is below .5: labels of the gold look swapped" in doubt and doubt.endswith(fix)
+
+
+def test_scores_that_look_swapped_are_named_with_the_other_label() -> None:
+    scored = gold(scores=(("t.a", "s"),))
+    task = GoldTask(("a", "b"), np.tile([0, 1], 30), np.full((60, 2), 0.5), scored="a")
+    [doubt] = evaluation_doubts(evaluated(0.1), replace(scored, tasks={"t": task}))
+    assert doubt.endswith("If they are, write --score t.b=s")
+
+
+def test_where_nothing_is_judged_the_next_step_is_named() -> None:
+    task = replace(evaluated(0.9), versions={}, rows=RowCounts(60, 0, 0, {}, 50, 10))
+    [doubt] = evaluation_doubts(task, gold())
+    assert "nothing is judged, because 50 gold documents were fitted to" in doubt
+    assert "assay fit --hold-out 0.2" in doubt
+    task = replace(task, silent=("old.safetensors",), rows=RowCounts(60, 0, 60, {}, 0, 0))
+    silent, nothing = evaluation_doubts(task, gold())
+    assert "old.safetensors does not say which texts" in silent
+    assert "no gold document has an answer" in nothing
 
 
 @pytest.mark.parametrize(

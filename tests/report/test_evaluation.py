@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.evaluation.gates import Decision
+from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import score
 from pipeline.evaluation.thresholds import Threshold
 from pipeline.gold.labels import Gold, GoldTask
@@ -34,6 +35,7 @@ from pipeline.verbs.evaluate import (
 )
 
 HOSTILE = "<script>alert('$x$')</script>\x1b[31m\u202e[red]\n\x00&\"日本"
+HALF = Figure(0.5, 0.3, 0.7)
 NOW = "2026-11-22T12:00:00+00:00"
 SIGN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202e]")
 
@@ -45,20 +47,26 @@ def evaluation(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) ->
     for version in versions:
         p = source.dirichlet(np.ones(len(labels)), 50)
         cuts = (
-            Cut(labels[0], "recall", 0.9, Threshold(0.25, 0.5, 0.9, 3)),
+            Cut(
+                labels[0],
+                "recall",
+                0.9,
+                Threshold(0.25, HALF, HALF, 3),
+            ),
             Cut(labels[1], "precision", 0.9, None),
         )
-        scored[version] = VersionScores(score(truth, p, labels, resamples=5), cuts, p)
+        scores = score(truth, p, labels, resamples=5)
+        scored[version] = VersionScores(scores, cuts, np.arange(50), truth, p, np.ones(50))
     issue = LabelIssue(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40)
     task = TaskEvaluation(
         "toxic",
         labels,
-        RowCounts(57, 1, 2, {"error:<b>": 4}, 50),
-        truth,
+        RowCounts(57, 1, 2, {"error:<b>": 4}, 0, 50),
         scored,
         (issue,),
-        False,
-        np.arange(50),
+        dict.fromkeys(versions, 0),
+        (),
+        None,
     )
     gold = Gold(HOSTILE, "doc_id", ("a",), {"toxic": GoldTask(labels, truth)}, None, 1, 2)
     decisions = (Decision(f"toxic.f1.{HOSTILE} >= 0.8", None, False),)
@@ -138,7 +146,7 @@ def test_a_page_begins_with_the_headline_and_says_what_to_do_next() -> None:
     headlines = task.versions["raw"].scores.headlines
     written = page(whole)
     auroc = headlines["auroc"]
-    first = f"AUROC {auroc.value:.3f} [{auroc.low:.3f}, {auroc.high:.3f}], accuracy "
+    first = f"AUROC {auroc.value:.3f} ({auroc.low:.3f} to {auroc.high:.3f}), accuracy "
     begin, _, _ = written.partition("<h3>toxic</h3>")
     assert first in begin and "on 50 documents" in begin
     assert "of job<" in begin and NOW in begin and "<dt>model</dt>" in begin
@@ -188,7 +196,7 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
     show_evaluation(evaluation((HOSTILE, "clean")), Console(file=stream, width=300))
     shown = stream.getvalue()
     assert SIGN.search(shown) is None and "\\x1b[31m\\u202e[red]" in shown
-    assert "[/" not in shown and "no threshold has it" in shown
+    assert "[/" not in shown and "no threshold reaches this" in shown
     assert "50 of 57 gold documents evaluated" in shown
 
 
@@ -212,10 +220,10 @@ def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
     square = re.findall(r"<svg.*?</svg>", written, re.DOTALL)[3]
     assert written.count("<div class='plots wide'>") == 1
     named = {int(n) for n in re.findall(r">label (\d+)<", square)}
-    support = np.bincount(whole.tasks[0].truth, minlength=120)
+    support = np.bincount(whole.tasks[0].versions["raw"].truth, minlength=120)
     assert len(named) == 40 and support[list(named)].min() >= np.sort(support)[-40]
     headline = re.search(r"AUROC</td><td[^>]*>([^<]*)<", written)
-    assert headline is None or "[" not in headline[1]
+    assert headline is None or "(" not in headline[1]
     stream = io.StringIO()
     show_evaluation(whole, Console(file=stream, width=200))
     (auroc,) = re.findall(r"│ AUROC +│ +([^│]*)│", stream.getvalue())
@@ -229,12 +237,12 @@ def test_a_task_without_an_evaluated_row_has_no_scores() -> None:
     empty = TaskEvaluation(
         "toxic",
         ("a", "b"),
-        RowCounts(3, 0, 3, {}, 0),
-        np.array([], np.int64),
+        RowCounts(3, 0, 3, {}, 0, 0),
         {},
         (),
-        False,
-        np.arange(0),
+        {"raw": 0},
+        (),
+        None,
     )
     parts = {name: getattr(whole, name) for name in Evaluation.__dataclass_fields__}
     nothing = Evaluation(**{**parts, "tasks": (empty,)})

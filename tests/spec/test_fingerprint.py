@@ -107,7 +107,9 @@ def test_chunks_matter_where_documents_are_chunked() -> None:
 
 def test_the_default_of_chunks_is_max_for_two_labels_as_before_and_mean_for_more() -> None:
     chunk = {"max_tokens": 100, "too_long": "chunk", "overlap_tokens": 5}
-    two, three = ({**SPEC["tasks"][0], "labels": labels} for labels in (["x", "y"], ["x", "y", "z"]))
+    two, three = (
+        {**SPEC["tasks"][0], "labels": labels} for labels in (["x", "y"], ["x", "y", "z"])
+    )
     for task, default in ((two, "max"), (three, "mean")):
         written = spec(documents=chunk, tasks=[{**task, "chunks": default}])
         assert fp(spec(documents=chunk, tasks=[task])) == fp(written)

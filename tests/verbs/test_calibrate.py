@@ -183,21 +183,28 @@ def measured_prior(output: Output) -> NDArray[np.float64]:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in reduce:RuntimeWarning")  # NaN
-def test_an_evaluation_on_the_rows_of_the_calibration_has_a_warning(
+def test_calibrated_answers_are_not_judged_by_the_rows_that_the_calibration_was_fitted_to(
     output: Output, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output.run()
     gold = output.folder / "gold.jsonl"
     file = output.calibrate("fitted", "--method", "temperature", "--gold", str(gold))
+    assert (
+        len(json.loads(file.read_text())["source"]["texts"]) == json.loads(file.read_text())["rows"]
+    )
     output.tasks = [{**TOXIC, "calibration": {"method": "temperature", "file": str(file)}}]
     output.run()
-    other = output.folder / "other.jsonl"
-    other.write_text("".join(gold.read_text().splitlines(keepends=True)[1:]))
-    for path, own in ((gold, True), (other, False)):
+    subset = output.folder / "subset.jsonl"
+    subset.write_text("".join(gold.read_text().splitlines(keepends=True)[1:]))
+    for path in (gold, subset):
         capsys.readouterr()
         words = ["eval", str(output.spec()), "--gold", str(path), "--resamples", "10"]
-        assert main([*words, "--json"]) == 0
+        gate = ["--gate", "toxic.calibrated.ece <= 1"]
+        assert main([*words, "--json", *gate]) == 1  # nothing is judged, so the gate fails
         task = json.loads(capsys.readouterr().out)["tasks"]["toxic"]
-        assert task["calibrated_on_gold"] is own and set(task["versions"]) == {"raw", "calibrated"}
+        assert set(task["versions"]) == {"raw"} and task["rows"]["fitted"] == 0
+        evaluated = task["rows"]["evaluated"]
+        assert task["fitted"] == {"raw": 0, "calibrated": evaluated}
         assert main(words) == 0
-        assert ("fitted to these rows" in capsys.readouterr().out) is own
+        expected = f"{evaluated} more left out of the calibrated figures, because the calibration"
+        assert expected in capsys.readouterr().out

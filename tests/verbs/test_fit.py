@@ -123,13 +123,12 @@ def test_gold_with_ids_reads_the_corpus_and_the_spec_names_the_file(
 ) -> None:
     gold = write_gold(tmp_path, ["id", "toxic"])
     command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "1"]
-    assert main([*command, "--rows", "10,20"]) == 0
+    assert main(command) == 0
     report = json.loads(capsys.readouterr().out)
     [result] = report["tasks"]
     assert report["gold"]["left_out"] == {"not in the corpus, and the gold has no text": 1}
     assert result["labels"] == {"toxic": 15, "clean": 30} and result["kind"] == "document"
     assert result["scores"]["auroc"]["value"] > 0.9  # letters differ: even chance weights see it
-    assert [row["rows"] for row in result["curve"]["rows"]] == [10, 20]
     spec = load_spec(spec_file)
     assert result["readout"] == spec.tasks[0].readout
     assert main([*command[:4], "--layers", "1"]) == 0
@@ -201,7 +200,7 @@ def test_scores_below_one_half_are_fitted_and_judged_by_rank(
 ) -> None:
     gold = write_scores(tmp_path, [score / 2.5 for score in SCORES])
     command = ["fit", str(spec_file), "--gold", str(gold), "--score", "toxic=s", "--layers", "1"]
-    assert main([*command, "--rows", "10", "--json"]) == 0
+    assert main([*command, "--json"]) == 0
     [result] = json.loads(capsys.readouterr().out)["tasks"]
     assert result["labels"] == {"toxic": 0, "clean": 45}
     assert result["scores"]["auroc"]["value"] is None
@@ -242,8 +241,7 @@ def test_scores_that_cannot_be_fitted_are_one_line(
     ("arguments", "line"),
     [
         (["--layers", "3"], "--layers: write all, or numbers from 1 to 2"),
-        (["--rows", "44"], "--rows: 23 documents of toxic are held out: write 2 to 23"),
-        (["--rows", "ten"], "--rows: write whole numbers"),
+        (["--hold-out", "1"], "--hold-out: write a share, as in 0.2 (got 1.0)"),
         (["--folds", "1"], "--folds: write 2 or more"),
         (["--folds", "16"], "--gold: label 'toxic' of task toxic has 15 documents, and one is"),
         (["--column", "asked=toxic", "--to", "x.safetensors"], "--to: is one file for 2 tasks"),
