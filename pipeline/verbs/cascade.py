@@ -91,10 +91,8 @@ def choose_thresholds(
     truth, last = sample.truth == of_label, sample.p[-1].argmax(axis=1) == of_label
     positives = int(truth.sum())
     if positives < promise.positives_needed:
-        fix = (
-            f"only {positives} of {len(truth)} sampled texts are {positive}; this guarantee needs "
-        )
-        fix += f"{promise.positives_needed}: "
+        fix = f"only {positives} of {len(truth)} sampled texts are {positive}; this guarantee "
+        fix += f"needs {promise.positives_needed}: "
         needed = ceil(promise.positives_needed * len(truth) / max(positives, 1))
         lower = "lower --recall and --precision"
         enough = lower if sample.is_whole else f"write --sample {needed}, or {lower}"
