@@ -29,7 +29,8 @@ from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.options import AuditOptions
 from pipeline.spec.parse import load_spec
-from pipeline.verbs.audit import audit, draw_sample
+from pipeline.verbs.audit import audit
+from pipeline.verbs.audit_sample import draw_sample
 
 SEEDS = 500
 MEASURES = ("precision", "recall", "prevalence")

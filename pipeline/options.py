@@ -303,24 +303,20 @@ class AuditOptions:
     sample: Annotated[int | None, WHOLE] = None
     """Number of different texts to draw (default: 400)."""
     to: Annotated[str | None, Parameter(metavar="FILE")] = None
-    """Write a sample for people to label: FILE.csv, FILE.jsonl or FILE.parquet (default: none;
-    --gold is read)."""
+    """Draw a sample for people to label, and write it here: FILE.csv, FILE.jsonl or FILE.parquet.
+    Use either --to or --gold (default: none)."""
     gold: Annotated[str | None, Parameter(metavar="FILE")] = None
-    """A labelled sample, to estimate from (default: none; --to is written)."""
+    """A labelled sample, to estimate from (default: none)."""
     positive: Annotated[str | None, Parameter(metavar="TASK.LABEL")] = None
-    """Label of documents that should be dropped (default: the label whose
-    probability the rule limits)."""
+    """Label of documents that should be dropped, whatever the rule is (default: what the rule drops
+    when its answers are the labels of people)."""
     by: Annotated[str | None, Parameter(metavar="GROUP")] = None
     """Groups, for strata and estimates: a task, or SQL such as doc.source (default: the rule's)."""
     seed: Annotated[int, WHOLE] = 0
     """Seed of the random choice."""
     half_width: Annotated[float, Parameter(metavar="SHARE")] = 0.05
-    """Wanted half-width of the 95 % intervals: the result says how many more labels it needs."""
-    values: Annotated[
-        tuple[tuple[str, str], ...],
-        Parameter("--value", metavar="GOLD=LABEL", converter=_pairs, n_tokens=1),
-    ] = ()
-    """Value of the file that means a label of the spec (default: the label's name). Repeatable."""
+    """Precision to plan for: with 0.05, the result says how many more labels intervals of +-5
+    points need."""
 
     def __post_init__(self) -> None:
         require_positive({"--sample": self.sample, "--half-width": self.half_width})

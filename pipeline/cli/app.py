@@ -172,7 +172,7 @@ VERBS = {
     ),
     "filter dry run": Verb("filters.dry_run:preview", "report.filters:filter_preview"),
     "audit": Verb("verbs.audit:audit", "report.audit:audited"),
-    "audit sample": Verb("verbs.audit:draw_sample", "report.audit:drawn_sample"),
+    "audit sample": Verb("verbs.audit_sample:draw_sample", "report.audit:drawn_sample"),
     "report": Verb("verbs.corpus_report:corpus_report", "report.corpus_page:corpus_report"),
     "evaluated report": Verb("verbs.corpus_report:report_of", "report.corpus_page:corpus_report"),
     "diff": Verb("audit.diff:compare", "report.drift:comparison"),

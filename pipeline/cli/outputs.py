@@ -18,6 +18,7 @@ from pipeline.options import (
     AuditOptions,
     ExportOptions,
     FilterOptions,
+    GoldColumns,
     GoldOptions,
     GroupBy,
     ReportOptions,
@@ -81,15 +82,17 @@ def audit(
     /,
     *,
     options: Annotated[AuditOptions, FLATTEN] = AuditOptions(),
+    gold_options: Annotated[GoldColumns, FLATTEN] = GoldColumns(),
     as_json: AsJson = False,
 ) -> int:
     """Estimate how good a filter is on its corpus, from a random sample that people label.
 
     With --to, write the sample. With --gold, read it, and estimate precision, recall and
-    prevalence with 95 % intervals, also by group.
+    prevalence with 95 % intervals, also for each reason of the rule and by group.
     """
-    verb = "audit sample" if options.draws() else "audit"
-    return VERBS[verb].carry_out(spec, options, as_json=as_json)
+    if options.draws():
+        return VERBS["audit sample"].carry_out(spec, options, as_json=as_json)
+    return VERBS["audit"].carry_out(spec, options, gold_options, as_json=as_json)
 
 
 @app.command(group=USE, sort_key=5)

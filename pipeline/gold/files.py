@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import parse_json
+from pipeline.ledger.flat import restore_formulas
 from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, one_line, opened
 from pipeline.stores.retries import option_errors
 
@@ -74,7 +75,10 @@ def _columns(path: str, format: str, options: Options) -> dict[str, list[object]
 
 
 def _csv_columns(data: bytes) -> dict[str, list[object]]:
-    """Every value is a string, so that a label `01` or `yes` is not converted."""
+    """Every value is a string, so that a label `01` or `yes` is not converted.
+
+    The apostrophes are removed that assay writes before formulas.
+    """
     lines = csv.reader(io.StringIO(data.decode("utf-8"), newline=""))
     names = next((line for line in lines if line), None)
     if names is None:
@@ -90,7 +94,8 @@ def _csv_columns(data: bytes) -> dict[str, list[object]]:
             column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
         ),
     )
-    return _as_columns(table)
+    texts = [restore_formulas(column) for column in table.columns]
+    return _as_columns(pa.table(texts, names=table.column_names))
 
 
 def _jsonl_columns(path: str, data: bytes) -> dict[str, list[object]]:

@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass
 from pipeline.errors import Problem, SpecError
 from pipeline.gold.files import GoldRows
 from pipeline.hashes import canonical_json, parse_json, sha256_hex
-from pipeline.ledger.keys import audit_key
+from pipeline.ledger.keys import audit_key, parse_key
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 
 # Columns of the file for people: the key of a row, and the name of the design.
 HASH, SAMPLE = "content_hash", "_sample"
+# Columns of files of earlier versions, which had the design in them.
+STRATUM, STRATUM_TEXTS = "_stratum", "_stratum_texts"
 FORMAT = 1
 _ID_DIGITS = 16
 
@@ -27,7 +29,7 @@ _ID_DIGITS = 16
 class SampleDesign:
     """How a stratified random sample of the texts of a snapshot was drawn."""
 
-    snapshot: int
+    snapshot: int | None  # None: drawn by an earlier version
     strata: Mapping[str, int]  # by content hash, of the drawn texts
     sizes: Mapping[int, int]  # by stratum, texts of the snapshot
 
@@ -66,25 +68,49 @@ def find_design(rows: GoldRows, spec: JobSpec) -> SampleDesign | None:
     not have the design.
     """
     if SAMPLE not in rows.columns:
-        return None
+        return _earlier_design(rows) if STRATUM in rows.columns else None
     names = rows.columns[SAMPLE]
+    if not rows.rows:
+        raise SpecError([Problem("--gold", "has no rows; draw a sample and label it", rows.path)])
     odd = next((row for row, name in enumerate(names) if name != names[0]), None)
     if odd is not None:
         fix = f"the column {SAMPLE} has another value than in row 1; put each sample in its own "
         fix += "file, and do not edit this column"
         raise SpecError([Problem(rows.place(odd), fix, names[odd])])
-    store, name = open_store(spec.output, spec.storage_options), str(names[0])
-    key = audit_key(name)
-    if not any(stored.key == key for stored in store.list(key)):
-        fix = f"{store.url} has no design of this sample ({SAMPLE} {name}); name the spec whose "
-        fix += "output the sample was drawn from"
-        raise SpecError([Problem("--gold", fix, rows.path)])
-    content = parse_json(store.read(key))
-    sizes = {int(stratum): int(size) for stratum, size in content["sizes"].items()}
-    design = SampleDesign(int(content["snapshot"]), dict(content["strata"]), sizes)
+    design = _stored_design(rows.path, str(names[0]), spec)
     keys = rows.columns.get(HASH, [None] * rows.rows)
     odd = next((row for row, key in enumerate(keys) if key not in design.strata), None)
     if odd is not None:
         fix = f"its {HASH} is not one of the sample; restore the column {HASH}"
         raise SpecError([Problem(rows.place(odd), fix, keys[odd])])
     return design
+
+
+def _stored_design(path: str, name: str, spec: JobSpec) -> SampleDesign:
+    """The design with this name in the spec's output; SpecError if there is none."""
+    store, key = open_store(spec.output, spec.storage_options), audit_key(name)
+    # — a name that was edited could be another path
+    if parse_key(key) is None or not any(stored.key == key for stored in store.list(key)):
+        fix = f"{store.url} has no design of this sample ({SAMPLE} {name}); name the spec whose "
+        fix += "output the sample was drawn from"
+        raise SpecError([Problem("--gold", fix, path)])
+    content = parse_json(store.read(key))
+    sizes = {int(stratum): int(size) for stratum, size in content["sizes"].items()}
+    return SampleDesign(int(content["snapshot"]), dict(content["strata"]), sizes)
+
+
+def _earlier_design(rows: GoldRows) -> SampleDesign:
+    """The design in the columns of a file that an earlier version wrote."""
+    names = (HASH, STRATUM, STRATUM_TEXTS)
+    columns = (rows.columns.get(name, [None] * rows.rows) for name in names)
+    strata, sizes = dict[str, int](), dict[int, int]()
+    for row, values in enumerate(zip(*columns, strict=True)):
+        try:
+            stratum, size = int(str(values[1])), int(str(values[2]))
+        except ValueError:
+            stratum, size = 0, -1
+        if values[0] is None or size < 1 or sizes.setdefault(stratum, size) != size:
+            fix = f"{', '.join(names)} are not those of the sample; restore them"
+            raise SpecError([Problem(rows.place(row), fix, list(values))])
+        strata[str(values[0])] = stratum
+    return SampleDesign(None, strata, sizes)

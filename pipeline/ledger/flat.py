@@ -1,7 +1,7 @@
 """The rows of `open_labels` with one flat column for each value: `toxic`, `toxic_p_clean`, ...
 
 Entry points: `flat_columns` names the columns, `flatten` makes the rows, `json_rows` writes them as
-JSON values.
+JSON values, `defuse_formulas` and `restore_formulas` are for texts in CSV files.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ import pyarrow.compute as pc
 
 from pipeline.ledger.columns import CALIBRATED
 from pipeline.ledger.rows import TEXT_COLUMN
+
+# The start of a formula: https://owasp.org/www-community/attacks/CSV_Injection. With apostrophes
+# before it, it is one that was defused.
+_FORMULA = r"('*[=+\-@\t\r])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,19 @@ def json_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
     values = [column.to_pylist() for column in columns]
     for row in zip(*values, strict=True):
         yield dict(zip(rows.schema.names, row, strict=True))
+
+
+def defuse_formulas(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The texts for a CSV file: one more apostrophe before each that a spreadsheet would run.
+
+    Law: `restore_formulas` returns the texts as they were, whatever they begin with.
+    """
+    return pc.replace_substring_regex(texts, f"^{_FORMULA}", r"'\1")
+
+
+def restore_formulas(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The texts without the apostrophe of `defuse_formulas`."""
+    return pc.replace_substring_regex(texts, f"^'{_FORMULA}", r"\1")
 
 
 def _leaves(

@@ -13,24 +13,32 @@ from pipeline.report.console import Grid, two_columns
 
 if TYPE_CHECKING:
     from pipeline.evaluation.survey import Estimate
-    from pipeline.verbs.audit import AuditResult, DrawnSample
+    from pipeline.verbs.audit import AuditResult
+    from pipeline.verbs.audit_sample import DrawnSample
 
 MEASURES = ("precision", "recall", "prevalence")
+
 SHOWN_GROUPS = 20
+SHOWN_LABELS = 12
 
 
 def show_drawn_sample(sample: DrawnSample, console: Console) -> None:
     """What was drawn, what people have to do, and the next command."""
-    words = ["--gold", sample.path, "--positive", f"{sample.task}.{sample.positive}"]
+    words = ["--gold", sample.path]
+    words += ["--positive", sample.positive] if sample.positive else []
     words += ["--by", sample.by] if sample.by else []
     facts = {
         "sample": f"{sample.drawn:,} of {sample.texts:,} different texts, {sample.strata} strata",
         "snapshot": f"{sample.snapshot:08d}",
         **_left_out(sample.left_out),
         "file": sample.path,
-        "next": f"write {' or '.join(sample.labels)} in the column {sample.task} of each row",
-        "then": f"assay audit SPEC {shlex.join(words)}",
+        "judged by": sample.positive or "; ".join(sample.reasons),
     }
+    for task, labels in sample.tasks.items():
+        few = len(labels) <= SHOWN_LABELS
+        shown = " or ".join(labels) if few else f"one of the {len(labels):,} labels of the task"
+        facts[f"column {task}"] = f"write {shown}"
+    facts["then"] = f"assay audit SPEC {shlex.join(words)}"
     console.print(two_columns(facts))
 
 
@@ -40,11 +48,15 @@ def drawn_sample_json(sample: DrawnSample) -> dict[str, Any]:
 
 
 def show_audited(result: AuditResult, console: Console) -> None:
-    """The estimates of the corpus and of its largest groups, and what they are based on."""
-    rows = [*_rows("all", {name: getattr(result, name) for name in MEASURES})]
+    """The estimates of the corpus, of each reason and of the largest groups, and their basis."""
+    whole = {name: getattr(result, name) for name in MEASURES}
+    rows = [*_rows("all", whole)]
+    for words, estimates in result.reasons.items():
+        if len(result.reasons) > 1 or estimates != whole:
+            rows += _rows(f"reason {words}", estimates)
     largest = sorted(result.groups.items(), key=lambda each: -each[1]["prevalence"].labels)
     for name, estimates in largest[:SHOWN_GROUPS]:
-        rows += _rows(name, estimates)
+        rows += _rows(f"group {name}", estimates)
     if len(largest) > SHOWN_GROUPS:
         rows.append((f"{len(largest) - SHOWN_GROUPS:,} more groups; --json has them all",))
     names = ("", "", "estimate", "95 % interval", "labels", "more labels")
@@ -52,22 +64,23 @@ def show_audited(result: AuditResult, console: Console) -> None:
     console.print(two_columns(_facts(result)))
 
 
-def _rows(group: str, estimates: Mapping[str, Estimate]) -> Iterator[tuple[str, ...]]:
+def _rows(part: str, estimates: Mapping[str, Estimate]) -> Iterator[tuple[str, ...]]:
     for name in MEASURES:
         of = estimates[name]
         if of.estimate is None:
-            yield group, name, "-", "no label", "0", "-"
+            yield part, name, "-", "too few labels", "-", "-"
             continue
         interval = f"{of.low:.3f} to {of.high:.3f}"
-        yield group, name, f"{of.estimate:.3f}", interval, f"{of.labels:,}", f"{of.more_labels:,}"
+        yield part, name, f"{of.estimate:.3f}", interval, f"{of.labels:,}", f"{of.more_labels:,}"
 
 
 def _facts(result: AuditResult) -> dict[str, str]:
+    by_rule = f"what the rule drops with the labels of {', '.join(result.tasks)} as its answers"
     facts = {
-        "to be dropped": f"{result.positive}, by the labels of {result.task}",
+        "to be dropped": result.positive or by_rule,
         "labels": f"{result.labels:,} of {result.texts:,} different texts",
         "snapshot": f"{result.snapshot:08d}",
-        "more labels": f"for intervals of +-{result.half_width:g}, drawn in the same way",
+        "more labels": f"labels still needed for +-{100 * result.half_width:g} points",
     }
     if result.unlabelled:
         facts["not labelled"] = f"{result.unlabelled:,} rows; taken to be like the others"

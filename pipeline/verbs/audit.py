@@ -1,15 +1,14 @@
-"""How good a filter is on its corpus, by a random sample that people label.
+"""How good a filter is on its corpus, by a random sample that people labelled.
 
-Entry points: `draw_sample`, which writes a file for people to fill in, and `audit`, which reads it.
-The unit is a text: equal texts are drawn once, and each of their documents counts.
+Entry point: `audit`, which reads a file of `audit_sample.draw_sample`. What should be dropped is
+what the rule drops when its answers are the labels of people. The unit is a text; each document
+with the text counts.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,53 +16,23 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
-from pipeline.evaluation.survey import (
-    Estimate,
-    Labelled,
-    Population,
-    allocate,
-    estimate,
-    strata,
-)
-from pipeline.filters.excerpts import excerpts
-from pipeline.filters.inputs import check_columns_of
-from pipeline.filters.labelled import labelled_shards
-from pipeline.filters.policy import AUDIT, Clause
-from pipeline.filters.rule import SnapshotRule
-from pipeline.filters.shard import failed_status
-from pipeline.fitted.readout import parse_readout
-from pipeline.gold.files import gold_format, read_gold_rows
+from pipeline.evaluation.survey import NO_ESTIMATE, Estimate, Labelled, estimate
+from pipeline.gold.files import GoldRows, gold_format, read_gold_rows
 from pipeline.gold.labels import UNLABELLED, read_gold
-from pipeline.ledger.rows import TEXT_COLUMN
-from pipeline.options import AuditOptions, GoldOptions
-from pipeline.runtime.fitted_files import options_for, read_fitted
+from pipeline.gold.sample_design import HASH, SAMPLE, SampleDesign, find_design
+from pipeline.options import AuditOptions, GoldColumns, GoldOptions
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.named_files import open_target
-from pipeline.verbs.export import WRITERS, format_and_kind
+from pipeline.verbs.audited_rule import (
+    AuditedRule,
+    Bools,
+    Hashes,
+    Numbers,
+    fitted_texts,
+    text_number,
+)
 
-SAMPLE = 400  # texts
-TEXT_CHARS = 20_000  # of each text in the file
-# Columns of the file, beside the document's id, text and label.
-HASH, STRATUM, STRATUM_TEXTS = "content_hash", "_stratum", "_stratum_texts"
-_HEX = 16  # digits of a content hash that tell texts apart
-# `toxic.p.toxic < 0.5`: documents with a high probability are dropped
-DROPS_ABOVE = re.compile(r'("?)(\w+)\1\.p\.("?)(\w+)\3(?=\s*<|$)')
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnSample:
-    """A sample that was written for people to label."""
-
-    path: str
-    task: str  # the column to fill in
-    labels: tuple[str, ...]  # what to write there
-    positive: str  # the label of documents that should be dropped
-    by: str | None  # the groups that were asked for
-    texts: int
-    drawn: int
-    strata: int
-    left_out: Mapping[str, int]  # texts of the corpus that cannot be drawn, by reason
-    snapshot: int
+MEASURES = ("precision", "recall", "prevalence")
+_SHOWN_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,117 +42,96 @@ class AuditResult:
     precision: Estimate
     recall: Estimate
     prevalence: Estimate
+    reasons: Mapping[str, Mapping[str, Estimate]]  # each reason of the rule by itself
     groups: Mapping[str, Mapping[str, Estimate]]
-    labels: int  # texts with a label, by which the shares are estimated
-    unlabelled: int  # rows of the file without a label
+    labels: int  # texts with labels, by which the shares are estimated
+    unlabelled: int  # rows of the file whose labels do not say whether they should be dropped
     not_in_corpus: int  # labelled texts that the snapshot does not have, or has no answer for
     texts: int  # that the sample was drawn from
     texts_now: int
-    task: str
-    positive: str
+    tasks: tuple[str, ...]  # whose labels say which documents should be dropped
+    positive: str | None  # the task and label of documents that should be dropped, if it is named
     snapshot: int
     left_out: Mapping[str, int]
-    half_width: float  # that was wished
+    half_width: float  # target of the intervals
+
+
+@dataclass(frozen=True, slots=True)
+class _Sheet:
+    """The file that people labelled."""
+
+    rows: GoldRows
+    design: SampleDesign
+    texts: Hashes  # [texts]: of its rows, rising
+    labels: Mapping[str, Numbers]  # [texts] for each task: the number of the label, or UNLABELLED
 
 
 @dataclass(frozen=True, slots=True)
 class _Documents:
-    """All documents with an answer; those with equal texts can have other groups and decisions."""
+    """The answered documents with a text of the sheet, and what is known of each."""
 
-    hashes: NDArray[np.uint64]  # [documents]
-    groups: NDArray[np.int64]  # [documents]: the number of a group
-    dropped: NDArray[np.bool_]  # [documents]
+    answered: Hashes  # the texts of all answered documents of the corpus
+    names: tuple[str, ...]  # of groups
+    hashes: Hashes  # [documents]
+    groups: Numbers  # [documents]: the number of a group
+    dropped: Bools  # [documents]: by the whole rule
+    by_reason: Bools  # [documents, reasons]: dropped for it
+    known: Bools  # [documents, criteria]: whether the tasks that it reads have labels
+    should: Bools  # [documents, criteria]: whether it drops the document by the labels
 
-    def those_of(self, hashes: NDArray[np.uint64]) -> _Documents:
-        rows = np.isin(self.hashes, hashes)
-        return _Documents(self.hashes[rows], self.groups[rows], self.dropped[rows])
+    def whole(self) -> _Judged:
+        """The decisions of the whole rule: one labelled criterion is enough to drop a document."""
+        should = np.asarray((self.known & self.should).any(axis=1), np.bool_)
+        known = np.asarray(self.known.all(axis=1), np.bool_)
+        return _Judged(self.hashes, self.dropped, should, should | known)
 
-    def of_group(self, group: int) -> _Documents:
-        rows = self.groups == group
-        return _Documents(self.hashes[rows], self.groups[rows], self.dropped[rows])
-
-    def counts(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How many documents have each of these texts (rising), and how many are dropped."""
-        at = np.searchsorted(hashes, self.hashes)
-        size = len(hashes)
-        return np.bincount(at, minlength=size), np.bincount(at[self.dropped], minlength=size)
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """The texts of a snapshot that can be drawn, in the order of their hashes."""
-
-    hashes: NDArray[np.uint64]  # [texts]: rising
-    rows: NDArray[np.int64]  # [texts]: the first row of the snapshot with the text
-    population: Population  # by that row
-    documents: _Documents
-    groups: tuple[str, ...]  # names
-    left_out: Mapping[str, int]
+    def of_reason(self, number: int) -> _Judged:
+        """The decisions of one reason."""
+        own = (each.take(number, axis=1) for each in (self.by_reason, self.should, self.known))
+        return _Judged(self.hashes, *(np.asarray(each, np.bool_) for each in own))
 
 
 @dataclass(frozen=True, slots=True)
-class _Audited:
-    """A filter, and the task by which it is judged."""
+class _Judged:
+    """What the rule, or one reason of it, does with documents, and what it should do."""
 
-    rule: SnapshotRule  # its last clause has the score and the groups, and drops nothing
-    task: str
-    positive: str
+    hashes: Hashes  # [documents]
+    dropped: Bools  # [documents]
+    should: Bools  # [documents]: be dropped
+    known: Bools  # [documents]: whether the labels say what it should do
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        return tuple(self.rule.contents.tasks[self.task].labels)
+    def texts(self) -> Hashes:
+        """The texts all of whose documents are known, rising."""
+        return np.setdiff1d(self.hashes, self.hashes[~self.known])
+
+    def labelled(self, design: SampleDesign, inside: Bools) -> Labelled:
+        """These texts, with the counts of their documents that are `inside`."""
+        texts = self.texts
+        own = np.isin(self.hashes, texts)
+        at = np.searchsorted(texts, self.hashes[own])
+
+        def count(chosen: Bools) -> Numbers:
+            return np.bincount(at[chosen[own]], minlength=len(texts))
+
+        strata = {text_number(key): stratum for key, stratum in design.strata.items()}
+        return Labelled(
+            codes=np.array([strata[text] for text in texts.tolist()], np.int64),
+            documents=count(inside),
+            dropped=count(inside & self.dropped),
+            positive=count(self.should) > 0,
+            sizes=design.sizes,
+            positives=(count(inside & self.should), count(inside & self.should & self.dropped)),
+        )
 
 
-def draw_sample(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> DrawnSample:
-    """Writes a stratified random sample of the corpus at `options.to`, with an empty label column.
-
-    The file shows neither scores nor decisions, so that they do not influence people. The same
-    options on the same snapshot give the same sample.
-
-    Raises:
-        SpecError: The file exists, an option is wrong, or the sample has no room for two documents
-            in each stratum.
-    """
-    to = options.to or ""
-    format, is_folder = format_and_kind(to, None)
-    target = open_target(to, spec.storage_options, flag="--to")
-    if is_folder or target.exists():
-        fix = "is a folder" if is_folder else "exists, and may have labels"
-        raise SpecError([Problem("--to", f"{fix}; name a new file", to)])
-    audited = _audited(spec, options)
-    frame = _frame(audited, cache_dir)
-    sample = min(SAMPLE if options.sample is None else options.sample, len(frame.hashes))
-    codes = strata(frame.population, sample)
-    drawn = allocate(frame.population, codes, sample)
-    if drawn.sum() > sample:
-        fix = f"has no room for two documents of each of {len(drawn)} strata; "
-        raise SpecError([Problem("--sample", fix + f"write {drawn.sum()} or more", sample)])
-    random = np.random.default_rng(options.seed)
-    chosen = np.concatenate(
-        [
-            random.choice(np.flatnonzero(codes == code), size, replace=False)
-            for code, size in enumerate(drawn.tolist())
-        ]
-    )
-    chosen = random.permutation(chosen)  # — neighbours in the file are of any stratum
-    table = _file(audited, frame, chosen, codes)
-    with target.replaced() as path, WRITERS[format](path, table.schema) as write:
-        write(table)
-    return DrawnSample(
-        path=target.url,
-        task=audited.task,
-        labels=audited.labels,
-        positive=audited.positive,
-        by=options.by,
-        texts=len(frame.hashes),
-        drawn=len(chosen),
-        strata=len(drawn),
-        left_out=frame.left_out,
-        snapshot=audited.rule.contents.number,
-    )
-
-
-def audit(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> AuditResult:
+def audit(
+    spec: JobSpec,
+    options: AuditOptions,
+    gold_options: GoldColumns = GoldColumns(),
+    *,
+    cache_dir: Path,
+) -> AuditResult:
     """Estimates precision, recall and prevalence from the labels in a file of `draw_sample`.
 
     The decisions are those of the spec's filter now: one sample judges several rules.
@@ -192,209 +140,111 @@ def audit(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> AuditResu
         SpecError: The file is no sample, a stratum has no label, or its documents were used to fit
             a readout that the filter reads.
     """
-    source = options.gold or ""
-    audited = _audited(spec, options)
-    design = _design(source, spec)
-    named = GoldOptions(id=HASH, values=options.values, tasks=(audited.task,))
-    gold = read_gold(source, spec, named)
-    truth = gold.tasks[audited.task].truth
-    by_hash = {_number(key): label for key, label in zip(gold.keys, truth.tolist(), strict=True)}
-    _refuse_fitted(audited, by_hash, source)
-    frame = _frame(audited, cache_dir)
-    labelled = np.array([n for n, label in by_hash.items() if label != UNLABELLED], np.uint64)
-    texts = np.sort(labelled[np.isin(labelled, frame.hashes)])
-    known = texts.tolist()
-    codes = np.array([design[number][0] for number in known], np.int64)
-    sizes = dict(design.values())
-    if missing := sorted(sizes.keys() - set(codes.tolist())):
-        fix = f"no row of stratum {missing[0]} ({sizes[missing[0]]:,} texts) has a label that can "
-        fix += f"be used; label its rows ({STRATUM} = {missing[0]})"
-        raise SpecError([Problem("--gold", fix, source)])
-    positive = audited.labels.index(audited.positive)
-    is_positive = np.array([by_hash[number] == positive for number in known], np.bool_)
-
-    def estimates(documents: _Documents) -> dict[str, Estimate]:
-        sample = Labelled(codes, *documents.counts(texts), is_positive, sizes)
-        return estimate(sample, options.half_width)
-
-    documents = frame.documents.those_of(texts)
+    audited = AuditedRule.of(spec, options)
+    sheet = _read_sheet(audited, options.gold or "", gold_options)
+    fitted = fitted_texts(audited)
+    _refuse_fitted(sheet, fitted)
+    documents = _documents(audited.with_thresholds(cache_dir), sheet)
+    whole = documents.whole()
+    _refuse_stratum_without_label(sheet, whole)
+    everywhere = np.ones(len(documents.hashes), np.bool_)
+    groups = {name: documents.groups == number for number, name in enumerate(documents.names)}
+    has_label = np.any([codes != UNLABELLED for codes in sheet.labels.values()], axis=0)
+    gone = int((has_label & ~np.isin(sheet.texts, documents.hashes)).sum())
     return AuditResult(
-        **estimates(documents),
-        groups={
-            frame.groups[group]: estimates(documents.of_group(group))
-            for group in np.unique(documents.groups).tolist()
-            if len(frame.groups) > 1
+        **_estimates(sheet, whole, everywhere, options),
+        reasons={
+            reason.words: _estimates(sheet, documents.of_reason(number), everywhere, options)
+            for number, reason in enumerate(audited.reasons)
+            if reason.tasks
         },
-        labels=len(known),
-        unlabelled=len(by_hash) - len(labelled),
-        not_in_corpus=len(labelled) - len(known),
-        texts=sum(sizes.values()),
-        texts_now=len(frame.hashes),
-        task=audited.task,
+        groups={
+            name: _estimates(sheet, whole, inside, options)
+            for name, inside in groups.items()
+            if len(groups) > 1 and inside.any()
+        },
+        labels=len(whole.texts),
+        unlabelled=len(sheet.texts) - gone - len(whole.texts),
+        not_in_corpus=gone,
+        texts=sheet.design.texts,
+        texts_now=len(np.setdiff1d(documents.answered, fitted)),
+        tasks=tuple(audited.tasks),
         positive=audited.positive,
         snapshot=audited.rule.contents.number,
-        left_out=frame.left_out,
+        left_out=audited.left_out(documents.answered, fitted),
         half_width=options.half_width,
     )
 
 
-def _audited(spec: JobSpec, options: AuditOptions) -> _Audited:
-    """The filter with a clause for the score and the groups; SpecError if it is not clear which."""
-    rule = SnapshotRule.of(spec)
-    policy = rule.policy
-    task, positive = _positive(rule, options.positive)
-    by = options.by or next((clause.by for clause in policy.clauses if clause.by), None)
-    by = f"{by}.label" if by in rule.contents.tasks else by
-    quoted = positive.replace('"', '""')
-    score = f'"{task}".p."{quoted}"'
-    whole = replace(policy, clauses=(*policy.clauses, Clause(AUDIT, score, by, math.inf)))
-    rule = replace(rule, policy=whole)
-    rule.judge(whole)
-    return _Audited(rule, task, positive)
-
-
-def _positive(rule: SnapshotRule, written: str | None) -> tuple[str, str]:
-    """The task and the label of documents that should be dropped."""
-    # — with top_k, a label has no column of its probability
-    tasks = {task.name: task.labels for task in rule.spec.tasks if task.top_k is None}
-    pairs = {f"{task}.{label}": (task, label) for task in tasks for label in tasks[task]}
-    if written is not None:
-        if written not in pairs:
-            fix = f"there is no column of its probability; write one of {', '.join(pairs)}"
-            raise SpecError([Problem("--positive", fix, written)])
-        return pairs[written]
-    texts = [rule.policy.keep or "", *(clause.of for clause in rule.policy.clauses)]
-    named = {m[2] + "." + m[4] for text in texts for m in DROPS_ABOVE.finditer(text)}
-    if len(named & pairs.keys()) != 1:
-        fix = "the rule does not say which label is to be dropped; write --positive TASK.LABEL: "
-        raise SpecError([Problem("--positive", f"missing; {fix}{', '.join(pairs)}")])
-    return pairs[(named & pairs.keys()).pop()]
-
-
-def _frame(audited: _Audited, cache_dir: Path) -> _Frame:
-    """All texts with an answer that no readout was fitted to, each with score and decision.
-
-    About 60 bytes a document are held.
-    """
-    rule = audited.rule
-    shards, _ = labelled_shards(rule.spec, rule.store, rule.contents, cache_dir)
-    read = [shards[named.sid] for named in rule.contents.shards]
-    check_columns_of(read, rule.spec.input.storage_options, rule.policy.inputs, place="filter")
-    *clauses, own = rule.policy.clauses
-    plain = replace(rule, policy=replace(rule.policy, clauses=tuple(clauses)))
-    policy = plain.with_thresholds(shards)
-    judge = rule.judge(replace(policy, clauses=(*policy.clauses, own)))
-    # — a document without a group has an answer all the same
-    asked = {audited.task, *plain.judge(plain.policy).columns} & rule.contents.tasks.keys()
-    scored, numbers, first = judge.clauses[-1], dict[str, int](), 0
-    parts: list[tuple[NDArray[np.generic], ...]] = []
-    for batch, _ in rule.rows(shards):
-        failed = failed_status(batch, sorted(asked))
-        reasons = judge.reasons(batch, failed, "drop")
-        hashes = batch.column(HASH).to_pylist()
-        answered = np.array([not status for status in failed], np.bool_)
-        columns = (
-            np.array([_number(each) for each in hashes], np.uint64),
-            np.arange(first, first + len(hashes)),
-            scored.scores(batch),
-            scored.codes(batch, numbers),
-            np.array([bool(reason) for reason in reasons], np.bool_),
-        )
-        parts.append(tuple(column[answered] for column in columns))
-        first += len(hashes)
-    hashes, rows, scores, groups, dropped = map(np.concatenate, zip(*parts, strict=True))
-    distinct, firsts = np.unique(hashes, return_index=True)
-    usable = ~np.isin(distinct, np.array(sorted(_fitted(audited)), np.uint64))
-    if not usable.any():
-        fix = "no document has an answer that a readout was not fitted to; label more documents"
-        raise SpecError([Problem("filter", fix)])
-    firsts = firsts[usable]
-    left_out = {"without an answer": first - len(rows), "a readout was fitted to": (~usable).sum()}
-    return _Frame(
-        hashes=distinct[usable],
-        rows=rows[firsts],
-        population=Population(scores[firsts], groups[firsts].astype(np.int64), dropped[firsts]),
-        documents=_Documents(hashes, groups.astype(np.int64), dropped),
-        groups=tuple(numbers),
-        left_out={reason: int(count) for reason, count in left_out.items() if count},
-    )
-
-
-def _number(content_hash: str) -> int:
-    return int(content_hash[:_HEX], 16)
-
-
-def _fitted(audited: _Audited) -> set[int]:
-    """The texts that the readouts of the filter's tasks were fitted to."""
-    spec, columns = audited.rule.spec, audited.rule.judge(audited.rule.policy).columns
-    fitted: set[int] = set()
-    for task in spec.tasks:
-        if task.name in columns and task.readout is not None:
-            place = f"tasks.{task.name}.readout"
-            options = options_for(task.readout, spec)
-            data = read_fitted(task.readout, options, place=place, made_by="assay fit")
-            fitted.update(_number(each) for each in parse_readout(data).card.texts)
-    return fitted
-
-
-def _refuse_fitted(audited: _Audited, gold: Mapping[int, int], source: str) -> None:
-    if both := _fitted(audited) & gold.keys():
-        fix = f"a readout of the filter was fitted to {len(both):,} of its {len(gold):,} texts, so "
-        fix += "they are no evidence; draw other documents: --sample"
+def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _Sheet:
+    """The labels of the file, by text; SpecError if it is no sample of the spec's output."""
+    for flag, column in (("--id", options.id), ("--text", options.text)):
+        if column is not None:
+            fix = f"the rows of a sample are matched by their {HASH}; leave this option out"
+            raise SpecError([Problem(flag, fix, column)])
+    spec, format = audited.rule.spec, gold_format(source)
+    rows = read_gold_rows(source, format, spec.input.storage_options) if format else None
+    design = find_design(rows, spec) if rows else None
+    if rows is None or design is None:
+        fix = f"was not drawn by `assay audit --to`: it has no column {SAMPLE}; draw a sample, and "
+        fix += "label it"
         raise SpecError([Problem("--gold", fix, source)])
+    named = {task for task, _ in options.columns}.union(n.split(".")[0] for n, _ in options.scores)
+    tasks = [task for task in audited.tasks if task in rows.columns or task in named]
+    columns = options.columns, options.values, options.scores, tuple(tasks or audited.tasks)
+    gold = read_gold(source, spec, GoldOptions(HASH, None, *columns))
+    keys = np.array([text_number(key) for key in gold.keys], np.uint64)
+    order = np.argsort(keys)
+    unlabelled = np.full(len(keys), UNLABELLED)
+    labels = {
+        task: gold.tasks[task].truth[order] if task in gold.tasks else unlabelled
+        for task in audited.tasks
+    }
+    return _Sheet(rows, design, keys[order], labels)
 
 
-def _file(
-    audited: _Audited, frame: _Frame, chosen: NDArray[np.int64], codes: NDArray[np.int64]
-) -> pa.Table:
-    """The rows of the file, in the order of `chosen`."""
-    rule = audited.rule
-    order = np.argsort(frame.rows[chosen])
-    rising = frame.rows[chosen][order]
-    batches, first = [], 0
-    for batch in rule.answers():
-        inside = rising[(rising >= first) & (rising < first + batch.num_rows)] - first
-        batches.append(batch.select(["doc_id", "path", "row", HASH]).take(pa.array(inside)))
-        first += batch.num_rows
-    rows = pa.Table.from_batches(batches).combine_chunks()
-    [batch] = rows.to_batches()
-    options = rule.spec.input.storage_options
-    shown = excerpts(rule.store, rule.contents, batch, options, chars=TEXT_CHARS)
-    texts = pa.array([each.text for each in shown], pa.large_string())
-    back = pa.array(np.argsort(order))  # from the order of the snapshot to that of `chosen`
-    sizes = np.bincount(codes)
-    return pa.table(
-        {
-            "doc_id": rows["doc_id"].take(back),
-            TEXT_COLUMN: texts.take(back),
-            audited.task: pa.nulls(len(chosen), pa.string()),
-            HASH: rows[HASH].take(back),
-            STRATUM: codes[chosen],
-            STRATUM_TEXTS: sizes[codes[chosen]],
-        }
-    )
+def _refuse_fitted(sheet: _Sheet, fitted: Hashes) -> None:
+    if both := int(np.isin(sheet.texts, fitted).sum()):
+        fix = f"a readout of the filter was fitted to {both:,} of its {len(sheet.texts):,} texts, "
+        fix += "so they are no evidence; draw other documents: --sample"
+        raise SpecError([Problem("--gold", fix, sheet.rows.path)])
 
 
-def _design(source: str, spec: JobSpec) -> dict[int, tuple[int, int]]:
-    """The stratum of each text of a sample, and the texts of the stratum."""
-    format = gold_format(source)
-    fix = "is no sample of `assay audit --sample`: it has no column {}; draw one and label it"
-    if format is None:
-        raise SpecError([Problem("--gold", fix.format(STRATUM), source)])
-    rows = read_gold_rows(source, format, spec.input.storage_options)
-    for name in (HASH, STRATUM, STRATUM_TEXTS):
-        if name not in rows.columns:
-            raise SpecError([Problem("--gold", fix.format(name), source)])
-    design: dict[int, tuple[int, int]] = {}
-    columns = (rows.columns[name] for name in (HASH, STRATUM, STRATUM_TEXTS))
-    for number, values in enumerate(zip(*columns, strict=True)):
-        try:
-            content_hash, stratum, texts = values
-            design[_number(str(content_hash))] = int(str(stratum)), int(str(texts))
-        except ValueError as error:
-            what = f"a value of {HASH}, {STRATUM} or {STRATUM_TEXTS} was changed; restore it"
-            raise SpecError([Problem(rows.place(number), what, list(values))]) from error
-    if len(set(design.values())) > len(dict(design.values())):
-        what = f"a stratum has two values of {STRATUM_TEXTS}; restore them"
-        raise SpecError([Problem("--gold", what, source)])
-    return design
+def _refuse_stratum_without_label(sheet: _Sheet, whole: _Judged) -> None:
+    strata = sheet.design.strata
+    labelled = set(whole.texts.tolist())
+    used = {stratum for key, stratum in strata.items() if text_number(key) in labelled}
+    if missing := sorted(sheet.design.sizes.keys() - used):
+        keys = enumerate(sheet.rows.columns[HASH], start=1)
+        rows = [str(row) for row, key in keys if strata[str(key)] == missing[0]]
+        shown = ", ".join(rows[:_SHOWN_ROWS]) + ", ..." * (len(rows) > _SHOWN_ROWS)
+        fix = "a part of the sample has no row with the labels that the rule needs; label one or "
+        fix += f"more of its rows: {shown}"
+        raise SpecError([Problem("--gold", fix, sheet.rows.path)])
+
+
+def _documents(audited: AuditedRule, sheet: _Sheet) -> _Documents:
+    """What the rule does, and should do, with the documents that have a text of the sheet."""
+    groups: dict[str, int] = {}
+    answered: list[Hashes] = []
+    parts: list[tuple[NDArray[np.generic], ...]] = []
+    for documents in audited.documents(groups):
+        answered.append(documents.hashes)
+        inside = np.isin(documents.hashes, sheet.texts)
+        rows = documents.rows.filter(pa.array(inside))
+        at = np.searchsorted(sheet.texts, documents.hashes[inside])
+        known, should = audited.by_labels(rows, {t: own[at] for t, own in sheet.labels.items()})
+        columns = documents.hashes, documents.groups, documents.dropped
+        parts.append((*(each[inside] for each in columns), audited.by_reason(rows), known, should))
+    columns_of_all = map(np.concatenate, zip(*parts, strict=True))
+    return _Documents(np.concatenate(answered), tuple(groups), *columns_of_all)
+
+
+def _estimates(
+    sheet: _Sheet, judged: _Judged, inside: Bools, options: AuditOptions
+) -> dict[str, Estimate]:
+    """The estimates of the documents that are `inside`; none if a stratum has no label."""
+    labelled = judged.labelled(sheet.design, inside)
+    if sheet.design.sizes.keys() != set(labelled.codes.tolist()):
+        return dict.fromkeys(MEASURES, NO_ESTIMATE)
+    return estimate(labelled, options.half_width)

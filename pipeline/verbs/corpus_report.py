@@ -39,12 +39,13 @@ from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store
-from pipeline.verbs.audit import DROPS_ABOVE
 from pipeline.verbs.evaluate import Evaluation, evaluate
 from pipeline.verbs.status import label_times
 
 TEXT_CHARS = 600  # of each example
 PICTURE_PIXELS = 240  # of its longer side
+# `toxic.p.toxic < 0.5`: documents with a high probability are dropped
+DROPS_ABOVE = re.compile(r'("?)(\w+)\1\.p\.("?)(\w+)\3(?=\s*<|$)')
 _LIMIT = re.compile(DROPS_ABOVE.pattern.partition("(?=")[0] + r"\s*<=?\s*(\d*\.?\d+(?:[eE]-?\d+)?)")
 
 Pairs = Mapping[str, tuple[Size, Size]]  # by group: kept, dropped

@@ -31,7 +31,14 @@ from pipeline.filters.layout import refuse_own_input, relative_paths, shard_file
 from pipeline.filters.run import SHARDS_AT_ONCE
 from pipeline.filters.writers import row_groups
 from pipeline.hashes import canonical_json, sha256_hex
-from pipeline.ledger.flat import FlatColumn, flat_columns, flat_schema, flatten, json_rows
+from pipeline.ledger.flat import (
+    FlatColumn,
+    defuse_formulas,
+    flat_columns,
+    flat_schema,
+    flatten,
+    json_rows,
+)
 from pipeline.ledger.rows import aligned_batches, read_shard, refuse_changed, wide_schema
 from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import ExportOptions, TableFormat
@@ -194,6 +201,8 @@ def _manifest(job: _Export, names: Mapping[str, str]) -> dict[str, Any]:
     """What the folder holds; its id changes with each value in the files."""
     content = {"file_format": job.format, "with_text": job.with_text}
     identity = {"format": FORMAT, **content, **identity_of(job.contents)}
+    if job.format == "csv":
+        identity["formulas"] = "defused"  # — not a part of a folder of an earlier version
     files = [
         {"name": names[s.sid], "input": s.path, "start_row": s.start_row, "rows": s.rows}
         for s in job.contents.shards
@@ -274,7 +283,7 @@ def _parquet(path: Path, schema: pa.Schema) -> Iterator[_Write]:
 
 @contextmanager
 def _csv(path: Path, schema: pa.Schema) -> Iterator[_Write]:
-    """Lists are JSON in a CSV file."""
+    """Lists are JSON in a CSV file, and no text is a formula to a spreadsheet."""
     lists = [i for i, field in enumerate(schema) if pa.types.is_list(field.type)]
     for index in lists:
         schema = schema.set(index, schema.field(index).with_type(pa.string()))
@@ -285,6 +294,10 @@ def _csv(path: Path, schema: pa.Schema) -> Iterator[_Write]:
             values = [row[name] for row in json_rows(table.select([name]))]
             texts = [None if v is None else json.dumps(v, ensure_ascii=False) for v in values]
             table = table.set_column(index, name, pa.array(texts, pa.string()))
+        for index, column in enumerate(table.columns):
+            if table.schema.types[index] in (pa.string(), pa.large_string()):
+                name = table.schema.names[index]
+                table = table.set_column(index, name, defuse_formulas(column))
         writer.write_table(table)
 
     with pyarrow.csv.CSVWriter(path, schema) as writer:

@@ -27,7 +27,8 @@ from pipeline.audit.gc import GcResult, collect_garbage
 from pipeline.audit.verify import verify
 from pipeline.cli import main
 from pipeline.errors import StorageError
-from pipeline.ledger.keys import documents_key, label_key, spec_key
+from pipeline.gold.sample_design import SampleDesign, keep_design
+from pipeline.ledger.keys import audit_key, documents_key, label_key, spec_key
 from pipeline.ledger.label_files import commit_shard
 from pipeline.ledger.snapshots import contents
 from pipeline.runtime.job import make_job, plan
@@ -278,6 +279,15 @@ def test_a_new_input_is_neither_cut_nor_written_down(everything: Everything) -> 
     check_create_only(everything.store)
     assert everything.gc(1).keys == ()
     assert everything.keys == {PROBE_KEY}
+
+
+def test_the_design_of_a_sample_that_people_label_is_kept(everything: Everything) -> None:
+    for version in "12":
+        everything.finish("job", version)
+    name = keep_design(everything.store, SampleDesign(1, {"ab": 0}, {0: 7}))
+    collected = everything.gc(1)
+    assert collected.keys and not collected.unknown
+    assert audit_key(name) in everything.keys
 
 
 def test_the_command_deletes_only_when_told_and_keeps_at_least_one(

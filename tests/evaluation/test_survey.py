@@ -172,7 +172,7 @@ def test_of_a_simple_random_sample_the_interval_is_wilsons(positives: int) -> No
     assert of.high == pytest.approx(wilson.high, rel=0.01)
 
 
-def test_the_further_labels_reach_the_wished_width() -> None:
+def test_the_further_labels_reach_the_target_width() -> None:
     population, positive = corpus(50_000, 0.2, 1.5)
     first = estimate(drawn(population, positive, 200, 0), 0.04)["precision"]
     assert first.more_labels is not None and first.more_labels > 100

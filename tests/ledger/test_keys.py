@@ -10,6 +10,7 @@ from pipeline.ledger.keys import (
     Attempt,
     Key,
     attempt_key,
+    audit_key,
     calibration_key,
     cuts_key,
     documents_key,
@@ -56,6 +57,7 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     assert listing_prefix(documents_key(sid)) == "documents/"
     assert parse_key(cuts_key(number)) == Key("inputs/", number=number)
     assert parse_key(snapshot_key(number)) == Key("snapshots/", number=number)
+    assert parse_key(audit_key(fp)) == Key("audits/")
 
 
 @given(SIDS, st.integers(0), st.integers(0), FPS)

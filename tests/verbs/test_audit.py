@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from sklearn.metrics import precision_score, recall_score
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.ledger.dataset import open_labels
-from pipeline.options import AuditOptions
+from pipeline.options import AuditOptions, GoldColumns
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
-from pipeline.verbs.audit import AuditResult, DrawnSample, audit, draw_sample
+from pipeline.verbs.audit import AuditResult, audit
+from pipeline.verbs.audit_sample import DrawnSample, draw_sample
 
 RULE = {"keep": "toxic.p.toxic < 0.6"}
 
@@ -51,9 +53,27 @@ def draw(folder: Path, name: str = "sample.csv", **options: Any) -> DrawnSample:
     return draw_sample(spec_of(folder), named, cache_dir=folder / "cache")
 
 
-def judge(folder: Path, spec: JobSpec | None = None, **options: Any) -> AuditResult:
+def judge(
+    folder: Path,
+    spec: JobSpec | None = None,
+    gold: GoldColumns = GoldColumns(),
+    **options: Any,
+) -> AuditResult:
     named = AuditOptions(gold=str(folder / "sample.csv"), **options)
-    return audit(spec or spec_of(folder), named, cache_dir=folder / "cache")
+    return audit(spec or spec_of(folder), named, gold, cache_dir=folder / "cache")
+
+
+def design_of(folder: Path, name: str) -> dict[str, Any]:
+    """The sample's design in the output."""
+    design: dict[str, Any] = json.loads((folder / "out" / "audits" / f"{name}.json").read_text())
+    return design
+
+
+def write(folder: Path, rows: Sequence[Mapping[str, str]], name: str = "sample.csv") -> None:
+    with (folder / name).open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def is_toxic(text: str) -> bool:
@@ -68,10 +88,7 @@ def fill(folder: Path, name: str = "sample.csv") -> list[dict[str, str]]:
         rows = list(csv.DictReader(file))
     for row in rows:
         row["toxic"] = "toxic" if is_toxic(row["_text"]) else "clean"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write(folder, rows, name)
     return rows
 
 
@@ -122,17 +139,12 @@ def test_the_same_options_draw_the_same_sample_which_shows_no_decision(folder: P
     draw(folder, "other.csv", sample=40, seed=1)
     assert (folder / "other.csv").read_text() != first
     rows = fill(folder)
-    assert list(rows[0]) == [
-        "doc_id",
-        "_text",
-        "toxic",
-        "content_hash",
-        "_stratum",
-        "_stratum_texts",
-    ]
+    assert list(rows[0]) == ["doc_id", "_text", "toxic", "content_hash", "_sample"]
     assert len(rows) == drawn.drawn == 40 and drawn.strata > 2
-    sizes = {row["_stratum"]: int(row["_stratum_texts"]) for row in rows}
-    assert sum(sizes.values()) == drawn.texts
+    [name] = {row["_sample"] for row in rows}
+    design = design_of(folder, name)
+    assert set(design["strata"]) == {row["content_hash"] for row in rows}
+    assert sum(design["sizes"].values()) == drawn.texts
     # — three texts of 90 are copies, and three documents are empty
     assert drawn.texts == 3 * ROWS - 3 - sum(drawn.left_out.values())
 
@@ -141,7 +153,7 @@ def test_the_same_options_draw_the_same_sample_which_shows_no_decision(folder: P
 def test_other_formats_hold_the_same_rows(name: str, folder: Path) -> None:
     draw(folder, sample=30)
     draw(folder, name, sample=30)
-    columns = "doc_id, _text, content_hash, _stratum::BIGINT, _stratum_texts::BIGINT"
+    columns = "doc_id, _text, content_hash, _sample"
     csv_rows, others = (
         duckdb.sql(f"select {columns} from '{folder / each}'").fetchall()
         for each in ("sample.csv", name)
@@ -162,11 +174,11 @@ def test_rows_without_a_label_and_texts_that_are_gone_are_counted(folder: Path) 
     draw(folder, sample=60)
     rows = fill(folder)
     rows[0]["toxic"] = ""
-    rows[1]["content_hash"] = "0" * 32
-    with (folder / "sample.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    gone, rows[1]["content_hash"] = rows[1]["content_hash"], "0" * 32
+    write(folder, rows)
+    design = folder / "out" / "audits" / f"{rows[0]['_sample']}.json"
+    changed = design.read_text().replace(gone, rows[1]["content_hash"])
+    design.write_text(changed)
     result = judge(folder)
     assert (result.labels, result.unlabelled, result.not_in_corpus) == (58, 1, 1)
 
@@ -190,7 +202,7 @@ def test_texts_that_a_readout_was_fitted_to_are_not_drawn_and_no_evidence(folder
         judge(folder, spec)
     options = AuditOptions(to=str(folder / "new.csv"), sample=1_000)
     drawn = draw_sample(spec, options, cache_dir=folder / "cache")
-    assert drawn.left_out["a readout was fitted to"] == 5
+    assert drawn.left_out["answers were fitted to"] == 5
     rows = fill(folder, "new.csv")
     assert not {row["content_hash"] for row in rows} & set(hashes[:5])
 
@@ -199,14 +211,10 @@ def test_texts_that_a_readout_was_fitted_to_are_not_drawn_and_no_evidence(folder
     ("change", "line"),
     [
         ({"filter": None}, "filter: missing"),
-        ({"filter": {"keep": "topic.label = 'art'"}}, "--positive: missing; the rule does not say"),
-        (
-            {"filter": {"keep": "toxic.p.toxic < 1 or topic.p.art < 1"}},
-            "--positive: missing; the rule",
-        ),
+        ({"filter": {"keep": "n_chars > 3"}}, "filter: reads no answer, so people have nothing to"),
     ],
 )
-def test_a_rule_that_names_no_label_to_be_dropped_is_refused(
+def test_a_rule_without_an_answer_to_judge_is_refused(
     change: dict[str, Any], line: str, folder: Path
 ) -> None:
     with pytest.raises(SpecError) as refused:
@@ -222,7 +230,7 @@ def test_a_rule_that_names_no_label_to_be_dropped_is_refused(
         ({"sample": 3}, "--sample: has no room for two documents of each of"),
         (
             {"positive": "toxic.rude"},
-            "--positive: there is no column of its probability; write one of toxic.toxic",
+            "--positive: the spec has no such task and label; write one of toxic.toxic",
         ),
         ({"by": "doc.nothing"}, "filter: "),
         ({"by": "nothing +"}, "--by: is not one SQL expression"),
@@ -243,40 +251,97 @@ def test_wrong_options_are_one_line_and_nothing_is_written(
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_label_without_a_column_of_its_probability_is_refused(folder: Path) -> None:
-    spec = spec_of(folder)
-    topic = next(task for task in spec.tasks if task.name == "topic")
-    others = [task for task in spec.tasks if task.name != "topic"]
-    short = spec.model_copy(update={"tasks": [*others, topic.model_copy(update={"top_k": 1})]})
-    named = AuditOptions(to=str(folder / "s.csv"), positive="topic.art")
-    with pytest.raises(SpecError, match=r"--positive: there is no column .* one of toxic.toxic"):
-        draw_sample(short, named, cache_dir=folder / "cache")
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda row: row.pop("_stratum"), "is no sample of `assay audit --sample`: it has no col"),
-        (lambda row: row.update(_stratum="x"), "a value of content_hash, _stratum or"),
-        (lambda row: row.update(_stratum_texts="1", _stratum="7"), "a stratum has two values"),
+        (lambda row: row.pop("_sample"), "was not drawn by `assay audit --to`: it has no column"),
+        (lambda row: row.pop("content_hash"), "row 1: its content_hash is not one of the sample"),
+        (lambda row: row.update(content_hash="0"), "row 1: its content_hash is not one of the sam"),
+        (lambda row: row.update(_sample="../x"), "has no design of this sample (_sample ../x)"),
+        (lambda row: row.update(_sample="0" * 16), "name the spec whose output the sample was"),
+        (lambda row: row.update(_sample=row["doc_id"]), "row 2: the column _sample has another"),
         (lambda row: row.update(toxic="rude"), "is not a label of task toxic"),
-        (lambda row: row.update(toxic=""), "no row of stratum 0"),
+        (lambda row: row.update(toxic=""), "no row with the labels that the rule needs; label one"),
     ],
 )
 def test_a_changed_sample_is_refused(change: Any, line: str, folder: Path) -> None:
     draw(folder, sample=60)
     rows = fill(folder)
-    for row in rows[:1] if "two values" in line else rows:
+    for row in rows:
         change(row)
-    if "two values" in line:
-        rows[1].update(_stratum="7", _stratum_texts="2")
-    with (folder / "sample.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write(folder, rows)
     with pytest.raises(SpecError) as refused:
         judge(folder)
-    assert line in str(refused.value)
+    assert line in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_a_part_of_the_sample_without_labels_is_named_by_its_rows(folder: Path) -> None:
+    draw(folder, sample=60)
+    rows = fill(folder)
+    strata = design_of(folder, rows[0]["_sample"])["strata"]
+    empty = [n for n, row in enumerate(rows, 1) if strata[row["content_hash"]] == 1]
+    for number in empty:
+        rows[number - 1]["toxic"] = ""
+    write(folder, rows)
+    with pytest.raises(SpecError, match=f"its rows: {', '.join(map(str, empty[:5]))}"):
+        judge(folder)
+
+
+def test_a_file_without_rows_is_refused(folder: Path) -> None:
+    (folder / "sample.csv").write_text("content_hash,_sample,toxic\n")
+    with pytest.raises(SpecError, match="has no rows"):
+        judge(folder)
+
+
+def test_a_sample_of_an_earlier_version_is_read_with_the_design_in_its_columns(
+    folder: Path,
+) -> None:
+    draw(folder, sample=60)
+    rows = fill(folder)
+    now = judge(folder)
+    design = design_of(folder, rows[0]["_sample"])
+    for row in rows:
+        stratum = design["strata"][row["content_hash"]]
+        size = design["sizes"][str(stratum)]
+        row.update(_stratum=str(stratum), _stratum_texts=str(size))
+        del row["_sample"]
+    write(folder, rows)
+    assert judge(folder) == now
+    for change in ({"_stratum": "x"}, {"_stratum_texts": "1"}, {"_stratum": ""}):
+        write(folder, [{**rows[0], **change}, *rows[1:]])
+        with pytest.raises(SpecError, match="_stratum_texts are not those of the sample; restore"):
+            judge(folder)
+
+
+@pytest.mark.parametrize(
+    ("columns", "place"),
+    [(GoldColumns(id="doc_id"), "--id: "), (GoldColumns(text="_text"), "--text: ")],
+)
+def test_rows_of_a_sample_are_matched_by_their_own_key_alone(
+    columns: GoldColumns, place: str, folder: Path
+) -> None:
+    draw(folder, sample=60)
+    fill(folder)
+    with pytest.raises(SpecError, match="are matched by their content_hash") as refused:
+        judge(folder, gold=columns)
+    assert str(refused.value).startswith(place)
+
+
+def test_labels_have_other_columns_and_names_or_are_scores(folder: Path) -> None:
+    draw(folder, sample=60)
+    rows = fill(folder)
+    expected = judge(folder)
+    other = {"toxic": "yes", "clean": "no"}
+    named = [
+        {**row, "toxic": "", "rude": other[row["toxic"]], "s": str(0.9 * (row["toxic"] == "toxic"))}
+        for row in rows
+    ]
+    write(folder, named)
+    columns = GoldColumns(columns=(("toxic", "rude"),), values=(("yes", "toxic"), ("no", "clean")))
+    assert judge(folder, gold=columns) == expected
+    assert judge(folder, gold=GoldColumns(scores=(("toxic", "s"),))) == expected
+    with pytest.raises(SpecError, match="--column"):
+        judge(folder, gold=GoldColumns(columns=(("toxic", "nothing"),)))
 
 
 def test_the_command_draws_estimates_and_prints_json(
@@ -290,7 +355,10 @@ def test_the_command_draws_estimates_and_prints_json(
     )
     assert main(["audit", spec, "--to", sample, "--sample", "50"]) == 0
     shown = capsys.readouterr().out
-    assert "50 of 84 different texts" in shown and "write toxic or clean in the column" in shown
+    assert "50 of 84 different texts" in shown and "write toxic or clean" in shown
+    assert "column toxic" in shown and f"assay audit SPEC --gold {sample}" in " ".join(
+        shown.split()
+    )
     fill(folder)
     assert main(["audit", spec, "--gold", sample, "--by", "topic"]) == 0
     shown = capsys.readouterr().out
@@ -298,5 +366,10 @@ def test_the_command_draws_estimates_and_prints_json(
     assert main(["audit", spec, "--gold", sample, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["labels"] == 50
+    assert values["reasons"] == {
+        "toxic.p.toxic < 0.6": {
+            name: values[name] for name in ("precision", "recall", "prevalence")
+        }
+    }
     for name in ("precision", "recall", "prevalence"):
         assert values[name]["low"] <= values[name]["estimate"] <= values[name]["high"]

@@ -1,0 +1,209 @@
+"""The rule of a filter as an audit reads it: what it drops, why, and what it should drop.
+
+Entry point: `AuditedRule`. Used by `audit_sample`, which draws texts, and `audit`, which estimates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.errors import Problem, SpecError
+from pipeline.filters.ideal_answers import Reason, condition, ideal_rows, reasons_of
+from pipeline.filters.inputs import check_columns_of, doc_field
+from pipeline.filters.labelled import labelled_shards
+from pipeline.filters.policy import AUDIT, Clause
+from pipeline.filters.rule import SnapshotRule
+from pipeline.filters.shard import failed_status
+from pipeline.gold.fitted_texts import FittedTexts
+from pipeline.gold.labels import UNLABELLED
+from pipeline.gold.sample_design import HASH
+from pipeline.options import AuditOptions
+from pipeline.sources.shards import Shard
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
+
+Bools = NDArray[np.bool_]
+Hashes = NDArray[np.uint64]
+Numbers = NDArray[np.int64]
+SHOWN_LABELS = 12
+_HEX = 16  # digits of a content hash that tell texts apart
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredDocuments:
+    """The documents of a shard that have an answer."""
+
+    rows: pa.RecordBatch  # as the rule reads them
+    positions: Numbers  # [rows]: in the snapshot
+    hashes: Hashes  # [rows]
+    groups: Numbers  # [rows]: the number of a group
+    dropped: Bools  # [rows]: by the whole rule
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedRule:
+    """A filter's rule, and what says which documents should be dropped."""
+
+    rule: SnapshotRule  # its last clause has the groups of the estimates, and drops nothing
+    shards: Mapping[str, Shard]  # without them, thresholds of shares are missing
+    positive: str | None  # the task and label of documents that should be dropped, if it is named
+    reasons: tuple[Reason, ...]  # for which the rule drops documents; with `positive`, none
+    # A document should be dropped if one of these drops it with perfect answers.
+    criteria: tuple[Reason, ...]
+
+    @classmethod
+    def of(cls, spec: JobSpec, options: AuditOptions) -> AuditedRule:
+        """The rule, after every check that needs no work; SpecError if an option does not suit."""
+        rule = SnapshotRule.of(spec)
+        by = options.by or next((each.by for each in rule.policy.clauses if each.by), None)
+        by = f"{by}.label" if by in rule.contents.tasks else by
+        groups = Clause(AUDIT, "0", by, math.inf)
+        whole = replace(rule.policy, clauses=(*rule.policy.clauses, groups))
+        rule = replace(rule, policy=whole)
+        rule.judge(whole)
+        audited = cls._bound(rule, {}, options.positive)
+        if not audited.tasks:
+            fix = "reads no answer, so people have nothing to label; name a label of documents "
+            fix += "that should be dropped: --positive TASK.LABEL"
+            raise SpecError([Problem("filter", fix)])
+        return audited
+
+    def with_thresholds(self, cache_dir: Path) -> AuditedRule:
+        """The same with all thresholds, after a check of the input."""
+        rule = self.rule
+        shards, _ = labelled_shards(rule.spec, rule.store, rule.contents, cache_dir)
+        read = [shards[named.sid] for named in rule.contents.shards]
+        options = rule.spec.input.storage_options
+        check_columns_of(read, options, rule.policy.inputs, place="filter")
+        *clauses, groups = rule.policy.clauses
+        plain = replace(rule, policy=replace(rule.policy, clauses=tuple(clauses)))
+        policy = plain.with_thresholds(shards)
+        policy = replace(policy, clauses=(*policy.clauses, groups))
+        return self._bound(replace(rule, policy=policy), shards, self.positive)
+
+    @classmethod
+    def _bound(
+        cls, rule: SnapshotRule, shards: Mapping[str, Shard], positive: str | None
+    ) -> AuditedRule:
+        names = rule.contents.tasks.keys()
+        if positive is None:
+            reasons = reasons_of(rule.policy, _schema(rule), names)
+            return cls(rule, shards, None, reasons, reasons)
+        task, label = _task_and_label(rule, positive)
+        quoted = label.replace("'", "''")
+        other = condition(f"\"{task}\".label <> '{quoted}'", positive, _schema(rule), names)
+        return cls(rule, shards, positive, (), (other,))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows that the reasons read."""
+        return _schema(self.rule)
+
+    @property
+    def spec_tasks(self) -> dict[str, TaskSpec]:
+        """The spec's tasks by name."""
+        return {task.name: task for task in self.rule.spec.tasks}
+
+    @property
+    def tasks(self) -> dict[str, tuple[str, ...]]:
+        """The tasks that people label, with their labels."""
+        read = {task for criterion in self.criteria for task in criterion.tasks}
+        return {task.name: tuple(task.labels) for task in self.rule.spec.tasks if task.name in read}
+
+    @property
+    def read_tasks(self) -> tuple[str, ...]:
+        """The tasks that a document needs an answer to: those of the rule, and those to label."""
+        *clauses, _groups = self.rule.policy.clauses
+        read = self.rule.judge(replace(self.rule.policy, clauses=tuple(clauses))).columns
+        names = {*read, *self.tasks}
+        return tuple(task.name for task in self.rule.spec.tasks if task.name in names)
+
+    def documents(self, groups: dict[str, int]) -> Iterator[AnsweredDocuments]:
+        """The documents with an answer, shard by shard; `groups` gets the numbers of all groups.
+
+        A document without a group has an answer all the same.
+        """
+        judge, asked, first = self.rule.judge(self.rule.policy), self.read_tasks, 0
+        for batch, _ in self.rule.rows(self.shards):
+            failed = failed_status(batch, asked)
+            answered = np.array([not status for status in failed], np.bool_)
+            rows = batch.filter(pa.array(answered))
+            dropped = judge.reasons(rows, [""] * len(rows), "drop")
+            hashes = rows.column(HASH).to_pylist()
+            yield AnsweredDocuments(
+                rows,
+                first + np.flatnonzero(answered),
+                np.array([text_number(each) for each in hashes], np.uint64),
+                judge.clauses[-1].codes(rows, groups).astype(np.int64),
+                np.array([bool(reason) for reason in dropped], np.bool_),
+            )
+            first += len(batch)
+
+    def by_reason(self, rows: pa.RecordBatch) -> Bools:  # [rows, reasons]
+        """Whether each reason drops each row."""
+        drops = (reason.drops(rows) for reason in self.reasons)
+        return np.array([*drops], np.bool_).reshape(len(self.reasons), len(rows)).T
+
+    def by_labels(
+        self,
+        rows: pa.RecordBatch,
+        labels: Mapping[str, Numbers],  # [rows] for each task: the label, or UNLABELLED
+    ) -> tuple[Bools, Bools]:  # [rows, criteria] each
+        """Whether the rows have the labels that each criterion reads, and whether it drops them."""
+        known, should = np.ones((2, len(rows), len(self.criteria)), np.bool_)
+        for number, criterion in enumerate(self.criteria):
+            truth = {}
+            for task in criterion.tasks:
+                names = (*self.tasks[task], None)  # — UNLABELLED is the last index
+                truth[task] = [names[label] for label in labels[task].tolist()]
+                known[:, number] &= labels[task] != UNLABELLED
+            should[:, number] = criterion.drops(ideal_rows(rows, truth, self.spec_tasks))
+        return known, should
+
+    def left_out(self, answered: Hashes, fitted: Hashes) -> dict[str, int]:
+        """How many texts of the corpus are no evidence, by reason.
+
+        Args:
+            answered: The texts of all documents that have an answer.
+            fitted: Those that answers were fitted to.
+        """
+        counts = {
+            "without an answer": self.rule.contents.rows - len(answered),
+            "answers were fitted to": len(np.intersect1d(answered, fitted)),
+        }
+        return {reason: count for reason, count in counts.items() if count}
+
+
+def _schema(rule: SnapshotRule) -> pa.Schema:
+    inputs = rule.policy.inputs
+    return rule.schema.append(doc_field(inputs)) if inputs else rule.schema
+
+
+def _task_and_label(rule: SnapshotRule, positive: str) -> tuple[str, str]:
+    """The task and the label of `--positive`."""
+    pairs = {f"{t.name}.{label}": (t.name, label) for t in rule.spec.tasks for label in t.labels}
+    if positive not in pairs:
+        shown = ", ".join(list(pairs)[:SHOWN_LABELS]) + ", ..." * (len(pairs) > SHOWN_LABELS)
+        fix = f"the spec has no such task and label; write one of {shown}"
+        raise SpecError([Problem("--positive", fix, positive)])
+    return pairs[positive]
+
+
+def text_number(content_hash: str) -> int:
+    """A content hash as a number."""
+    return int(content_hash[:_HEX], 16)
+
+
+def fitted_texts(audited: AuditedRule) -> Hashes:
+    """The texts that the answers of the rule's tasks were fitted to."""
+    spec = audited.rule.spec
+    tasks = [task for task in spec.tasks if task.name in audited.read_tasks]
+    texts = {text for task in tasks for text in FittedTexts.of(spec, task).calibrated}
+    return np.array(sorted(map(text_number, texts)), np.uint64)

@@ -1,0 +1,122 @@
+"""The reasons of a rule, beside the whole rule; and answers that are right and certain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.filters.ideal_answers import dropping_labels, ideal_rows, reasons_of
+from pipeline.filters.policy import Clause, Judge, Policy
+from pipeline.ledger.columns import ANSWER_COLUMNS, CALIBRATED, answers_type
+from pipeline.spec.tasks import TaskSpec
+
+TASKS = {
+    "toxic": TaskSpec(name="toxic", question="?", labels=["toxic", "clean"]),
+    "topic": TaskSpec(
+        name="topic", question="?", labels=["art/film", "law"], separator="/", top_k=1
+    ),
+}
+SCHEMA = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("n_chars", pa.int64()),
+        ("toxic", answers_type((*ANSWER_COLUMNS, CALIBRATED), ["toxic", "clean"])),
+        ("topic", answers_type(("label", "top", "levels", "mass", "status"), ["art/film", "law"])),
+    ]
+)
+
+
+def rows_of(*p: float | None) -> pa.RecordBatch:
+    rows = [
+        {
+            "doc_id": str(number),
+            "n_chars": number,
+            "toxic": None
+            if each is None
+            else {
+                "label": "toxic" if each > 0.5 else "clean",
+                "p": {"toxic": each, "clean": 1 - each},
+                "n_tokens": 7,
+                "status": "ok",
+            },
+            "topic": {"label": ["law", "art/film", None][number % 3], "status": "ok"},
+        }
+        for number, each in enumerate(p)
+    ]
+    return pa.RecordBatch.from_pylist(rows, SCHEMA)
+
+
+def clause(kind: str = "thresholds", **values: Any) -> Clause:
+    return Clause(kind, **{"of": "toxic.p.toxic", "by": None, "otherwise": 0.7, **values})
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy("toxic.p.toxic < 0.5 and topic.label = 'law' and n_chars > 2", ()),
+        Policy("toxic.p.toxic < 0.5 or topic.label = 'law'", (clause(),)),
+        Policy(None, (clause(), clause("drop_top", of="n_chars", otherwise=6.0))),
+        Policy("topic.label <> 'law'", (clause(by="topic.label", at={"law": 0.2}),)),
+    ],
+)
+def test_a_rule_drops_a_document_exactly_if_one_of_its_reasons_does(policy: Policy) -> None:
+    rows = rows_of(None, *np.random.default_rng(0).random(40))
+    whole = Judge(policy, SCHEMA).reasons(rows, [""] * len(rows), "drop")
+    reasons = reasons_of(policy, SCHEMA, TASKS)
+    assert np.any([reason.drops(rows) for reason in reasons], axis=0).tolist() == [
+        bool(each) for each in whole
+    ]
+
+
+def test_a_reason_reads_the_tasks_of_its_condition_and_not_of_its_groups() -> None:
+    by_topic = clause(by="topic.label", at={"law": 0.2})
+    policy = Policy("topic.label = 'law' and n_chars > 2", (by_topic,))
+    assert [(each.words, each.tasks) for each in reasons_of(policy, SCHEMA, TASKS)] == [
+        ("topic.label = 'law'", ("topic",)),
+        ("n_chars > 2", ()),
+        ("thresholds: toxic.p.toxic", ("toxic",)),
+    ]
+
+
+def test_ideal_answers_are_certain_and_leave_all_else() -> None:
+    rows = rows_of(0.2, 0.9, 0.4)
+    truth = {"toxic": ["toxic", None, "clean"], "topic": ["art/film", "law", None]}
+    ideal = ideal_rows(rows, truth, TASKS)
+    assert ideal.select(["doc_id", "n_chars"]) == rows.select(["doc_id", "n_chars"])
+    best = {"label": "toxic", "p": {"toxic": 1.0, "clean": 0.0}, "margin": 1.0}
+    first, second, third = ideal.column("toxic").to_pylist()
+    assert second is None and third["p"] == {"toxic": 0.0, "clean": 1.0}
+    assert first == {
+        **best,
+        "mass": 1.0,
+        "n_tokens": 7,
+        "n_chunks": None,
+        "status": "ok",
+        "calibrated": best,
+    }
+    art, law, none = ideal.column("topic").to_pylist()
+    assert none is None and art["top"] == [{"label": "art/film", "p": 1.0}]
+    assert art["levels"] == [{"label": "art", "p": 1.0}, {"label": "art/film", "p": 1.0}]
+    assert [each["label"] for each in law["levels"]] == ["law"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "toxic", "topic"),
+    [
+        (Policy("toxic.p.toxic < 0.5 and topic.label = 'law'", ()), [0], [0]),
+        (Policy("toxic.p.toxic < 0.5 or topic.label = 'law'", ()), [], []),
+        (Policy("topic.label <> 'law' and doc_id <> 'x'", (clause(),)), [0], [1]),
+        (Policy("toxic.calibrated.p.clean < 0.5", ()), [1], []),
+        # — of a task alone, whatever a condition of another one makes of a missing answer
+        (Policy("toxic.margin > 0.5 and coalesce(topic.mass, 0) > 1", ()), [], [0, 1]),
+    ],
+)
+def test_the_labels_that_alone_are_a_reason_to_drop(
+    policy: Policy, toxic: list[int], topic: list[int]
+) -> None:
+    reasons = reasons_of(policy, SCHEMA, TASKS)
+    assert dropping_labels(reasons, SCHEMA, TASKS["toxic"]).tolist() == toxic
+    assert dropping_labels(reasons, SCHEMA, TASKS["topic"]).tolist() == topic

@@ -1,0 +1,48 @@
+"""CSV files for people: no cell is a formula, and gold labels read every text as it was."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pipeline.gold.files import read_gold_rows
+from pipeline.verbs.export import WRITERS
+
+STARTS = st.text("'=+-@\t\r\n\"a1 ", max_size=4)
+TEXTS = st.builds(str.__add__, STARTS, st.text(st.characters(exclude_categories=["Cs"])))
+
+
+def write(path: Path, table: pa.Table) -> None:
+    with WRITERS["csv"](path, table.schema) as writer:
+        writer(table)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=20), st.sampled_from([pa.string(), pa.large_string()]))
+@example(["=1+1", "'=1+1", "''@x", "'", "''", "-1", "\r\n=", "a\n=b", ""], pa.large_string())
+def test_every_text_survives_a_csv_file_and_no_cell_begins_a_formula(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], kind: pa.DataType
+) -> None:
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    write(path, pa.table({"text": pa.array(texts, kind), "n": pa.array(range(len(texts)))}))
+    columns = read_gold_rows(str(path), "csv", {}).columns
+    assert columns == {"text": texts, "n": list(map(str, range(len(texts))))}
+    with path.open(encoding="utf-8", newline="") as file:
+        cells = [row["text"] for row in csv.DictReader(file)]
+    assert not [cell for cell in cells if cell.startswith(tuple("=+-@\t\r"))]
+    # — what begins no formula is written as it is
+    plain = [text for text in texts if not text.lstrip("'").startswith(tuple("=+-@\t\r"))]
+    assert [cell for cell in cells if cell in plain] == plain
+
+
+def test_numbers_stay_numbers_and_a_label_that_begins_with_a_minus_is_a_text(
+    tmp_path: Path,
+) -> None:
+    table = pa.table({"margin": [-0.5, None], "n": [-3, 4], "label": ["-1", None]})
+    write(tmp_path / "t.csv", table)
+    assert (tmp_path / "t.csv").read_text().splitlines()[1:] == ['-0.5,-3,"\'-1"', ",4,"]
+    assert read_gold_rows(str(tmp_path / "t.csv"), "csv", {}).columns["label"] == ["-1", ""]
