@@ -7,7 +7,6 @@ The unit is a text: equal texts are drawn once, and each of their documents coun
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from pipeline.filters.excerpts import excerpts
 from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.labelled import labelled_shards
 from pipeline.filters.policy import AUDIT, Clause
+from pipeline.filters.removal import limited_probabilities
 from pipeline.filters.rule import SnapshotRule
 from pipeline.filters.shard import failed_status
 from pipeline.fitted.readout import parse_readout
@@ -46,8 +46,6 @@ TEXT_CHARS = 20_000  # of each text in the file
 # Columns of the file, beside the document's id, text and label.
 HASH, STRATUM, STRATUM_TEXTS = "content_hash", "_stratum", "_stratum_texts"
 _HEX = 16  # digits of a content hash that tell texts apart
-# `toxic.p.toxic < 0.5`: documents with a high probability are dropped
-DROPS_ABOVE = re.compile(r'("?)(\w+)\1\.p\.("?)(\w+)\3(?=\s*<|$)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +261,7 @@ def _positive(rule: SnapshotRule, written: str | None) -> tuple[str, str]:
             fix = f"there is no column of its probability; write one of {', '.join(pairs)}"
             raise SpecError([Problem("--positive", fix, written)])
         return pairs[written]
-    texts = [rule.policy.keep or "", *(clause.of for clause in rule.policy.clauses)]
-    named = {m[2] + "." + m[4] for text in texts for m in DROPS_ABOVE.finditer(text)}
+    named = {f"{task}.{label}" for task, label in limited_probabilities(rule.policy)}
     if len(named & pairs.keys()) != 1:
         fix = "the rule does not say which label is to be dropped; write --positive TASK.LABEL: "
         raise SpecError([Problem("--positive", f"missing; {fix}{', '.join(pairs)}")])
