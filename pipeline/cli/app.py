@@ -126,6 +126,7 @@ def _unless(attribute: str, code: int) -> Callable[[Any], int]:
     return lambda result: EXIT_COMPLETE if getattr(result, attribute) else code
 
 
+_of_filter = _unless("complete", EXIT_INCOMPLETE)
 PHASES = "report.progress:phase_progress"
 VERBS = {
     "init": Verb("verbs.init:init", "report.init:proposal"),
@@ -165,12 +166,12 @@ VERBS = {
     "export": Verb(
         "verbs.export:export", "report.rows:exported", _unless("complete", EXIT_INCOMPLETE)
     ),
-    "filter": Verb(
-        "filters.run:filter_corpus",
-        "report.maintenance:filtered",
-        _unless("complete", EXIT_INCOMPLETE),
+    "filter": Verb("filters.run:filter_corpus", "report.maintenance:filtered", _of_filter),
+    "filter dry run": Verb(
+        "filters.dry_run:preview",
+        "report.filters:filter_preview",
+        lambda preview: EXIT_FAILED if preview.stops else _of_filter(preview),
     ),
-    "filter dry run": Verb("filters.dry_run:preview", "report.filters:filter_preview"),
     "audit": Verb("verbs.audit:audit", "report.audit:audited"),
     "audit sample": Verb("verbs.audit_sample:draw_sample", "report.audit:drawn_sample"),
     "report": Verb("verbs.corpus_report:corpus_report", "report.corpus_page:corpus_report"),

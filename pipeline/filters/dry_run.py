@@ -6,8 +6,7 @@ document is held as 17 bytes, and 12 more for each clause.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,12 @@ from numpy.typing import NDArray
 
 from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.labelled import labelled_shards
-from pipeline.filters.policy import BoundClause, threshold
+from pipeline.filters.policy import BoundClause, CauseCounts, Judge, threshold
+from pipeline.filters.removal import removed_sql
 from pipeline.filters.rule import SnapshotRule
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, refuse_changed
 from pipeline.options import FilterOptions
+from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
 
 # The shares of the documents that a grid is computed for.
@@ -63,21 +64,36 @@ class FilterPreview:
     snapshot: int
     keep: str | None
     on_error: str
-    kept: Size
+    removes: str  # SQL that is true for exactly the dropped documents
+    kept: Size  # also the documents at which the filter stops
     dropped: Size
-    reasons: Mapping[str, int]
+    reasons: Mapping[str, int]  # dropped documents by cause; with two causes, a document is in both
+    several: int  # documents with more than one cause
+    failed: Mapping[str, int]  # documents without an answer, by status
+    stops: bool  # the filter fails because of them, and writes nothing
+    complete: bool  # the snapshot leaves out no document of the input
     clauses: tuple[ClausePreview, ...]
     # By group of the first clause with groups: what is kept and dropped.
     groups: Mapping[str, tuple[Size, Size]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Rows:
-    """What is held of each row."""
+    """What is held of all rows."""
 
-    kept: list[NDArray[np.bool_]]
-    chars: list[NDArray[np.int64]]
-    tokens: list[NDArray[np.int64]]
+    kept: NDArray[np.bool_]  # [docs]
+    chars: NDArray[np.int64]  # [docs]
+    tokens: NDArray[np.int64]  # [docs]
+    causes: CauseCounts
+    # Of each clause:
+    scores: Sequence[NDArray[np.float64]]  # [docs]
+    codes: Sequence[NDArray[np.int32]]  # [docs]: the number of a group
+    numbers: Sequence[Mapping[str, int]]  # of groups, by name
+
+    def size(self, chosen: NDArray[np.bool_]) -> Size:
+        return Size(
+            int(chosen.sum()), int(self.chars[chosen].sum()), int(self.tokens[chosen].sum())
+        )
 
 
 def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> FilterPreview:
@@ -91,70 +107,73 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
     check_columns_of(read, storage, rule.policy.inputs, place="filter")
     judge = rule.judge(rule.with_thresholds(shards))
     on_error = options.on_error or rule.filter.on_error
-    tasks = [name for name in rule.schema.names if name not in DOCUMENT_SCHEMA.names]
-    counted = next((task for task in tasks if task in judge.columns), tasks[0])
-    rows, reasons = _Rows([], [], []), Counter[str]()
-    scores: list[list[NDArray[np.float64]]] = [[] for _ in judge.clauses]
-    codes: list[list[NDArray[np.int32]]] = [[] for _ in judge.clauses]
-    numbers: list[dict[str, int]] = [{} for _ in judge.clauses]
-    for batch, failed in rule.rows(shards):
-        why = judge.reasons(batch, failed, on_error)
-        reasons.update(filter(None, why))
-        rows.kept.append(np.array([not reason for reason in why], np.bool_))
-        rows.chars.append(batch.column("n_chars").to_numpy(zero_copy_only=False))
-        tokens = pc.fill_null(batch.column(counted).field("n_tokens"), 0)
-        rows.tokens.append(tokens.to_numpy(zero_copy_only=False))
-        answered = np.array([not status for status in failed], np.bool_)
-        for number, clause in enumerate(judge.clauses):
-            scores[number].append(np.where(answered, clause.scores(batch), np.nan))
-            codes[number].append(clause.codes(batch, numbers[number]))
-    kept, chars = np.concatenate(rows.kept), np.concatenate(rows.chars)
-    held = np.concatenate(rows.tokens)
-
-    def size(chosen: NDArray[np.bool_]) -> Size:
-        return Size(int(chosen.sum()), int(chars[chosen].sum()), int(held[chosen].sum()))
-
-    by_group: dict[str, tuple[Size, Size]] = {}
+    rows = _rows(rule, judge, on_error, shards)
+    groups: dict[str, tuple[Size, Size]] = {}
     grouped = [number for number, clause in enumerate(judge.clauses) if clause.clause.by]
     for first in grouped[:1]:
-        code = np.concatenate(codes[first])
-        for name, own in sorted(numbers[first].items()):
-            by_group[name] = size((code == own) & kept), size((code == own) & ~kept)
+        for name, own in sorted(rows.numbers[first].items()):
+            of_group = rows.codes[first] == own
+            groups[name] = rows.size(of_group & rows.kept), rows.size(of_group & ~rows.kept)
     return FilterPreview(
         snapshot=contents.number,
         keep=judge.policy.keep,
         on_error=on_error,
-        kept=size(kept),
-        dropped=size(~kept),
-        reasons=dict(reasons),
+        removes=removed_sql(judge, on_error),
+        kept=rows.size(rows.kept),
+        dropped=rows.size(~rows.kept),
+        reasons=dict(rows.causes.reasons),
+        several=rows.causes.several,
+        failed=dict(rows.causes.failed.most_common()),
+        stops=on_error == "fail" and bool(rows.causes.failed),
+        complete=not contents.missing_rows and not contents.missing_files,
         clauses=tuple(
-            _clause_preview(
-                clause,
-                np.concatenate(scores[number]),
-                np.concatenate(codes[number]),
-                numbers[number],
-                size,
-            )
-            for number, clause in enumerate(judge.clauses)
+            _clause_preview(clause, rows, number) for number, clause in enumerate(judge.clauses)
         ),
-        groups=by_group,
+        groups=groups,
     )
 
 
-def _clause_preview(
-    clause: BoundClause,
-    score: NDArray[np.float64],  # [docs]
-    code: NDArray[np.int32],  # [docs]: the number of a group
-    numbers: Mapping[str, int],  # of groups, by name
-    size: Callable[[NDArray[np.bool_]], Size],
-) -> ClausePreview:
+def _rows(rule: SnapshotRule, judge: Judge, on_error: str, shards: Mapping[str, Shard]) -> _Rows:
+    """All rows of the snapshot, and what the filter does with them."""
+    tasks = [name for name in rule.schema.names if name not in DOCUMENT_SCHEMA.names]
+    counted = next((task for task in tasks if task in judge.columns), tasks[0])
+    kept, chars, tokens = [], [], []
+    causes = CauseCounts()
+    scores: list[list[NDArray[np.float64]]] = [[] for _ in judge.clauses]
+    codes: list[list[NDArray[np.int32]]] = [[] for _ in judge.clauses]
+    numbers: list[dict[str, int]] = [{} for _ in judge.clauses]
+    for batch, failed in rule.rows(shards):
+        decision = judge.decide(batch, failed, on_error)
+        causes.add(decision, failed)
+        kept.append(~decision.dropped)
+        chars.append(batch.column("n_chars").to_numpy(zero_copy_only=False))
+        read = pc.fill_null(batch.column(counted).field("n_tokens"), 0)
+        tokens.append(read.to_numpy(zero_copy_only=False))
+        answered = np.array([not status for status in failed], np.bool_)
+        for number, clause in enumerate(judge.clauses):
+            scores[number].append(np.where(answered, clause.scores(batch), np.nan))
+            codes[number].append(clause.codes(batch, numbers[number]))
+    return _Rows(
+        kept=np.concatenate(kept),
+        chars=np.concatenate(chars),
+        tokens=np.concatenate(tokens),
+        causes=causes,
+        scores=[np.concatenate(each) for each in scores],
+        codes=[np.concatenate(each) for each in codes],
+        numbers=numbers,
+    )
+
+
+def _clause_preview(clause: BoundClause, rows: _Rows, number: int) -> ClausePreview:
     """The clause with what each share of `GRID` drops, of all documents and of each group."""
+    score, code = rows.scores[number], rows.codes[number]
     parts = {ALL: np.isfinite(score)}
     if clause.clause.by:
-        parts |= {name: (code == own) & parts[ALL] for name, own in sorted(numbers.items())}
+        groups = sorted(rows.numbers[number].items())
+        parts |= {name: (code == own) & parts[ALL] for name, own in groups}
     cells = []
     for name, part in parts.items():
         for share in GRID if part.any() else ():
             limit = threshold(score[part], share)
-            cells.append(GridRow(share, name, limit, size(part & (score > limit))))
+            cells.append(GridRow(share, name, limit, rows.size(part & (score > limit))))
     return ClausePreview(asdict(clause.clause), tuple(cells))

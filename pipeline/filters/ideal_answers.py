@@ -65,8 +65,8 @@ def reasons_of(policy: Policy, schema: pa.Schema, tasks: Collection[str]) -> tup
 
 def _kept_by(clause: BoundClause) -> Callable[[pa.RecordBatch], Sequence[bool | None]]:
     def kept(rows: pa.RecordBatch) -> Sequence[bool | None]:
-        dropped = {row for row, _ in clause.dropped(rows)}
-        return [row not in dropped for row in range(rows.num_rows)]
+        [above] = clause.broken(rows)
+        return (~above.mask).tolist()
 
     return kept
 

@@ -1,6 +1,7 @@
 """A policy: the rule of a filter with its thresholds, and why it drops a document.
 
-Entry points: `Policy.of_spec`, and `read_policy` for the policy of another filter. A threshold of
+Entry points: `Policy.of_spec`, `read_policy` for the policy of another filter, and `Judge`, which
+applies one. A threshold of
 `drop_top` is the largest score that stays when a share of a group goes: of n scores, those above
 number n - floor(n * share). So it is DuckDB's `quantile_disc(score, 1 - share)`.
 """
@@ -8,6 +9,7 @@ number n - floor(n * share). So it is DuckDB's `quantile_disc(score, 1 - share)`
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
@@ -15,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.errors import Problem, SpecError
 from pipeline.hashes import parse_json
 from pipeline.ledger.snapshots import Contents
-from pipeline.sources.rule import Expression, Rule, Score, fields_in
+from pipeline.sources.rule import Expression, Group, Rule, Score, conjuncts, fields_in
 from pipeline.spec.filters import DropTopSpec, FilterSpec, ThresholdsSpec
 
 FORMAT = 1
@@ -29,11 +32,11 @@ FORMAT = 1
 AUDIT = "audit"
 # The column of the input's columns, which are strings.
 INPUT = "doc"
-NO_GROUP = "null"
 # Decimals of a threshold in the reason of a dropped document; the policy has all of them.
 _DIGITS = 6
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,43 @@ def read_policy(data: bytes, path: str, contents: Contents) -> Policy:
     return policy
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which documents of some rows a policy drops, and why."""
+
+    dropped: Bools  # [docs]
+    causes: Mapping[str, Bools]  # [docs] of each condition, clause or status that drops one of them
+    reasons: Sequence[str]  # [docs]: the causes in words, with thresholds; "" where it is kept
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The dropped documents by cause; a document with several causes counts for each."""
+        return Counter({cause: int(mask.sum()) for cause, mask in self.causes.items()})
+
+    @property
+    def several(self) -> int:
+        """The documents that more than one cause drops."""
+        causes = np.zeros(len(self.dropped), np.int64)
+        for mask in self.causes.values():
+            causes += mask
+        return int((causes > 1).sum())
+
+
+@dataclass(slots=True)
+class CauseCounts:
+    """Why documents are dropped, and how many have no answer: sums of decisions."""
+
+    reasons: Counter[str] = field(default_factory=Counter)  # dropped documents by cause
+    several: int = 0  # documents with more than one cause: they are in `reasons` more than once
+    failed: Counter[str] = field(default_factory=Counter)  # documents without an answer, by status
+
+    def add(self, decision: Decision, failed: Sequence[str]) -> None:
+        """Adds rows, whose failed statuses are in `failed`."""
+        self.reasons.update(decision.counts)
+        self.several += decision.several
+        self.failed.update(filter(None, failed))
+
+
 class Judge:
     """Applies a policy to rows that have these columns.
 
@@ -132,36 +172,99 @@ class Judge:
 
     def __init__(self, policy: Policy, schema: pa.Schema) -> None:
         self.policy, self.inputs = policy, policy.inputs
-        self._rule = Rule(policy.keep, schema, place="filter.keep") if policy.keep else None
+        self._keep = _BoundKeep(policy.keep, schema) if policy.keep else None
         self.clauses = [BoundClause(clause, schema) for clause in policy.clauses]
-        bound: list[Expression] = [self._rule] if self._rule else []
+        bound: list[Expression] = [self._keep.rule] if self._keep else []
         for clause in self.clauses:
             bound += clause.expressions
         self.columns = tuple(
             name for name in schema.names if any(name in each.columns for each in bound)
         )
+        # — the columns with answers, each of which has a status
+        self.tasks = tuple(
+            name
+            for name in self.columns
+            if name != INPUT and pa.types.is_struct(schema.field(name).type)
+        )
 
-    def reasons(self, rows: pa.RecordBatch, failed: Sequence[str], on_error: str) -> list[str]:
-        """For each document why it is dropped; "" where it is kept.
+    def decide(self, rows: pa.RecordBatch, failed: Sequence[str], on_error: str) -> Decision:
+        """Which of these documents are dropped, and why.
 
-        `on_error` decides about a document without an answer, whose status is in `failed`. A
-        document for which `keep` is null is dropped, as with SQL's WHERE.
+        `on_error` alone decides about a document without an answer, whose status is in `failed`:
+        only with `drop` it is dropped. A document for which `keep` is null is dropped, as with
+        SQL's WHERE.
         """
+        answered = np.array([not status for status in failed], np.bool_)
+        dropped = np.zeros(rows.num_rows, np.bool_)
+        causes: dict[str, Bools] = {}
         reasons = [""] * rows.num_rows
-        for clause in reversed(self.clauses):
-            for row, reason in clause.dropped(rows):
-                reasons[row] = reason
-        if self._rule is not None:
-            of_verdict = {value: f"keep is {name}: {self.policy.keep}" for value, name in _NOT_TRUE}
-            for row, verdict in enumerate(self._rule.verdicts(rows).to_pylist()):
-                reasons[row] = of_verdict.get(verdict, reasons[row])
-        for row, status in enumerate(failed):
-            if status:
-                reasons[row] = "" if on_error == "keep" else f"on_error: {status}"
-        return reasons
+        broken = [self._keep.broken(rows)] if self._keep else []
+        for parts in (*broken, *(clause.broken(rows) for clause in self.clauses)):
+            for part in parts:
+                if not (mask := part.mask & answered).any():
+                    continue
+                causes[part.cause] = mask
+                dropped |= mask
+                for row in np.flatnonzero(mask).tolist():
+                    before = reasons[row]
+                    words = part.words[row] if part.words else part.cause
+                    # — of several conditions of `keep`, the first one has the verdict
+                    words = words.removeprefix(part.verdict) if before else words
+                    reasons[row] = f"{before}; {words}" if before else words
+        for status in sorted(set(failed) - {""}) if on_error == "drop" else ():
+            mask = np.array([each == status for each in failed], np.bool_)
+            cause = f"on_error: {status}"
+            causes[cause] = mask
+            dropped |= mask
+            for row in np.flatnonzero(mask).tolist():
+                reasons[row] = cause
+        return Decision(dropped, causes, reasons)
+
+    def reasons(self, rows: pa.RecordBatch, failed: Sequence[str], on_error: str) -> Sequence[str]:
+        """For each document why it is dropped; "" where it is kept. As of `decide`."""
+        return self.decide(rows, failed, on_error).reasons
 
 
-_NOT_TRUE = ((False, "false"), (None, "null"))
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """A condition or a clause that some documents break."""
+
+    cause: str
+    mask: Bools  # [docs]
+    verdict: str = ""  # the beginning of the cause
+    words: Mapping[int, str] = field(default_factory=dict)  # by document; default: the cause
+
+
+class _BoundKeep:
+    """`keep` with the conditions that it joins by AND, bound to the columns of some rows."""
+
+    def __init__(self, keep: str, schema: pa.Schema) -> None:
+        place = "filter.keep"
+        self.rule = Rule(keep, schema, place=place)
+        # — SQL also takes a number or a string for a condition
+        self._conditions = {
+            part: Rule(f"({part})::BOOLEAN", schema, place=place)
+            for part in conjuncts(keep, place=place)
+        }
+
+    def broken(self, rows: pa.RecordBatch) -> Iterator[_Broken]:
+        """The conditions that a document breaks, where the whole is false or null."""
+        whole = self.rule.verdicts(rows)
+        for value, name in ((False, "false"), (None, "null")):
+            verdict = f"keep is {name}: "
+            where = _equals(whole, value)
+            if not where.any():
+                continue
+            for condition, rule in self._conditions.items():
+                only = len(self._conditions) == 1
+                mask = where if only else where & _equals(rule.verdicts(rows), value)
+                yield _Broken(verdict + condition, mask, verdict)
+
+
+def _equals(verdicts: pa.BooleanArray, value: bool | None) -> Bools:
+    """Where a verdict is this value; None is null."""
+    equal = pc.is_null(verdicts) if value is None else pc.fill_null(pc.invert(verdicts), False)
+    return np.asarray(equal.to_numpy(zero_copy_only=False), np.bool_)
 
 
 class BoundClause:
@@ -171,7 +274,7 @@ class BoundClause:
         self.clause = clause
         of, by = clause.places
         self._score = Score(clause.of, schema, place=of)
-        self._group = Expression(clause.by, schema, place=by) if clause.by else None
+        self._group = Group(clause.by, schema, place=by) if clause.by else None
         self.expressions = [each for each in (self._score, self._group) if each is not None]
 
     def scores(self, rows: pa.RecordBatch) -> Floats:  # [rows]
@@ -180,26 +283,27 @@ class BoundClause:
 
     def groups(self, rows: pa.RecordBatch) -> list[str]:  # [rows]
         """The group of each row; "" without groups."""
-        if self._group is None:
-            return [""] * rows.num_rows
-        values = self._group.values(rows)
-        if pa.types.is_nested(values.type):
-            fix = "has several values; name one, such as toxic.label"
-            raise SpecError([Problem(self.clause.places[1], fix, self.clause.by)])
-        return [NO_GROUP if v is None else v for v in values.cast(pa.string()).to_pylist()]
+        return [""] * rows.num_rows if self._group is None else self._group.names(rows)
 
     def codes(self, rows: pa.RecordBatch, numbers: dict[str, int]) -> NDArray[np.int32]:  # [rows]
         """The number of each row's group, in the order in which groups occur first."""
         named = (numbers.setdefault(name, len(numbers)) for name in self.groups(rows))
         return np.fromiter(named, np.int32, rows.num_rows)
 
-    def dropped(self, rows: pa.RecordBatch) -> Iterator[tuple[int, str]]:
-        """The rows whose score is above their threshold, and why; without a score, it is not."""
+    def broken(self, rows: pa.RecordBatch) -> Iterator[_Broken]:
+        """The rows whose score is above the threshold of their group; without a score, it is not.
+
+        Their words have the threshold and the group; the cause has neither, because there may be
+        many groups.
+        """
         clause, groups = self.clause, self.groups(rows)
         limits = np.array([clause.at.get(group, clause.otherwise) for group in groups], np.float64)
-        for row in np.flatnonzero(self.scores(rows) > limits).tolist():
+        mask = self.scores(rows) > limits
+        words = {}
+        for row in np.flatnonzero(mask).tolist():
             where = f" in {groups[row]}" if groups[row] else ""
-            yield row, f"{clause.kind}: {clause.of} > {limits[row]:.{_DIGITS}g}{where}"
+            words[row] = f"{clause.kind}: {clause.of} > {limits[row]:.{_DIGITS}g}{where}"
+        yield _Broken(f"{clause.kind}: {clause.of} is above its threshold", mask, words=words)
 
 
 def with_thresholds(

@@ -22,6 +22,7 @@ from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.labelled import identity_of, labelled_shards
 from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
 from pipeline.filters.policy import Policy, read_policy
+from pipeline.filters.removal import removed_sql, stop_words
 from pipeline.filters.rule import SnapshotRule
 from pipeline.filters.shard import (
     COUNTS,
@@ -44,7 +45,8 @@ from pipeline.stores.store import Store, check_create_only, open_store
 
 # Each thread holds a shard's texts and the file that is made of them.
 SHARDS_AT_ONCE = 4
-FORMAT = 1
+# Of what dropped a document, in the dropped files and the counts: 2 names each condition.
+FORMAT = 2
 CURRENT = "current.json"
 
 
@@ -60,6 +62,7 @@ class FilterResult:
     manifest: str
     snapshot: int
     keep: str | None
+    removes: str  # SQL that is true for exactly the dropped documents
     policy: str | None  # where the thresholds are; None of a rule without any
     on_error: OnError
     shards: int
@@ -139,6 +142,7 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         manifest=f"{job.kept.url}/{layout.manifest_key}",
         snapshot=contents.number,
         keep=job.split.judge.policy.keep,
+        removes=manifest["removes"],
         policy=f"{job.kept.url}/{layout.policy_key}" if job.split.judge.policy.clauses else None,
         on_error=job.split.on_error,
         shards=len(contents.shards),
@@ -209,11 +213,7 @@ def _refuse_failed(job: _Filter) -> None:
     for batch in aligned_batches(job.store, job.contents, schema):
         failed.update(filter(None, failed_status(batch, columns)))
     if failed:
-        statuses = ", ".join(f"{status} {count:,}" for status, count in failed.most_common())
-        raise FailedRowsError(
-            f"{failed.total():,} of {job.contents.rows:,} documents have no answer ({statuses}); "
-            f"keep or drop them: --on-error keep or drop, or filter.on_error in the spec"
-        )
+        raise FailedRowsError(stop_words(dict(failed.most_common()), job.contents.rows))
 
 
 def _with_thresholds(job: _Filter, shards: Mapping[str, Shard]) -> _Filter:
@@ -279,6 +279,7 @@ def _publish(job: _Filter) -> int:
         "tasks": {name: task.fp for name, task in contents.tasks.items()},
         "keep": job.split.judge.policy.keep,
         "on_error": job.split.on_error,
+        "removes": removed_sql(job.split.judge, job.split.on_error),
         "by": list(job.split.by),
         "counts": COUNTS.dump_python(counts),
         "files": files,

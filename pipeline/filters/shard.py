@@ -83,7 +83,8 @@ class Counts:
 
     all: SplitAmounts = SplitAmounts()
     groups: Mapping[str, Mapping[str, SplitAmounts]] = field(default_factory=dict)  # column, value
-    reasons: Mapping[str, int] = field(default_factory=dict)  # dropped documents
+    reasons: Mapping[str, int] = field(default_factory=dict)  # dropped documents by cause
+    several: int = 0  # documents with more than one cause: they are in `reasons` more than once
 
 
 COUNTS = TypeAdapter(Counts)  # to and from JSON
@@ -97,8 +98,8 @@ def filter_shard(
     answers = read_shard(store, named, schema=split.schema, tasks=tasks)
     judged = with_inputs(answers, shard, options, split.judge.inputs)
     failed = failed_status(answers, split.judge.columns)
-    reasons = split.judge.reasons(judged, failed, split.on_error)
-    keep = np.array([not reason for reason in reasons], dtype=np.bool_)
+    decision = split.judge.decide(judged, failed, split.on_error)
+    keep = ~decision.dropped
     text_bytes, dropped_texts = _texts(shard, options, answers.column("content_hash"), keep)
     # — the tokens of a task that the rule reads: other tasks may have no answer
     counted_task = next((task for task in tasks if task in split.judge.columns), tasks[0])
@@ -111,13 +112,13 @@ def filter_shard(
     rows = answers.column("row").to_numpy() - shard.piece.start_row
     inside[rows], kept_inside[rows] = True, keep
     kept = kept_rows(shard, options, kept_inside)
-    dropped = _dropped_file(shard, answers, dropped_texts, reasons, split)
+    dropped = _dropped_file(shard, answers, dropped_texts, decision.reasons, split)
     groups = {}
     for column in split.by:
         values = (NO_VALUE if v is None else v for v in input_values(shard, column, options))
         groups[column] = _sums(zip(compress(values, inside), amounts, strict=True))
-    counts = Counts(sum(amounts, SplitAmounts()), groups, dict(Counter(filter(None, reasons))))
-    return dropped, kept, counts
+    whole = sum(amounts, SplitAmounts())
+    return dropped, kept, Counts(whole, groups, dict(decision.counts), decision.several)
 
 
 def total(parts: Sequence[Counts]) -> Counts:
@@ -130,6 +131,7 @@ def total(parts: Sequence[Counts]) -> Counts:
             for column in columns
         },
         dict(sum((Counter(part.reasons) for part in parts), Counter())),
+        sum(part.several for part in parts),
     )
 
 

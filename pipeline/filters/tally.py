@@ -1,6 +1,7 @@
 """Counts of labelled documents for a report, in one pass over the labels. Entry point: `Tally`.
 
-What is held does not grow with the documents: sums by group, histograms of scores, a few examples.
+What is held does not grow with the documents: sums by group and file (about 220 bytes each),
+histograms of scores, a few examples.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.filters.dry_run import ALL, Size
-from pipeline.filters.policy import NO_GROUP, BoundClause, Judge
+from pipeline.filters.policy import BoundClause, CauseCounts, Judge
 from pipeline.ledger.snapshots import SnapshotTask
+from pipeline.sources.rule import NO_GROUP
 
 # The thresholds that a report has counts for: 0, 0.001, ... 1.
 THRESHOLDS = np.arange(1_001) / 1_000
 LENGTHS = (200, 1_000, 5_000, 20_000)  # characters: the upper ends of groups of documents
-MOST_GROUPS = 200  # further groups are counted together
+MOST_GROUPS = 200  # the largest; the others are counted together
 OTHERS = "others"
 SHOWN_LABELS = 12  # of a task: histograms and examples; the first in the spec's order
 MOST_SCORES = 48
@@ -53,11 +55,15 @@ class Example:
 
 
 class Sizes:
-    """Documents, characters and tokens, by group and by decision."""
+    """Documents, characters and tokens, by group and by decision: exact for every group.
 
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._totals = np.zeros((MOST_GROUPS + 1, 2, 3), np.int64)
+    Args:
+        names: Groups that are numbered first, in this order.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._totals = np.zeros((MOST_GROUPS, 2, 3), np.int64)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,30 +72,42 @@ class Sizes:
     def codes(self, groups: pa.Array) -> Ints:  # [docs]
         """The number of each document's group; null is a group."""
         encoded = pc.fill_null(groups, NO_GROUP).dictionary_encode()
-        numbers = [self._number(name) for name in encoded.dictionary.to_pylist()]
+        names = encoded.dictionary.to_pylist()
+        numbers = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
+        if (missing := len(self._numbers) - len(self._totals)) > 0:
+            # — at least doubled, so that the sums are copied seldom
+            more = max(missing, len(self._totals))
+            self._totals = np.pad(self._totals, ((0, more), (0, 0), (0, 0)))
         codes: Ints = np.asarray(numbers, np.int64)[encoded.indices.to_numpy()]
         return codes
-
-    def _number(self, name: str) -> int:
-        if name not in self._numbers and len(self._numbers) >= MOST_GROUPS:
-            name = OTHERS
-        return self._numbers.setdefault(name, len(self._numbers))
 
     def add(self, codes: Ints, dropped: Bools, measures: Sequence[Ints]) -> None:
         """Adds documents; `measures` are documents, characters and tokens of each."""
         cells = codes * 2 + dropped
-        for number, measure in enumerate(measures):
-            sums = np.zeros(self._totals.shape[0] * 2, np.int64)
+        for sums, measure in zip(self._totals.reshape(-1, 3).T, measures, strict=True):
             np.add.at(sums, cells, measure)
-            self._totals[..., number] += sums.reshape(-1, 2)
+
+    def largest(self) -> list[str]:
+        """The names of the `MOST_GROUPS` largest groups, the largest first."""
+        documents = self._totals[: len(self._numbers), :, 0].sum(axis=1)
+        order = np.argsort(-documents, kind="stable")[:MOST_GROUPS]
+        names = self.names
+        return [names[number] for number in order.tolist()]
 
     def by_group(self) -> dict[str, tuple[Size, Size]]:
-        """Kept and dropped, the largest group first."""
-        pairs = {
-            name: (Size(*self._totals[n, 0].tolist()), Size(*self._totals[n, 1].tolist()))
-            for name, n in self._numbers.items()
+        """Kept and dropped, the largest group first; all but the largest groups are one, `OTHERS`.
+
+        A group of that name is counted with them.
+        """
+        largest = [name for name in self.largest() if name != OTHERS]
+        totals = {name: self._totals[self._numbers[name]] for name in largest}
+        rest = self._totals.sum(axis=0) - sum(totals.values())
+        if rest.any():
+            totals[OTHERS] = rest
+        return {
+            name: (Size(*kept.tolist()), Size(*dropped.tolist()))
+            for name, (kept, dropped) in totals.items()
         }
-        return dict(sorted(pairs.items(), key=lambda each: -sum(s.documents for s in each[1])))
 
 
 class Histogram:
@@ -105,7 +123,7 @@ class Histogram:
         self._sizes = np.zeros((3, len(THRESHOLDS)), np.int64)
 
     def add(self, rows: pa.RecordBatch, codes: Ints, measures: Sequence[Ints]) -> None:
-        """Adds the documents that have a score."""
+        """Adds the documents that have a score; groups after the first `MOST_GROUPS` are one."""
         column = pc.struct_field(rows.column(self.task), ["p", self.label])
         scores = np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
         known = np.isfinite(scores)
@@ -113,13 +131,18 @@ class Histogram:
         size = len(THRESHOLDS)
         for number, measure in enumerate(measures):
             np.add.at(self._sizes[number], cells, measure[known])
-        for code in np.unique(codes[known]).tolist():
-            own = np.bincount(cells[codes[known] == code], minlength=size)
+        shown = np.minimum(codes[known], MOST_GROUPS)
+        for code in np.unique(shown).tolist():
+            own = np.bincount(cells[shown == code], minlength=size)
             self._counts[code] = self._counts.get(code, 0) + own
 
     def counts(self, names: Sequence[str]) -> dict[str, list[int]]:
         """The documents of each cell, of each group by name."""
-        return {names[code]: counts.tolist() for code, counts in sorted(self._counts.items())}
+        counts: dict[str, Ints] = {}
+        for code, own in sorted(self._counts.items()):
+            name = names[code] if code < MOST_GROUPS else OTHERS
+            counts[name] = counts.get(name, 0) + own
+        return {name: own.tolist() for name, own in counts.items()}
 
     def sizes(self) -> tuple[list[int], ...]:
         """Documents, characters and tokens of each cell."""
@@ -136,6 +159,8 @@ class Tally:
         group: A clause whose groups are counted; None for none.
         limited: Tasks and labels whose scores are counted before others.
         keys: Values of a column of the rows, of documents whose group is wanted.
+        shown: Groups that have histograms: with more than `MOST_GROUPS`, the largest of another
+            tally of the same rows.
     """
 
     def __init__(
@@ -146,12 +171,14 @@ class Tally:
         group: BoundClause | None,
         limited: Collection[tuple[str, str]] = (),
         keys: tuple[str, Sequence[str]] = ("doc_id", ()),
+        shown: Sequence[str] = (),
     ) -> None:
         self._tasks, self._judge, self._on_error = tasks, judge, on_error
         self._group, self._keys = group, (keys[0], pa.array(keys[1], pa.string()))
         self.group_of: dict[str, str] = {}  # by key
-        self.all, self.groups, self.files, self.lengths = (Sizes() for _ in range(4))
-        self.statuses, self.reasons = Counter[str](), Counter[str]()
+        self.all, self.files, self.lengths = (Sizes() for _ in range(3))
+        self.groups = Sizes(shown)
+        self.statuses, self.causes = Counter[str](), CauseCounts()
         self.labels: dict[str, Counter[str]] = {task: Counter() for task in tasks}
         self.answers: dict[str, Counter[str]] = {task: Counter() for task in tasks}  # by status
         self.histograms = [
@@ -166,9 +193,9 @@ class Tally:
 
     def add(self, rows: pa.RecordBatch, failed: Sequence[str]) -> None:
         """Counts the rows of a shard; `failed` is what `SnapshotRule.rows` returns."""
-        reasons = self._judge.reasons(rows, failed, self._on_error)
-        dropped = np.array([bool(reason) for reason in reasons], np.bool_)
-        self.reasons.update(map(self._clause_of, filter(None, reasons)))
+        decision = self._judge.decide(rows, failed, self._on_error)
+        dropped = decision.dropped
+        self.causes.add(decision, failed)
         count = rows.num_rows
         chars = rows.column("n_chars").to_numpy(zero_copy_only=False).astype(np.int64)
         measures = (np.ones(count, np.int64), chars, self._tokens(rows))
@@ -189,15 +216,7 @@ class Tally:
         for task in self._tasks:
             for name, counter in (("label", self.labels[task]), ("status", self.answers[task])):
                 counter.update(_counted(pc.struct_field(rows.column(task), name)))
-        self._add_examples(rows, reasons, dropped)
-
-    def _clause_of(self, reason: str) -> str:
-        """The reason without the threshold and the name of a group: there may be many groups."""
-        for bound in self._judge.clauses:
-            name = f"{bound.clause.kind}: {bound.clause.of}"
-            if reason.startswith(f"{name} > "):
-                return f"{name} is above its threshold"
-        return reason
+        self._add_examples(rows, decision.reasons, dropped)
 
     def _tokens(self, rows: pa.RecordBatch) -> Ints:
         """Tokens that the model reads of each text; those of the task with the most."""

@@ -5,8 +5,10 @@ Entry points: `dataset_card` and `public_summary`. All numbers are those of a re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from pipeline.filters.removal import FilterReport, unanswered_words
 from pipeline.report.console import interval, truncate
 from pipeline.report.evaluation_table import gold_words
 from pipeline.verbs.corpus_report import CorpusReport
@@ -14,16 +16,16 @@ from pipeline.verbs.corpus_report import CorpusReport
 SHOWN_LABELS = 12
 HASH_CHARS = 12  # of the hash of a file
 _CHARS = 200  # of a question
+_SQL_CHARS = 2_000  # of the condition in the public summary
 
 
 def filter_text(report: CorpusReport) -> str:
     """How much the filter keeps and drops, in one sentence."""
     kept, dropped = report.whole
-    if report.filter and report.filter.on_error == "fail":
-        reasons = report.filter.reasons.items()
-        if failed := sum(count for reason, count in reasons if reason.startswith("on_error")):
-            return f"It stops, because {failed:,} documents have no answer (on_error: fail)."
     whole = kept.documents + dropped.documents
+    if report.filter and report.filter.stops:
+        unanswered = unanswered_words(report.filter.failed, whole)
+        return f"It stops, because {unanswered} and on_error is fail: it removes no document."
     return (
         f"It keeps {kept.documents:,} of {whole:,} documents and drops {dropped.documents:,} "
         f"({dropped.documents / max(1, whole):.1%}; {dropped.chars:,} characters, "
@@ -47,7 +49,9 @@ def public_summary(report: CorpusReport) -> str:
     if report.filter is None:
         lines.append("No rule removes documents by these labels.")
     else:
-        lines.append(f"This rule removes documents: {report.filter.rule}.")
+        lines.append(f"This rule keeps documents: {report.filter.rule}.")
+        if not report.filter.stops:
+            lines.append(_removal_sentence(report.filter))
         lines.append(filter_text(report))
     if report.quality is not None:
         lines += _quality(report)
@@ -74,11 +78,37 @@ def dataset_card(report: CorpusReport) -> str:
             "",
             "## Filter",
             "",
-            f"Rule: `{report.filter.rule.replace(chr(96), chr(39))}`. {filter_text(report)}",
+            f"This rule keeps documents: {_code(report.filter.rule)}. {filter_text(report)}",
         ]
+        if not report.filter.stops:
+            lines += ["", "It removes the documents for which this SQL condition is true:", ""]
+            lines += _fenced(report.filter.removes)
     if report.quality is not None:
         lines += ["", "## Quality", "", *(f"- {_plain(line)}" for line in _quality(report))]
     return "\n".join(lines) + "\n"
+
+
+def _removal_sentence(filter: FilterReport) -> str:
+    """The SQL of what the filter removes, or where it is; a rule can have thousands of groups."""
+    if len(filter.removes) > _SQL_CHARS:
+        return "It removes the documents for which the SQL condition of the dataset card is true."
+    return f"It removes the documents for which this SQL condition is true: {filter.removes}."
+
+
+def _code(text: str) -> str:
+    """The text as code in a line of Markdown, whatever backticks it has."""
+    fence = "`" * (_longest_fence(text) + 1)
+    return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
+
+
+def _fenced(sql: str) -> tuple[str, str, str]:
+    """A block of code in Markdown."""
+    fence = "`" * max(3, _longest_fence(sql) + 1)
+    return f"{fence}sql", sql, fence
+
+
+def _longest_fence(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def _labeller(report: CorpusReport) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from pipeline.report.console import Grid, two_columns
+from pipeline.filters.removal import stop_words
+from pipeline.report.console import Grid, truncate, two_columns
 
 if TYPE_CHECKING:
     from pipeline.filters.dry_run import ClausePreview, FilterPreview, Size
 
 SHOWN_GROUPS = 20
+SQL_CHARS = 1_000  # --json has the whole condition
 _NAMES = ("", "documents", "characters", "tokens")
 
 
@@ -28,9 +30,23 @@ def show_filter_preview(preview: FilterPreview, console: Console) -> None:
     console.print(Grid("", _NAMES, rows).table(box=None, pad_edge=False))
     for clause in preview.clauses:
         _show_grid(clause, [name for name, _ in largest[:SHOWN_GROUPS]], console)
-    facts = {f"  {reason}": f"{count:,}" for reason, count in sorted(preview.reasons.items())}
+    facts = causes_facts(preview.reasons, preview.several, preview.removes)
     facts["snapshot"] = f"{preview.snapshot:08d}; nothing was written"
+    if not preview.complete:
+        facts["incomplete"] = "the snapshot leaves out documents of the input; run again"
+    if preview.stops:
+        documents = preview.kept.documents + preview.dropped.documents
+        facts["the filter stops"] = stop_words(preview.failed, documents)
     console.print(two_columns(facts))
+
+
+def causes_facts(reasons: Mapping[str, int], several: int, removes: str) -> dict[str, str]:
+    """Why documents are dropped, by cause, and the condition in SQL."""
+    facts = {f"  {reason}": f"{count:,}" for reason, count in sorted(reasons.items())}
+    if several:
+        facts["  more than one of these"] = f"{several:,}"
+    facts["removes documents where"] = truncate(removes, SQL_CHARS)
+    return facts
 
 
 def filter_preview_json(preview: FilterPreview) -> dict[str, Any]:

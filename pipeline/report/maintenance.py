@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pipeline.report.console import Grid, escape_controls, two_columns
+from pipeline.report.filters import causes_facts
 
 if TYPE_CHECKING:
     from pipeline.audit.gc import GcResult
@@ -111,9 +112,7 @@ def _rows(name: str, amounts: SplitAmounts) -> Iterator[tuple[str, ...]]:
 
 
 def _facts(filtered: FilterResult) -> dict[str, str]:
-    rows = {
-        f"  {reason}": f"{count:,}" for reason, count in sorted(filtered.counts.reasons.items())
-    }
+    rows = causes_facts(filtered.counts.reasons, filtered.counts.several, filtered.removes)
     rows["snapshot"] = f"{filtered.snapshot:08d}, {filtered.shards:,} shards"
     rows["created now"] = f"{filtered.created:,} objects" if filtered.created else "nothing"
     if not filtered.complete:

@@ -1,12 +1,14 @@
 """SQL expressions over the columns of one document: a rule that chooses documents, or a value.
 
-Entry points: `Rule`, `Score` and `Expression`. DuckDB evaluates them without access to files,
-networks, settings or the clock, and in UTC: they give the same values on every machine and day.
+Entry points: `Rule`, `Score` and `Group`; `conjuncts`, `upper_limits` and `probability_in` for what
+a rule says. DuckDB evaluates them without access to files, networks, settings or the clock, and in
+UTC: they give the same values on every machine and day.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -37,6 +39,17 @@ _READS_MORE = frozenset(
 )
 # What errors call the rows; no task has a name that begins with an underscore.
 ALIAS = "_documents"
+# The group of documents without a value.
+NO_GROUP = "null"
+# The comparisons that limit a value from above: the sides of the value and of the limit.
+_BELOW = {
+    "COMPARE_LESSTHAN": ("left", "right"),
+    "COMPARE_LESSTHANOREQUALTO": ("left", "right"),
+    "COMPARE_GREATERTHAN": ("right", "left"),
+    "COMPARE_GREATERTHANOREQUALTO": ("right", "left"),
+}
+# What may not be inside a sentence; also found in a string, where it does no harm.
+_COMMENT_OR_LINE = re.compile(r"--|/\*|\n")
 # A rule is tried on this number of empty documents before it sees a real one.
 PROBE_ROWS = 256
 
@@ -51,7 +64,8 @@ class Expression:
         self.text = text
         self._place = place
         self._connection = _sealed()
-        self._expression, tree = _parsed(self._connection, text, place)
+        with self._connection.cursor() as cursor:
+            self._expression, tree = _parsed(cursor, text, place)
         if (name := _changing(tree, schema.names)) is not None:
             raise self._wrong(
                 f"{name} reads the clock, a setting or a random number, so the verdicts could not "
@@ -65,13 +79,17 @@ class Expression:
             name for name in schema.names if name in named or self._reads(name, schema)
         )
 
-    def values(self, rows: pa.RecordBatch) -> pa.Array:  # [rows]
-        """The value for each row; SpecError unless it is of the right kind."""
+    def values(self, rows: pa.RecordBatch, kind: str | None = None) -> pa.Array:  # [rows]
+        """The value for each row, also as another SQL type; SpecError unless it may be of its type.
+
+        A cast is left to DuckDB, so that the same condition in a query gives the same values.
+        """
+        expression = self._expression if kind is None else self._expression.cast(kind)
         # — each call has its own cursor, because several threads share the rule
         with self._connection.cursor() as cursor:
             try:
                 documents = cursor.from_arrow(pa.Table.from_batches([rows])).set_alias(ALIAS)
-                values = documents.select(self._expression).to_arrow_table()
+                values = documents.select(expression).to_arrow_table()
             except duckdb.Error as error:
                 columns = ", ".join(rows.schema.names)
                 raise self._wrong(f"{_reason(error)}; the columns are {columns}") from error
@@ -118,7 +136,8 @@ class Score(Expression):
 
     def scores(self, rows: pa.RecordBatch) -> NDArray[np.float64]:  # [rows]
         """The number of each row; NaN where there is none."""
-        return np.asarray(self.values(rows).cast(pa.float64()).to_numpy(zero_copy_only=False))
+        values = self.values(rows, "DOUBLE").to_numpy(zero_copy_only=False)
+        return np.asarray(values, np.float64)
 
     def _check(self, kind: pa.DataType) -> None:
         is_number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
@@ -126,8 +145,25 @@ class Score(Expression):
             raise self._wrong(f"is {kind}, not a number; name a probability, such as task.p.label")
 
 
+class Group(Expression):
+    """An expression whose values, as texts, are the names of groups."""
+
+    def names(self, rows: pa.RecordBatch) -> list[str]:  # [rows]
+        """The group of each row."""
+        return [NO_GROUP if v is None else v for v in self.values(rows, "VARCHAR").to_pylist()]
+
+    def _check(self, kind: pa.DataType) -> None:
+        if pa.types.is_nested(kind):
+            raise self._wrong("has several values; name one, such as toxic.label")
+
+
+@cache
 def _sealed() -> duckdb.DuckDBPyConnection:
-    """A connection that reaches nothing outside, and computes times in UTC."""
+    """A connection that reaches nothing outside, and computes times in UTC.
+
+    It is made once, because that takes longer than most queries. It holds nothing; each query has a
+    cursor of its own.
+    """
     connection = duckdb.connect(":memory:", config=dict(SEALED))
     # — global: a cursor has the settings of its own session
     connection.execute("SET GLOBAL TimeZone = 'UTC'; SET GLOBAL lock_configuration = true")
@@ -157,13 +193,13 @@ def _unstable() -> frozenset[str]:
     query = """SELECT lower(function_name) FROM duckdb_functions() GROUP BY 1
         HAVING bool_and(stability <> 'CONSISTENT') OR bool_or(stability = 'VOLATILE')
         OR bool_or(macro_definition ILIKE '%current_%')"""
-    with _sealed() as connection:
+    with _sealed().cursor() as connection:
         return _READS_MORE.union(name for (name,) in connection.execute(query).fetchall())
 
 
 def fields_in(text: str, column: str, *, place: str) -> tuple[str, ...]:
     """The fields of a column that an expression names; SpecError as of `Rule`."""
-    with _sealed() as connection:
+    with _sealed().cursor() as connection:
         _, tree = _parsed(connection, text, place)
     references = (n["column_names"] for n in _nodes(tree) if n.get("class") == "COLUMN_REF")
     return tuple(
@@ -173,7 +209,7 @@ def fields_in(text: str, column: str, *, place: str) -> tuple[str, ...]:
 
 def names_in(keep: str, *, place: str) -> tuple[str, ...]:
     """The columns that a rule names, whether or not a file has them; SpecError as of `Rule`."""
-    with _sealed() as connection:
+    with _sealed().cursor() as connection:
         _, tree = _parsed(connection, keep, place)
     return _names(tree)
 
@@ -184,20 +220,91 @@ def conjuncts(text: str, *, place: str) -> tuple[str, ...]:
     The rule is true where all of them are, false where one is false, and null elsewhere: the logic
     of SQL. SpecError as of `Rule`.
     """
-    with _sealed() as connection:
+    with _sealed().cursor() as connection:
         _, tree = _parsed(connection, text, place)
-        [statement] = tree["statements"]
-        [node] = statement["node"]["select_list"]
-        if node["type"] != "CONJUNCTION_AND":
+        parts = _conditions(tree)
+        if len(parts) == 1 and not _COMMENT_OR_LINE.search(text):
             return (text,)
-        return tuple(_sql(connection, text, tree, part) for part in node["children"])
+        return tuple(_sql(connection, text, tree, part) for part in parts)
+
+
+def one_line(text: str, *, place: str) -> str:
+    """The expression without comments and line breaks; SpecError as of `Rule`."""
+    if not _COMMENT_OR_LINE.search(text):
+        return text
+    with _sealed().cursor() as connection:
+        _, tree = _parsed(connection, text, place)
+        return _sql(connection, text, tree, _whole(tree))
+
+
+def upper_limits(text: str, *, place: str) -> dict[tuple[str, str], float]:
+    """The probabilities of a rule that have an upper limit, by task and label, with the limit.
+
+    `toxic.p.toxic < 0.5` limits the label `toxic` of the task `toxic`, alone or joined with other
+    conditions by AND. SpecError as of `Rule`.
+    """
+    limits: dict[tuple[str, str], float] = {}
+    with _sealed().cursor() as connection:
+        _, tree = _parsed(connection, text, place)
+        for part in _conditions(tree):
+            if (sides := _BELOW.get(part["type"])) is None:
+                continue
+            below, above = (part[side] for side in sides)
+            name, limit = _probability(below), _constant(connection, text, tree, above)
+            if name is not None and limit is not None:
+                limits[name] = min(limit, limits.get(name, limit))
+    return limits
+
+
+def probability_in(text: str, *, place: str) -> tuple[str, str] | None:
+    """The task and the label of an expression that is a probability, such as `toxic.p.toxic`.
+
+    None for any other expression; SpecError as of `Rule`.
+    """
+    with _sealed().cursor() as connection:
+        _, tree = _parsed(connection, text, place)
+    return _probability(_whole(tree))
+
+
+def _whole(tree: Any) -> Any:
+    """The node of the whole expression."""
+    [node] = tree["statements"][0]["node"]["select_list"]
+    return node
+
+
+def _conditions(tree: Any) -> list[Any]:
+    """The nodes that the expression joins with AND."""
+    node = _whole(tree)
+    return list(node["children"]) if node["type"] == "CONJUNCTION_AND" else [node]
+
+
+def _probability(node: Any) -> tuple[str, str] | None:
+    """The task and the label of a node that is `task.p.label`."""
+    match node.get("column_names"):
+        case [task, "p", label]:
+            return task, label
+    return None
+
+
+def _constant(
+    connection: duckdb.DuckDBPyConnection, text: str, tree: Any, node: Any
+) -> float | None:
+    """The number of a node that reads no column; None if it is no number."""
+    if any(part.get("class") == "COLUMN_REF" for part in _nodes(node)):
+        return None
+    sql = _sql(connection, text, tree, node)
+    row = connection.execute(f"SELECT TRY_CAST(({sql}) AS DOUBLE)").fetchone()
+    assert row is not None
+    return None if row[0] is None else float(row[0])
 
 
 def _sql(connection: duckdb.DuckDBPyConnection, text: str, tree: Any, part: Any) -> str:
     """A part of a parse tree as SQL: as the text has it, or as DuckDB writes it."""
     start = part["query_location"] - len("SELECT ")
-    own = text.encode()[start : start + part["query_location_length"]].decode(errors="replace")
-    if _is_same(connection, own, part):
+    # — earlier versions of DuckDB do not say how long a part is
+    length = part.get("query_location_length", 0)
+    own = text.encode()[start : start + length].decode(errors="replace")
+    if not _COMMENT_OR_LINE.search(own) and _is_same(connection, own, part):
         return own
     [statement] = tree["statements"]
     alone = {**statement, "node": {**statement["node"], "select_list": [part]}}
@@ -213,8 +320,7 @@ def _is_same(connection: duckdb.DuckDBPyConnection, sql: str, part: Any) -> bool
         _, tree = _parsed(connection, sql, "")
     except SpecError:
         return False
-    [node] = tree["statements"][0]["node"]["select_list"]
-    return bool(_without_places(node) == _without_places(part))
+    return bool(_without_places(_whole(tree)) == _without_places(part))
 
 
 def _without_places(node: Any) -> Any:

@@ -28,9 +28,10 @@ from pipeline.filters.excerpts import excerpts
 from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.labelled import labelled_shards
 from pipeline.filters.policy import AUDIT, Clause, Policy
+from pipeline.filters.removal import FilterReport, filter_report, limited_probabilities
 from pipeline.filters.rule import SnapshotRule
 from pipeline.filters.shard import failed_status
-from pipeline.filters.tally import Example, Tally
+from pipeline.filters.tally import MOST_GROUPS, Example, Tally
 from pipeline.inference.decoding import decode_image
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
@@ -44,9 +45,6 @@ from pipeline.verbs.status import label_times
 
 TEXT_CHARS = 600  # of each example
 PICTURE_PIXELS = 240  # of its longer side
-# `toxic.p.toxic < 0.5`: documents with a high probability are dropped
-DROPS_ABOVE = re.compile(r'("?)(\w+)\1\.p\.("?)(\w+)\3(?=\s*<|$)')
-_LIMIT = re.compile(DROPS_ABOVE.pattern.partition("(?=")[0] + r"\s*<=?\s*(\d*\.?\d+(?:[eE]-?\d+)?)")
 
 Pairs = Mapping[str, tuple[Size, Size]]  # by group: kept, dropped
 
@@ -75,15 +73,6 @@ class ScoreCounts:
     threshold: float  # where the page begins: of the filter, or .5
     counts: Mapping[str, Sequence[int]]  # by group: [thresholds]
     sizes: tuple[Sequence[int], ...]  # documents, characters, tokens: [thresholds]
-
-
-@dataclass(frozen=True, slots=True)
-class FilterReport:
-    """What the filter does to the corpus."""
-
-    rule: str
-    on_error: str
-    reasons: Mapping[str, int]  # of dropped documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +187,9 @@ def report_of(
         docs_per_s=rate,
         tasks=tasks,
         scores=_scores(tally, policy),
-        filter=None if spec.filter is None else _filter_report(rule, tally),
+        filter=None
+        if spec.filter is None
+        else filter_report(rule.judge(policy), rule.filter.on_error, tally.causes),
         by=by,
         groups=tally.groups.by_group(),
         files=tally.files.by_group(),
@@ -226,18 +217,25 @@ def _tallied(
     group = judge.clauses[-1] if groups else None
     keys = (quality.gold.by, quality.gold.keys) if quality else ("doc_id", ())
     tasks = {task.name: contents.tasks[task.name] for task in spec.tasks}
-    tally = Tally(tasks, judge, rule.filter.on_error, group, _thresholds(policy), keys)
     # — a document without a group has an answer, as far as the filter asks
-    asked = [name for name in rule.judge(rule.policy).columns if name in contents.tasks]
-    for rows, _ in grouped.rows(shards):
-        tally.add(rows, failed_status(rows, asked))
+    asked = rule.judge(rule.policy).tasks
+
+    def counted(shown: Sequence[str]) -> Tally:
+        tally = Tally(tasks, judge, rule.filter.on_error, group, _thresholds(policy), keys, shown)
+        for rows, _ in grouped.rows(shards):
+            tally.add(rows, failed_status(rows, asked))
+        return tally
+
+    tally = counted(())
+    if len(tally.groups.names) > MOST_GROUPS:  # only now it is known which groups are the largest
+        tally = counted(tally.groups.largest())
     return tally, policy, group.clause.by if group else None
 
 
 def _scores(tally: Tally, policy: Policy) -> tuple[ScoreCounts, ...]:
     """The scores that the rule limits, then the others."""
     thresholds = _thresholds(policy)
-    names = tally.groups.names or (ALL,)
+    names = tally.groups.names[:MOST_GROUPS] or (ALL,)
     histograms = sorted(tally.histograms, key=lambda of: (of.task, of.label) not in thresholds)
     return tuple(
         ScoreCounts(
@@ -271,22 +269,8 @@ def _with_groups(rule: SnapshotRule, by: str | None) -> SnapshotRule:
 
 def _thresholds(policy: Policy) -> dict[tuple[str, str], float]:
     """The threshold of each probability that the rule limits, by task and label."""
-    limits: dict[tuple[str, str], float] = {}
-    for clause in policy.clauses:
-        if (named := DROPS_ABOVE.fullmatch(clause.of)) and math.isfinite(clause.otherwise):
-            limits[named[2], named[4]] = clause.otherwise
-    for named in _LIMIT.finditer(policy.keep or ""):
-        limits[named[2], named[4]] = float(named[5])
+    limits = limited_probabilities(policy)
     return {pair: limit for pair, limit in limits.items() if 0 <= limit <= 1}
-
-
-def _filter_report(rule: SnapshotRule, tally: Tally) -> FilterReport:
-    clauses = (
-        f"{clause.kind} of {clause.of}" + (f" by {clause.by}" if clause.by else "")
-        for clause in rule.policy.clauses
-    )
-    text = "; ".join(filter(None, (rule.policy.keep, *clauses)))
-    return FilterReport(text, rule.filter.on_error, dict(tally.reasons.most_common()))
 
 
 def _task(task: TaskSpec, rule: SnapshotRule, tally: Tally) -> TaskReport:

@@ -12,7 +12,14 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from finished import Corpus, finish, toy_fingerprints, toy_spec
+from finished import (
+    Corpus,
+    finish,
+    snapshot_json,
+    toy_fingerprints,
+    toy_spec,
+    write_snapshot,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -355,6 +362,50 @@ def test_without_a_folder_only_a_dry_run_is_possible(
     assert "nothing was written" in shown and "dropped at other shares" in shown
     assert main(["filter", str(folder / "spec.yaml"), "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["clauses"][0]["clause"]["share"] == 0.1
+
+
+def test_a_dry_run_of_a_filter_that_stops_says_so_and_ends_as_the_filter_does(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = toy_spec(folder, filter={"keep": "toxic.p.toxic < 0.5 and topic.label <> 'law'"})
+    (folder / "spec.yaml").write_text(json.dumps(content))
+    command = ["filter", str(folder / "spec.yaml")]
+    [(broken,)] = query(
+        folder,
+        f"""select count(*) from labels where {ANSWERED}
+            and not (toxic.p.toxic < 0.5 and topic.label <> 'law')""",
+    )
+    assert main([*command, "--dry-run", "--json"]) == main([*command, "--to", str(folder / "to")])
+    printed = capsys.readouterr()
+    values = json.loads(printed.out)
+    assert (values["failed"], values["stops"]) == ({"empty": 3}, True)
+    assert (values["documents"], values["dropped"], len(values["groups"])) == (90, broken, 1)
+    assert sum(values["reasons"].values()) - values["several"] == broken
+    assert main([*command, "--dry-run"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    stop = printed.err.removeprefix("assay: ").strip()
+    assert stop.startswith("3 of 90 documents have no answer (empty 3); ") and stop in shown
+    assert "keep is false: toxic.p.toxic < 0.5" in shown and "more than one of these" in shown
+    assert f"removes documents where {values['removes']}" in shown
+    # — with another --on-error the filter goes on, and so does its dry run
+    assert main([*command, "--dry-run", "--json", "--on-error", "drop"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert (values["failed"], values["stops"]) == ({"empty": 3}, False)
+    assert (values["documents"], values["dropped"]) == (90, broken + 3)
+
+
+def test_a_dry_run_on_a_partial_snapshot_ends_as_the_filter_does(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = LocalStore(folder / "out")
+    content = snapshot_json(store) | {"missing_rows": 5}
+    write_snapshot(store, content)
+    rule = {"keep": "toxic.p.toxic < 0.5", "on_error": "drop"}
+    (folder / "spec.yaml").write_text(json.dumps(toy_spec(folder, filter=rule)))
+    command = ["filter", str(folder / "spec.yaml")]
+    assert main([*command, "--to", str(folder / "to")]) == 3
+    assert main([*command, "--dry-run"]) == 3
+    assert "incomplete" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import SpecError
-from pipeline.sources.rule import Rule, conjuncts
+from pipeline.sources.rule import Rule, conjuncts, one_line, probability_in, upper_limits
 
 P = pa.struct([("toxic", pa.float32()), ("clean", pa.float32())])
 TASK = pa.struct([("label", pa.string()), ("p", P), ("mass", pa.float32())])
@@ -177,3 +177,59 @@ def test_the_conditions_of_a_rule_are_those_that_it_joins_with_and(
     text: str, parts: tuple[str, ...]
 ) -> None:
     assert conjuncts(text, place="keep") == parts
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("a < 1", "a < 1"),
+        ("a < 1 -- why not", "a < 1"),
+        ("a\n  and b /* or c */\n", "(a AND b)"),
+        ("a = '--'", "(a = '--')"),
+    ],
+)
+def test_an_expression_on_one_line_has_no_comment(text: str, line: str) -> None:
+    assert one_line(text, place="keep") == line
+
+
+@pytest.mark.parametrize(
+    "text, limits",
+    [
+        ("toxic.p.toxic < 0.5", {("toxic", "toxic"): 0.5}),
+        ("0.5 >= toxic.p.toxic", {("toxic", "toxic"): 0.5}),
+        ("toxic.p.toxic > 0.5", {}),
+        ("0.5 < toxic.p.toxic", {}),
+        ("not (toxic.p.toxic < 0.5)", {}),
+        ("toxic.p.toxic < 0.5 or n_chars > 3", {}),
+        ("toxic.p.toxic + 0.1 < 0.5", {}),
+        ("toxic.p.toxic < spam.p.spam", {}),
+        ("n_chars < 5 and 't.p.l < 1' = doc_id", {}),
+        ('"toxic"."p"."very toxic" <= -.25', {("toxic", "very toxic"): -0.25}),
+        ("toxic.p.toxic<-1e-3", {("toxic", "toxic"): -0.001}),
+        (
+            "spam.p.spam < 1 AND (a or b) AND toxic.p.toxic <= 5e-1::FLOAT",
+            {("spam", "spam"): 1.0, ("toxic", "toxic"): 0.5},
+        ),
+        ("toxic.p.toxic < 0.5 and toxic.p.toxic < 0.3", {("toxic", "toxic"): 0.3}),
+    ],
+)
+def test_an_upper_limit_is_a_condition_that_the_rule_joins_with_and(
+    text: str, limits: dict[tuple[str, str], float]
+) -> None:
+    assert upper_limits(text, place="keep") == limits
+
+
+@pytest.mark.parametrize(
+    "text, named",
+    [
+        ("toxic.p.toxic", ("toxic", "toxic")),
+        ('(toxic.p."very toxic")', ("toxic", "very toxic")),
+        ("toxic.mass", None),
+        ("toxic.p", None),
+        ("1 - toxic.p.toxic", None),
+    ],
+)
+def test_a_probability_is_named_by_its_task_and_label(
+    text: str, named: tuple[str, str] | None
+) -> None:
+    assert probability_in(text, place="of") == named

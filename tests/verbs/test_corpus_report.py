@@ -235,7 +235,8 @@ def test_texts_to_publish_have_the_numbers_of_the_report(
     assert words in unescape(page)
     card = result["dataset_card"]
     assert card.startswith("## Labels of job\n") and "| toxic | ? | " in card
-    assert "`drop_top of toxic.p.toxic by doc.source`" in card
+    rule = "toxic.p.toxic is at most the threshold of the highest 20 % of its group by doc.source"
+    assert f"This rule keeps documents: `{rule}`" in card
 
 
 def test_without_a_filter_all_is_kept_and_without_gold_there_is_no_quality(
@@ -274,7 +275,13 @@ def test_a_rule_that_stops_at_missing_answers_says_so(
     spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result, page = report(spec(filter={"keep": "toxic.p.toxic < 0.5"}), folder, capsys)
-    assert "It stops, because 3 documents have no answer" in result["public_summary"]
+    stops = "It stops, because 3 of 90 documents have no answer (empty 3)"
+    for text in (result["public_summary"], result["dataset_card"]):
+        assert stops in text and "It removes" not in text
+    assert (result["filter"]["failed"], result["filter"]["stops"]) == ({"empty": 3}, True)
+    [(dropped,)] = counted(folder, "select count(*) from t where toxic.p.toxic >= 0.5")
+    assert result["whole"][1]["documents"] == dropped
+    assert sum(result["filter"]["reasons"].values()) == dropped
     assert "on_error is fail" in page
 
 

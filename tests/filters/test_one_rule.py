@@ -1,0 +1,331 @@
+"""Dry run, filter, report and DuckDB agree about one rule, and its texts select what it removes."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from finished import LABELS, ROWS, Corpus, finish, toy_fingerprints, toy_spec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import FailedRowsError
+from pipeline.filters.dry_run import FilterPreview, Size, preview
+from pipeline.filters.policy import Clause, Judge, Policy
+from pipeline.filters.removal import FilterReport, kept_words, limited_probabilities, removed_sql
+from pipeline.filters.run import FilterResult, filter_corpus
+from pipeline.filters.tally import OTHERS
+from pipeline.ledger.dataset import open_labels
+from pipeline.options import FilterOptions, ReportOptions
+from pipeline.report.disclosure import dataset_card, public_summary
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.local import LocalStore
+from pipeline.verbs.corpus_report import CorpusReport, report_of
+
+QUOTED = "o'hara `x`"
+SCORE = "toxic.p.toxic"
+RULES: dict[str, dict[str, Any]] = {
+    "keep": {"keep": f"{SCORE} < 0.6 and topic.label <> 'law'"},
+    "keep of input": {"keep": "doc.lang = 'en' -- null where a row has no language"},
+    "keep on lines": {"keep": f"{SCORE} < 0.6\n  and ({SCORE} > 0.1 or doc.lang <> 'de')\n"},
+    "top": {"drop_top": {"share": 0.2, "of": SCORE}},
+    "top by task": {"drop_top": {"share": 0.2, "of": SCORE, "by": "topic", "smallest": 1}},
+    "top by input": {"drop_top": {"share": 0.3, "of": "1 - toxic.p.clean", "by": "doc.lang"}},
+    "top by number": {
+        "drop_top": {"share": 0.3, "of": SCORE, "by": "n_chars::DOUBLE / 2", "smallest": 2}
+    },
+    "top of decimals": {"drop_top": {"share": 0.3, "of": "(toxic.p.toxic * 7)::DECIMAL(18, 17)"}},
+    "thresholds": {
+        "thresholds": {
+            "of": SCORE,
+            "by": "doc.lang",
+            "at": {"en": 0.3, QUOTED: 0.6},
+            "otherwise": 1,
+        }
+    },
+    "all": {
+        "keep": "topic.p.law < 0.9",
+        "drop_top": {"share": 0.1, "of": SCORE, "by": "topic", "smallest": 1},
+        "thresholds": {"of": "topic.p.art", "otherwise": 0.71},
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Ninety labelled documents in three files, with a language each or none."""
+    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
+    corpus.write()
+    for file in list(corpus.folder.glob("*.jsonl")):
+        chosen = random.Random(file.name)
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        with_lang = [row | {"lang": chosen.choice(["en", QUOTED, "de", None])} for row in rows]
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in with_lang))
+    store = LocalStore(tmp_path / "out")
+    finish(store, corpus.shards(store), toy_fingerprints())
+    return tmp_path
+
+
+def spec_of(folder: Path, on_error: str, rule: Mapping[str, Any]) -> JobSpec:
+    return parse_spec(json.dumps(toy_spec(folder, filter={"on_error": on_error, **rule})))
+
+
+def filtered(spec: JobSpec, folder: Path) -> FilterResult:
+    return filter_corpus(spec, FilterOptions(str(folder / "to")), cache_dir=folder / "cache")
+
+
+def seen(spec: JobSpec, folder: Path) -> FilterPreview:
+    return preview(spec, FilterOptions(dry_run=True), cache_dir=folder / "cache")
+
+
+def reported(spec: JobSpec, folder: Path) -> tuple[CorpusReport, FilterReport]:
+    report = report_of(spec, None, ReportOptions(to="unused.html"), cache_dir=folder / "cache")
+    assert report.filter is not None
+    return report, report.filter
+
+
+def dropped_by(result: FilterResult) -> dict[str, str]:
+    files = f"{result.dropped_at}/**/*.parquet"
+    return dict(duckdb.sql(f"select doc_id, _dropped_by from '{files}'").fetchall())
+
+
+def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a query over the labels and the input's columns."""
+    inputs = {}
+    for file in (folder / "in").glob("*.jsonl"):
+        inputs |= {row["id"]: row["lang"] for row in map(json.loads, file.read_text().splitlines())}
+    labels = open_labels(str(folder / "out")).to_table()
+    docs = [{"lang": inputs[identifier]} for identifier in labels.column("doc_id").to_pylist()]
+    labels = labels.append_column("doc", pa.array(docs, pa.struct([("lang", pa.string())])))
+    with duckdb.connect() as database:
+        database.register("labels", labels)
+        return database.sql(sql).fetchall()
+
+
+def sentence_of(summary: str) -> str:
+    """The condition that the text for the public summary gives."""
+    [sql] = re.findall(r"for which this SQL condition is true: (.*)\.$", summary, re.MULTILINE)
+    return str(sql)
+
+
+def block_of(card: str) -> str:
+    """The condition that the dataset card gives, as Markdown has it."""
+    [(_, sql)] = re.findall(r"^(`{3,})sql\n(.*)\n\1$", card, re.MULTILINE)
+    return str(sql)
+
+
+def ids(folder: Path, condition: str) -> set[str]:
+    return {id for (id,) in query(folder, f"select doc_id from labels where {condition}")}
+
+
+@pytest.mark.parametrize("on_error", ["keep", "drop"])
+@pytest.mark.parametrize("name", RULES)
+def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder: Path) -> None:
+    spec = spec_of(folder, on_error, RULES[name])
+    result, dry = filtered(spec, folder), seen(spec, folder)
+    page, report = reported(spec, folder)
+    gone = dropped_by(result)
+    assert 0 < len(gone) < 3 * ROWS
+    # — DuckDB, with the condition as it is published, selects the documents of the dropped files
+    assert ids(folder, result.removes) == gone.keys()
+    assert dry.removes == report.removes == result.removes
+    assert sentence_of(public_summary(page)) == block_of(dataset_card(page)) == result.removes
+    # — and the sizes
+    [kept, lost] = [
+        Size(*query(folder, f"select count(*), sum(n_chars)::bigint from labels where {w}")[0], 0)
+        for w in (f"({result.removes}) is not true", result.removes)
+    ]
+    for sizes in ((dry.kept, dry.dropped), page.whole):
+        assert [(s.documents, s.chars) for s in sizes] == [
+            (kept.documents, kept.chars),
+            (lost.documents, lost.chars),
+        ]
+    assert result.counts.all.kept.documents == kept.documents
+    if dry.groups:
+        assert page.groups.keys() == dry.groups.keys()
+        for group, pair in page.groups.items():
+            sizes = [[(s.documents, s.chars) for s in each] for each in (pair, dry.groups[group])]
+            assert sizes[0] == sizes[1]
+    # — and the causes
+    assert result.counts.reasons == dry.reasons == report.reasons
+    assert result.counts.several == dry.several == report.several
+    assert dry.failed == report.failed == {"empty": 3} and not (dry.stops or report.stops)
+    assert sum(report.reasons.values()) - report.several <= len(gone)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_with_documents_without_an_answer_all_of_them_stop(name: str, folder: Path) -> None:
+    spec = spec_of(folder, "fail", RULES[name])
+    with pytest.raises(FailedRowsError, match=r"3 of 90 documents have no answer \(empty 3\)"):
+        filtered(spec, folder)
+    dry = seen(spec, folder)
+    page, report = reported(spec, folder)
+    assert dry.stops and report.stops and dry.failed == report.failed == {"empty": 3}
+    answered = "status = 'ok' and toxic.status = 'ok' and topic.status = 'ok'"
+    broken = ids(folder, f"({dry.removes}) and {answered}")
+    assert dry.dropped.documents == len(broken)
+    assert page.whole[1].documents == len(broken)
+    assert "It removes" not in public_summary(page) + dataset_card(page)
+    assert not any(cause.startswith("on_error") for cause in (*dry.reasons, *report.reasons))
+
+
+def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(folder, "drop", RULES["keep"])
+    options = ReportOptions(to="unused.html", by="topic")
+    whole = report_of(spec, None, options, cache_dir=folder / "cache")
+    for module in ("filters.tally", "verbs.corpus_report"):
+        monkeypatch.setattr(f"pipeline.{module}.MOST_GROUPS", 2)
+    few = report_of(spec, None, options, cache_dir=folder / "cache")
+    assert len(whole.groups) == 4 and few.whole == whole.whole
+    *largest, others = few.groups
+    assert largest == list(whole.groups)[:2] and others == OTHERS
+    for name in largest:
+        assert few.groups[name] == whole.groups[name]
+    assert sum(s.documents for pair in few.groups.values() for s in pair) == 3 * ROWS
+    for some, every in zip(few.scores, whole.scores, strict=True):
+        assert [some.counts[name] for name in largest] == [every.counts[n] for n in largest]
+        assert sum(map(sum, some.counts.values())) == sum(map(sum, every.counts.values()))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_policy_elsewhere_has_the_same_condition(name: str, folder: Path) -> None:
+    first = filtered(spec_of(folder, "drop", RULES[name]), folder)
+    if first.policy is None:
+        pytest.skip("a rule without thresholds has no policy")
+    again = filter_corpus(
+        spec_of(folder, "drop", {"policy": first.policy}),
+        FilterOptions(str(folder / "elsewhere")),
+        cache_dir=folder / "cache",
+    )
+    assert again.removes == first.removes
+    assert dropped_by(again) == dropped_by(first)
+
+
+def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(
+    folder: Path,
+) -> None:
+    keep = f"{SCORE} < 0.6 and topic.label <> 'law' and doc.lang = 'en'"
+    rule = {"keep": keep, "thresholds": {"of": "topic.p.art", "otherwise": 0.3}}
+    result = filtered(spec_of(folder, "drop", rule), folder)
+    rows = query(
+        folder,
+        f"""select doc_id, {SCORE} < 0.6, topic.label <> 'law', doc.lang = 'en',
+            topic.p.art::double > 0.3 from labels where toxic.status = 'ok'""",
+    )
+    parts = keep.split(" and ")
+    reasons, counts, several = dropped_by(result), Counter[str](), 0
+    for id, *verdicts, is_above in rows:
+        found = "false" if False in verdicts else "null" if None in verdicts else ""
+        of_kind = False if found == "false" else None
+        broken = [part for part, v in zip(parts, verdicts, strict=True) if v is of_kind and found]
+        words = [f"keep is {found}: {'; '.join(broken)}"] if broken else []
+        words += ["thresholds: topic.p.art > 0.3"] if is_above else []
+        assert reasons.get(id, "") == "; ".join(words)
+        counts.update(f"keep is {found}: {part}" for part in broken)
+        counts.update(["thresholds: topic.p.art is above its threshold"] if is_above else [])
+        several += len(broken) + is_above > 1
+    assert result.counts.reasons == {**counts, "on_error: empty": 3}
+    assert result.counts.several == several > 10
+    assert any(reason.startswith("keep is null: ") for reason in counts)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["a", "b > 1", "b > 1 or a", "not a", "b", "null", "a and b > 0"]),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_conditions_alone_decide_what_the_whole_rule_decides(parts: list[str]) -> None:
+    keep = " AND ".join(f"({part})" for part in [*parts, "true"])
+    rows = pa.RecordBatch.from_pylist(
+        [
+            {"doc_id": f"{a} {b}", "a": a, "b": b}
+            for a in (True, False, None)
+            for b in (0, 1, 2, None)
+        ],
+        pa.schema([("doc_id", pa.string()), ("a", pa.bool_()), ("b", pa.int64())]),
+    )
+    judge = Judge(Policy(keep, ()), rows.schema)
+    decision = judge.decide(rows, [""] * rows.num_rows, "drop")
+    with duckdb.connect() as database:
+        database.register("rows", pa.Table.from_batches([rows]))
+        verdicts = [v for (v,) in database.sql(f"select {keep} from rows").fetchall()]
+        removed = database.sql(f"select {removed_sql(judge, 'fail')} from rows").fetchall()
+    assert decision.dropped.tolist() == [v is not True for v in verdicts]
+    assert [v for (v,) in removed] == decision.dropped.tolist()
+    for verdict, reason in zip(verdicts, decision.reasons, strict=True):
+        start, _, named = reason.partition(": ")
+        assert start == {True: "", False: "keep is false", None: "keep is null"}[verdict]
+        assert bool(named) == (verdict is not True)
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5).filter(str.isprintable)
+)
+def test_a_number_and_a_name_in_the_condition_are_exact(number: float, group: str) -> None:
+    """A score equal to the threshold stays, and the next number above it goes."""
+    above = math.nextafter(number, math.inf)
+    scores = [number, above if math.isfinite(above) else number, math.nan, None]
+    rows = pa.RecordBatch.from_pylist(
+        [{"s": score, "g": group} for score in scores],
+        pa.schema([("s", pa.float64()), ("g", pa.string())]),
+    )
+    clause = Clause("thresholds", "s", "g", 0.0, {group: number})
+    judge = Judge(Policy(None, (clause,)), rows.schema)
+    decision = judge.decide(rows, [""] * 4, "drop")
+    assert decision.dropped.tolist() == [False, math.isfinite(above), False, False]
+    with duckdb.connect() as database:
+        database.register("rows", pa.Table.from_batches([rows]))
+        found = database.sql(f"select {removed_sql(judge, 'fail')} from rows").fetchall()
+    assert [v is True for (v,) in found] == decision.dropped.tolist()
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"keep": "a < 1 and b > 2"}, "a < 1 and b > 2"),
+        ({"drop_top": {"share": 0.05, "of": "s"}}, "s is at most the threshold of the highest 5 %"),
+        ({"thresholds": {"of": "s", "otherwise": 0.9}}, "s is at most 0.9"),
+        (
+            {"keep": "a -- c", "thresholds": {"of": "s", "by": "g", "otherwise": 0.9}},
+            "(a) and (s is at most the threshold of its group by g)",
+        ),
+    ],
+)
+def test_what_a_rule_keeps_is_said_in_one_line(
+    rule: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    spec = parse_spec(json.dumps(toy_spec(tmp_path, filter=rule)))
+    assert spec.filter is not None
+    assert kept_words(Policy.of_spec(spec.filter, LABELS)) == words
+
+
+@pytest.mark.parametrize(
+    ("rule", "limits"),
+    [
+        ({"keep": f"{SCORE} < 0.25 and topic.p.art <= 1e-1"}, {SCORE: 0.25, "topic.p.art": 0.1}),
+        ({"keep": f"not ({SCORE} < 0.5) or {SCORE} < 0.2"}, {}),
+        ({"thresholds": {"of": SCORE, "otherwise": 0.7}}, {SCORE: 0.7}),
+        ({"thresholds": {"of": f"{SCORE} + 0", "otherwise": 0.7}}, {}),
+    ],
+)
+def test_the_limits_of_probabilities_are_those_of_the_rule(
+    rule: dict[str, Any], limits: dict[str, float], tmp_path: Path
+) -> None:
+    spec = parse_spec(json.dumps(toy_spec(tmp_path, filter=rule)))
+    assert spec.filter is not None
+    found = limited_probabilities(Policy.of_spec(spec.filter, LABELS))
+    assert {f"{task}.p.{label}": limit for (task, label), limit in found.items()} == limits
