@@ -66,7 +66,7 @@ def reasons_of(policy: Policy, schema: pa.Schema, tasks: Collection[str]) -> tup
 def _kept_by(clause: BoundClause) -> Callable[[pa.RecordBatch], Sequence[bool | None]]:
     def kept(rows: pa.RecordBatch) -> Sequence[bool | None]:
         [above] = clause.broken(rows)
-        return (~above.mask).tolist()
+        return [not is_above for is_above in above.mask.tolist()]
 
     return kept
 

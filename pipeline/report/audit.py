@@ -84,6 +84,11 @@ def _facts(result: AuditResult) -> dict[str, str]:
     }
     if result.unlabelled:
         facts["not labelled"] = f"{result.unlabelled:,} rows; taken to be like the others"
+    if result.unfinished:
+        facts["unfinished"] = (
+            f"{result.unfinished:,} of these have labels, but a label that decides is missing; "
+            f"finish them: without them, the shares of the whole rule are too high"
+        )
     if result.not_in_corpus:
         facts["not used"] = f"{result.not_in_corpus:,} texts that have no answer now"
     if result.texts != result.texts_now:

@@ -46,6 +46,7 @@ class AuditResult:
     groups: Mapping[str, Mapping[str, Estimate]]
     labels: int  # texts with labels, by which the shares are estimated
     unlabelled: int  # rows of the file whose labels do not say whether they should be dropped
+    unfinished: int  # those of them that have a label
     not_in_corpus: int  # labelled texts that the snapshot does not have, or has no answer for
     texts: int  # that the sample was drawn from
     texts_now: int
@@ -65,6 +66,18 @@ class _Sheet:
     texts: Hashes  # [texts]: of its rows, rising
     labels: Mapping[str, Numbers]  # [texts] for each task: the number of the label, or UNLABELLED
 
+    @property
+    def has_label(self) -> Bools:  # [texts]
+        """Whether a text has a label of any task."""
+        some = np.any([codes != UNLABELLED for codes in self.labels.values()], axis=0)
+        return np.asarray(some, np.bool_)
+
+    @property
+    def lacks_a_task(self) -> bool:
+        """Whether some tasks have labels, and another one has none at all."""
+        empty = [bool((codes == UNLABELLED).all()) for codes in self.labels.values()]
+        return any(empty) and not all(empty)
+
 
 @dataclass(frozen=True, slots=True)
 class _Documents:
@@ -79,11 +92,15 @@ class _Documents:
     known: Bools  # [documents, criteria]: whether the tasks that it reads have labels
     should: Bools  # [documents, criteria]: whether it drops the document by the labels
 
-    def whole(self) -> _Judged:
-        """The decisions of the whole rule: one labelled criterion is enough to drop a document."""
+    def whole(self, lacks_a_task: bool) -> _Judged:
+        """The decisions of the whole rule: one labelled criterion is enough to drop a document.
+
+        Where a task has no labels at all, only documents that should be dropped could be known. So
+        then none of them is.
+        """
         should = np.asarray((self.known & self.should).any(axis=1), np.bool_)
         known = np.asarray(self.known.all(axis=1), np.bool_)
-        return _Judged(self.hashes, self.dropped, should, should | known)
+        return _Judged(self.hashes, self.dropped, should, known | (should & (not lacks_a_task)))
 
     def of_reason(self, number: int) -> _Judged:
         """The decisions of one reason."""
@@ -145,12 +162,13 @@ def audit(
     fitted = fitted_texts(audited)
     _refuse_fitted(sheet, fitted)
     documents = _documents(audited.with_thresholds(cache_dir), sheet)
-    whole = documents.whole()
-    _refuse_stratum_without_label(sheet, whole)
+    whole = documents.whole(sheet.lacks_a_task)
+    if not sheet.lacks_a_task:
+        _refuse_stratum_without_label(sheet, whole)
     everywhere = np.ones(len(documents.hashes), np.bool_)
     groups = {name: documents.groups == number for number, name in enumerate(documents.names)}
-    has_label = np.any([codes != UNLABELLED for codes in sheet.labels.values()], axis=0)
-    gone = int((has_label & ~np.isin(sheet.texts, documents.hashes)).sum())
+    in_corpus, counted = (np.isin(sheet.texts, each) for each in (documents.hashes, whole.texts))
+    gone = int((sheet.has_label & ~in_corpus).sum())
     return AuditResult(
         **_estimates(sheet, whole, everywhere, options),
         reasons={
@@ -165,6 +183,7 @@ def audit(
         },
         labels=len(whole.texts),
         unlabelled=len(sheet.texts) - gone - len(whole.texts),
+        unfinished=int((sheet.has_label & in_corpus & ~counted).sum()),
         not_in_corpus=gone,
         texts=sheet.design.texts,
         texts_now=len(np.setdiff1d(documents.answered, fitted)),

@@ -52,6 +52,7 @@ class AuditedRule:
     """A filter's rule, and what says which documents should be dropped."""
 
     rule: SnapshotRule  # its last clause has the groups of the estimates, and drops nothing
+    read: tuple[str, ...]  # the columns that it reads to decide
     shards: Mapping[str, Shard]  # without them, thresholds of shares are missing
     positive: str | None  # the task and label of documents that should be dropped, if it is named
     reasons: tuple[Reason, ...]  # for which the rule drops documents; with `positive`, none
@@ -62,13 +63,14 @@ class AuditedRule:
     def of(cls, spec: JobSpec, options: AuditOptions) -> AuditedRule:
         """The rule, after every check that needs no work; SpecError if an option does not suit."""
         rule = SnapshotRule.of(spec)
+        read = rule.judge(rule.policy).columns
         by = options.by or next((each.by for each in rule.policy.clauses if each.by), None)
         by = f"{by}.label" if by in rule.contents.tasks else by
         groups = Clause(AUDIT, "0", by, math.inf)
         whole = replace(rule.policy, clauses=(*rule.policy.clauses, groups))
         rule = replace(rule, policy=whole)
         rule.judge(whole)
-        audited = cls._bound(rule, {}, options.positive)
+        audited = cls._bound(rule, read, {}, options.positive)
         if not audited.tasks:
             fix = "reads no answer, so people have nothing to label; name a label of documents "
             fix += "that should be dropped: --positive TASK.LABEL"
@@ -79,27 +81,31 @@ class AuditedRule:
         """The same with all thresholds, after a check of the input."""
         rule = self.rule
         shards, _ = labelled_shards(rule.spec, rule.store, rule.contents, cache_dir)
-        read = [shards[named.sid] for named in rule.contents.shards]
+        labelled = [shards[named.sid] for named in rule.contents.shards]
         options = rule.spec.input.storage_options
-        check_columns_of(read, options, rule.policy.inputs, place="filter")
+        check_columns_of(labelled, options, rule.policy.inputs, place="filter")
         *clauses, groups = rule.policy.clauses
         plain = replace(rule, policy=replace(rule.policy, clauses=tuple(clauses)))
         policy = plain.with_thresholds(shards)
         policy = replace(policy, clauses=(*policy.clauses, groups))
-        return self._bound(replace(rule, policy=policy), shards, self.positive)
+        return self._bound(replace(rule, policy=policy), self.read, shards, self.positive)
 
     @classmethod
     def _bound(
-        cls, rule: SnapshotRule, shards: Mapping[str, Shard], positive: str | None
+        cls,
+        rule: SnapshotRule,
+        read: tuple[str, ...],
+        shards: Mapping[str, Shard],
+        positive: str | None,
     ) -> AuditedRule:
         names = rule.contents.tasks.keys()
         if positive is None:
             reasons = reasons_of(rule.policy, _schema(rule), names)
-            return cls(rule, shards, None, reasons, reasons)
+            return cls(rule, read, shards, None, reasons, reasons)
         task, label = _task_and_label(rule, positive)
         quoted = label.replace("'", "''")
         other = condition(f"\"{task}\".label <> '{quoted}'", positive, _schema(rule), names)
-        return cls(rule, shards, positive, (), (other,))
+        return cls(rule, read, shards, positive, (), (other,))
 
     @property
     def schema(self) -> pa.Schema:
@@ -120,9 +126,7 @@ class AuditedRule:
     @property
     def read_tasks(self) -> tuple[str, ...]:
         """The tasks that a document needs an answer to: those of the rule, and those to label."""
-        *clauses, _groups = self.rule.policy.clauses
-        read = self.rule.judge(replace(self.rule.policy, clauses=tuple(clauses))).columns
-        names = {*read, *self.tasks}
+        names = {*self.read, *self.tasks}
         return tuple(task.name for task in self.rule.spec.tasks if task.name in names)
 
     def documents(self, groups: dict[str, int]) -> Iterator[AnsweredDocuments]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.snapshots import SnapshotTask, contents, publish
 from pipeline.options import AuditOptions, EvalOptions, GoldOptions
+from pipeline.report.audit import show_audited
+from pipeline.report.console import console_on
 from pipeline.sources.source import find_objects
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import parse_spec
@@ -55,6 +58,7 @@ class Known:
     truth: Mapping[str, NDArray[np.str_]]  # [documents] of each task
     p: Mapping[str, NDArray[np.float32]]  # [documents, labels] of each task
     sources: NDArray[np.str_]  # [documents]
+    texts: NDArray[np.str_]  # [documents]
     by_text: Mapping[str, Mapping[str, str]]
 
     def spec(self, **rule: Any) -> JobSpec:
@@ -116,7 +120,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
         text: {task: str(truth[task][number]) for task in LABELS}
         for number, text in enumerate(texts)
     }
-    return Known(folder, truth, p, sources, by_text)
+    return Known(folder, truth, p, sources, np.array(texts), by_text)
 
 
 def _publish(folder: Path, p: Mapping[str, NDArray[np.float32]]) -> None:
@@ -269,7 +273,7 @@ def test_other_rules_give_what_scikit_learn_counts(rule: str, known: Known) -> N
         )
 
 
-@pytest.mark.parametrize("samples", [5, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("samples", [5, pytest.param(60, marks=pytest.mark.slow)])
 def test_the_intervals_of_the_rule_and_of_each_reason_hold_the_truth(
     samples: int, known: Known
 ) -> None:
@@ -305,21 +309,40 @@ def test_a_row_counts_where_its_labels_are_enough(known: Known) -> None:
     ]
     assert 0 < sum(decided) < 300
     assert (result.labels, result.unlabelled) == (sum(decided), 300 - sum(decided))
+    some = [any(row[task] for task in LABELS) for row in rows]
+    assert result.unfinished == sum(some) - sum(decided) > 0
     for reason, task in zip((TOXIC, SPAM, ENGLISH), LABELS, strict=True):
         assert result.reasons[reason]["prevalence"].labels == sum(bool(r[task]) for r in rows)
 
 
-def test_a_reason_whose_column_nobody_filled_in_has_no_estimate(known: Known) -> None:
+def test_a_reason_whose_column_nobody_filled_in_has_no_estimate(
+    known: Known, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor has the whole rule: the only rows that count would be those that should be dropped."""
     spec = known.spec(**DEMO)
     known.draw(spec, sample=1_000)
     known.label(("toxic", "spam"))
-    result = known.audit(spec, positive="spam.spam")
-    _, is_spam = decisions(known)[SPAM]
-    assert result.prevalence.estimate == pytest.approx(is_spam.mean())
-    loose = known.spec(keep=f"{TOXIC} and {SPAM} and language.label <> 'Spanish'")
-    known.label(("language",), seed=0)
-    found = known.audit(loose)
-    assert found.reasons[SPAM]["precision"].estimate is not None
+    result = known.audit(spec)
+    for part in ("", ENGLISH):
+        assert {of.estimate for of in estimates(result)[part].values()} == {None}
+    for reason in (TOXIC, SPAM):
+        assert_exact(result.reasons[reason], *decisions(known)[reason])
+    assert (result.labels, result.unlabelled, result.unfinished) == (0, TEXTS, TEXTS)
+    show_audited(result, console_on(sys.stdout))
+    shown = capsys.readouterr().out
+    assert "too few labels" in shown and f"{result.unfinished} of these have labels" in shown
+
+
+def test_a_condition_on_the_input_decides_without_a_label(known: Known) -> None:
+    spec = known.spec(keep=f"{TOXIC} and doc.source = 'web'")
+    known.draw(spec, sample=1_000)
+    known.label(seed=2)
+    result = known.audit(spec)
+    with (known.folder / "sample.csv").open(newline="") as file:
+        labelled = {row["_text"].removeprefix("'") for row in csv.DictReader(file) if row["toxic"]}
+    in_web = {str(text) for text in known.texts[known.sources == "web"]}
+    assert result.labels == len(labelled | (known.by_text.keys() - in_web)) < TEXTS
+    assert result.unfinished == 0
 
 
 def test_the_command_shows_the_rule_and_each_reason(
