@@ -371,10 +371,9 @@ def test_the_command_shows_the_rule_and_each_reason(
 def test_an_evaluation_on_a_sample_has_the_figures_of_the_corpus_within_its_intervals(
     known: Known,
 ) -> None:
-    """Dropped documents are drawn more often, so unweighted rows would not have them."""
     spec = known.spec(**DEMO)
     snapshot = contents(LocalStore(known.folder / "out"), 1)
-    inside, tries, unweighted = 0, 0, []
+    inside, tries = 0, 0
     for seed in range(20):
         known.draw(spec, sample=150, seed=seed)
         known.label()
@@ -392,16 +391,11 @@ def test_an_evaluation_on_a_sample_has_the_figures_of_the_corpus_within_its_inte
             hits = known.p[task.task].argmax(axis=1) == [
                 LABELS[task.task].index(label) for label in known.truth[task.task]
             ]
-            scored = task.versions["raw"]
-            accuracy = scored.scores.headlines["accuracy"]
+            accuracy = task.versions["raw"].scores.headlines["accuracy"]
             assert accuracy.low is not None and accuracy.high is not None
             inside += accuracy.low <= hits.mean() <= accuracy.high
             tries += 1
-            if task.task == "spam":
-                plain = (scored.p.argmax(axis=1) == scored.truth).mean()
-                unweighted.append(float(plain - hits.mean()))
     assert tries == 60 and inside / tries >= 0.92, inside
-    assert abs(np.mean(unweighted)) > 0.02
 
 
 def test_a_sample_of_all_texts_evaluates_to_the_corpus(known: Known) -> None:
