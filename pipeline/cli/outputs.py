@@ -109,7 +109,8 @@ def report(
     Parameters
     ----------
     gold
-        Gold labels: a file, or another run's output (default: no figures of quality).
+        Gold labels: a file, or another run's output. Without them, the page has no figures of
+        quality.
     """
     from pipeline.report.corpus_page import write_report
     from pipeline.report.page import check_folder

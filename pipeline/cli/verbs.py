@@ -98,10 +98,10 @@ def run(
     options: Annotated[RunOptions, FLATTEN] = RunOptions(),
     as_json: AsJson = False,
 ) -> int:
-    """Bring the output up to date, and publish a snapshot of it.
+    """Label every document that has no answer yet, then publish a snapshot.
 
-    Only missing answers are computed. After a crash, or when the corpus has grown, run the same
-    command again. Exit code 3 means that some shards are still missing.
+    After a crash, or when the corpus has grown, run the same command again. Exit
+    code 3 means that some shards are still missing.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def _submit_and_follow(
     spec: JobSpec, address: str, flags: Sequence[str], *, installed: bool
 ) -> int:
     from pipeline.cluster.submission import connect, follow, submit
-    from pipeline.report.console import JobLog, wants_stop
+    from pipeline.report.console import JobLog, escape_controls, wants_stop
 
     client = connect(address)
     job = submit(client, spec, address, flags, installed=installed)
@@ -165,7 +165,8 @@ def _submit_and_follow(
     finally:
         log.close()
     if ended.exit_code:
-        print(f"assay: {job.id} {ended.status}: {ended.message}", file=sys.stderr)
+        line = f"assay: {job.id} {ended.status}: {ended.message}"
+        print(escape_controls(line), file=sys.stderr)
     return ended.exit_code
 
 
@@ -247,7 +248,7 @@ def evaluate(
     Parameters
     ----------
     html
-        Also write the page of `assay report`, with these figures, to this file (default: no page).
+        Also write the page of `assay report`, with these figures, to this file or URL.
     """
     if html:
         from pipeline.report.page import check_folder

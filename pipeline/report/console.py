@@ -123,7 +123,7 @@ class JobLog:
                 with suppress(ValueError):
                     json.loads(line)
                     stream = self._out
-            print(line, file=stream, flush=True)
+            print(escape_controls(line), file=stream, flush=True)
 
     def close(self) -> None:
         """Print a last line that has no end."""
