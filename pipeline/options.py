@@ -329,8 +329,8 @@ class AuditOptions:
 class ReportOptions:
     """What a report is written to, and which groups it has."""
 
-    to: Annotated[str, Parameter(metavar="FILE")] = "report.html"
-    """The page; a file that exists is replaced."""
+    to: Annotated[str, Parameter(metavar="URL")] = "report.html"
+    """The page, at a local path or a URL; a file that exists is replaced."""
     by: Annotated[str | None, Parameter(metavar="GROUP")] = None
     """Groups: a task, or SQL such as doc.source (default: the rule's)."""
     terms: Annotated[tuple[str, ...], Parameter("--term", metavar="WORD")] = ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from pipeline.report.drift import comparison_json, drift_line, task_grid
 from pipeline.report.evaluation_table import evaluation_json
 from pipeline.report.page import bullets, document, facts, safe, table, write
 from pipeline.report.thresholds import SCRIPT, histogram, slider
+from pipeline.stores.named_files import Target
 from pipeline.verbs.corpus_report import CorpusReport, Pairs
 
 SHOWN_GROUPS = 20
@@ -55,9 +55,9 @@ _SECTIONS = {
 }
 
 
-def write_report(report: CorpusReport, path: Path, *, spec_file: str, flag: str) -> None:
-    """Writes the page, and replaces a file at `path`. StorageError if it cannot be written."""
-    write(page(report, spec_file=spec_file, written_at=datetime.now(UTC)), path, flag=flag)
+def write_report(report: CorpusReport, target: Target, *, spec_file: str) -> None:
+    """Writes the page, and replaces a file that exists. StorageError if it cannot be written."""
+    write(page(report, spec_file=spec_file, written_at=datetime.now(UTC)), target)
 
 
 def page(report: CorpusReport, *, spec_file: str, written_at: datetime) -> str:

@@ -304,7 +304,7 @@ def test_a_term_is_a_word_where_the_script_has_spaces(
         (["--by", "doc.nothing"], "--by: "),
         (["--by", "toxic.p"], "--by: has several values; name one, such as toxic.label"),
         (["--gold", "nowhere.csv"], "--gold: "),
-        (["--to", "no/such/page.html"], "--to: make the folder no/such (got 'no/such/page.html')"),
+        (["--to", "ftpp://host/x.html"], "--to: cannot be opened: "),
         (["--to", "."], "--to: is a folder; name a file (got '.')"),
     ],
 )
