@@ -257,7 +257,7 @@ def test_the_page_of_an_evaluation_is_this_page_with_its_gates(
     assert main([*command, *gates, "--html", str(page)]) == 1
     assert "FAILED: toxic.auroc > 1" in capsys.readouterr().out
     written = page.read_text()
-    assert "FAILED" in written and "precision 0.5" in written and "What the filter does" in written
+    assert "FAILED" in written and "precision 0.5" in written and "Why documents are" in written
 
 
 def test_groups_do_not_change_the_thresholds_of_the_rule(
