@@ -27,6 +27,7 @@ from pipeline.options import EvalOptions, FilterOptions, GoldOptions, ReportOpti
 from pipeline.report.console import Grid, console_on, interval, truncate, two_columns
 from pipeline.report.corpus_page import write_report
 from pipeline.report.doubts import evaluation_doubts
+from pipeline.report.page import page_target
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.corpus_report import report_of
@@ -34,7 +35,7 @@ from pipeline.verbs.evaluate import Evaluation, evaluate
 
 SPEC = "jobs/specs/demo.yaml"
 CORPUS = "jobs/corpus"
-PAGE = Path("out/demo.html")
+PAGE = "out/demo.html"
 FILTERED = "out/demo_filtered"
 # The same question twice: by a trained readout, and asked without training.
 UNTRAINED, TRAINED = "spam_asked", "spam"
@@ -52,7 +53,8 @@ def demo() -> int:
     source = f"{CORPUS}/gold.jsonl"
     evaluation = evaluate(spec, source, gold, EvalOptions(), cache_dir=cache_dir)
     report = report_of(spec, evaluation, ReportOptions(), cache_dir=cache_dir)
-    write_report(report, PAGE, spec_file=SPEC, flag="page")
+    page = page_target(PAGE, spec.storage_options, flag="page", plots=True)
+    write_report(report, page, spec_file=SPEC)
     filtered = filter_corpus(spec, FilterOptions(to=FILTERED), cache_dir=cache_dir)
     show(spec, evaluation, filtered, console_on(sys.stdout))
     return 0
@@ -92,7 +94,7 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult, console:
     console.print(
         two_columns(
             {
-                "page with plots": str(PAGE),
+                "page with plots": PAGE,
                 "labels": f"{spec.output}; more rows: {assay} show {SPEC}",
                 "kept documents": filtered.kept_at,
                 "your documents": f"{assay} init DATA --to my.yaml, then read docs/quickstart.md",

@@ -67,7 +67,7 @@ class SpecError(AssayError):
 
 
 class RefusedError(AssayError):
-    """To continue could lose or expose data, so nothing was started."""
+    """Continuing could lose or expose data, so nothing was started."""
 
     exit_code = 4
 

@@ -72,7 +72,7 @@ class PlanOptions:
     workers: Annotated[int, WHOLE] = 1
     """Number of workers to plan for."""
     price: Annotated[float | None, Parameter(metavar="PRICE")] = None
-    """Price of one worker for one hour, in any currency (default: no cost is shown)."""
+    """Price of one worker for one hour, in any currency."""
     rate: Annotated[float | None, Parameter(metavar="RATE")] = None
     """Documents that one worker labels in a second (default: measured here)."""
     documents: Annotated[int | None, WHOLE] = None
@@ -87,8 +87,7 @@ class RunOptions:
     """What a run labels and publishes, and when it ends if that is not done."""
 
     sample: Annotated[str | None, Parameter(metavar="SHARE")] = None
-    """Label only this share of the documents, as in 1% or 0.01: the same documents each time
-    (default: all)."""
+    """Label only this share of the documents, as in 1%: the same ones each time (default: all)."""
     where: Annotated[str | None, Parameter(metavar="SQL")] = None
     """Label only documents whose input columns satisfy this condition, as in "year >= 2020"
     (default: all)."""
@@ -101,12 +100,11 @@ class RunOptions:
     """End the run when a worker has answered nothing for this many seconds, or for 10 times its
     slowest batch if that is longer."""
     max_hours: Annotated[float | None, Parameter(metavar="H")] = None
-    """End the run, with exit code 3, when it has taken this many hours (default: no bound)."""
+    """End the run, with exit code 3, when it has taken this many hours."""
     max_cost: Annotated[float | None, Parameter(metavar="C")] = None
-    """End the run, with exit code 3, when its workers have cost this much; needs --price
-    (default: no bound)."""
+    """End the run, with exit code 3, when its workers have cost this much; needs --price."""
     price: Annotated[float | None, Parameter(metavar="PRICE")] = None
-    """Price of one worker for one hour, in the currency of --max-cost (default: none)."""
+    """Price of one worker for one hour, in the currency of --max-cost."""
 
     def __post_init__(self) -> None:
         names = ("stall_limit", "max_hours", "max_cost", "price")
@@ -156,14 +154,13 @@ class GoldColumns:
         tuple[tuple[str, str], ...],
         Parameter("--value", metavar="GOLD=LABEL", converter=_pairs, n_tokens=1),
     ] = ()
-    """Value of the gold file that means a label of the spec (default: the label's name).
-    Repeatable."""
+    """Value of the gold file that means a label (default: the label's name). Repeatable."""
     scores: Annotated[
         tuple[tuple[str, str], ...],
         Parameter("--score", metavar="TASK=COLUMN", converter=_distinct_pairs, n_tokens=1),
     ] = ()
     """Column of the gold file with scores from 0 to 1 of the label that has the task's name, or
-    TASK.LABEL=COLUMN for another label; the task has two labels (default: none). Repeatable."""
+    TASK.LABEL=COLUMN for another label; the task has two labels. Repeatable."""
 
     def words(self, task: str) -> tuple[str, ...]:
         """The options with which a command reads the same gold labels for one task alone."""
@@ -191,14 +188,11 @@ class EvalOptions:
     """What an evaluation reports beside its figures."""
 
     precision: Annotated[float | None, Parameter(metavar="P")] = None
-    """Find for each label the threshold that reaches this precision, from 0 to 1 (default: no
-    search)."""
+    """Find for each label the threshold that reaches this precision, from 0 to 1."""
     recall: Annotated[float | None, Parameter(metavar="R")] = None
-    """Find for each label the threshold that reaches this recall, from 0 to 1 (default: no
-    search)."""
+    """Find for each label the threshold that reaches this recall, from 0 to 1."""
     gates: Annotated[tuple[str, ...], Parameter("--gate", metavar="GATE")] = ()
-    """Requirement such as 'toxic.f1 >= 0.8'; the exit code is 1 if it fails (default: none).
-    Repeatable."""
+    """Requirement such as 'toxic.f1 >= 0.8'; the exit code is 1 if it fails. Repeatable."""
     resamples: Annotated[int, WHOLE] = RESAMPLES
     """Number of bootstrap resamples for the confidence intervals."""
 
@@ -230,7 +224,7 @@ class CalibrateOptions:
     method: Literal["batch", "temperature", "isotonic"]
     """Calibration method; temperature and isotonic need --gold."""
     gold: Annotated[str | None, Parameter(metavar="FILE")] = None
-    """Gold labels: a CSV, JSON lines or Parquet file, or another run's output (default: none)."""
+    """Gold labels: a CSV, JSON lines or Parquet file, or another run's output."""
     snapshot: Annotated[int | None, WHOLE] = None
     """Number of the snapshot with the answers (default: the last one that has them)."""
 
@@ -272,14 +266,13 @@ class FilterOptions:
     """Where a filtered corpus is written, and what is counted."""
 
     to: Annotated[str | None, Parameter(metavar="URL")] = None
-    """Folder or URL for the documents that are kept (default: none; required without
-    --dry-run)."""
+    """Folder or URL for the documents that are kept; required without --dry-run."""
     dropped: Annotated[str | None, Parameter(metavar="URL")] = None
     """Folder or URL for the documents that are dropped (default: below --to)."""
     on_error: OnError | None = None
     """What happens to documents without an answer (default: the spec's filter.on_error)."""
     by: Annotated[tuple[str, ...], Parameter(metavar="COLUMN")] = ()
-    """Also count by this column of the input (default: by no column). Repeatable."""
+    """Also count by this column of the input. Repeatable."""
     dry_run: bool = False
     """Print what would be dropped, also at other shares, and write nothing."""
 
@@ -333,13 +326,12 @@ class AuditOptions:
 class ReportOptions:
     """What a report is written to, and which groups it has."""
 
-    to: Annotated[str, Parameter(metavar="FILE")] = "report.html"
-    """The page; a file that exists is replaced."""
+    to: Annotated[str, Parameter(metavar="URL")] = "report.html"
+    """The page, at a local path or a URL; a file that exists is replaced."""
     by: Annotated[str | None, Parameter(metavar="GROUP")] = None
     """Groups: a task, or SQL such as doc.source (default: the rule's)."""
     terms: Annotated[tuple[str, ...], Parameter("--term", metavar="WORD")] = ()
-    """Also compare the false positives of texts with this word, by the gold labels (default: none).
-    Repeatable."""
+    """Also compare the false positives of texts with this word, by the gold labels. Repeatable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,8 +354,7 @@ class ShowOptions:
     """Which example rows are shown."""
 
     where: Annotated[str | None, Parameter(metavar="SQL")] = None
-    """Condition such as "toxic.p.toxic > 0.9", with the columns of open_labels (default: every
-    row)."""
+    """Condition such as "toxic.p.toxic > 0.9", with the columns of open_labels (default: all)."""
     n: Annotated[
         int, Parameter(("--n", "-n"), metavar="N", converter=_whole_number, n_tokens=1)
     ] = 10

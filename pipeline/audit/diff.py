@@ -19,7 +19,7 @@ from scipy.special import rel_entr
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
-from pipeline.options import GroupBy
+from pipeline.options import GroupBy, Limits
 from pipeline.stores.store import Store
 
 SHOWN_FAILURES = 20
@@ -248,3 +248,24 @@ def flip_rate(flips: Flips) -> float:
     assert before == after, flips.shape
     total = flips.sum()
     return float(1 - np.trace(flips) / total) if total else 0.0
+
+
+def exceeded(comparison: Comparison, limits: Limits) -> tuple[str, ...]:
+    """A reason for each limit that a task exceeds; only tasks of both snapshots are compared."""
+    reasons = []
+    for change in comparison.tasks:
+        name, failing = change.task, change.newly_failing / max(1, comparison.rows[1])
+        if change.psi > limits.max_psi:
+            shift = f"PSI {change.psi:.4f} is above {limits.max_psi:g}"
+            reasons.append(f"the labels of {name} shifted: {shift}")
+        if change.flip_rate > limits.max_flip_rate:
+            flips = (
+                f"{change.flip_rate:.2%} of the shared texts is above {limits.max_flip_rate:.2%}"
+            )
+            reasons.append(f"the answers of {name} flipped: {flips}")
+        if failing > limits.max_failing:
+            reasons.append(
+                f"{change.newly_failing:,} rows of {name} had an answer and fail now: "
+                f"{failing:.2%} of all is above {limits.max_failing:.2%}"
+            )
+    return tuple(reasons)

@@ -34,6 +34,7 @@ from cyclopts.exceptions import (
 
 from pipeline.cache import cache_dir
 from pipeline.errors import AssayError, Problem, SpecError
+from pipeline.report.console import escape_controls
 from pipeline.runtime.imports import quick_imports, wait_passively
 
 EXIT_COMPLETE = 0
@@ -77,13 +78,17 @@ class Verb:
     def print(self, result: Any, *, as_json: bool, **keywords: Any) -> int:
         """Print the result as one JSON value, or as tables with the keywords; the exit code."""
         if as_json:
-            print(json.dumps(_function(f"{self.report}_json")(result)))
+            print(json.dumps(self.json(result)))
         else:
             from pipeline.report.console import console_on
 
             show = _function(self.report.replace(":", ":show_"))
             show(result, console_on(sys.stdout), **keywords)
         return self.exit_code(result)
+
+    def json(self, result: Any) -> Any:
+        """The result as JSON values."""
+        return _function(f"{self.report}_json")(result)
 
 
 class _RayReports(io.TextIOBase):
@@ -220,16 +225,34 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
         except CycloptsError as error:
             raise SpecError([_problem(error, command)]) from None
     except AssayError as error:
-        print(f"assay: {error}" if error.exit_code != 2 else str(error), file=sys.stderr)
+        name = "" if isinstance(error, SpecError) else "assay: "
+        print(f"{name}{_shown(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as stop:
         kept = f"{stop}; " if str(stop) else ""
         again = shlex.join([*command.name, *tokens])
-        print(f"assay: stopped; {kept}to continue, run: {again}", file=sys.stderr)
+        line = f"assay: stopped; {kept}to continue, run: {again}"
+        print(escape_controls(line), file=sys.stderr)
         return EXIT_INCOMPLETE
     if not tokens and command.default_command is None:
         return EXIT_WRONG_ARGUMENT  # the help was printed, because no verb was named
     return result if isinstance(result, int) else EXIT_COMPLETE
+
+
+def _shown(error: AssayError) -> str:
+    """The message with controls escaped; it may have names of files and columns of strangers."""
+    lines = error.problems if isinstance(error, SpecError) else str(error).split("\n")
+    return "\n".join(escape_controls(str(line)) for line in lines)
+
+
+class _LogFormatter(logging.Formatter):
+    """Lines of the log with controls escaped; an exception keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escape_controls(super().formatMessage(record))
+
+    def formatException(self, exc_info: Any) -> str:
+        return "\n".join(map(escape_controls, super().formatException(exc_info).split("\n")))
 
 
 @contextmanager
@@ -256,9 +279,9 @@ def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
 
 
 def _configure_process() -> None:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LogFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     # These log where they found credentials, and which fonts are installed.
     for name in ("botocore", "aiobotocore", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)

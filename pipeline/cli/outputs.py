@@ -5,14 +5,12 @@ Entry point: `app`, with the verbs of `verbs`, too.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Group, Parameter
 
 from pipeline.cli.app import VERBS
-from pipeline.cli.verbs import FLATTEN, AsJson, SpecFile, app
+from pipeline.cli.verbs import FLATTEN, AsJson, SpecFile, app, page_at, write_page
 from pipeline.options import (
     WHOLE,
     AuditOptions,
@@ -112,15 +110,12 @@ def report(
     Parameters
     ----------
     gold
-        Gold labels: a file, or another run's output (default: no figures of quality).
+        Gold labels: a file, or another run's output. Without them, the page has no figures of
+        quality.
     """
-    from pipeline.report.corpus_page import write_report
-    from pipeline.report.page import check_folder
-
-    check_folder(Path(options.to), flag="--to")
+    target = page_at(options.to, spec, flag="--to", plots=gold is not None)
     result = VERBS["report"].result(spec, gold, gold_options, options)
-    write_report(result, Path(options.to), spec_file=spec, flag="--to")
-    print(f"assay: wrote the page {options.to}", file=sys.stderr)
+    write_page(result, target, spec)
     return VERBS["report"].print(result, as_json=as_json)
 
 

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
@@ -34,6 +33,8 @@ from pipeline.options import (
 
 if TYPE_CHECKING:
     from pipeline.spec.schema import JobSpec
+    from pipeline.stores.named_files import Target
+    from pipeline.verbs.corpus_report import CorpusReport
 
 FLATTEN = Parameter("*")  # each field of the dataclass is an option of its own
 SpecFile = Annotated[str, Parameter("SPEC", help="YAML file that says what to label.")]
@@ -98,10 +99,10 @@ def run(
     options: Annotated[RunOptions, FLATTEN] = RunOptions(),
     as_json: AsJson = False,
 ) -> int:
-    """Bring the output up to date, and publish a snapshot of it.
+    """Label every document that has no answer yet, then publish a snapshot.
 
-    Only missing answers are computed. After a crash, or when the corpus has grown, run the same
-    command again. Exit code 3 means that some shards are still missing.
+    After a crash, or when the corpus has grown, run the same command again. Exit
+    code 3 means that some shards are still missing.
 
     Parameters
     ----------
@@ -145,7 +146,7 @@ def _submit_and_follow(
     spec: JobSpec, address: str, flags: Sequence[str], *, installed: bool
 ) -> int:
     from pipeline.cluster.submission import connect, follow, submit
-    from pipeline.report.console import JobLog, wants_stop
+    from pipeline.report.console import JobLog, escape_controls, wants_stop
 
     client = connect(address)
     job = submit(client, spec, address, flags, installed=installed)
@@ -165,7 +166,8 @@ def _submit_and_follow(
     finally:
         log.close()
     if ended.exit_code:
-        print(f"assay: {job.id} {ended.status}: {ended.message}", file=sys.stderr)
+        line = f"assay: {job.id} {ended.status}: {ended.message}"
+        print(escape_controls(line), file=sys.stderr)
     return ended.exit_code
 
 
@@ -237,7 +239,7 @@ def evaluate(
     gold: GoldFile,
     gold_options: Annotated[GoldOptions, FLATTEN] = GoldOptions(),
     options: Annotated[EvalOptions, FLATTEN] = EvalOptions(),
-    html: Annotated[str | None, Parameter(metavar="FILE")] = None,
+    html: Annotated[str | None, Parameter(metavar="URL")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Compare the answers with gold labels, with confidence intervals.
@@ -247,20 +249,31 @@ def evaluate(
     Parameters
     ----------
     html
-        Also write the page of `assay report`, with these figures, to this file (default: no page).
+        Also write the page of `assay report`, with these figures, to this local path or URL.
     """
-    if html:
-        from pipeline.report.page import check_folder
-
-        check_folder(Path(html), flag="--html")
+    target = page_at(html, spec, flag="--html", plots=True) if html else None
     evaluation = VERBS["eval"].result(spec, gold, gold_options, options)
-    if html:
-        from pipeline.report.corpus_page import write_report
-
-        report = VERBS["evaluated report"].result(spec, evaluation, ReportOptions())
-        write_report(report, Path(html), spec_file=spec, flag="--html")
-        print(f"assay: wrote the page {html}", file=sys.stderr)
+    if target is not None:
+        write_page(
+            VERBS["evaluated report"].result(spec, evaluation, ReportOptions()), target, spec
+        )
     return VERBS["eval"].print(evaluation, as_json=as_json)
+
+
+def page_at(url: str, spec_file: str, *, flag: str, plots: bool) -> Target:
+    """The file for a page, opened with the storage options of the spec before any work."""
+    from pipeline.report.page import page_target
+    from pipeline.spec.parse import load_spec
+
+    return page_target(url, load_spec(spec_file).storage_options, flag=flag, plots=plots)
+
+
+def write_page(report: CorpusReport, target: Target, spec_file: str) -> None:
+    """Writes the page of a report, and prints where."""
+    from pipeline.report.corpus_page import write_report
+
+    write_report(report, target, spec_file=spec_file)
+    print(f"assay: wrote the page {target.url}", file=sys.stderr)
 
 
 @app.command(group=IMPROVE, sort_key=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,8 +11,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import StorageError
+from pipeline.errors import DocumentError, StorageError
 from pipeline.filters.labelled import labelled_documents
+from pipeline.inference.decoding import decode_image
 from pipeline.ledger.cuts import logged_shards
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, read_shard
 from pipeline.ledger.snapshots import Contents
@@ -19,6 +22,7 @@ from pipeline.sources.shards import Shard
 from pipeline.sources.streams import Options
 from pipeline.stores.store import Store
 
+PICTURE_PIXELS = 240  # of its longer side
 _PLACES = pa.schema([DOCUMENT_SCHEMA.field(name) for name in ("content_hash", "row")])
 
 
@@ -92,3 +96,17 @@ def _starts(
         first += len(documents)
         if not left:
             return
+
+
+def small_png(image: bytes | None) -> str | None:
+    """A small PNG of the image, in base64; None without an image that can be decoded."""
+    if image is None:
+        return None
+    try:
+        picture = decode_image(image)
+    except DocumentError:
+        return None  # — its row says why
+    picture.thumbnail((PICTURE_PIXELS, PICTURE_PIXELS))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()

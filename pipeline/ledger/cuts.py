@@ -83,7 +83,7 @@ def load_or_cut(
             take({version: s for version, s in batch if not isinstance(s, str)})
     cuts = log.cuts_of(versions, tuple(unreadable))
     if not cuts.shards and unreadable:
-        raise StorageError("\n".join(unreadable))
+        raise StorageError("\n".join(" ".join(reason.splitlines()) for reason in unreadable))
     if not cuts.shards:
         fix = f"none of the {len(objects)} files has a row; name files with rows"
         if len(objects) == 1:

@@ -29,7 +29,7 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
     model = f"{findings.model_folder}, {findings.dtype}{weights} on {findings.device}"
     template = "chat" if findings.has_chat_template else "none: plain text ending in 'Answer:'"
     rows = [
-        ("storage", f"{findings.output}: no write can replace another (create-only)"),
+        ("storage", f"{findings.output}: conditional create works"),
         ("documents", f"{findings.documents:,}"),
         ("model", model),
         ("context", f"{findings.context_tokens:,} tokens"),
@@ -48,7 +48,8 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
         console.print(f"\nwarning: {escape_controls(doubt)}", markup=False)
     for prompt in findings.prompts if prompts else ():
         console.print(f"\n--- {escape_controls(f'{prompt.task} · {prompt.doc_id}')} ---")
-        console.print(prompt.text)
+        for line in prompt.text.split("\n"):
+            console.print(escape_controls(line))
         console.print(list(prompt.token_ids))
 
 
@@ -165,7 +166,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "s / document": lambda row: f"{row.seconds_per_document:.2f}",
     "docs / s": lambda row: f"{row.docs_per_s:.3f}",
     "tokens / s": lambda row: f"{row.tokens_per_s:,.0f}",
-    "x tree": lambda row: f"{row.times_tree:.2f}",
+    "times assay": lambda row: f"{row.times_tree:.2f}",
     "peak MB": lambda row: f"{row.peak_bytes / 1e6:,.0f}",
     "share": lambda row: f"{row.matmul_share:.0%}",
 }
@@ -183,9 +184,9 @@ def show_bench(bench: Bench, console: Console) -> None:
         grid = Grid(name, tuple(_COLUMNS), [[f(row) for f in _COLUMNS.values()] for row in rows])
         console.print(grid.table())
     console.print(
-        "tokens: the documents' own tokens; x tree: median ratio of paired rounds; share: the "
-        "tree's FLOP in this time, as a share of the rate of plain matrix products here, "
-        f"{bench.matmul_flops / 1e9:,.0f} GFLOP/s at best"
+        "tokens: those of the documents; times assay: median ratio of paired rounds; share: useful "
+        "FLOP/s, as % of this machine's matmul peak, "
+        f"{bench.matmul_flops / 1e9:,.0f} GFLOP/s"
     )
 
 

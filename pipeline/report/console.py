@@ -10,13 +10,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.evaluation.intervals import Figure
+if TYPE_CHECKING:  # imports scipy
+    from pipeline.evaluation.intervals import Figure
 
 _UNLIMITED_COLUMNS, _LINES = 10_000, 25
 
@@ -123,7 +124,7 @@ class JobLog:
                 with suppress(ValueError):
                     json.loads(line)
                     stream = self._out
-            print(line, file=stream, flush=True)
+            print(escape_controls(line), file=stream, flush=True)
 
     def close(self) -> None:
         """Print a last line that has no end."""

@@ -1,7 +1,8 @@
 """Warnings of answers that may mean nothing, each one line with what to do.
 
 Entry points: `label_doubts`, for the labels that a run gave, `evaluation_doubts`, for the figures
-of an evaluation, and `check_doubts`, for the answers to the few documents of a check.
+of an evaluation, `report_doubts`, for all of a report, and `check_doubts`, for the answers to the
+few documents of a check.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from pipeline.audit.diff import exceeded
 from pipeline.gold.fitted_texts import LEAST_ROWS
+from pipeline.options import Limits
+from pipeline.report.console import number
+from pipeline.runtime.outcome import is_failed_status
 
 if TYPE_CHECKING:
     from pipeline.gold.labels import Gold
     from pipeline.verbs.check import Findings
+    from pipeline.verbs.corpus_report import CorpusReport
     from pipeline.verbs.evaluate import TaskEvaluation
 
 # With fewer documents, or a smaller share of them, one label may be an accident.
@@ -62,6 +68,35 @@ def evaluation_doubts(task: TaskEvaluation, gold: Gold) -> Iterator[str]:
             ".5: these answers may be no better than chance. Train a readout (assay fit), use a "
             "larger model, or give more gold rows"
         )
+
+
+def report_doubts(report: CorpusReport) -> Iterator[str]:
+    """Every reason why the labels, the figures or the filter of a report may mislead."""
+    if report.partial:
+        yield "the snapshot leaves out documents of the input. Run again (assay run)"
+    for task in report.tasks:
+        failed = {name: n for name, n in task.statuses.items() if is_failed_status(name)}
+        if failed:
+            shown = ", ".join(f"{name} {count:,}" for name, count in failed.items())
+            yield f"{task.task}: {sum(failed.values()):,} documents have no answer ({shown})"
+    yield from label_doubts({task.task: task.labels for task in report.tasks})
+    quality = report.quality
+    if quality is not None:
+        for each in quality.tasks:
+            yield from evaluation_doubts(each, quality.gold)
+        for gate in quality.decisions:
+            if not gate.passed:
+                yield f"the gate {gate.gate} FAILED: the value is {number(gate.value)}"
+    for of in report.subgroups:
+        for rate in of.rates:
+            if rate.flagged and rate.rate is not None and rate.rate_of_others is not None:
+                yield (
+                    f"{of.task}: {rate.name} has a false positive rate of {rate.rate:.1%} for "
+                    f"{of.label}, all other documents have {rate.rate_of_others:.1%}"
+                )
+    if report.drift is not None:
+        before = f"since {report.drift.before}"
+        yield from (f"{before}, {reason}" for reason in exceeded(report.drift, Limits()))
 
 
 def _nothing_judged(task: TaskEvaluation) -> str:

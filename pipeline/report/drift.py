@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from pipeline.audit.diff import Comparison, TaskChange, shares
+from pipeline.options import Limits
 from pipeline.report.console import Grid, escape_controls, two_columns
 from pipeline.report.run import summary_json, summary_table
 from pipeline.verbs.relabel import ScheduledRun
@@ -80,9 +81,10 @@ def task_grid(task: TaskChange) -> Grid:
 
 
 def drift_line(task: TaskChange) -> str:
-    """The size of the change in one line, and documents that newly fail."""
+    """Whether the labels shifted, by how much, and documents that newly fail."""
+    verdict = "shifted" if task.psi > Limits().max_psi else "stable"
     line = (
-        f"PSI {task.psi:.4f} · Jensen-Shannon {task.jensen_shannon:.4f} bits · "
+        f"{verdict}: PSI {task.psi:.4f} · Jensen-Shannon {task.jensen_shannon:.4f} bits · "
         f"{task.flip_rate:.2%} of {int(task.flips.sum()):,} shared texts flipped"
     )
     if not task.newly_failing:

@@ -14,22 +14,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.metrics import Floats
 from pipeline.evaluation.thresholds import OperatingPoints, operating_points
 from pipeline.report.console import truncate
 from pipeline.verbs.evaluate import TaskEvaluation, VersionScores
-
-try:
-    from matplotlib import rc_context
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-except ImportError as missing:
-    fix = "its plots need matplotlib; pip install 'corpus-assay[plots]'"
-    raise SpecError([Problem("page", fix, missing.name)]) from missing
 
 LABEL_CHARS = 18
 # More lines or panels are hard to distinguish: the labels with the most gold rows are drawn.

@@ -10,16 +10,10 @@ from collections.abc import Iterator
 
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.gold.labels import Gold
-from pipeline.report.console import Grid, interval, number
+from pipeline.report.console import Grid, number
 from pipeline.report.doubts import evaluation_doubts
 from pipeline.report.evaluation_plots import plots
-from pipeline.report.evaluation_table import (
-    gold_words,
-    issue_grid,
-    row_counts,
-    score_grids,
-    sources,
-)
+from pipeline.report.evaluation_table import issue_grid, row_counts, score_grids, sources
 from pipeline.report.page import bullets, facts, safe, table
 from pipeline.verbs.evaluate import Evaluation, TaskEvaluation
 
@@ -35,8 +29,7 @@ _NOTE = (
 
 
 def evaluation_section(evaluation: Evaluation, spec_file: str) -> Iterator[str]:
-    """Parts of a page: the main figures, the next steps, and all figures and plots of each task."""
-    yield bullets(_headline(task, evaluation.gold) for task in evaluation.tasks)
+    """Parts of a page: the next steps, and all figures and plots of each task."""
     yield "<h3>What to do next</h3>"
     yield bullets(_next_steps(evaluation, spec_file))
     gates = [
@@ -50,20 +43,6 @@ def evaluation_section(evaluation: Evaluation, spec_file: str) -> Iterator[str]:
     yield facts([*rows, *sources(evaluation)])
     for task in evaluation.tasks:
         yield from _task_section(task, evaluation.gold)
-
-
-def _headline(task: TaskEvaluation, gold: Gold) -> str:
-    if not task.versions:
-        return safe(" ".join(evaluation_doubts(task, gold)))
-    headlines = next(iter(task.versions.values())).scores.headlines
-    figures = [f"accuracy {interval(headlines['accuracy'])}"]
-    if headlines["auroc"].value is not None:
-        figures.insert(0, f"AUROC {interval(headlines['auroc'])}")
-    doubt = "; it may be no better than chance" if task.at_chance else ""
-    doubt += "; labels of the gold look swapped" if task.swapped else ""
-    rows = f"on {task.rows.evaluated:,} documents, by {gold_words(gold, task.task)}{doubt}"
-    shown = ", ".join([*figures, rows])
-    return f"<strong>{safe(task.task)}</strong>: {safe(shown)}"
 
 
 def _next_steps(evaluation: Evaluation, spec_file: str) -> Iterator[str]:

@@ -78,6 +78,18 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
         yield "without gold", ", ".join(evaluation.without_gold)
 
 
+def headline(task: TaskEvaluation, gold: Gold) -> str:
+    """The main figures of a task in one line, and who gave the gold labels."""
+    if not task.versions:
+        return "nothing is judged"
+    headlines = next(iter(task.versions.values())).scores.headlines
+    figures = [f"accuracy {interval(headlines['accuracy'])}"]
+    if headlines["auroc"].value is not None:
+        figures.insert(0, f"AUROC {interval(headlines['auroc'])}")
+    rows = f"on {task.rows.evaluated:,} documents, by {gold_words(gold, task.task)}"
+    return ", ".join([*figures, rows])
+
+
 def row_counts(task: TaskEvaluation) -> str:
     """How many rows were evaluated, and why the others were not."""
     rows = task.rows

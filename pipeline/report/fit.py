@@ -93,7 +93,7 @@ def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
     if task.scored and task.agreement:
         yield (
             "targets",
-            f"scores of {task.scored}; the metrics count one above .5 as this label",
+            f"scores of {task.scored}; for metrics, a score above .5 counts as {task.scored}",
         )
         rank, error = task.agreement.rank_correlation, task.agreement.mean_absolute_error
         shown = f"rank correlation {number(rank)}, mean absolute error {number(error)}"

@@ -31,13 +31,17 @@ def show_verified(verified: VerifyResult, console: Console) -> None:
         "rows": f"{verified.rows:,}, {verified.cells:,} answers",
         "input": f"{verified.documents_read_again:,} documents read again"
         + (changed if verified.inputs_changed else ""),
-        "verdict": "intact" if verified.intact else f"{len(verified.damages):,} DAMAGES",
+        "verdict": "intact" if verified.intact else _problems(len(verified.damages)),
     }
     console.print(two_columns(facts))
     for damage in verified.damages[:SHOWN_DAMAGES]:
-        console.print(str(damage))
+        console.print(escape_controls(str(damage)))
     if len(verified.damages) > SHOWN_DAMAGES:
         console.print(f"and {len(verified.damages) - SHOWN_DAMAGES:,} more; --json has them all")
+
+
+def _problems(count: int) -> str:
+    return "1 problem" if count == 1 else f"{count:,} problems"
 
 
 def verified_json(verified: VerifyResult) -> dict[str, Any]:
@@ -54,7 +58,7 @@ def show_gc(result: GcResult, console: Console) -> None:
     if result.young:
         rows["younger"] = f"{result.young:,} objects that nothing else needs; see --older-than"
     if result.unknown:
-        rows["not touched"] = f"{result.unknown:,} files that are not assay's"
+        rows["not touched"] = f"{result.unknown:,} unknown files, left alone"
     rows["verdict"] = "nothing was deleted; add --delete to delete these objects"
     if result.deleted:
         rows["verdict"] = "deleted"

@@ -1,4 +1,4 @@
-"""HTML pages in one file, without requests. Entry points: `document` and `table`.
+"""HTML pages in one file, without requests. Entry points: `page_target`, `document` and `table`.
 
 Every text may be hostile, so `table` and `safe` escape it.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from pipeline.errors import Problem, SpecError, StorageError
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.errors import Problem, SpecError
 from pipeline.report.console import Grid, escape_controls
+from pipeline.stores.named_files import Target, open_target
 
 _LONG_CHARS = 60  # a longer cell is shown on several lines
 # The browser fetches nothing and runs no script but the page's own, whatever a text contains.
@@ -59,19 +64,26 @@ def document(title: str, parts: Iterable[str], *, style: str = "", script: str =
     )
 
 
-def check_folder(path: Path, *, flag: str) -> None:
-    """SpecError, which names `flag`, if the path is a folder, or in a folder that is missing."""
-    if path.is_dir() or not path.parent.is_dir():
-        fix = "is a folder; name a file" if path.is_dir() else f"make the folder {path.parent}"
-        raise SpecError([Problem(flag, fix, str(path))])
+def page_target(url: str, options: Mapping[str, Any], *, flag: str, plots: bool) -> Target:
+    """The file for a page, at a path or any fsspec URL; `plots`: the page has plots of gold labels.
+
+    Raises:
+        SpecError: The URL is a folder or cannot be opened, or the plots need a missing package.
+    """
+    if plots and find_spec("matplotlib") is None:
+        fix = "the plots of the page need matplotlib: pip install 'corpus-assay[plots]'"
+        raise SpecError([Problem(flag, fix, url)])
+    target = open_target(url, options, flag=flag)
+    is_local = isinstance(target.file_system, LocalFileSystem)
+    if url.endswith("/") or (is_local and Path(target.place).is_dir()):
+        raise SpecError([Problem(flag, "is a folder; name a file", url)])
+    return target
 
 
-def write(html: str, path: Path, *, flag: str) -> None:
-    """Replaces the file. StorageError, which names `flag`, if it cannot be written."""
-    try:
+def write(html: str, target: Target) -> None:
+    """Replaces the file in one step. StorageError if it cannot be written."""
+    with target.replaced() as path:
         path.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{flag}: {path}: cannot be written: {error}") from error
 
 
 def bullets(items: Iterable[str]) -> str:

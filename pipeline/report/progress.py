@@ -19,7 +19,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from pipeline.report.console import console_on
+from pipeline.report.console import console_on, escape_controls
 
 if TYPE_CHECKING:
     from pipeline.runtime.job import Plan
@@ -155,7 +155,9 @@ class Bar:
             if self._doing:
                 self._bar.remove_task(self._task)
             # — without a total the bar shows that something happens
-            self._task = self._bar.add_task(shown.doing, total=shown.documents or None, figures="")
+            self._task = self._bar.add_task(
+                escape_controls(shown.doing), total=shown.documents or None, figures=""
+            )
             self._doing = shown.doing
         self._tick_s = time.monotonic()
         self._pace.add(self._tick_s, shown)
@@ -173,7 +175,7 @@ def display(console: Console) -> Iterator[Show]:
         yield LogLines(time.monotonic)
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(None),
         TextColumn("{task.fields[figures]}"),
     )
@@ -289,7 +291,7 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
 
 def _print(console: Console, line: str) -> None:
     if console.is_terminal:
-        console.print(line)
+        console.print(escape_controls(line))
     else:
         logger.info("%s", line)
 

@@ -34,7 +34,7 @@ def show_examples(examples: Examples, console: Console) -> None:
         for task in tasks:
             if explanation := row[task].get(EXPLANATION):
                 text = " ".join(explanation["text"].split())
-                console.print(f"    {task} goes on: {truncate(text, TEXT_CHARS)}")
+                console.print(f"    {task}, continuation: {truncate(text, TEXT_CHARS)}")
     if not examples.rows.num_rows:
         console.print("no document satisfies --where")
     console.print(

@@ -50,7 +50,7 @@ def summary_table(outcome: Outcome) -> Table:
         ("labelled now", f"{tally.rows:,}; the model read {tally.asked_rows:,} of them"),
     ]
     if tally.taken_over:
-        lines.append(("taken over", f"{tally.taken_over:,} from other shards with equal texts"))
+        lines.append(("reused", f"{tally.taken_over:,} answers of other shards with equal texts"))
     if tally.rows:
         rate = tally.rows / tally.label_seconds if tally.label_seconds else 0.0
         saved = f"{tally.tokens_saved:,} ({tally.reuse_ratio:.0%})"
@@ -233,9 +233,7 @@ def show_status(status: Status, console: Console) -> None:
         (name, *(f"{n:,}" for n in (*asdict(task).values(), status.taken_over[name])))
         for name, task in status.tasks.items()
     ]
-    console.print(
-        Grid("", ("task", "done", "missing", "failed", "taken over"), rows).table(box=None)
-    )
+    console.print(Grid("", ("task", "done", "missing", "failed", "reused"), rows).table(box=None))
 
 
 def _duration(seconds: float) -> str:

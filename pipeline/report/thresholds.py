@@ -1,14 +1,16 @@
 """Scores of a corpus on a page: histograms, and a threshold to move.
 
-Entry points: `histogram`, and `slider` with its `SCRIPT`, which counts with the page's own numbers.
+Entry points: `histograms`, and `slider` with its `SCRIPT`, which counts what the page has.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.filters.tally import THRESHOLDS
 from pipeline.report.console import Grid, escape_controls
@@ -17,6 +19,11 @@ from pipeline.verbs.corpus_report import ScoreCounts
 
 SLIDER_GROUPS = 8  # the largest ones
 BARS = 50  # of a histogram
+MOST_FIGURES = 3  # of a task
+LEAST_SHARE = 0.01  # of the documents of a figure, above the lowest bar
+# Pixels of a figure; the axis begins below 1, so that a bar of one document has a height.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 328, 10, 140
+_LOG_BELOW_ONE = 0.3
 # `above(counts, n)`: the documents whose score is above threshold n, as `Histogram` counts them.
 SCRIPT = """
 const data = JSON.parse(document.getElementById('counts').textContent);
@@ -54,23 +61,72 @@ show();
 """
 
 
+def histograms(scores: Sequence[ScoreCounts]) -> str:
+    """The figures of a task: of two labels the first, else the labels with most to show.
+
+    A label has something to show if one document in a hundred scores above the lowest bar.
+    """
+    # — of two labels the second mirrors the first
+    candidates = scores[:1] if len(scores) == 2 else scores
+    above = [int(_bars(score)[1:].sum()) for score in candidates]
+    most = sorted(range(len(candidates)), key=lambda n: -above[n])[:MOST_FIGURES]
+    drawn = [
+        histogram(candidates[n])
+        for n in sorted(most)
+        if above[n] >= LEAST_SHARE * max(1, sum(candidates[n].sizes[0]))
+    ]
+    if not drawn:
+        return ""
+    left_out = len(candidates) - len(drawn)
+    more = f"<p>{left_out:,} more labels; --json has their counts.</p>" if left_out else ""
+    return f"<div class='figures'>{''.join(drawn)}</div>{more}"
+
+
 def histogram(score: ScoreCounts) -> str:
-    """Bars of equal width; the highest is as high as the figure."""
+    """Bars of equal width on a logarithmic axis, so that a bar of one document is visible."""
+    bars = _bars(score).tolist()
+    decades = max(1, len(str(max(bars))) - (str(max(bars)).strip("0") == "1"))
+    unit = (_BOTTOM - _TOP) / (decades + _LOG_BELOW_ONE)
+
+    def y(count: int) -> float:
+        return _BOTTOM - unit * (math.log10(count) + _LOG_BELOW_ONE)
+
+    width = (_RIGHT - _LEFT) / BARS
+    grid = "".join(
+        f"<line x1='{_LEFT}' x2='{_RIGHT}' y1='{y(10**n):.1f}' y2='{y(10**n):.1f}' "
+        f"stroke='#ccc'/><text x='{_LEFT - 4}' y='{y(10**n) + 4:.1f}' "
+        f"text-anchor='end'>{10**n:,}</text>"
+        for n in range(decades + 1)
+    )
+    drawn = "".join(
+        f"<rect x='{_LEFT + width * bar:.1f}' y='{y(count):.2f}' width='{width * 0.85:.1f}' "
+        f"height='{_BOTTOM - y(count):.2f}' fill='#1f5fa8'>"
+        f"<title>{bar / BARS:.2f} to {(bar + 1) / BARS:.2f}: {count:,}</title></rect>"
+        for bar, count in enumerate(bars)
+        if count
+    )
+    axis = "".join(
+        f"<text x='{_LEFT + share * (_RIGHT - _LEFT):.0f}' y='{_BOTTOM + 15}' "
+        f"text-anchor='middle'>{share:g}</text>"
+        for share in (0, 0.5, 1)
+    )
+    highest = max(range(BARS), key=bars.__getitem__)
+    name = safe(f"p of {score.label} ({score.task}), {sum(bars):,} documents")
+    where = f"{bars[highest]:,} at {highest / BARS:.2f} to {(highest + 1) / BARS:.2f}"
+    return (
+        f"<figure><svg viewBox='0 0 {_RIGHT + 12} {_BOTTOM + 20}' role='img' font-size='11' "
+        f"fill='#222' aria-label='{name}'>{grid}{drawn}"
+        f"<line x1='{_LEFT}' x2='{_RIGHT}' y1='{_BOTTOM}' y2='{_BOTTOM}' stroke='#222'/>{axis}"
+        f"</svg><figcaption>{name}; the highest bar has {where}; logarithmic scale</figcaption>"
+        "</figure>"
+    )
+
+
+def _bars(score: ScoreCounts) -> NDArray[np.int64]:  # [bars]
     counts = np.asarray(score.sizes[0], np.int64)
     cells = np.r_[counts[0] + counts[1], counts[2:]]  # — a score of 0 is in the first bar
-    bars = cells.reshape(BARS, -1).sum(axis=1)
-    heights = bars / max(1, int(bars.max())) * 100
-    drawn = "".join(
-        f"<rect x='{2 * bar}' y='{100 - height:.2f}' width='1.8' height='{height:.2f}'/>"
-        for bar, height in enumerate(heights.tolist())
-        if height
-    )
-    name = safe(f"p of {score.label} ({score.task}), {int(bars.sum()):,} documents")
-    return (
-        f"<figure><svg viewBox='0 0 100 100' preserveAspectRatio='none' fill='#1f5fa8' role='img' "
-        f"aria-label='{name}'>{drawn}</svg><figcaption>{name}; from 0 to 1, the highest bar has "
-        f"{int(bars.max()):,}</figcaption></figure>"
-    )
+    bars: NDArray[np.int64] = cells.reshape(BARS, -1).sum(axis=1)
+    return bars
 
 
 def slider(scores: Sequence[ScoreCounts]) -> Iterator[str]:

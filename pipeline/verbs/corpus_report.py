@@ -6,7 +6,6 @@ of gold, `drop_top` and the comparison with the snapshot before.
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import math
@@ -21,10 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.audit.diff import Comparison, compare
-from pipeline.errors import DocumentError, Problem, SpecError
+from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.subgroups import SubgroupRate, false_positive_rates
 from pipeline.filters.dry_run import ALL, Size
-from pipeline.filters.excerpts import excerpts
+from pipeline.filters.excerpts import excerpts, small_png
 from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.labelled import labelled_shards
 from pipeline.filters.policy import AUDIT, Clause, Policy
@@ -32,7 +31,6 @@ from pipeline.filters.removal import FilterReport, filter_report, limited_probab
 from pipeline.filters.rule import SnapshotRule
 from pipeline.filters.shard import failed_status
 from pipeline.filters.tally import MOST_GROUPS, Example, Tally
-from pipeline.inference.decoding import decode_image
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import EvalOptions, GoldOptions, ReportOptions
@@ -41,10 +39,9 @@ from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store
 from pipeline.verbs.evaluate import Evaluation, evaluate
-from pipeline.verbs.status import label_times
+from pipeline.verbs.status import label_times, pace_of_last_run
 
 TEXT_CHARS = 600  # of each example
-PICTURE_PIXELS = 240  # of its longer side
 
 Pairs = Mapping[str, tuple[Size, Size]]  # by group: kept, dropped
 
@@ -107,7 +104,7 @@ class CorpusReport:
     partial: bool  # the snapshot leaves out documents of the input
     whole: tuple[Size, Size]  # kept, dropped
     statuses: Mapping[str, int]
-    seconds: float | None  # between the first and the last commit of a shard
+    seconds: float | None  # of the last run, between its first and its last commit
     docs_per_s: float | None
     tasks: tuple[TaskReport, ...]
     scores: tuple[ScoreCounts, ...]
@@ -170,7 +167,8 @@ def report_of(
     rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec))
     tally, policy, by = _tallied(rule, quality, options, cache_dir)
     contents = rule.contents
-    seconds, rate = _pace(rule.store, contents)
+    before = _before(rule)
+    seconds, rate = _pace(rule.store, contents, before)
     tasks = tuple(_task(task, rule, tally) for task in spec.tasks)
     return CorpusReport(
         spec=spec.name,
@@ -197,7 +195,7 @@ def report_of(
         examples=_with_texts(rule, tally.examples),
         quality=quality,
         subgroups=tuple(_subgroups(quality, options.terms, tally.group_of)),
-        drift=_drift(rule),
+        drift=None if before is None else compare(rule.store, before, contents),
     )
 
 
@@ -296,20 +294,23 @@ def _task(task: TaskSpec, rule: SnapshotRule, tally: Tally) -> TaskReport:
     )
 
 
-def _pace(store: Store, snapshot: Contents) -> tuple[float | None, float | None]:
-    """The seconds between the first and the last commit, and the documents a second of the others.
+def _pace(
+    store: Store, snapshot: Contents, before: Contents | None
+) -> tuple[float | None, float | None]:
+    """The seconds and the documents per second of the last run that labelled the snapshot.
 
-    Nobody knows when the work on the first shard began, so its documents are left out.
+    Label files that the snapshot before has are of earlier runs.
     """
-    times: dict[str, float] = {}
+    earlier = {file.key for shard in before.shards for file in shard.files} if before else set()
+    written: dict[str, float] = {}
     for task, of in snapshot.tasks.items():
-        for sid, seconds in label_times(store, task, of.fp).items():
-            times[sid] = max(seconds, times.get(sid, 0.0))
-    done = sorted((times[s.sid], s.rows) for s in snapshot.shards if s.sid in times)
-    seconds = done[-1][0] - done[0][0] if len(done) > 1 else 0.0
-    if not seconds:
-        return None, None
-    return seconds, sum(rows for _, rows in done[1:]) / seconds
+        written |= label_times(store, task, of.fp)
+    commits = []
+    for shard in snapshot.shards:
+        new = {file.key for file in shard.labels.values()} - earlier
+        if times := [written[key] for key in new if key in written]:
+            commits.append((max(times), shard.rows))
+    return pace_of_last_run(commits) or (None, None)
 
 
 def _with_texts(rule: SnapshotRule, examples: Sequence[Example]) -> tuple[ShownExample, ...]:
@@ -322,23 +323,9 @@ def _with_texts(rule: SnapshotRule, examples: Sequence[Example]) -> tuple[ShownE
     options = rule.spec.input.storage_options
     shown = excerpts(rule.store, rule.contents, places, options, chars=TEXT_CHARS)
     return tuple(
-        ShownExample(example, excerpt.text, _picture(excerpt.image))
+        ShownExample(example, excerpt.text, small_png(excerpt.image))
         for example, excerpt in zip(examples, shown, strict=True)
     )
-
-
-def _picture(image: bytes | None) -> str | None:
-    """A small PNG of the image; None where there is none, or it cannot be decoded."""
-    if image is None:
-        return None
-    try:
-        picture = decode_image(image)
-    except DocumentError:
-        return None  # — its row says why
-    picture.thumbnail((PICTURE_PIXELS, PICTURE_PIXELS))
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def _subgroups(
@@ -375,11 +362,11 @@ def _word(term: str) -> re.Pattern[str]:
     return re.compile(edges[0] + re.escape(term) + edges[1], re.IGNORECASE)
 
 
-def _drift(rule: SnapshotRule) -> Comparison | None:
-    """The comparison with the spec's snapshot before; None if there is none."""
+def _before(rule: SnapshotRule) -> Contents | None:
+    """The spec's snapshot before, with one of its tasks; None if there is none."""
     for number in sorted(snapshot_numbers(rule.store), reverse=True):
         if number < rule.contents.number:
             before = contents(rule.store, number)
             if before.spec == rule.contents.spec and before.tasks.keys() & rule.contents.tasks:
-                return compare(rule.store, before, rule.contents)
+                return before
     return None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.audit.diff import Comparison, compare
+from pipeline.audit.diff import Comparison, compare, exceeded
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.gates import Decision
 from pipeline.gold.labels import read_gold
@@ -93,27 +93,6 @@ def judge(labelled: LabelledOutput, gate: Gate | None, limits: Limits) -> Schedu
         if not each.passed
     )
     if comparison:
-        rejected += _drifted(comparison, limits)
+        rejected += exceeded(comparison, limits)
     number = None if rejected else labelled.publish()
     return ScheduledRun(labelled.outcome(number), previous, comparison, decisions, rejected)
-
-
-def _drifted(comparison: Comparison, limits: Limits) -> tuple[str, ...]:
-    """A reason for each limit that a task exceeds; only tasks of both snapshots are compared."""
-    reasons = []
-    for change in comparison.tasks:
-        name, failing = change.task, change.newly_failing / max(1, comparison.rows[1])
-        if change.psi > limits.max_psi:
-            shift = f"PSI {change.psi:.4f} is above {limits.max_psi:g}"
-            reasons.append(f"the labels of {name} shifted: {shift}")
-        if change.flip_rate > limits.max_flip_rate:
-            flips = (
-                f"{change.flip_rate:.2%} of the shared texts is above {limits.max_flip_rate:.2%}"
-            )
-            reasons.append(f"the answers of {name} flipped: {flips}")
-        if failing > limits.max_failing:
-            reasons.append(
-                f"{change.newly_failing:,} rows of {name} had an answer and fail now: "
-                f"{failing:.2%} of all is above {limits.max_failing:.2%}"
-            )
-    return tuple(reasons)

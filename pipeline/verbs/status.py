@@ -29,6 +29,8 @@ from pipeline.stores.store import Store, open_store
 WINDOW_S = 900.0
 # Workers that start together commit together: a rate over less time would be a multiple of theirs.
 SHORTEST_S = 5.0
+# A run commits every few minutes, so that no commit in an hour means that nothing ran.
+IDLE_S = 3600.0
 
 Commit = tuple[float, int]  # seconds since the epoch, documents
 Rows = NDArray[np.int64]  # [docs]: in the input object
@@ -114,6 +116,24 @@ def docs_per_s(commits: Iterable[Commit], now_s: float) -> float | None:
     return sum(documents for _, documents in recent[1:]) / seconds
 
 
+def pace_of_last_run(commits: Iterable[Commit]) -> tuple[float, float] | None:
+    """The seconds of the last run among these commits, and its documents per second.
+
+    A run ends where nothing was committed for an hour. The documents of its first commit are left
+    out: nobody knows when their work began. None with fewer than two commits, or within five
+    seconds.
+    """
+    run: list[Commit] = []
+    for commit in sorted(commits):
+        if run and commit[0] - run[-1][0] > IDLE_S:
+            run = []
+        run.append(commit)
+    seconds = run[-1][0] - run[0][0] if run else 0.0
+    if seconds < SHORTEST_S:
+        return None
+    return seconds, sum(documents for _, documents in run[1:]) / seconds
+
+
 def _slice_rows(store: Store, planned: Plan) -> dict[str, Rows]:
     """The rows of each slice that has labels of a shard's rows, by shard id."""
     done = planned.done
@@ -168,14 +188,17 @@ def _commits(
         listed = list(pool.map(lambda task: label_times(store, task, fp[task]), fp))
     rows = {shard.id: shard.rows for shard in planned.shards}
     rows |= {sid: len(of_slice) for sid, of_slice in slices.items()}
+    by_shard = [
+        {key.sid: seconds for name, seconds in times.items() if (key := parse_key(name))}
+        for times in listed
+    ]
     return [
-        (max(times[sid] for times in listed), count)
+        (max(times[sid] for times in by_shard), count)
         for sid, count in rows.items()
-        if all(sid in times for times in listed)
+        if all(sid in times for times in by_shard)
     ]
 
 
 def label_times(store: Store, task: str, fp: str) -> dict[str, float]:
-    """When each shard's label file was created, by shard id."""
-    stored = ((parse_key(each.key), each) for each in store.list(label_folders(task, fp)[0]))
-    return {key.sid: each.modified_s for key, each in stored if key}
+    """When each label file of the task was created, by key."""
+    return {each.key: each.modified_s for each in store.list(label_folders(task, fp)[0])}

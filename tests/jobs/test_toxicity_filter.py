@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -14,11 +16,13 @@ from label_tables import label_table
 
 from jobs.toxicity_filter import main as job
 from pipeline.cli import main as assay
-from pipeline.ledger.cells import committed, record_specs
-from pipeline.ledger.cuts import load_or_cut
+from pipeline.cli.app import VERBS, Verb
+from pipeline.ledger.cells import Committed, committed, record_specs
+from pipeline.ledger.cuts import Cuts, load_or_cut
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.options import FilterOptions
+from pipeline.runtime.job import Plan
 from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec
@@ -118,21 +122,28 @@ def test_documents_without_an_answer_fail_the_filter_where_asked(
     assert "all, kept" in out and "on_error" not in out
 
 
+Steps = list[tuple[str, tuple[object, ...]]]
+
+
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, object]]:
-    """The steps that the job takes: each ends with the code that the spec's name gives it."""
-    called: list[tuple[str, str, object]] = []
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """The steps that the job takes, in place of their work."""
+    called: Steps = []
 
-    def run(spec: str) -> int:
-        called.append(("run", spec, None))
-        return 1 if "broken" in spec else 0
+    def result(verb: Verb, spec: str, *options: object) -> str:
+        called.append((verb.recipe.partition(":")[2], (spec, *options)))
+        return spec
 
-    def filter_corpus(spec: str, *, options: FilterOptions, as_json: bool) -> int:
-        called.append(("filter", spec, options))
-        return 3
+    def exit_code(verb: Verb) -> Callable[[str], int]:
+        return lambda spec: 3 if "filter_corpus" in verb.recipe else int("broken" in spec)
 
-    monkeypatch.setattr("jobs.toxicity_filter.run", run)
-    monkeypatch.setattr("jobs.toxicity_filter.filter_corpus", filter_corpus)
+    monkeypatch.setattr(Verb, "result", result)
+    monkeypatch.setattr(Verb, "json", lambda verb, _result: {"of": verb.recipe})
+    monkeypatch.setattr(Verb, "print", lambda verb, _result, **_: print(f"table of {verb.recipe}"))
+    monkeypatch.setattr(
+        "jobs.toxicity_filter.VERBS",
+        {name: replace(verb, exit_code=exit_code(verb)) for name, verb in VERBS.items()},
+    )
     return called
 
 
@@ -143,17 +154,53 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, object]]:
         ["--to", "there", "--by", "language", "s.yaml"],
     ],
 )
-def test_the_job_labels_and_then_filters(
-    words: list[str], steps: list[tuple[str, str, object]]
-) -> None:
+def test_the_job_labels_and_then_filters(words: list[str], steps: Steps) -> None:
     assert job(words) == 3
     options = FilterOptions(to="there", by=("language",))
-    assert steps == [("run", "s.yaml", None), ("filter", "s.yaml", options)]
+    assert steps == [("run", ("s.yaml",)), ("filter_corpus", ("s.yaml", options))]
 
 
-def test_the_first_step_that_fails_ends_the_job(steps: list[tuple[str, str, object]]) -> None:
-    assert job(["broken.yaml", "--to", "there"]) == 1
-    assert steps == [("run", "broken.yaml", None)]
+def test_the_first_step_that_fails_ends_the_job(
+    steps: Steps, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert job(["broken.yaml", "--to", "there", "--json"]) == 1
+    assert steps == [("run", ("broken.yaml",))]
+    assert json.loads(capsys.readouterr().out)["filter"] is None
+
+
+def test_with_json_the_job_prints_one_value(
+    steps: Steps, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert job(["s.yaml", "--to", "there", "--json"]) == 3 and len(steps) == 2
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {
+        "run": {"of": "runtime.run:run"},
+        "filter": {"of": "filters.run:filter_corpus"},
+    }
+    assert job(["s.yaml", "--to", "there"]) == 3
+    assert capsys.readouterr().out.count("table of ") == 2
+
+
+def test_a_dry_run_of_the_job_labels_and_writes_nothing(
+    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model of the spec is not here: the plan of the labelling is given."""
+    planned = Plan(Cuts((), {}), Committed({}, {}, {}, {}), ())
+    monkeypatch.setattr("pipeline.runtime.dry_run.dry_run", lambda _spec, **_: planned)
+    before = sorted(tmp_path.rglob("*"))
+    assert job([str(spec), "--dry-run", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["run"]["missing_documents"] == 0
+    labels = f"'{tmp_path}/labels/labels/toxic/*/*/*.parquet'"
+    (wanted,) = duckdb.sql(f"select count(*) from {labels} where p.toxic < 0.5").fetchall()
+    assert shown["filter"]["kept"] == wanted[0]
+    assert [path for path in sorted(tmp_path.rglob("*")) if "cache" not in path.parts] == [
+        path for path in before if "cache" not in path.parts
+    ]
+    unlabelled = tmp_path / "new.yaml"
+    unlabelled.write_text(spec.read_text().replace(f"{tmp_path}/labels", f"{tmp_path}/none"))
+    assert job([str(unlabelled), "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["filter"] is None
 
 
 @pytest.mark.parametrize(
@@ -167,7 +214,7 @@ def test_the_first_step_that_fails_ends_the_job(steps: list[tuple[str, str, obje
 def test_wrong_arguments_end_the_job_before_its_first_step(
     words: list[str],
     line: str,
-    steps: list[tuple[str, str, object]],
+    steps: Steps,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert job(words) == 2 and not steps

@@ -23,7 +23,7 @@ from pipeline.gold.labels import Gold, GoldTask
 from pipeline.options import GoldOptions
 from pipeline.report.console import escape_controls, truncate
 from pipeline.report.evaluation_section import evaluation_section
-from pipeline.report.evaluation_table import evaluation_json, show_evaluation
+from pipeline.report.evaluation_table import evaluation_json, headline, show_evaluation
 from pipeline.report.page import document
 from pipeline.verbs.evaluate import (
     Cut,
@@ -140,7 +140,7 @@ def test_a_page_has_axis_names_and_all_scores() -> None:
         assert words in written, words
 
 
-def test_a_page_begins_with_the_headline_and_says_what_to_do_next() -> None:
+def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> None:
     whole = evaluation(("a", "b"), ("raw", "calibrated"))
     (task,) = whole.tasks
     headlines = task.versions["raw"].scores.headlines
@@ -148,7 +148,8 @@ def test_a_page_begins_with_the_headline_and_says_what_to_do_next() -> None:
     auroc = headlines["auroc"]
     first = f"AUROC {auroc.value:.3f} ({auroc.low:.3f} to {auroc.high:.3f}), accuracy "
     begin, _, _ = written.partition("<h3>toxic</h3>")
-    assert first in begin and "on 50 documents" in begin
+    shown = headline(task, whole.gold)
+    assert shown.startswith(first) and "on 50 documents, by " in shown
     assert "of job<" in begin and NOW in begin and "<dt>model</dt>" in begin
     assert "a gate failed" in begin and "read the 1 gold labels that may be wrong" in begin
     options = GoldOptions(

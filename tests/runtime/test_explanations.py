@@ -302,7 +302,7 @@ def test_show_has_the_text_of_a_continuation(
     assert len(shown["a3"]["toxic_explanation_tokens"]) == TOKENS
     assert shown["a2"]["toxic_explanation_text"] is None
     assert main(["show", str(explained.spec_file)]) == 0
-    assert capsys.readouterr().out.count("toxic goes on: ") == 1
+    assert capsys.readouterr().out.count("toxic, continuation: ") == 1
 
 
 def test_a_recurrent_model_is_refused_before_it_answers(

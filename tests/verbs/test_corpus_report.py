@@ -258,7 +258,7 @@ def test_the_page_of_an_evaluation_is_this_page_with_its_gates(
     assert main([*command, *gates, "--html", str(page)]) == 1
     assert "FAILED: toxic.auroc > 1" in capsys.readouterr().out
     written = page.read_text()
-    assert "FAILED" in written and "precision 0.5" in written and "What the filter does" in written
+    assert "FAILED" in written and "precision 0.5" in written and "Why documents are" in written
 
 
 def test_groups_do_not_change_the_thresholds_of_the_rule(
@@ -311,7 +311,7 @@ def test_a_term_is_a_word_where_the_script_has_spaces(
         (["--by", "doc.nothing"], "--by: "),
         (["--by", "toxic.p"], "--by: has several values; name one, such as toxic.label"),
         (["--gold", "nowhere.csv"], "--gold: "),
-        (["--to", "no/such/page.html"], "--to: make the folder no/such (got 'no/such/page.html')"),
+        (["--to", "ftpp://host/x.html"], "--to: cannot be opened: "),
         (["--to", "."], "--to: is a folder; name a file (got '.')"),
     ],
 )

@@ -22,7 +22,15 @@ from toy_assay import main_of_toy
 from pipeline.cli import main
 from pipeline.spec.parse import load_spec
 from pipeline.stores.s3 import _SingleTry
-from pipeline.verbs.status import SHORTEST_S, WINDOW_S, Status, TaskStatus, docs_per_s, status
+from pipeline.verbs.status import (
+    SHORTEST_S,
+    WINDOW_S,
+    Status,
+    TaskStatus,
+    docs_per_s,
+    pace_of_last_run,
+    status,
+)
 
 ROWS = [*(json.dumps({"id": f"d{i}", "text": f"Text {i}."}) for i in range(30)), "{broken"]
 DOCS = len(ROWS) + 1  # the last is empty
@@ -104,6 +112,29 @@ def test_the_rate_is_what_was_committed_after_the_first_commit_over_the_time_sin
         assert rate == pytest.approx(documents * (len(times) - 1) / (now - times[0]))
     later = now + WINDOW_S + 1
     assert docs_per_s([(at, documents) for at in times], later) is None
+
+
+NIGHT_S = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([], None),
+        ([0], None),
+        ([0, 4], None),
+        ([0, 10, 20], (20, 1)),
+        ([0, 10, NIGHT_S, NIGHT_S + 20], (20, 0.5)),
+        ([0, 10, NIGHT_S], None),
+        ([n * NIGHT_S + at for n in range(9) for at in (0, 40)], (40, 0.25)),
+        ([0, 3_600, 7_201, 8_201], (1_000, 0.01)),
+    ],
+)
+def test_the_pace_is_that_of_the_last_run(
+    times: list[float], expected: tuple[float, float] | None
+) -> None:
+    pace = pace_of_last_run([(at, 10) for at in reversed(times)])
+    assert pace == (None if expected is None else pytest.approx(expected))
 
 
 def test_status_loads_neither_ray_nor_torch(spec_file: Path) -> None:
