@@ -1,0 +1,80 @@
+"""A labelled corpus with languages, and what a filter of it wrote."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from finished import (
+    Corpus,
+    finish,
+    toy_fingerprints,
+    toy_spec,
+)
+
+from pipeline.filters.run import FilterResult, filter_corpus
+from pipeline.ledger.dataset import open_labels
+from pipeline.options import FilterOptions
+from pipeline.spec.parse import parse_spec
+from pipeline.stores.local import LocalStore
+
+ANSWERED = "toxic.status = 'ok' and topic.status = 'ok'"
+SCORE = "toxic.p.toxic"
+
+
+def labelled(folder: Path) -> Path:
+    """Three files of thirty documents with a language each, labelled."""
+    corpus = Corpus(folder / "in", folder / "cache")
+    corpus.write()
+    for file in list(corpus.folder.glob("*.jsonl")):
+        chosen = random.Random(file.name)
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        lines = [
+            json.dumps(row | {"lang": chosen.choice(["en", "en", "de", None])}) for row in rows
+        ]
+        file.write_text("".join(f"{line}\n" for line in lines))
+    store = LocalStore(folder / "out")
+    finish(store, corpus.shards(store), toy_fingerprints())
+    return folder
+
+
+def filtered_with(folder: Path, to: str = "to", **rule: Any) -> FilterResult:
+    spec = parse_spec(json.dumps(toy_spec(folder, filter={"on_error": "drop", **rule})))
+    return filter_corpus(spec, FilterOptions(str(folder / to)), cache_dir=folder / "cache")
+
+
+def rows_of(folder: Path) -> pa.Table:
+    """The labels with the language of each document."""
+    lines = [
+        line for file in (folder / "in").glob("*.jsonl") for line in file.read_text().splitlines()
+    ]
+    languages = {row["id"]: row["lang"] for row in map(json.loads, lines)}
+    labels = open_labels(str(folder / "out")).to_table()
+    by_row = [languages[id] for id in labels.column("doc_id").to_pylist()]
+    return labels.append_column("lang", pa.array(by_row, pa.string()))
+
+
+def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    with duckdb.connect() as database:
+        database.register("labels", rows_of(folder))
+        return database.sql(sql).fetchall()
+
+
+def dropped(filtered: FilterResult) -> dict[str, str]:
+    files = f"{filtered.dropped_at}/**/*.parquet"
+    return dict(duckdb.sql(f"select doc_id, _dropped_by from '{files}'").fetchall())
+
+
+def kept(filtered: FilterResult) -> set[str]:
+    files = Path(filtered.kept_at).rglob("*.jsonl")
+    return {json.loads(line)["id"] for file in files for line in file.read_text().splitlines()}
+
+
+def policy_of(filtered: FilterResult) -> dict[str, Any]:
+    assert filtered.policy is not None
+    content: dict[str, Any] = json.loads(Path(filtered.policy).read_text())
+    return content

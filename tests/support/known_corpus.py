@@ -1,0 +1,133 @@
+"""A labelled and published corpus whose truth is known, for audits of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from finished import documents_of
+from label_tables import label_table
+from numpy.typing import NDArray
+
+from pipeline.ledger.cells import committed, record_specs
+from pipeline.ledger.cuts import load_or_cut
+from pipeline.ledger.label_files import LabelFile, commit_shard
+from pipeline.ledger.snapshots import SnapshotTask, publish
+from pipeline.options import AuditOptions
+from pipeline.sources.source import find_objects
+from pipeline.spec.fingerprint import Fingerprint
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import Columns, JobSpec
+from pipeline.stores.local import LocalStore
+from pipeline.verbs.audit import AuditResult, audit
+from pipeline.verbs.audit_sample import DrawnSample, draw_sample
+
+TEXTS, COPIES = 560, 40
+LABELS = {
+    "toxic": ("toxic", "clean"),
+    "spam": ("spam", "other"),
+    "language": ("English", "Spanish", "French"),
+}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A labelled corpus, with the truth and the answers of each document."""
+
+    folder: Path
+    truth: Mapping[str, NDArray[np.str_]]  # [documents] of each task
+    p: Mapping[str, NDArray[np.float32]]  # [documents, labels] of each task
+    sources: NDArray[np.str_]  # [documents]
+    texts: NDArray[np.str_]  # [documents]
+    by_text: Mapping[str, Mapping[str, str]]
+
+    def spec(self, **rule: Any) -> JobSpec:
+        return parse_spec(json.dumps(self.content(**rule)))
+
+    def content(self, **rule: Any) -> dict[str, Any]:
+        tasks = [{"name": t, "question": "?", "labels": [*each]} for t, each in LABELS.items()]
+        places = {"input": {"path": str(self.folder / "in.jsonl"), "id": "id"}}
+        model = {"model": {"path": "none"}, "output": str(self.folder / "out")}
+        return {"name": "job", **model, **places, "tasks": tasks, "filter": rule}
+
+    def draw(self, spec: JobSpec, **options: Any) -> DrawnSample:
+        to = self.folder / "sample.csv"
+        to.unlink(missing_ok=True)
+        named = AuditOptions(to=str(to), **options)
+        return draw_sample(spec, named, cache_dir=self.folder / "cache")
+
+    def label(self, tasks: tuple[str, ...] = tuple(LABELS), seed: int | None = None) -> None:
+        """Fills in the sheet; with a seed, every third label is missing."""
+        path, random = self.folder / "sample.csv", np.random.default_rng(seed)
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            for task in tasks:
+                if task in row and (seed is None or random.random() < 2 / 3):
+                    row[task] = self.by_text[row["_text"].removeprefix("'")][task]
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def audit(self, spec: JobSpec, **options: Any) -> AuditResult:
+        named = AuditOptions(gold=str(self.folder / "sample.csv"), **options)
+        return audit(spec, named, cache_dir=self.folder / "cache")
+
+
+def known_corpus(folder: Path) -> Known:
+    """600 documents, of which 40 have the text of another one, mostly in another source."""
+    random = np.random.default_rng(0)
+    same = np.concatenate([np.arange(TEXTS), random.choice(TEXTS, COPIES, replace=False)])
+    shares = {"toxic": (0.2, 0.8), "spam": (0.25, 0.75), "language": (0.7, 0.2, 0.1)}
+    truth = {t: random.choice(LABELS[t], TEXTS, p=p)[same] for t, p in shares.items()}
+    sources = random.choice(["web", "forum"], len(same))
+    texts = [f"={number} is a text" for number in same]
+    p = {}
+    for task, labels in LABELS.items():
+        is_true = truth[task][:, None] == np.array(labels)
+        raw = random.gamma(0.4 + 1.6 * is_true)
+        raw[TEXTS:] = raw[same[TEXTS:]]  # — of equal texts the answers are equal
+        p[task] = (raw / raw.sum(axis=1, keepdims=True)).astype(np.float32)
+    rows = [
+        {"id": str(number), "text": text, "source": str(source)}
+        for number, (text, source) in enumerate(zip(texts, sources, strict=True))
+    ]
+    (folder / "in.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    _publish(folder, p)
+    by_text = {
+        text: {task: str(truth[task][number]) for task in LABELS}
+        for number, text in enumerate(texts)
+    }
+    return Known(folder, truth, p, sources, np.array(texts), by_text)
+
+
+def _publish(folder: Path, p: Mapping[str, NDArray[np.float32]]) -> None:
+    store = LocalStore(folder / "out")
+    objects = find_objects(str(folder / "in.jsonl"), folder / "cache")
+    shards = load_or_cut(store, objects, Columns("text", "id"), 9_000).shards
+    assert len(shards) > 2
+    fingerprints = {task: Fingerprint({"task": task}) for task in LABELS}
+    fp = {task: each.id for task, each in fingerprints.items()}
+    record_specs(store, fp, {task: each.json() for task, each in fingerprints.items()})
+    for shard in shards:
+        documents = documents_of(shard)
+        rows, size = slice(shard.piece.start_row, shard.piece.end_row), documents.num_rows
+        files = []
+        for task, labels in LABELS.items():
+            ones = np.ones(size)
+            status = ["ok"] * size
+            mass = ones.astype(np.float32)
+            table = label_table(
+                documents["doc_id"], p[task][rows], mass, ones, ones, status, labels
+            )
+            files.append(LabelFile(task, fp[task], table, {"task": task, "fp": fp[task]}))
+        commit_shard(store, shard, documents, files)
+    done = committed(store, fp, [shard.id for shard in shards])
+    tasks = {task: SnapshotTask(fp[task], labels) for task, labels in LABELS.items()}
+    publish(store, "job", tasks, shards, done, created_at="2026-11-01T00:00:00Z")
