@@ -117,7 +117,9 @@ def run(
         Print what would be computed, and compute nothing.
     """
     if dry_run:
-        return VERBS["dry run"].carry_out(spec, options, as_json=as_json)
+        bounds = [each for each in options.flags if each.startswith(("--max-hours", "--max-cost"))]
+        planned = VERBS["dry run"].result(spec, options)
+        return VERBS["dry run"].print(planned, as_json=as_json, bounds=bounds)
     if address is not None and address.startswith(("http://", "https://")):
         flags = [*options.flags, *(["--json"] if as_json else [])]
         return _submit(spec, address, flags, insecure=insecure_cluster, installed=installed)

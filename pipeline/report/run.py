@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -144,13 +144,18 @@ def plan_json(planned: Plan) -> dict[str, int | None]:
         "missing_documents": planned.missing_rows,
         "missing_shards": planned.missing_shards,
         "distinct_texts": planned.distinct,
-        "missing_cells": sum(work.shard.rows * len(work.tasks) for work in planned.work_items),
+        "missing_cells": sum(
+            planned.rows_of(work) * len(work.tasks) for work in planned.work_items
+        ),
     }
 
 
-def show_plan(planned: Plan, console: Console) -> None:
-    """The same counts for people."""
-    console.print(two_columns(_plan(planned)))
+def show_plan(planned: Plan, console: Console, *, bounds: Sequence[str] = ()) -> None:
+    """The same counts for people, and the options that may end the run before all is labelled."""
+    rows = _plan(planned)
+    if bounds:
+        rows["may end before"] = f"{', '.join(bounds)}: exit code 3; the same command continues"
+    console.print(two_columns(rows))
 
 
 def _plan(planned: Plan) -> dict[str, str]:
@@ -159,6 +164,10 @@ def _plan(planned: Plan) -> dict[str, str]:
     names["distinct_texts"] = "different texts in these"
     counts = plan_json(planned).items()
     rows = {names.get(name, name): f"{value:,}" for name, value in counts if value is not None}
+    # — shards whose documents in the slice are not known count with all of their rows
+    unknown = {work.shard.id for work in planned.work_items} - planned.inside.keys()
+    if planned.slice is not None and unknown:
+        rows["slice"] = f"{planned.slice}: the run labels only its documents of those shards"
     if planned.reuses:
         rows["read by the model"] = f"at most {planned.rows_for_model:,} documents; {REUSE}"
     return rows

@@ -145,6 +145,8 @@ class Plan:
     # Texts that several shards lack an answer to: asked once, before the work items.
     repeated: tuple[WorkItem, ...] = ()
     distinct: int | None = None  # texts of the shards with work; None: not known
+    # Documents in the slice, by shard id, where a dry run of a slice knows them.
+    inside: Mapping[str, int] = field(default_factory=dict)
     stage: str = ""  # of a plan for one stage of cascades: "stage 2 of 3"; or "joining"
 
     @property
@@ -181,8 +183,12 @@ class Plan:
 
     @property
     def missing_rows(self) -> int:
-        """The rows of the shards that have work."""
-        return sum({work.shard.id: work.shard.rows for work in self.work_items}.values())
+        """The rows of the shards that have work; of a slice those in it, where they are known."""
+        return sum({work.shard.id: self.rows_of(work) for work in self.work_items}.values())
+
+    def rows_of(self, work: WorkItem) -> int:
+        """The rows of an item's shard; of a slice those in it, where they are known."""
+        return self.inside.get(work.shard.id, work.shard.rows)
 
     @property
     def rows_for_model(self) -> int:
@@ -381,16 +387,6 @@ def answers_of(
         for fp in fps
     ]
     return Answers(done, others)
-
-
-def least_work(
-    spec: JobSpec, store: Store, cache_dir: Path, part: Slice | None = None
-) -> tuple[Job, Plan]:
-    """The job and the plan of the machine with the least to do; writes nothing."""
-    first, *others = jobs_for_each_dtype(spec, cache_dir)
-    planned = plan(first, store, keep=False, part=part)
-    plans = [(first, planned), *((job, list_missing(job, store, planned.cuts)) for job in others)]
-    return min(plans, key=lambda each: each[1].missing_rows)
 
 
 @cache

@@ -8,7 +8,7 @@ text and gave no answer.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FailedRowsError
 from pipeline.ledger.blocks import ShardCounts
-from pipeline.ledger.cells import Committed, File, ReusableShard, WorkItem
+from pipeline.ledger.cells import Committed, ReusableShard, WorkItem
 from pipeline.ledger.label_files import read_file
-from pipeline.runtime.job import Job
+from pipeline.runtime.job import Job, Plan, by_reader
 from pipeline.sources.documents import OK, QUARANTINED
 from pipeline.sources.shards import Shard, Slice, fields_of
+from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
 
 READ_THREADS = 16
@@ -161,10 +162,7 @@ class RunCounts:
     def slice_rows(self, store: Store, shards: Sequence[Shard], done: Committed) -> dict[str, int]:
         """The rows in the files of each sliced shard that has any, by shard id."""
         rows = {counts.sid: counts.rows for counts in self._counts}
-        uncounted = [s.id for s in shards if s.id not in rows and s.id in done.documents]
-        with ThreadPoolExecutor(READ_THREADS) as pool:
-            documents = pool.map(lambda sid: _rows_in(store, done.documents_file(sid)), uncounted)
-            return rows | dict(zip(uncounted, documents, strict=True))
+        return rows | read_rows(store, [s.id for s in shards if s.id not in rows], done)
 
     def check_shards(
         self,
@@ -245,6 +243,12 @@ def is_failed_status(status: str) -> bool:
     return status == QUARANTINED or status.startswith("error:")
 
 
+def with_retries(spec: JobSpec, store: Store, planned: Plan) -> Plan:
+    """The plan, with the work that tries failed rows again."""
+    retries = by_reader(spec, retry_items(store, planned.shards, planned.done))
+    return replace(planned, work_items=(*planned.work_items, *retries))
+
+
 def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[WorkItem]:
     """Work items for the readable rows that failed, in every finished shard.
 
@@ -256,8 +260,15 @@ def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[
         return [item for items in by_shard for item in items]
 
 
-def _rows_in(store: Store, documents: File) -> int:
-    return int(read_file(store, documents.key, ["doc_id"]).num_rows)
+def read_rows(store: Store, sids: Iterable[str], done: Committed) -> dict[str, int]:
+    """The rows in the documents file of each shard that has one."""
+
+    def rows_in(sid: str) -> int:
+        return int(read_file(store, done.documents_file(sid).key, ["doc_id"]).num_rows)
+
+    known = [sid for sid in sids if sid in done.documents]
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        return dict(zip(known, pool.map(rows_in, known), strict=True))
 
 
 def _failed_in(store: Store, done: Committed, shard: Shard) -> int:

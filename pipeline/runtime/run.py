@@ -27,9 +27,9 @@ from pipeline.options import RunOptions
 from pipeline.runtime.cascades import conditions
 from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.connection import local_ray, remote_ray
-from pipeline.runtime.job import Job, Plan, by_reader, list_missing, make_job, plan
+from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
 from pipeline.runtime.matching import matched
-from pipeline.runtime.outcome import Outcome, RunCounts, retry_items
+from pipeline.runtime.outcome import Outcome, RunCounts, with_retries
 from pipeline.runtime.placement import Machine, cluster, place, spread, this_machine
 from pipeline.runtime.progress import (
     CONNECTING,
@@ -230,8 +230,7 @@ def label(
             counts = RunCounts(rows=last.rows, max_error_rate=spec.max_error_rate)
             last = _matched_if_small(job, store, last, counts)
             if options.retry_failed:
-                retries = by_reader(spec, retry_items(store, last.shards, last.done))
-                last = replace(last, work_items=(*last.work_items, *retries))
+                last = with_retries(spec, store, last)
             failpoint("planned")
             job = _spread(job, machine, len(last.work_items))
             watch.enter(STARTING_RAY if last.work_items else LISTING, last)

@@ -24,8 +24,9 @@ from pipeline.ledger.columns import RAW, probabilities, structs
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
 from pipeline.options import CascadeOptions, GoldColumns, RunOptions
+from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.fitted_files import options_for, write_fitted
-from pipeline.runtime.job import in_format, least_work
+from pipeline.runtime.job import in_format
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import LabelledOutput, label

@@ -19,7 +19,8 @@ from pipeline.ledger.cells import CONCURRENT_LISTS
 from pipeline.ledger.keys import label_folders, parse_key
 from pipeline.ledger.label_files import read_file, taken_over_rows
 from pipeline.ledger.snapshots import last_snapshot, slice_of
-from pipeline.runtime.job import Plan, least_work
+from pipeline.runtime.dry_run import least_work
+from pipeline.runtime.job import Plan
 from pipeline.runtime.outcome import READ_THREADS, failed_mask, failed_rows_of
 from pipeline.sources.shards import Shard, Slice
 from pipeline.spec.schema import JobSpec

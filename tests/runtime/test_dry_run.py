@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from command import TOY_ASSAY
+from command import assay as run_assay
 from finished import commit_all
 
 from pipeline.errors import SpecError
@@ -75,3 +79,57 @@ def test_it_reads_the_texts_of_few_shards_and_of_no_more(
     (folder / "0.jsonl").unlink()
     few = dry_run(spec, cache_dir=tmp_path / "cache")
     assert (few.missing_rows, few.distinct, few.rows_for_model) == (SMALL_INPUT_SHARDS, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--sample 50%",
+        "--where year=2001",
+        "--retry-failed",
+        "--publish-partial",
+        "--max-hours 9",
+        "--max-cost 9 --price 1",
+        "--stall-limit 99",
+        "--retry-failed --publish-partial --max-hours 9",
+        "--sample 60% --where year<=2002 --retry-failed --publish-partial",
+    ],
+)
+@pytest.mark.parametrize("grown", [False, True])
+def test_a_dry_run_predicts_what_the_run_does_for_every_flag(
+    flags: str, grown: bool, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    assay = partial(run_assay, command=TOY_ASSAY)
+    folder, output = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    rows = [
+        {"id": f"d{i}", "text": f"Text {i % 25} of {i // 28}. " * (1 + i % 3), "year": 2000 + i % 4}
+        for i in range(40)
+    ]
+    source = {"path": str(folder), "id": "id", "shard_bytes": 300}
+    spec = write_spec(input=source)
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows[:20])))
+    code, _, errors = assay(spec, fault="document d7=die")
+    assert code == 0, errors
+    if grown:
+        (folder / "b.jsonl").write_text("\n".join(map(json.dumps, rows[20:])))
+    words = flags.split()
+    before = set(output.rglob("*"))
+    code, planned, errors = assay(spec, "--dry-run", *words)
+    assert code == 0, errors
+    assert set(output.rglob("*")) == before
+    code, result, errors = assay(spec, *words)
+    assert code == 0, errors
+    assert planned["missing_documents"] == result["documents_labelled"]
+    assert planned["missing_cells"] == sum(sum(n.values()) for n in result["labels"].values())
+    assert (planned["documents"], planned["shards"]) == (result["documents"], result["shards"])
+    new = {
+        path.stem for path in set(output.rglob("*")) - before if path.parts[-5:-4] == ("labels",)
+    }
+    retried = {path.parent.name for path in output.glob("retries/*/*/*/*")}
+    assert planned["missing_shards"] == len(new | retried)
+    assert bool(retried) == ("--retry-failed" in words)
+    assert bool(new or retried) == (planned["missing_documents"] > 0)
+    _, again, _ = assay(spec, "--dry-run", *words)
+    assert again["missing_documents"] == again["missing_shards"] == 0
