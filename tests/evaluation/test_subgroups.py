@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import fisher_exact
 
 from pipeline.evaluation.subgroups import false_positive_rates
+from pipeline.verbs.corpus_report import _word
 
 
 def test_a_planted_bias_is_flagged_and_the_numbers_are_those_of_a_count() -> None:
@@ -48,3 +49,21 @@ def test_a_subgroup_without_negatives_has_no_rate_and_none_is_nothing() -> None:
     assert (positive.name, positive.negatives, positive.rate) == ("positive", 0, None)
     assert not whole.flagged and not positive.flagged
     assert false_positive_rates(truth, predicted, {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("term", "text", "is_member"),
+    [
+        ("gay", "Gays", False),
+        ("gay", "a GAY man", True),
+        ("C++", "in C++11", True),
+        ("C++", "BC++", False),
+        ("@user", "hi,@user.", True),
+        ("女性", "日本女性が", True),
+        ("औरत", "औरतें", True),
+    ],
+)
+def test_a_term_is_a_word_where_the_script_has_spaces(
+    term: str, text: str, is_member: bool
+) -> None:
+    assert bool(_word(term).search(text)) == is_member
