@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.gold.labels import gold_hash, read_gold
 from pipeline.options import GoldOptions
@@ -43,3 +44,12 @@ def test_scores_that_differ_have_different_hashes_also_where_their_labels_are_eq
         assert gold.tasks["toxic"].truth.tolist() == [0, 1] and gold.kind("toxic") == "scores"
         hashes.append(gold_hash(gold, "toxic"))
     assert hashes[0] != hashes[1]
+
+
+@pytest.mark.parametrize("verb", ["eval", "fit", "calibrate", "cascade", "report", "audit"])
+def test_every_command_that_takes_gold_takes_the_same_options(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "--help"]) == 0
+    words = capsys.readouterr().out.split()
+    assert {"--gold", "--id", "--text", "--column", "--value", "--score"} <= set(words)
