@@ -297,9 +297,9 @@ class AuditOptions:
     """Number of different texts to draw (default: 400)."""
     to: Annotated[str | None, Parameter(metavar="FILE")] = None
     """Draw a sample for people to label, and write it here: FILE.csv, FILE.jsonl or FILE.parquet.
-    Use either --to or --gold (default: none)."""
+    Use either --to or --gold."""
     gold: Annotated[str | None, Parameter(metavar="FILE")] = None
-    """A labelled sample, to estimate from (default: none)."""
+    """A labelled sample, to estimate from. Use either --to or --gold."""
     positive: Annotated[str | None, Parameter(metavar="TASK.LABEL")] = None
     """Label of documents that should be dropped, whatever the rule is (default: what the rule drops
     when its answers are the labels of people)."""

@@ -85,8 +85,8 @@ def choose_threshold(
 ) -> Threshold | None:
     """The threshold with at least this precision or recall, and the best value of the other one.
 
-    None if no threshold reaches it. A threshold is best on the rows that chose it. So its precision and
-    recall are those of thresholds that other rows chose in the same way (cross-validation).
+    None if no threshold reaches it. A threshold is best on the rows that chose it. So its precision
+    and recall are those of thresholds that other rows chose in the same way (cross-validation).
     """
     chosen = _best(operating_points(positive, score, weights), metric, least)
     if chosen is None:

@@ -26,7 +26,7 @@ from pipeline.stores.store import open_store
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The threshold of a label for a minimum precision or recall; None if no threshold reaches it."""
+    """The threshold of a label for a minimum precision or recall; None if none reaches it."""
 
     label: str
     metric: Literal["precision", "recall"]

@@ -60,7 +60,9 @@ REPORT = CorpusReport(
     docs_per_s=4.5,
     tasks=(task("toxic", {"ok": 90, "truncated": 10}), task("spam", {"ok": 90, "truncated": 10})),
     scores=(scores("toxic", {0: 900, 500: 1, 1_000: 99}),),
-    filter=FilterReport("a and b", "drop", {"not (a)": 30, "not (b)": 25}, 15),
+    filter=FilterReport(
+        "a and b", "drop", {"not (a)": 30, "not (b)": 25}, 15, "not (a and b)", {}, False
+    ),
     by="topic",
     groups={"art": PAIR},
     files={"/data/team/parts/a.jsonl": PAIR, "/elsewhere/b.jsonl": PAIR},

@@ -114,8 +114,8 @@ def test_a_check_proves_whole_labels_and_a_search(
     scoring = {prompt["task"]: prompt["scoring"] for prompt in report["prompts"]}
     assert scoring == {"theme": "full", "mood": "full", "rude": "first_token", "many": "full"}
     prompts = {prompt["task"]: prompt for prompt in report["prompts"]}
-    assert prompts["rude"]["surfaces"] is None
-    verbalizer = prompts["mood"]["surfaces"]["neutral"][0]
+    assert prompts["rude"]["verbalizers"] is None
+    verbalizer = prompts["mood"]["verbalizers"]["neutral"][0]
     assert (
         len(verbalizer) == len("neutral") and prompts["mood"]["labels"]["neutral"] == verbalizer[:1]
     )

@@ -376,8 +376,9 @@ def test_a_broken_file_of_gold_is_one_line(
     assert line.startswith(f"assay: --gold: {path}")
 
 
-def test_a_page_in_a_missing_folder_is_refused_before_the_work(
-    capsys: pytest.CaptureFixture[str],
+def test_a_page_that_is_a_folder_is_refused_before_the_work(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["eval", "no.yaml", "--gold", "no.csv", "--html", "no/such.html"]) == 2
-    assert capsys.readouterr().err.startswith("--html: make the folder no (got 'no/such.html')")
+    words = ["eval", str(bench.spec), "--gold", "no.csv", "--html", str(bench.folder)]
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("--html: is a folder")
