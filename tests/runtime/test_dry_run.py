@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from functools import partial
+import io
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from command import TOY_ASSAY
-from command import assay as run_assay
+from counted_runs import Output
+from fake_engine import FakeEngine
 from finished import commit_all
 
+from pipeline.cli import main
 from pipeline.errors import SpecError
+from pipeline.inference.engine import Labelled
+from pipeline.options import RunOptions
+from pipeline.report.console import console_on
+from pipeline.report.run import plan_json, show_plan, summary_json
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import SMALL_INPUT_SHARDS, make_job, plan
+from pipeline.runtime.job import SMALL_INPUT_SHARDS, Plan, make_job, plan
 from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
@@ -81,56 +87,100 @@ def test_it_reads_the_texts_of_few_shards_and_of_no_more(
     assert (few.missing_rows, few.distinct, few.rows_for_model) == (SMALL_INPUT_SHARDS, 1, 1)
 
 
+class Failing(FakeEngine):
+    """Its answers to the first document of each batch are not numbers."""
+
+    def label(self, documents: Sequence[Sequence[int]], **how: Any) -> Labelled:
+        labelled = super().label(documents, **how)
+        for log_probs in labelled.log_probs:
+            log_probs[0] = np.nan
+        return labelled
+
+
+@pytest.fixture
+def grown(output: Output, monkeypatch: pytest.MonkeyPatch) -> Output:
+    """Failed rows in labelled shards, and a new file that has some known texts."""
+    rows = [{"id": f"d{i}", "text": f"Text {i % 50}.", "year": 2000 + i % 4} for i in range(80)]
+    output.write(rows[:40])
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "pipeline.runtime.worker.job_engine", lambda job, _: (Failing(job.spec.tasks), None)
+        )
+        assert output.run().complete
+    output.write(rows[40:], "new.jsonl")
+    return output
+
+
 @pytest.mark.parametrize(
-    "flags",
+    "options",
     [
-        "",
-        "--sample 50%",
-        "--where year=2001",
-        "--retry-failed",
-        "--publish-partial",
-        "--max-hours 9",
-        "--max-cost 9 --price 1",
-        "--stall-limit 99",
-        "--retry-failed of the same corpus",
-        "--retry-failed --publish-partial --max-hours 9",
-        "--sample 60% --where year<=2002 --retry-failed --publish-partial",
+        {},
+        {"sample": "50%"},
+        {"where": "year = 2001"},
+        {"retry_failed": True},
+        {"publish_partial": True},
+        {"max_hours": 9.0},
+        {"max_cost": 9.0, "price": 1.0},
+        {"stall_limit": 99.0},
+        {"retry_failed": True, "publish_partial": True, "max_hours": 9.0},
+        {"sample": "60%", "where": "year <= 2002", "retry_failed": True, "publish_partial": True},
     ],
+    ids=str,
 )
-def test_a_dry_run_predicts_what_the_run_does_for_every_flag(
-    flags: str, write_spec: Callable[..., Path], tmp_path: Path
+def test_a_dry_run_predicts_what_the_run_does_for_every_option(
+    options: dict[str, Any], grown: Output
 ) -> None:
-    assay = partial(run_assay, command=TOY_ASSAY)
-    folder, output = tmp_path / "in", tmp_path / "out"
-    folder.mkdir()
-    rows = [
-        {"id": f"d{i}", "text": f"Text {i % 25} of {i // 28}. " * (1 + i % 3), "year": 2000 + i % 4}
-        for i in range(40)
-    ]
-    source = {"path": str(folder), "id": "id", "shard_bytes": 1_000}
-    spec = write_spec(input=source)
-    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows[:20])))
-    code, _, errors = assay(spec, fault="document d7=die")
-    assert code == 0, errors
-    if not flags.endswith("of the same corpus"):
-        (folder / "b.jsonl").write_text("\n".join(map(json.dumps, rows[20:])))
-    words = flags.removesuffix("of the same corpus").split()
-    before = set(output.rglob("*"))
-    code, planned, errors = assay(spec, "--dry-run", *words)
-    assert code == 0, errors
-    assert set(output.rglob("*")) == before
-    code, result, errors = assay(spec, *words)
-    assert code == 0, errors
-    assert planned["missing_documents"] == result["documents_labelled"]
-    assert planned["missing_cells"] == sum(sum(n.values()) for n in result["labels"].values())
-    assert (planned["documents"], planned["shards"]) == (result["documents"], result["shards"])
-    new = {
-        path.stem for path in set(output.rglob("*")) - before if path.parts[-5:-4] == ("labels",)
-    }
-    retried = {path.parent.name for path in output.glob("retries/*/*/*/*")}
-    assert planned["missing_shards"] == len(new | retried)
-    if "--where" not in words:  # which leaves out the document that failed
-        assert bool(retried) == ("--retry-failed" in words)
-    assert bool(new or retried) == (planned["missing_documents"] > 0)
-    _, again, _ = assay(spec, "--dry-run", *words)
-    assert again["missing_documents"] == again["missing_shards"] == 0
+    cache, folder = grown.folder / "cache", grown.folder / "out"
+
+    def planned() -> Plan:
+        return dry_run(grown.spec, RunOptions(**options), cache_dir=cache)
+
+    before = set(folder.rglob("*"))
+    plan = planned()
+    assert set(folder.rglob("*")) == before
+    shown = plan_json(plan)
+    outcome = grown.run(**options)
+    result = summary_json(outcome)
+    assert outcome.complete and shown["missing_documents"] == result["documents_labelled"] > 0
+    assert shown["missing_cells"] == sum(sum(n.values()) for n in result["labels"].values())
+    assert (shown["documents"], shown["shards"]) == (result["documents"], result["shards"])
+    new = set(folder.rglob("*.parquet")) - before
+    labelled = {path.stem for path in new if path.parts[-5] == "labels"}
+    retried = {path.parent.name for path in new if path.parts[-5] == "retries"}
+    assert shown["missing_shards"] == len(labelled | retried)
+    # — a slice is made of other shards, in which the failed rows are missing
+    assert bool(retried) == (options.get("retry_failed", False) and outcome.slice is None)
+    again = planned()
+    assert again.missing_rows == again.missing_shards == 0
+
+
+def test_failed_rows_alone_are_predicted_too(grown: Output) -> None:
+    (grown.folder / "in" / "new.jsonl").unlink()
+    cache = grown.folder / "cache"
+    assert dry_run(grown.spec, cache_dir=cache).missing_rows == 0
+    plan = dry_run(grown.spec, RunOptions(retry_failed=True), cache_dir=cache)
+    outcome = grown.run(retry_failed=True)
+    assert plan.missing_rows == outcome.tally.rows > 0
+
+
+def test_options_that_may_end_the_run_are_named(
+    grown: Output, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(grown.folder / "cache"))
+    command = ["run", str(grown.folder / "spec.yaml"), "--dry-run"]
+    assert main([*command, "--max-hours", "2"]) == 0
+    assert "may end before            --max-hours=2.0: exit code 3" in capsys.readouterr().out
+    assert main(command) == 0
+    assert "may end" not in capsys.readouterr().out
+
+
+def test_the_numbers_of_a_slice_of_a_large_input_are_upper_bounds(
+    grown: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.runtime.job.SMALL_INPUT_SHARDS", 0)
+    cache, options = grown.folder / "cache", RunOptions(where="year = 2001")
+    plan = dry_run(grown.spec, options, cache_dir=cache)
+    assert plan.missing_rows == plan.rows == 80
+    shown = io.StringIO()
+    show_plan(plan, console_on(shown))
+    assert "where year = 2001: " in shown.getvalue()
