@@ -15,14 +15,14 @@ Ints = NDArray[np.int64]
 class Sampling:
     """How the rows were drawn from a corpus, where they are a stratified sample."""
 
-    weights: Floats  # [rows]: the documents that a row stands for
+    weights: Floats  # [rows]: the documents that a row represents
     strata: Ints  # [rows]
 
 
 def draws(
     source: np.random.Generator, resamples: int, rows: int, sampling: Sampling | None
 ) -> Floats:
-    """[resamples, rows]: how often a row is in a resample, times the documents it stands for."""
+    """[resamples, rows]: how often a row is in a resample, times the documents it represents."""
     if sampling is None:
         return _drawn(source, resamples, rows, rows)
     return _drawn_by_stratum(source, resamples, sampling.strata) * sampling.weights

@@ -86,11 +86,6 @@ def fit_logits(
     return float(np.exp(best[0])), best[1:]
 
 
-def log_loss(logits: Floats, targets: Floats) -> float:  # [rows, labels] each
-    """The mean cross-entropy of the rows."""
-    return float(log_losses(logits, targets).mean())
-
-
 def log_losses(logits: Floats, targets: Floats) -> Floats:  # [rows, labels] each -> [rows]
     """The cross-entropy of each row."""
     return np.asarray(-(targets * log_softmax(logits, axis=1)).sum(axis=1), np.float64)

@@ -14,18 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as students_t
 
+from pipeline.evaluation.intervals import CONFIDENCE, wilson
+
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
-CONFIDENCE = 0.95
 _BANDS = 5  # of scores, at most, in each group and decision
 _PER_STRATUM = 10  # labels that a stratum shall have on average
 _BINS = 200  # of a histogram of scores
@@ -203,7 +204,7 @@ def _ratio(sample: Labelled, of: _Share, half_width: float) -> Estimate:
     quantile = float(students_t.ppf((1 + CONFIDENCE) / 2, freedom))
     if variance == 0:  # all documents are labelled
         return Estimate(share, share, share, counted, 0)
-    low, high = _wilson(share, shrunk_share * (1 - shrunk_share) / variance, quantile)
+    low, high = wilson(share, shrunk_share * (1 - shrunk_share) / variance, quantile)
     width = (high - low) / 2
     labels = int(drawn.sum())
     more = max(0, min(ceil(labels * (width / half_width) ** 2), int(sizes.sum())) - labels)
@@ -212,12 +213,3 @@ def _ratio(sample: Labelled, of: _Share, half_width: float) -> Estimate:
 
 def _by_stratum(places: Numbers, drawn: Numbers, values: Floats) -> Floats:  # [strata]
     return np.bincount(places, values) / drawn
-
-
-def _wilson(share: float, size: float, quantile: float) -> tuple[float, float]:
-    """Wilson's interval of a share that was observed in a sample of this size."""
-    square = quantile**2
-    centre = (share + square / (2 * size)) / (1 + square / size)
-    half = quantile / (1 + square / size) * sqrt(share * (1 - share) / size + square / size**2 / 4)
-    # — rounding could leave the share itself out where it is 0 or 1
-    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))

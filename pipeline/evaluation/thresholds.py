@@ -111,7 +111,8 @@ def _best(points: OperatingPoints, metric: str, least: float) -> float | None:
     metrics = {"precision": points.precision, "recall": points.recall}
     own = metrics.pop(metric)
     [other] = metrics.values()
-    candidates = np.flatnonzero(own >= least - _ROUNDING)
+    # — sums of weights are rounded
+    candidates = np.flatnonzero(own >= least * (1 - 1e-12))
     if not points.positives or not len(candidates):
         return None
     best = candidates[np.lexsort((own[candidates], other[candidates]))[-1]]

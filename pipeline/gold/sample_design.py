@@ -39,7 +39,7 @@ class SampleDesign:
         return sum(self.sizes.values())
 
     def weights(self, labelled: Collection[str]) -> dict[str, float]:
-        """The number of texts that each of these labelled texts stands for.
+        """The number of texts that each of these labelled texts represents.
 
         Drawn texts without a label are taken to be like the labelled ones of their stratum.
         """

@@ -114,8 +114,8 @@ def row_counts(task: TaskEvaluation) -> str:
             )
     if rows.evaluated and not task.versions:
         parts.append(f"{rows.evaluated:,} are too few to judge (of {LEAST_ROWS})")
-    if task.stands_for is not None:
-        parts.append(f"they stand for {task.stands_for:.0%} of the texts of the sampled corpus")
+    if task.represented is not None:
+        parts.append(f"they represent {task.represented:.0%} of the texts of the sampled corpus")
     return ", ".join(parts)
 
 
@@ -268,7 +268,7 @@ def _task_json(task: TaskEvaluation, gold: Gold) -> dict[str, Any]:
         },
         "gold": gold.kind(task.task),
         "fitted": dict(task.fitted),
-        "stands_for": task.stands_for,
+        "represented": task.represented,
         "at_chance": task.at_chance,
         "swapped": task.swapped,
         "mislabelled": [asdict(issue) for issue in task.label_issues],

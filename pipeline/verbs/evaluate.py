@@ -43,7 +43,7 @@ class VersionScores:
     gold_rows: NDArray[np.int64]  # [evaluated]: the documents, as rows of the gold
     truth: NDArray[np.int64]  # [evaluated]
     p: NDArray[np.float64]  # [evaluated, labels]
-    weights: NDArray[np.float64]  # [evaluated]: the documents that a row stands for
+    weights: NDArray[np.float64]  # [evaluated]: the documents that a row represents
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class TaskEvaluation:
     label_issues: tuple[LabelIssue, ...]
     fitted: Mapping[str, int]  # rows with a text that the answers were fitted to, by version
     silent: tuple[str, ...]  # fitted files that do not say to which texts
-    stands_for: float | None  # share of the sampled texts; None: the gold is no such sample
+    represented: float | None  # share of the sampled texts; None: the gold is no such sample
 
     @property
     def at_chance(self) -> bool:
@@ -233,15 +233,15 @@ def _evaluate_task(
         label_issues=(),
         fitted={version: int(rows.sum()) for version, rows in seen.items()},
         silent=fitted.silent,
-        stands_for=_stands_for(gold, answers.hashes[usable & ~first]),
+        represented=_represented(gold, answers.hashes[usable & ~first]),
     )
     # — answers at chance say nothing about the gold
     issues = () if task.at_chance or task.swapped or not versions else _issues(task, gold, answers)
     return replace(task, label_issues=tuple(issues))
 
 
-def _stands_for(gold: Gold, hashes: NDArray[np.object_]) -> float | None:
-    """The share of the texts of a sample's corpus that these texts of the sample stand for."""
+def _represented(gold: Gold, hashes: NDArray[np.object_]) -> float | None:
+    """The share of the texts of a sample's corpus that these texts of the sample represent."""
     if gold.design is None:
         return None
     return sum(gold.design.weights(hashes.tolist()).values()) / gold.design.texts
@@ -259,7 +259,7 @@ def _score_version(
     truth, labels = gold.tasks[name].truth[rows], gold.tasks[name].labels
     sampling = sampling_of(gold, answers, rows)
     weights = np.ones(len(rows)) if sampling is None else sampling.weights
-    wanted: dict[Literal["precision", "recall"], float | None] = {
+    minima: dict[Literal["precision", "recall"], float | None] = {
         "precision": options.precision,
         "recall": options.recall,
     }
@@ -271,7 +271,7 @@ def _score_version(
             choose_threshold(metric, least, truth == index, p[:, index], weights),
         )
         for index, label in enumerate(labels)
-        for metric, least in wanted.items()
+        for metric, least in minima.items()
         if least is not None
     )
     scores = score(truth, p, labels, resamples=options.resamples, sampling=sampling)

@@ -14,7 +14,6 @@ from filtered import (
     dropped,
     filtered_with,
     kept,
-    labelled,
     policy_of,
     query,
 )
@@ -29,11 +28,6 @@ from pipeline.filters.dry_run import preview
 from pipeline.options import FilterOptions
 from pipeline.spec.parse import parse_spec
 from pipeline.stores.local import LocalStore
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return labelled(tmp_path)
 
 
 def test_a_dry_run_counts_what_the_filter_drops_and_writes_nothing(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from finished import LABELS, ROWS, Corpus, finish, toy_fingerprints, toy_spec
+from filtered import dropped, labelled
+from finished import LABELS, ROWS, toy_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +29,6 @@ from pipeline.options import FilterOptions, ReportOptions
 from pipeline.report.disclosure import dataset_card, public_summary
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.local import LocalStore
 from pipeline.verbs.corpus_report import CorpusReport, report_of
 
 QUOTED = "o'hara `x`"
@@ -63,17 +62,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Ninety labelled documents in three files, with a language each or none."""
-    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
-    corpus.write()
-    for file in list(corpus.folder.glob("*.jsonl")):
-        chosen = random.Random(file.name)
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        with_lang = [row | {"lang": chosen.choice(["en", QUOTED, "de", None])} for row in rows]
-        file.write_text("".join(f"{json.dumps(row)}\n" for row in with_lang))
-    store = LocalStore(tmp_path / "out")
-    finish(store, corpus.shards(store), toy_fingerprints())
-    return tmp_path
+    return labelled(tmp_path, ("en", QUOTED, "de", None))
 
 
 def spec_of(folder: Path, on_error: str, rule: Mapping[str, Any]) -> JobSpec:
@@ -92,11 +81,6 @@ def reported(spec: JobSpec, folder: Path) -> tuple[CorpusReport, FilterReport]:
     report = report_of(spec, None, ReportOptions(to="unused.html"), cache_dir=folder / "cache")
     assert report.filter is not None
     return report, report.filter
-
-
-def dropped_by(result: FilterResult) -> dict[str, str]:
-    files = f"{result.dropped_at}/**/*.parquet"
-    return dict(duckdb.sql(f"select doc_id, _dropped_by from '{files}'").fetchall())
 
 
 def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -134,7 +118,7 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
     spec = spec_of(folder, on_error, RULES[name])
     result, dry = filtered(spec, folder), seen(spec, folder)
     page, report = reported(spec, folder)
-    gone = dropped_by(result)
+    gone = dropped(result)
     assert 0 < len(gone) < 3 * ROWS
     # — DuckDB, with the condition as it is published, selects the documents of the dropped files
     assert ids(folder, result.removes) == gone.keys()
@@ -210,7 +194,7 @@ def test_a_policy_elsewhere_has_the_same_condition(name: str, folder: Path) -> N
         cache_dir=folder / "cache",
     )
     assert again.removes == first.removes
-    assert dropped_by(again) == dropped_by(first)
+    assert dropped(again) == dropped(first)
 
 
 def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(
@@ -225,7 +209,7 @@ def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(
             topic.p.art::double > 0.3 from labels where toxic.status = 'ok'""",
     )
     parts = keep.split(" and ")
-    reasons, counts, several = dropped_by(result), Counter[str](), 0
+    reasons, counts, several = dropped(result), Counter[str](), 0
     for id, *verdicts, is_above in rows:
         found = "false" if False in verdicts else "null" if None in verdicts else ""
         of_kind = False if found == "false" else None

@@ -29,11 +29,6 @@ from pipeline.filters.policy import threshold
 from pipeline.stores.local import LocalStore
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return labelled(tmp_path)
-
-
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.333, 0.5, 0.9])
 @pytest.mark.parametrize(
     ("by", "column"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,14 @@ ANSWERED = "toxic.status = 'ok' and topic.status = 'ok'"
 SCORE = "toxic.p.toxic"
 
 
-def labelled(folder: Path) -> Path:
+def labelled(folder: Path, languages: Sequence[str | None] = ("en", "en", "de", None)) -> Path:
     """Three files of thirty documents with a language each, labelled."""
     corpus = Corpus(folder / "in", folder / "cache")
     corpus.write()
     for file in list(corpus.folder.glob("*.jsonl")):
         chosen = random.Random(file.name)
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-        lines = [
-            json.dumps(row | {"lang": chosen.choice(["en", "en", "de", None])}) for row in rows
-        ]
+        lines = [json.dumps(row | {"lang": chosen.choice(languages)}) for row in rows]
         file.write_text("".join(f"{line}\n" for line in lines))
     store = LocalStore(folder / "out")
     finish(store, corpus.shards(store), toy_fingerprints())

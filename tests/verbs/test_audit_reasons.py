@@ -276,7 +276,7 @@ def test_an_evaluation_on_a_sample_has_the_figures_of_the_corpus_within_its_inte
         )
         for task in evaluation.tasks:
             assert evaluation.gold.kind(task.task) == "sample"
-            assert task.stands_for == pytest.approx(1)
+            assert task.represented == pytest.approx(1)
             hits = known.p[task.task].argmax(axis=1) == [
                 LABELS[task.task].index(label) for label in known.truth[task.task]
             ]
