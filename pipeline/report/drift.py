@@ -139,7 +139,7 @@ def scheduled_run_json(run: ScheduledRun) -> dict[str, Any]:
         "published": run.published,
         "snapshot": run.outcome.snapshot,
         "previous": run.previous,
-        "held_back": list(run.rejected),
+        "reasons": list(run.rejected),
         "gates": [asdict(each) for each in run.decisions],
         "diff": comparison_json(run.comparison) if run.comparison else None,
         "run": summary_json(run.outcome),

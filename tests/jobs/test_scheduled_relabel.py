@@ -40,7 +40,7 @@ def test_scheduled_runs_label_and_publish_once(
     assert second["diff"]["tasks"]["toxic"]["flip_rate"] == 0
     rejected = run(1, "--gold", str(gold), "--gate", "toxic.accuracy > 1")
     assert [each["passed"] for each in rejected["gates"]] == [False]
-    assert len(rejected["held_back"]) == 1 and not rejected["published"]
+    assert len(rejected["reasons"]) == 1 and not rejected["published"]
     assert [f.name for f in (tmp_path / "out" / "snapshots").iterdir()] == ["00000001.json"]
 
 
