@@ -17,13 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from pipeline.runtime.matching import matched
 
 from pipeline.cache import cache_dir
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.keys import documents_key, index_key, label_key
 from pipeline.ledger.text_index import MAX_ENTRIES, Hashes, IndexObject
 from pipeline.runtime.job import list_missing, make_job
-from pipeline.runtime.matching import matched
 from pipeline.runtime.placement import place, this_machine
 from pipeline.sources.source import InputObject
 from pipeline.spec.parse import spec_of

@@ -20,7 +20,7 @@ from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, structs
 from pipeline.ledger.label_rows import answers_table, with_calibrated
-from pipeline.ledger.reuse import text_identities, unanswered
+from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import (
     DocumentReader,
     contextual_calibrations,
@@ -30,7 +30,7 @@ from pipeline.runtime.assembly import (
 from pipeline.runtime.classifier_files import TextClassifiers
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement, place, this_machine
-from pipeline.sources.documents import RawRow, documents_from
+from pipeline.sources.documents import OK, RawRow, documents_from
 from pipeline.spec.parse import as_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -133,7 +133,8 @@ class Labeller:
         """The documents with the classifiers' answers."""
         tasks = [task for task in self.spec.tasks if task.classifier is not None]
         answers = ShardAnswers([()] * documents.num_rows, tasks)
-        rows = unanswered(documents, {})
+        status = documents.column("status").to_pylist()
+        rows = [row for row, each in enumerate(status) if each == OK]
         names = [task.name for task in tasks]
         answers.add_classified(self._classifiers.answers(names, documents, rows), rows)
         return labelled_documents(documents, answers, documents.column("status").to_pylist())

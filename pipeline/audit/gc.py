@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -28,18 +27,15 @@ from pipeline.ledger.keys import (
     Key,
     calibration_key,
     documents_key,
-    label_folders,
     label_key,
     parse_key,
     snapshot_key,
     spec_key,
 )
-from pipeline.ledger.label_files import read_file, shard_in
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.ledger.text_index import shards_of_objects
 from pipeline.runtime.calibration_files import versions_with_equal_raw_answers
-from pipeline.runtime.job import Job, jobs_for_each_dtype, list_missing
-from pipeline.runtime.outcome import READ_THREADS
+from pipeline.runtime.job import jobs_for_each_dtype, list_missing
 from pipeline.sources.source import find_objects
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import ATTEMPTS, PROBE_KEY, Store, StoredObject, open_store
@@ -148,30 +144,10 @@ def _cells_of_next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
         for fp in fps
     )
     sids = frozenset(shard.id for shard in cuts.shards)
-    slices = cuts.other_slices
+    slices = cuts.earlier_slices
     whole = {sid: shard for shard, of_shard in slices.items() for sid in of_shard}
-    for own in (stage for job in jobs for stage in job.with_stages if stage.stage):
-        whole |= _slices_of_texts(store, own, sids, whole)
     incomplete = bool(cuts.uncut) or all(list_missing(j, store, cuts).work_items for j in jobs)
     return Cells(sids, versions, others - versions, whole, incomplete)
-
-
-def _slices_of_texts(
-    store: Store, stage: Job, sids: Collection[str], known: Collection[str]
-) -> dict[str, str]:
-    """The slices of these shards that a stage of a cascade labelled, with their shards.
-
-    They are in no log: their labels are kept because other thresholds may need them.
-    """
-    folders = (label_folders(task, stage.fp[task])[0] for task in stage.stage_tasks)
-    keys = (parse_key(stored.key) for folder in folders for stored in store.list(folder))
-    unknown = {key.sid for key in keys if key and key.sid not in sids and key.sid not in known}
-
-    def shard_of(sid: str) -> tuple[str, str]:
-        return sid, shard_in(read_file(store, documents_key(sid), ["doc_id"])).whole.id
-
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        return {sid: shard for sid, shard in pool.map(shard_of, unknown) if shard in sids}
 
 
 def _kept_snapshots(store: Store, keep: int, young: Collection[str]) -> list[Contents]:

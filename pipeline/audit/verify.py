@@ -14,13 +14,14 @@ from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.audit.invariants import broken_answers, broken_documents, differing
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import sha256_hex
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, SLICED_FILE_COLUMNS
-from pipeline.ledger.keys import documents_key, label_key, parse_key, spec_key
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, ROW, SLICED_FILE_COLUMNS
+from pipeline.ledger.keys import documents_key, is_part, label_key, parse_key, spec_key
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import (
     MISSING,
@@ -156,15 +157,19 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
         answers = _checked(audit, shard, file, damages)
         if answers is None or documents is None:
             continue
-        if where := differing(answers.column("doc_id"), documents.column("doc_id")):
+        doc_ids = documents.column("doc_id")
+        if ROW in answers.column_names:
+            numbers = pc.subtract(answers.column(ROW), shard.start_row)
+            doc_ids = doc_ids.take(numbers.filter(pc.less(numbers, len(documents))))
+        if where := differing(answers.column("doc_id"), doc_ids):
             what = f"doc_id is not in the order of {shard.documents.key}: {where}"
             damages.append(Damage(file.key, what))
     origin = None if documents is None else _origin(documents)
-    if documents is None or origin is None or origin.id != shard.sid:
+    if documents is None or origin is None or shard.sid != origin.earlier_id:
         return _CheckedShard(tuple(damages))
     if not _is_unchanged(audit, origin.version):
         return _CheckedShard(tuple(damages), changed=shard.path)
-    columns = ["doc_id", "content_hash", *(["row"] if shard.sliced else [])]
+    columns = ["doc_id", "content_hash", *([ROW] if shard.has_own_documents else [])]
     slices = read_inside(origin, audit.options)
     again = pa.concat_tables(each.select(columns) for each in slices)
     for column in columns:
@@ -184,8 +189,10 @@ def _checked(
             return None
     task = None if file.task is None else audit.tasks[file.task]
     columns = ("doc_id", *task.columns) if task else DOCUMENTS_FILE_COLUMNS
-    if task is None and shard.sliced:
+    if task is None and shard.has_own_documents:
         columns = SLICED_FILE_COLUMNS
+    if is_part(file.key):
+        columns = (*columns, ROW)
     data = _read(audit.store, file.key, damages)
     if data is None:
         return None
@@ -196,8 +203,9 @@ def _checked(
         damages.append(Damage(file.key, what))
         return None
     broken = [*_misplaced(file, task, shard, table)]
-    if not file.rows == shard.rows == table.num_rows:
-        broken.insert(0, f"has {table.num_rows} rows; {file.rows} of {shard.rows} were published")
+    rows = file.rows if task is None else shard.rows
+    if not file.rows == rows == table.num_rows:
+        broken.insert(0, f"has {table.num_rows} rows; {file.rows} of {rows} were published")
     broken += broken_documents(table) if task is None else broken_answers(table, task.labels)
     damages += [Damage(file.key, what) for what in broken]
     return table
@@ -211,7 +219,9 @@ def _misplaced(
     key = parse_key(file.key)
     expected_key = documents_key(file.sid)
     if file.task is not None and fp is not None:
-        expected_key = label_key(file.task, fp, file.sid, key.number if key else 0)
+        expected_key = label_key(file.task, fp, file.sid, 0)
+        if key and key.sid == file.sid:
+            expected_key = label_key(file.task, fp, key.cell, key.number)
     if file.key != expected_key:
         yield f"is not a key of shard {shard.sid}"
     if file.task is not None:
@@ -220,6 +230,8 @@ def _misplaced(
                 yield f"its metadata says {name} {value!r}, and its key says {expected!r}"
     origin = _origin(table)
     sid = origin.id if origin else None
+    if origin and shard.sid == origin.earlier_id:
+        sid = shard.sid  # of a slice, as earlier versions named it
     if sid != shard.sid:
         yield f"its metadata says shard {sid!r}, and its key says {shard.sid!r}"
     elif origin and (origin.path, origin.piece.start_row) != (shard.path, shard.start_row):

@@ -60,7 +60,7 @@ def excerpts(
         if of_shard := [row for row in left if row >= named.start_row]:
             chosen[named.sid] = named, of_shard
             unread[named.path] = [row for row in left if row < named.start_row]
-    shards = logged_shards(store, chosen)
+    shards = logged_shards(store, chosen, contents.slice)
     excerpts_at: dict[tuple[str, int], Excerpt] = {}
     for sid, (named, of_shard) in chosen.items():
         if sid not in shards:

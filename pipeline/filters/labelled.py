@@ -60,7 +60,7 @@ def labelled_shards(
     objects = find_objects(source.path, cache_dir, source.storage_options)
     shards = cut_before(store, objects, source.columns).shards
     of_slice = (replace(shard, slice=contents.slice) for shard in shards)
-    by_sid = {shard.id: shard for shard in of_slice}
+    by_sid = {sid: shard for shard in of_slice for sid in (shard.id, shard.earlier_id)}
     for shard in contents.shards:
         if shard.sid not in by_sid:
             raise StorageError(

@@ -163,7 +163,7 @@ def _dropped_file(
     if policy.clauses:
         metadata["policy"] = canonical_json(policy.to_json()).decode()
     data = to_parquet(table, {**metadata, "shard": canonical_json(shard.to_json()).decode()})
-    verify(data, table.num_rows, table.column("doc_id"))
+    verify(data, table.column("doc_id"))
     return data
 
 

@@ -6,80 +6,75 @@ the stages exchange, `ShardCounts` for what leaves it. No other module names the
 
 from __future__ import annotations
 
-import base64
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import StorageError
-from pipeline.ledger.cells import ReusableShard, WorkItem
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.cells import Source, WorkItem
+from pipeline.ledger.columns import structs
+from pipeline.ledger.label_files import LabelFile
 from pipeline.sources.shards import Shard, fields_of
 
-Reuse = Sequence[Sequence[ReusableShard]]  # the lists that work rows name by their index
+Bools = NDArray[np.bool_]
+_HEADER = "header"  # the column with what is of the whole shard, as JSON
 
 
-def work_rows(work_items: Sequence[WorkItem]) -> tuple[list[dict[str, Any]], Reuse]:
-    """A row for each work item, and the reusable shards that the rows name by index.
-
-    The work items of one input path share a long list of reusable shards: it is sent once to each
-    worker instead of once a row.
-    """
-    reuse = {id(item.reuse): item.reuse for item in work_items}
-    index = {identity: number for number, identity in enumerate(reuse)}
-    rows = [{"work": _work_to_json(item), "reuse": index[id(item.reuse)]} for item in work_items]
-    return rows, list(reuse.values())
+def work_rows(work_items: Sequence[WorkItem]) -> list[dict[str, str]]:
+    """A row for each work item."""
+    return [{"work": json.dumps(_work_to_json(item))} for item in work_items]
 
 
-def work_items_of(block: pa.Table, reuse: Reuse) -> Iterator[WorkItem]:
+def work_items_of(block: pa.Table) -> Iterator[WorkItem]:
     """The work items that `work_rows` wrote."""
-    for row in block.to_pylist():
-        yield replace(_work_from_json(row["work"]), reuse=tuple(reuse[row["reuse"]]))
+    for text in block.column("work").to_pylist():
+        yield _work_from_json(json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenisedShard:
     """A shard's documents as token ids, and the answers that they already have."""
 
-    work: WorkItem  # without its reusable shards
-    documents: pa.Table  # with the columns of a documents file
+    work: WorkItem
+    documents: pa.Table  # with the columns of a documents file, and `text` if it is read again
+    inside: Bools  # [docs]: whether the document is in the slice
     chunks: pa.Array  # [docs] lists of chunks of int32 token ids; none: nothing to ask
-    status: Sequence[str]  # [docs]: of the reading and tokenising, or of the reused answer
-    known: Mapping[str, pa.StructArray]  # by task: rows of label files, or null
-    sources: pa.Array  # [docs]: the shard that the known row is of, or null
-    # By task: [docs, labels] log-probabilities that a classifier gave to each label; NaN: none.
-    classified: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    status: Sequence[str]  # [docs]: of tokenising, or of reading if it was not tokenised
+    # By version of a task: [docs] rows of label files, null without an answer.
+    stored: Mapping[str, pa.StructArray]
+    classified: Mapping[str, pa.StructArray]
+    reused: Mapping[str, Mapping[str, int]]  # by version: how many rows are of which other shard
     # [docs] large binary: of rows that are asked about and have an image; None: of texts
     images: pa.Array | None = None
 
     def to_table(self) -> pa.Table:
         columns = {
+            "inside": pa.array(self.inside),
             "chunks": self.chunks,
             "label_status": pa.array(self.status, pa.string()),
-            "source": self.sources,
-            **{f"known:{task}": answers for task, answers in self.known.items()},
-            **{f"classified:{task}": _to_column(each) for task, each in self.classified.items()},
+            **{f"stored:{version}": answers for version, answers in self.stored.items()},
+            **{f"classified:{version}": answers for version, answers in self.classified.items()},
             **({} if self.images is None else {"image": self.images}),
         }
-        return _with_columns(self.documents, columns, self.work)
+        header = {"work": _work_to_json(self.work), "reused": self.reused}
+        return _with_columns(self.documents, columns, header)
 
     @classmethod
     def from_table(cls, block: pa.Table) -> TokenisedShard:
+        header, documents, columns = _parted(block)
         return cls(
-            work=_only_work(block),
-            documents=block.select(DOCUMENTS_FILE_COLUMNS),
-            chunks=block.column("chunks").combine_chunks(),
-            status=block.column("label_status").to_pylist(),
-            known=_by_task(block, "known"),
-            sources=block.column("source").combine_chunks(),
-            classified={t: _from_column(c) for t, c in _by_task(block, "classified").items()},
-            images=block.column("image") if "image" in block.column_names else None,
+            work=_work_from_json(header["work"]),
+            documents=documents,
+            inside=_bools(columns.pop("inside")),
+            chunks=columns.pop("chunks"),
+            status=columns.pop("label_status").to_pylist(),
+            reused=header["reused"],
+            images=columns.pop("image", None),
+            **_by_version(columns),
         )
 
 
@@ -106,81 +101,27 @@ class LabelledDocuments:
 
 @dataclass(frozen=True, slots=True)
 class LabelCost:
-    """What labelling one shard took."""
+    """What labelling some documents took."""
 
-    label_seconds: float
-    asked_rows: int  # rows that the model was asked about; others were known, empty or unreadable
-    prefix_tokens_computed: int
-    question_tokens_computed: int
-    tokens_saved: int
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledShard:
-    """A shard's answers, ready to commit."""
-
-    work: WorkItem  # without its reusable shards
-    labelled: LabelledDocuments
-    known: Mapping[str, pa.StructArray]  # by task: rows that replace the computed ones, or null
-    sources: pa.Array  # [docs]: the shard that the known row is of, or null
-    cost: LabelCost
-    # By task: its label, text and tokens, or null; of a job that continues answers.
-    continuations: Mapping[str, pa.StructArray] = field(default_factory=dict)
-
-    @property
-    def taken_over(self) -> dict[str, int]:
-        """How many rows have the answers of each other shard."""
-        counts = Counter(sid for sid in self.sources.to_pylist() if sid is not None)
-        del counts[self.work.shard.id]
-        return dict(counts)
-
-    def to_table(self) -> pa.Table:
-        labelled = self.labelled
-        columns = {
-            "n_tokens": pa.array(labelled.n_tokens),
-            "n_chunks": pa.array(labelled.n_chunks),
-            "label_status": pa.array(labelled.status, pa.string()),
-            "source": self.sources,
-            "cost": _constant(json.dumps(asdict(self.cost)), labelled.documents.num_rows),
-            **{f"known:{task}": answers for task, answers in self.known.items()},
-            **{f"continuation:{task}": each for task, each in self.continuations.items()},
-        }
-        for task, scores in labelled.scores.items():
-            for kind, values in fields_of(scores).items():
-                if values is not None:
-                    columns[f"{kind}:{task}"] = _to_column(values)
-        return _with_columns(labelled.documents, columns, self.work)
-
-    @classmethod
-    def from_table(cls, block: pa.Table) -> LabelledShard:
-        kinds = {each.name: _by_task(block, each.name) for each in fields(TaskScores)}
-        scores = {
-            task: TaskScores(**{kind: _from_column(of.get(task)) for kind, of in kinds.items()})
-            for task in kinds["log_probs"]
-        }
-        labelled = LabelledDocuments(
-            documents=block.select(DOCUMENTS_FILE_COLUMNS),
-            n_tokens=block.column("n_tokens").to_numpy(),
-            n_chunks=block.column("n_chunks").to_numpy(),
-            status=block.column("label_status").to_pylist(),
-            scores=scores,
-        )
-        cost = LabelCost(**json.loads(block.column("cost")[0].as_py()))
-        sources = block.column("source").combine_chunks()
-        known, continuations = _by_task(block, "known"), _by_task(block, "continuation")
-        return cls(_only_work(block), labelled, known, sources, cost, continuations)
+    label_seconds: float = 0.0
+    asked_rows: int = 0  # rows that a model was asked about
+    prefix_tokens_computed: int = 0
+    question_tokens_computed: int = 0
+    tokens_saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCounts:
-    """The counts of one committed shard."""
+    """The counts of one shard."""
 
     sid: str
     rows: int
-    created: int  # objects
     status: Mapping[str, int]  # rows by status
     labels: Mapping[str, Mapping[str, int]]  # rows by label, by task
-    cost: LabelCost
+    # By `<stage>/<reader>`, of those that were asked; the stage is 0 without cascades, and -1 where
+    # answers are continued.
+    costs: Mapping[str, LabelCost]
+    created: int = 0  # objects
     outside: int = 0  # rows of the input that were read and are not in the slice
     taken_over: int = 0  # rows with the answers of other shards
     # Of tasks with a cascade: rows by the stage that decided, by task.
@@ -191,66 +132,104 @@ class ShardCounts:
 
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> ShardCounts:
-        content = json.loads(row["counts"])
-        return cls(**{**content, "cost": LabelCost(**content["cost"])})
+        return cls.from_json(json.loads(row["counts"]))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> ShardCounts:
+        """The counts that `dataclasses.asdict` returned."""
+        costs = {stage: LabelCost(**cost) for stage, cost in content["costs"].items()}
+        return cls(**{**content, "costs": costs})
 
 
-def _work_to_json(work: WorkItem) -> str:
-    texts = base64.b64encode(work.texts).decode()
-    content = {"shard": work.shard.to_json(), "reuse": (), "texts": texts}
-    return json.dumps(fields_of(work) | content)
+@dataclass(frozen=True, slots=True)
+class LabelledShard:
+    """A shard's label files, ready to commit."""
+
+    work: WorkItem
+    documents: pa.Table  # with the columns of a documents file
+    files: Sequence[LabelFile]
+    counts: ShardCounts
+
+    def to_table(self) -> pa.Table:
+        columns = {}
+        for number, file in enumerate(self.files):
+            columns[f"file:{number}"] = structs(file.table)
+            if file.inside is not None:
+                columns[f"inside:{number}"] = pa.array(file.inside)
+        kept = ("task", "fp", "cell", "metadata", "retry")
+        header = {
+            "work": _work_to_json(self.work),
+            "files": [{name: getattr(file, name) for name in kept} for file in self.files],
+            "counts": asdict(self.counts),
+        }
+        return _with_columns(self.documents, columns, header)
+
+    @classmethod
+    def from_table(cls, block: pa.Table) -> LabelledShard:
+        header, documents, columns = _parted(block)
+        files = []
+        for number, file in enumerate(header["files"]):
+            table = pa.Table.from_struct_array(columns[f"file:{number}"])
+            for name in {"label", "status"}.intersection(table.column_names):
+                column = table.column(name).dictionary_encode()
+                table = table.set_column(table.column_names.index(name), name, column)
+            inside = columns.get(f"inside:{number}")
+            mask = None if inside is None else _bools(inside)
+            files.append(LabelFile(**file, table=table, inside=mask))
+        counts = ShardCounts.from_json(header["counts"])
+        return cls(_work_from_json(header["work"]), documents, files, counts)
 
 
-def _work_from_json(text: str) -> WorkItem:
-    content = json.loads(text)
+def _work_to_json(work: WorkItem) -> dict[str, object]:
+    sources = {
+        version: [[source.sid, source.key] for source in of_version]
+        for version, of_version in work.sources.items()
+    }
+    return fields_of(work) | {"shard": work.shard.to_json(), "sources": sources}
+
+
+def _work_from_json(content: Mapping[str, Any]) -> WorkItem:
     parts = {
         "shard": Shard.from_json(content["shard"]),
         "tasks": tuple(content["tasks"]),
-        "reuse": (),
-        "texts": base64.b64decode(content["texts"]),
+        "sources": {
+            version: tuple(Source(*source) for source in of_version)
+            for version, of_version in content["sources"].items()
+        },
     }
-    return WorkItem(**content | parts)
+    return WorkItem(**{**content, **parts})
 
 
-def _only_work(block: pa.Table) -> WorkItem:
-    """The block's work item; StorageError unless all rows have the same."""
-    texts = set(block.column("work").to_pylist())
-    if len(texts) != 1:
-        raise StorageError(
-            f"a block holds {len(texts)} shards instead of one; nothing was committed, run again"
-        )
-    return _work_from_json(texts.pop())
-
-
-def _with_columns(documents: pa.Table, columns: Mapping[str, pa.Array], work: WorkItem) -> pa.Table:
-    table = documents.append_column("work", _constant(_work_to_json(work), documents.num_rows))
+def _with_columns(
+    documents: pa.Table, columns: Mapping[str, pa.Array], header: Mapping[str, object]
+) -> pa.Table:
+    # — stored once: in each row, it would be the largest column of a long shard
+    rows = pa.array(np.zeros(documents.num_rows, np.int32))
+    text = pa.DictionaryArray.from_arrays(rows, pa.array([json.dumps(header)], pa.large_string()))
+    table = documents.append_column(_HEADER, text)
     for name, column in columns.items():
         table = table.append_column(name, column)
     return table
 
 
-def _by_task(block: pa.Table, kind: str) -> dict[str, pa.Array]:
-    """The columns `<kind>:<task>`, by task."""
-    names = [name for name in block.column_names if name.startswith(f"{kind}:")]
-    return {name.partition(":")[2]: block.column(name).combine_chunks() for name in names}
+def _parted(block: pa.Table) -> tuple[dict[str, Any], pa.Table, dict[str, pa.Array]]:
+    """The header, the documents, and the other columns by name."""
+    headers = block.column(_HEADER).unique()
+    assert len(headers) == 1, f"a block holds {len(headers)} shards"
+    at = block.column_names.index(_HEADER)
+    names = block.column_names[at + 1 :]
+    columns = {name: block.column(name).combine_chunks() for name in names}
+    return json.loads(headers[0].as_py()), block.select(block.column_names[:at]), columns
 
 
-def _to_column(values: NDArray[Any]) -> pa.Array:
-    """[docs, width] as one fixed-size list a document, or [docs] as a plain column."""
-    column = pa.array(values.ravel())
-    if values.ndim == 1:
-        return column
-    return pa.FixedSizeListArray.from_arrays(column, values.shape[1])
+def _by_version(columns: Mapping[str, pa.Array]) -> dict[str, dict[str, pa.Array]]:
+    """The columns `<kind>:<version>`, by kind and version."""
+    parts: dict[str, dict[str, pa.Array]] = {"stored": {}, "classified": {}}
+    for name, column in columns.items():
+        kind, _, version = name.partition(":")
+        parts[kind][version] = column
+    return parts
 
 
-def _from_column(column: pa.Array | None) -> Any:
-    """The array of such a column: [docs, width] or [docs]; None without a column."""
-    if not isinstance(column, pa.FixedSizeListArray):
-        return None if column is None else column.to_numpy(zero_copy_only=False)
-    values = column.flatten().to_numpy(zero_copy_only=False)
-    return np.asarray(values).reshape(len(column), column.type.list_size)
-
-
-def _constant(value: str, rows: int) -> pa.Array:
-    """The same string in every row, stored once."""
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [value])
+def _bools(column: pa.Array) -> Bools:
+    return np.array(column.to_numpy(zero_copy_only=False), np.bool_)

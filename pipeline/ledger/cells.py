@@ -1,13 +1,15 @@
 """What an output has and what it lacks. Entry points: `committed` and `remaining`.
 
-A cell is the answers to one task about one shard: one file. It is done if the file exists.
+A cell is the answers to one task about all rows of a shard, or about some of them: one file, and
+its retries. It is done if the file exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from pipeline.errors import StorageError
 from pipeline.ledger.keys import (
@@ -37,12 +39,12 @@ class File:
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Committed:
-    """The files of some shards that a LIST shows, by shard id.
+    """The files that a LIST shows: documents files by shard id, label files by cell.
 
     Only etags are kept, because a job of 200,000 shards has millions of keys: each key follows
-    from its shard and task.
+    from its cell and task.
     """
 
     fp: Mapping[str, str]  # by task
@@ -50,25 +52,41 @@ class Committed:
     labels: Mapping[str, Mapping[str, str]]  # etags; by task first
     retries: Mapping[str, Mapping[str, tuple[int, str]]]  # the highest number and its etag
 
+    @cached_property
+    def parts(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
+        """By task and shard id, the cells that have some rows of the shard."""
+        parts: dict[str, dict[str, list[str]]] = {task: {} for task in self.labels}
+        for task, labels in self.labels.items():
+            for cell in labels:
+                sid, _, part = cell.partition(".")
+                if part:
+                    parts[task].setdefault(sid, []).append(cell)
+        return parts
+
     def documents_file(self, sid: str) -> File:
         return File(documents_key(sid), self.documents[sid])
 
-    def label_file(self, task: str, sid: str) -> File:
-        """The file with the shard's current labels: its latest retry, else the first try."""
-        number, etag = self.retries[task].get(sid) or (0, self.labels[task][sid])
-        return File(label_key(task, self.fp[task], sid, number), etag)
+    def label_file(self, task: str, cell: str) -> File:
+        """The file with the cell's current labels: its latest retry, else the first try."""
+        number, etag = self.retries[task].get(cell) or (0, self.labels[task][cell])
+        return File(label_key(task, self.fp[task], cell, number), etag)
 
-    def retry(self, task: str, sid: str) -> int:
-        """The number of the shard's latest retry; 0 without one."""
-        return self.retries[task].get(sid, (0, ""))[0]
+    def cells(self, task: str, sid: str) -> list[str]:
+        """The cells of a shard: that of all its rows first, then those of parts."""
+        labels = self.labels.get(task, {})
+        return [sid] * (sid in labels) + [*self.parts.get(task, {}).get(sid, ())]
+
+    def retry(self, task: str, cell: str) -> int:
+        """The number of the cell's latest retry; 0 without one."""
+        return self.retries[task].get(cell, (0, ""))[0]
 
 
 @dataclass(frozen=True, slots=True)
-class ReusableShard:
-    """A shard with answers that can be reused for equal texts."""
+class Source:
+    """A label file with answers that can be reused."""
 
-    sid: str
-    labels: Mapping[str, str]  # the label file's key, by task
+    sid: str  # of the shard whose documents file has the texts
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +96,26 @@ class WorkItem:
     shard: Shard
     tasks: tuple[str, ...]
     documents: bool
-    reuse: tuple[ReusableShard, ...] = field(default=())  # each has answers to all of the tasks
+    sources: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)  # by `version_name`
     retry: int = 0  # the number of this retry of failed rows; 0: the labels are missing
-    to_ask: int | None = None  # rows that no reusable shard answers; None: not known yet
-    classified: bool = False  # classifiers answer the tasks: the model reads nothing
-    # The texts that are asked, if not all: their hashes as `text_index.Hashes`, in rising order.
-    texts: bytes = b""
+    to_ask: int | None = None  # rows that no source answers for the model; None: not known yet
 
     @property
-    def rows(self) -> int:
-        """The rows that progress counts: of a list of texts, one for each."""
-        return self.open_rows if self.texts else self.shard.rows
-
-    @property
-    def open_rows(self) -> int:
-        """The most rows that have no answer yet."""
+    def asked_rows(self) -> int:
+        """The most rows that the model reads."""
         if not self.tasks:
             return 0
         return self.shard.rows if self.to_ask is None else self.to_ask
 
     @property
-    def asked_rows(self) -> int:
-        """The most rows that the model reads."""
-        return 0 if self.classified else self.open_rows
-
-    @property
     def asks(self) -> bool:
         """Whether the item probably needs a model: not if its rows have answers already."""
         return self.asked_rows > 0
+
+
+def version_name(task: str, fp: str) -> str:
+    """The name of one version of a task: `<task>/<fp>`."""
+    return f"{task}/{fp}"
 
 
 def committed(
@@ -131,44 +141,27 @@ def committed(
         )
 
 
-def remaining(
-    shards: Sequence[Shard],
-    tasks: Collection[str],
-    done: Committed,
-    others: Sequence[Committed] = (),
-) -> list[WorkItem]:
-    """The work items for everything that is missing, in the order of the shards.
-
-    `others` has the files of other versions of the tasks with the same raw answers.
-    """
-    answers = Answers(done, others)
-    return [
-        item
-        for shard in shards
-        if not is_whole(shard.id, tasks, done)
-        for item in _missing(shard, tasks, done, answers)
-    ]
-
-
-def missing_tasks(
-    shards: Sequence[Shard], tasks: Collection[str], done: Committed
-) -> tuple[str, ...]:
-    """The tasks for which a shard has no labels."""
-    return tuple(
-        task for task in tasks if any(shard.id not in done.labels[task] for shard in shards)
-    )
-
-
-def is_whole(sid: str, tasks: Collection[str], done: Committed) -> bool:
+def is_whole(shard: Shard, tasks: Collection[str], done: Committed) -> bool:
     """Whether the shard has its documents file and the labels of all tasks."""
-    return sid in done.documents and all(sid in done.labels[task] for task in tasks)
+    cell = shard.cell
+    return shard.id in done.documents and all(cell in done.labels[task] for task in tasks)
+
+
+def remaining(shards: Sequence[Shard], tasks: Collection[str], done: Committed) -> list[WorkItem]:
+    """The work items for everything that is missing, in the order of the shards."""
+    items = []
+    for shard in shards:
+        if not is_whole(shard, tasks, done):
+            absent = tuple(task for task in tasks if shard.cell not in done.labels[task])
+            items.append(WorkItem(shard, absent, documents=shard.id not in done.documents))
+    return items
 
 
 def unfinished(work_items: Sequence[WorkItem], done: Committed) -> list[WorkItem]:
     """The retries among the items whose files do not exist yet."""
     left = []
     for item in work_items:
-        tasks = tuple(t for t in item.tasks if done.retry(t, item.shard.id) < item.retry)
+        tasks = tuple(t for t in item.tasks if done.retry(t, item.shard.cell) < item.retry)
         left += [replace(item, tasks=tasks)] * bool(tasks)
     return left
 
@@ -184,56 +177,17 @@ def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, byt
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """The answers that count for some tasks: of their own versions, or with equal raw answers."""
-
-    done: Committed
-    others: Sequence[Committed] = ()  # other versions of tasks, with the same raw answers
-
-    def of_shard(self, sid: str, tasks: Sequence[str]) -> ReusableShard | None:
-        """The shard with the existing answers to some of the tasks; None if it has none."""
-        if sid not in self.done.documents:
-            return None
-        keys = {
-            task: version.label_file(task, sid).key
-            for version in (*reversed(self.others), self.done)  # last: the tasks' own version
-            for task in tasks
-            if sid in version.labels.get(task, ())
-        }
-        return ReusableShard(sid, keys) if keys else None
-
-    def answering(self, task: str) -> frozenset[str]:
-        """The shards that have answers to the task."""
-        versions = (version.labels.get(task, {}) for version in (self.done, *self.others))
-        return frozenset(sid for labels in versions for sid in labels if sid in self.done.documents)
-
-
-def _missing(
-    shard: Shard, tasks: Collection[str], done: Committed, answers: Answers
-) -> Iterator[WorkItem]:
-    """The shard's work items: one for tasks whose answers another version has, then the rest."""
-    sid = shard.id
-    absent = tuple(task for task in tasks if sid not in done.labels[task])
-    own = answers.of_shard(sid, absent)
-    if own is not None:
-        answered = tuple(task for task in absent if task in own.labels)
-        yield WorkItem(shard, answered, documents=False, reuse=(own,), to_ask=0)
-        absent = tuple(task for task in absent if task not in own.labels)
-    documents = sid not in done.documents
-    if absent or documents:
-        yield WorkItem(shard, absent, documents=documents)
-
-
-# The id of a shard as it is in memory already, or None if its files do not count.
+# The same id as a string that is in memory already, or None if the shard's files do not count.
 _Known = Callable[[str], str | None]
 
 
 def _list_files(store: Store, prefix: str, known: _Known) -> dict[str, str]:
-    """The etags of one file for each shard. A file with another name is not a shard's."""
+    """The etags of the files of shards, by cell; other files are not looked at."""
     listed = ((parse_key(stored.key), stored) for stored in store.list(prefix))
     return {
-        sid: _etag_of(store, stored) for key, stored in listed if key and (sid := known(key.sid))
+        (key.cell if key.part else sid): _etag_of(store, stored)
+        for key, stored in listed
+        if key and (sid := known(key.sid))
     }
 
 
@@ -248,11 +202,11 @@ def _etag_of(store: Store, stored: StoredObject) -> str:
 
 
 def _list_retries(store: Store, task: str, fp: str, known: _Known) -> dict[str, tuple[int, str]]:
-    """The highest number of each shard, with its etag."""
+    """The highest number of each cell, with its etag."""
     latest: dict[str, tuple[int, str]] = {}
     for stored in store.list(label_folders(task, fp)[1]):
         key = parse_key(stored.key)
-        if key and (sid := known(key.sid)):
+        if key and known(key.sid):
             retry = key.number, _etag_of(store, stored)
-            latest[sid] = max(latest.get(sid, retry), retry)
+            latest[key.cell] = max(latest.get(key.cell, retry), retry)
     return latest

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from pipeline.spec.tasks import TaskSpec
 
 DOCUMENTS_FILE_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")  # of a documents file
-# Of the documents file of a slice, with the row in the input object: they are not consecutive.
-SLICED_FILE_COLUMNS = (*DOCUMENTS_FILE_COLUMNS, "row")
+# Of a label file with some rows of its shard: the row in the input object.
+ROW = "row"
+# Of a documents file that an earlier version wrote for a slice.
+SLICED_FILE_COLUMNS = (*DOCUMENTS_FILE_COLUMNS, ROW)
 # Of a task with the probabilities of all labels in a struct, and without calibration.
 ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
 # The two versions of probabilities; the second is also a column, of tasks with a calibration.

@@ -1,8 +1,8 @@
 """The log of how input objects were cut into shards: `inputs/<number>.json` in the output.
 
-Entry points: `load_or_cut`, `slice_cuts`, `cut_before` and `logged_shards`. Each run appends the
-cuts of new objects, and its slice of them if that is new. A job that continues on another machine
-or version thus has the same shards; a finished job opens no input.
+Entry points: `load_or_cut`, `cut_before` and `logged_shards`. Each run appends the cuts of new
+objects. A job that continues on another machine or version thus has the same shards; a finished job
+opens no input.
 """
 
 from __future__ import annotations
@@ -36,19 +36,16 @@ class Cuts:
 
     shards: tuple[Shard, ...]
     unreadable: tuple[str, ...] = ()  # the error of each object whose rows cannot be counted
-    slices: tuple[Slice, ...] = ()  # that were labelled, or begun
+    slices: tuple[Slice, ...] = ()  # that earlier versions of assay labelled, or began
     uncut: int = 0  # the number of objects that are not in the log
 
     @property
-    def other_slices(self) -> dict[str, tuple[str, ...]]:
-        """By shard, the shards that have some of its rows: without a slice, and in other slices."""
+    def earlier_slices(self) -> dict[str, tuple[str, ...]]:
+        """By shard, the shards that earlier versions made of some of its rows."""
         return {
-            shard.id: tuple(replace(shard, slice=each).id for each in self._slices_beside(shard))
+            shard.id: tuple(replace(shard, slice=part).earlier_id for part in self.slices)
             for shard in (self.shards if self.slices else ())
         }
-
-    def _slices_beside(self, shard: Shard) -> list[Slice | None]:
-        return [each for each in (None, *self.slices) if each != shard.slice]
 
 
 def load_or_cut(
@@ -93,30 +90,27 @@ def load_or_cut(
     return cuts
 
 
-def slice_cuts(store: Store, cuts: Cuts, part: Slice, *, keep: bool = True) -> Cuts:
-    """The same cuts with the rows of a slice alone. With `keep`, a new slice is logged."""
-    if part not in cuts.slices:
-        if keep:
-            _Log(store).append_slice(part)
-        cuts = replace(cuts, slices=(*cuts.slices, part))
-    return replace(cuts, shards=tuple(replace(shard, slice=part) for shard in cuts.shards))
-
-
 def cut_before(store: Store, objects: Sequence[InputObject], columns: Columns) -> Cuts:
     """The shards of the objects that are in the log; opens no object and writes nothing."""
     return _Log(store).cuts_of([each.version(columns) for each in objects])
 
 
-def logged_shards(store: Store, sids: Collection[str]) -> dict[str, Shard]:
-    """The shards in the log with these ids; the input is not looked at."""
-    log = _Log(store)
-    whole = (shard for of_object in log.cuts.values() for shard in of_object)
-    shards = (replace(shard, slice=part) for shard in whole for part in (None, *log.slices))
-    return {shard.id: shard for shard in shards if shard.id in sids}
+def logged_shards(
+    store: Store, sids: Collection[str], part: Slice | None = None
+) -> dict[str, Shard]:
+    """The shards in the log with these ids, with this slice; the input is not looked at."""
+    shards = (shard for of_object in _Log(store).cuts.values() for shard in of_object)
+    return {
+        sid: sliced
+        for shard in shards
+        for sliced in (replace(shard, slice=part),)
+        for sid in (sliced.id, sliced.earlier_id)
+        if sid in sids
+    }
 
 
 class _Log:
-    """The log in memory: all cuts and slices, in the order in which they were written."""
+    """The log in memory: all cuts, and the slices of earlier versions, in the order of writing."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -142,16 +136,6 @@ class _Log:
             ]
             if self._create({"cuts": entries}):
                 self.take_in(new)
-                return
-        raise self._too_many_races()
-
-    def append_slice(self, part: Slice) -> None:
-        """Writes the slice, unless the log has it. Earlier code reads the entry as no cuts."""
-        for _ in range(MAX_LOST_RACES):
-            if part in self.slices:
-                return
-            if self._create({"cuts": [], "slices": [part.to_json()]}):
-                self.slices.append(part)
                 return
         raise self._too_many_races()
 

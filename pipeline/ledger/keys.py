@@ -3,16 +3,19 @@
     specs/<task>/<fp>.json                       what a task's fingerprint was computed from
     specs/<task>/<fp>.calibration.json           its contextual calibration, measured by a run
     documents/<sid>.parquet                      one file per shard: ids, hashes, status
-    labels/<task>/<fp>/<sid[:2]>/<sid>.parquet   one file per shard and task
-    retries/<task>/<fp>/<sid>/<0001>.parquet     the same shard with its failed rows tried again
+    labels/<task>/<fp>/<sid[:2]>/<cell>.parquet  one file per shard and task, or some rows of it
+    retries/<task>/<fp>/<cell>/<0001>.parquet    the same rows with the failed ones tried again
     inputs/<00000001>.json                       how input files were cut into shards
     index/<00000001>.parquet                     which shards have a text, by its hash
     snapshots/<00000001>.json                    a consistent view; the highest number is current
     audits/<id>.json                             how a sample for people to label was drawn
     attempts/<hash of fps>/<sid>/...             work that has started and not finished
 
-`sid` is a shard's id, `fp` a task's fingerprint. Law: `parse_key` accepts exactly the keys that
-these functions build, so an object with any other key was not written by assay.
+`sid` is a shard's id, `fp` a task's fingerprint. `cell` is `<sid>` for all rows of the shard, and
+`<sid>.<part>` for some of them: those of a slice, or those that a stage was asked about.
+
+Law: `parse_key` accepts exactly the keys that these functions build, so an object with any other
+key was not written by assay.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from pipeline.hashes import short_hash
 from pipeline.stores.store import ATTEMPTS
 
 SPECS = "specs/"
@@ -32,13 +36,14 @@ SNAPSHOTS = "snapshots/"
 AUDITS = "audits/"
 
 _TASK, _FP, _SID = r"(?P<task>[a-z][a-z0-9_]*)", r"(?P<fp>[0-9a-f]{16})", r"(?P<sid>[0-9a-f]{32})"
+_CELL = rf"{_SID}(?:\.(?P<part>[0-9a-f]{{16}}))?"
 _NUMBER_8 = r"(?P<number>(?!0+\.)(?:\d{8}|[1-9]\d{8,}))"
 _NUMBER_4 = r"(?P<number>(?!0+\.)(?:\d{4}|[1-9]\d{4,}))"
 _PATTERNS = {
     SPECS: re.compile(rf"{SPECS}{_TASK}/{_FP}(?:\.calibration)?\.json"),
     DOCUMENTS: re.compile(rf"{DOCUMENTS}{_SID}\.parquet"),
-    LABELS: re.compile(rf"{LABELS}{_TASK}/{_FP}/(?P<first>..)/(?=(?P=first)){_SID}\.parquet"),
-    RETRIES: re.compile(rf"{RETRIES}{_TASK}/{_FP}/{_SID}/{_NUMBER_4}\.parquet"),
+    LABELS: re.compile(rf"{LABELS}{_TASK}/{_FP}/(?P<first>..)/(?=(?P=first)){_CELL}\.parquet"),
+    RETRIES: re.compile(rf"{RETRIES}{_TASK}/{_FP}/{_CELL}/{_NUMBER_4}\.parquet"),
     INPUTS: re.compile(rf"{INPUTS}{_NUMBER_8}\.json"),
     INDEX: re.compile(rf"{INDEX}{_NUMBER_8}\.parquet"),
     SNAPSHOTS: re.compile(rf"{SNAPSHOTS}{_NUMBER_8}\.json"),
@@ -56,7 +61,13 @@ class Key:
     task: str = ""
     fp: str = ""
     sid: str = ""
+    part: str = ""  # of the shard's rows; empty: the file has all of them
     number: int = 0  # of a retry, an input log, an index object or a snapshot
+
+    @property
+    def cell(self) -> str:
+        """The rows of a label file: a shard's id, with the part if it is not whole."""
+        return f"{self.sid}.{self.part}" if self.part else self.sid
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,8 @@ def parse_key(key: str) -> Key | None:
         return None
     parts = match.groupdict("")
     number = int(parts.get("number") or 0)
-    return Key(folder, parts.get("task", ""), parts.get("fp", ""), parts.get("sid", ""), number)
+    own = {name: parts.get(name) or "" for name in ("task", "fp", "sid", "part")}
+    return Key(folder, **own, number=number)
 
 
 def spec_key(task: str, fp: str) -> str:
@@ -95,11 +107,22 @@ def documents_key(sid: str) -> str:
     return f"{DOCUMENTS}{sid}.parquet"
 
 
-def label_key(task: str, fp: str, sid: str, retry: int = 0) -> str:
-    """A shard's label file for one version of a task; with `retry`, that retry's file."""
+def label_key(task: str, fp: str, cell: str, retry: int = 0) -> str:
+    """The label file of a cell for one version of a task; with `retry`, that retry's file."""
     if retry:
-        return f"{RETRIES}{task}/{fp}/{sid}/{retry:04d}.parquet"
-    return f"{LABELS}{task}/{fp}/{sid[:2]}/{sid}.parquet"
+        return f"{RETRIES}{task}/{fp}/{cell}/{retry:04d}.parquet"
+    return f"{LABELS}{task}/{fp}/{cell[:2]}/{cell}.parquet"
+
+
+def is_part(key: str) -> bool:
+    """Whether a label file has some of the rows of its shard."""
+    parsed = parse_key(key)
+    return parsed is not None and bool(parsed.part)
+
+
+def cell_of_part(sid: str, rows: bytes) -> str:
+    """The cell of some rows of a shard; `rows` says which."""
+    return f"{sid}.{short_hash(rows)[:16]}"
 
 
 def label_folders(task: str, fp: str) -> tuple[str, str]:

@@ -10,16 +10,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json, parse_json
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, SLICED_FILE_COLUMNS
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, ROW
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.sources.shards import Shard
-from pipeline.sources.slices import inside_rows, is_inside
 from pipeline.stores.store import Store
 
 METADATA_PREFIX = "assay."
@@ -32,18 +33,18 @@ class LabelFile:
 
     task: str
     fp: str
-    table: pa.Table
+    table: pa.Table  # [docs]
     metadata: Mapping[str, str]
     retry: int = 0  # the number of the retry; 0: the first try
+    cell: str | None = None  # None: that of the shard
+    inside: NDArray[np.bool_] | None = None  # [docs]: the rows that the file has; None: all
 
 
-def documents_table(
-    documents: pa.Table, columns: Sequence[str] = DOCUMENTS_FILE_COLUMNS
-) -> pa.Table:
+def documents_table(documents: pa.Table) -> pa.Table:
     """The rows of a documents file: the documents without their texts."""
-    kept = documents.select(columns)
-    status = columns.index("status")
-    return kept.set_column(status, "status", kept.column("status").dictionary_encode())
+    kept = documents.select(DOCUMENTS_FILE_COLUMNS)
+    status = kept.column("status").cast(pa.string()).dictionary_encode()
+    return kept.set_column(DOCUMENTS_FILE_COLUMNS.index("status"), "status", status)
 
 
 def to_parquet(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
@@ -55,16 +56,16 @@ def to_parquet(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
     return data
 
 
-def verify(data: bytes, rows: int, doc_ids: pa.ChunkedArray) -> None:
+def verify(data: bytes, doc_ids: pa.ChunkedArray) -> None:
     """StorageError unless the file reads back with these rows in this order."""
     try:
         table = pq.read_table(pa.BufferReader(data), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise StorageError(f"a file just built cannot be read back: {error}") from error
-    if table.num_rows != rows or not table.column("doc_id").equals(doc_ids):
+    if not table.column("doc_id").equals(doc_ids):
         raise StorageError(
-            f"a file just built has {table.num_rows} rows, which are not the {rows} documents "
-            f"of the shard in order; nothing was committed, run again"
+            f"a file just built has {table.num_rows} rows, which are not the {len(doc_ids)} "
+            f"documents of the shard in order; nothing was committed, run again"
         )
 
 
@@ -90,43 +91,33 @@ def taken_over_rows(answers: pa.Table) -> int:
     return sum(by_shard.values())
 
 
-def commit_labels(store: Store, shard: Shard, file: LabelFile) -> bool:
-    """Creates one label file of a shard whose documents file exists; False if the file existed."""
-    documents = read_file(store, documents_key(shard.id), ["doc_id"])
-    origin = {"shard": canonical_json(shard.to_json()).decode()}
-    data = to_parquet(file.table, {**file.metadata, **origin})
-    verify(data, documents.num_rows, documents.column("doc_id"))
-    failpoint("join")
-    return store.create(label_key(file.task, file.fp, shard.id, file.retry), data)
-
-
 def commit_shard(
     store: Store, shard: Shard, documents: pa.Table, label_files: Sequence[LabelFile]
 ) -> list[str]:
-    """Creates the shard's documents file and one label file per task; the keys of the new files.
+    """Creates the shard's documents file and its label files; the keys of the new files.
 
     Existing files stay. Every file is built and read back before the first is created, so a shard
-    with wrong rows leaves no file. The files of a sliced shard have the rows of its slice, whose
-    `status` in the documents is not OUTSIDE. StorageError if a file does not have the shard's rows.
+    with wrong rows leaves no file. StorageError if the documents are not the shard's rows.
     """
     if documents.num_rows != shard.rows:
         raise StorageError(
             f"{shard.path}: {documents.num_rows} documents for a shard of {shard.rows} rows; "
             f"nothing was committed, run again"
         )
+    whole = {"shard": canonical_json(shard.whole.to_json()).decode()}
     origin = {"shard": canonical_json(shard.to_json()).decode()}
-    kept, inside = documents, None
-    columns: tuple[str, ...] = DOCUMENTS_FILE_COLUMNS
-    if shard.slice is not None:
-        kept, inside = inside_rows(shard, documents), is_inside(documents)
-        columns = SLICED_FILE_COLUMNS
-    built = {documents_key(shard.id): to_parquet(documents_table(kept, columns), origin)}
+    built = {documents_key(shard.id): to_parquet(documents_table(documents), whole)}
+    verify(built[documents_key(shard.id)], documents.column("doc_id"))
     for file in label_files:
-        key = label_key(file.task, file.fp, shard.id, file.retry)
-        table = file.table if inside is None else file.table.filter(inside)
-        built[key] = to_parquet(table, {**file.metadata, **origin})
-    for data in built.values():
-        verify(data, kept.num_rows, kept.column("doc_id"))
+        doc_ids, table = documents.column("doc_id"), file.table
+        if file.inside is not None:
+            first = shard.piece.start_row
+            rows = pa.array(range(first, first + shard.rows), pa.int64())
+            inside = pa.array(file.inside)
+            doc_ids, table = doc_ids.filter(inside), table.append_column(ROW, rows).filter(inside)
+        data = to_parquet(table, {**file.metadata, **origin})
+        verify(data, doc_ids)
+        built[label_key(file.task, file.fp, file.cell or shard.cell, file.retry)] = data
     made = []
     for number, (key, data) in enumerate(built.items()):
         failpoint(f"create {number}")

@@ -1,13 +1,13 @@
-"""Reuse of existing answers to equal texts: of other shards, or of a first try.
+"""Reuse of stored answers: of earlier work on the same rows, and of equal texts in other shards.
 
-Entry points: `AnswerCache.find`, and `overlaid`, which puts its answers into computed rows.
+Entry points: `StoredAnswers.find`, and `overlaid`, which puts answers into other label rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, reduce
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -15,166 +15,133 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
-from pipeline.ledger.cells import ReusableShard, WorkItem
-from pipeline.ledger.columns import ADDED, plain_type, structs
+from pipeline.ledger.cells import Source
+from pipeline.ledger.columns import ADDED, ROW, plain_type, structs
 from pipeline.ledger.keys import documents_key
-from pipeline.ledger.label_files import read_file
+from pipeline.ledger.label_files import read_file, shard_in
 from pipeline.sources.documents import OK, QUARANTINED, TRUNCATED
+from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
-# The shards of one object are processed in sequence and look into the same earlier shards.
-CACHED_SHARDS = 256
+# Sources that are read at once.
+READ_THREADS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The existing answers to some documents."""
-
-    answers: Mapping[str, pa.StructArray]  # by task: rows of label files, or null; {}: none
-    sources: pa.Array  # [docs]: the shard that the row's answers are of; null without any
-
-
-class AnswerCache:
-    """Finds answers by the hash of the text, in the reusable shards of a work item."""
+class StoredAnswers:
+    """Finds answers in the label files of the same shard by row, and in others by text."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._hashes: Callable[[str], pa.Array] = lru_cache(CACHED_SHARDS)(self._read_hashes)
-        # — the slices of one shard are processed in sequence and look into the same earlier shard
-        self._answers: Callable[[str, tuple[str, ...]], list[pa.Table]] = lru_cache(1)(
-            self._read_answers
-        )
 
     def find(
-        self, work: WorkItem, documents: pa.Table, start: int, *, failed: bool = False
-    ) -> Known:
-        """For each task of the item, a row of an existing label file per document, or null.
+        self, shard: Shard, documents: pa.Table, sources: Sequence[Source], *, is_retry: bool
+    ) -> tuple[pa.StructArray | None, Counter[str]]:
+        """Rows of label files, null without an answer; and how many are of each other shard.
 
-        The documents are the shard's from row `start` on. A document has answers to all tasks or
-        to none. Failed rows are no answers, unless `failed` asks for them. Quarantined rows are,
-        unless the item is a retry.
+        The documents are the shard's whole documents file. Earlier sources count more. A failed row
+        is no answer; a quarantined one is, in the same shard, unless this is a retry. The first
+        value is None if there is no answer at all.
         """
-        none = Known({}, pa.nulls(documents.num_rows, pa.string()))
-        if not work.reuse or not work.tasks:
-            return none
-        hashes = _hash_and_length(documents)
+        texts = text_hashes_and_lengths(documents)
         # — a document without text has no answer, but its hash may equal another's
-        is_open = _mask(pc.equal(documents.column("status"), OK))  # [docs]
-        rows = np.full(len(hashes), -1, dtype=np.int64)  # of concatenated `answers_of`; -1: none
-        sources = np.full(len(hashes), None)  # [docs]
-        answers_of: list[list[pa.Table]] = [[] for _ in work.tasks]
-        offset = 0
-        for reusable in work.reuse:
-            if not is_open.any():
-                break
-            at = self._places(work, reusable, hashes, start)
-            taken = is_open & (at >= 0)
-            if not taken.any():
-                continue
-            answers = self._answers(
-                reusable.sid, tuple(reusable.labels[task] for task in work.tasks)
-            )
-            if not failed:
-                taken[taken] = _usable(answers, is_retry=work.retry > 0)[at[taken]]
-            rows[taken] = offset + np.arange(taken.sum())
-            offset += int(taken.sum())
-            sources[taken] = reusable.sid
-            is_open &= ~taken
-            for tables, answer in zip(answers_of, answers, strict=True):
-                tables.append(answer.take(pa.array(at[taken])))
-        if offset == 0:
-            return none
-        indices = pa.array(rows, mask=rows < 0)
+        is_open = _mask(pc.equal(documents.column("status").cast(pa.string()), OK))  # [docs]
+        rows = np.full(len(texts), -1, np.int64)  # of the concatenated `answers`; -1: none
+        answers: list[pa.StructArray] = []
+        reused: Counter[str] = Counter()
+        count = 0
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            for start in range(0, len(sources), READ_THREADS):
+                if not is_open.any():
+                    break
+                batch = sources[start : start + READ_THREADS]
+                places = pool.map(lambda source: self._places(source, shard, texts), batch)
+                for source, (at, table) in zip(batch, places, strict=True):
+                    taken = is_open & (at >= 0)
+                    accepted = [OK, TRUNCATED]
+                    if source.sid == shard.id and not is_retry:
+                        accepted.append(QUARANTINED)
+                    status = table.column("status").cast(pa.string())
+                    taken[taken] = _mask(pc.is_in(status, value_set=pa.array(accepted)))[at[taken]]
+                    number = int(taken.sum())
+                    if not number:
+                        continue
+                    rows[taken] = count + np.arange(number)
+                    count += number
+                    is_open &= ~taken
+                    answers.append(structs(table.take(pa.array(at[taken]))))
+                    if source.sid != shard.id:
+                        reused[source.sid] += number
+        if not answers:
+            return None, reused
         # — a null index gives a null row
-        wholes = (structs(pa.concat_tables(tables)).take(indices) for tables in answers_of)
-        return Known(dict(zip(work.tasks, wholes, strict=True)), pa.array(sources, pa.string()))
+        return pa.concat_arrays(answers).take(pa.array(rows, mask=rows < 0)), reused
 
     def _places(
-        self, work: WorkItem, reusable: ReusableShard, hashes: pa.Array, start: int
-    ) -> NDArray[np.int64]:  # [docs]; -1: none
-        """The rows of the reusable shard with the same texts.
+        self, source: Source, shard: Shard, texts: pa.StringArray
+    ) -> tuple[NDArray[np.int64], pa.Table]:
+        """[docs] the row of the source for each document, -1 without one; and its answers."""
+        file = read_file(self._store, source.key, None)
+        # — added again later: the stored file may have another calibration, or none
+        answers = file.drop_columns(sorted({"doc_id", ROW, *ADDED}.intersection(file.column_names)))
+        if source.sid == shard.id:
+            at = np.full(len(texts), -1, np.int64)
+            rows = self._rows(source, file, shard.piece.start_row, len(texts))
+            at[rows] = np.arange(len(rows))
+            return at, answers
+        columns = ["content_hash", "n_chars"]
+        stored = text_hashes_and_lengths(read_file(self._store, documents_key(source.sid), columns))
+        if ROW in file.column_names:
+            start = shard_in(file).piece.start_row
+            stored = stored.take(pa.array(self._rows(source, file, start, len(stored))))
+        if len(stored) != len(file):
+            raise self._damaged(source, len(file), len(stored))
+        places = pc.fill_null(pc.index_in(texts, value_set=stored), -1)
+        return places.to_numpy(zero_copy_only=False).astype(np.int64), answers
 
-        In the shard itself, a text is only looked up in its own row: of two rows with equal texts,
-        one may have failed alone.
-        """
-        stored = self._hashes(reusable.sid)
-        # — of rows with equal texts in a slice, one may have failed alone: it is not asked again
-        if reusable.sid != work.shard.id or work.shard.slice is not None:
-            places = pc.fill_null(pc.index_in(hashes, value_set=stored), -1)
-            return np.asarray(places.to_numpy(zero_copy_only=False), dtype=np.int64)
-        if len(stored) != work.shard.rows:
-            raise StorageError(
-                f"{self._store.url}/{documents_key(reusable.sid)}: has {len(stored)} rows of a "
-                f"shard of {work.shard.rows}; `assay verify` reports more"
-            )
-        same = _mask(pc.equal(hashes, stored.slice(start, len(hashes))))
-        return np.where(same, np.arange(start, start + len(hashes)), -1)
+    def _rows(
+        self, source: Source, file: pa.Table, start_row: int, count: int
+    ) -> NDArray[np.int64]:
+        """The rows of a label file, from 0 in its shard, which has `count` rows."""
+        if ROW in file.column_names:
+            rows = file.column(ROW).to_numpy() - start_row
+            if len(rows) and not 0 <= rows.min() <= rows.max() < count:
+                raise self._damaged(source, int(rows.max()) + 1, count)
+            return np.asarray(rows, np.int64)
+        if len(file) != count:
+            raise self._damaged(source, len(file), count)
+        return np.arange(count)
 
-    def _read_hashes(self, sid: str) -> pa.Array:
-        return _hash_and_length(
-            read_file(self._store, documents_key(sid), ["content_hash", "n_chars"])
+    def _damaged(self, source: Source, rows: int, documents: int) -> StorageError:
+        return StorageError(
+            f"{self._store.url}/{source.key}: has {rows} rows and its documents file {documents}; "
+            f"`assay verify` reports more"
         )
 
-    def _read_answers(self, sid: str, keys: tuple[str, ...]) -> list[pa.Table]:
-        answers = []
-        for key in keys:
-            whole = read_file(self._store, key, None)
-            if whole.num_rows != len(self._hashes(sid)):
-                raise StorageError(
-                    f"{self._store.url}/{key}: has {whole.num_rows} rows and its "
-                    f"documents file {len(self._hashes(sid))}; `assay verify` reports more"
-                )
-            # — added again later: the stored file may have another calibration, or none
-            dropped = {"doc_id", *ADDED}.intersection(whole.column_names)
-            answers.append(whole.drop_columns(sorted(dropped)))
-        return answers
 
-
-def text_identities(documents: pa.Table) -> list[str]:
-    """What equal texts, and no others, have in common; a string for each document."""
-    identities: list[str] = _hash_and_length(documents).to_pylist()
-    return identities
-
-
-def _hash_and_length(documents: pa.Table) -> pa.StringArray:
+def text_hashes_and_lengths(documents: pa.Table) -> pa.StringArray:
     """The identity of each text: its hash of 128 bits and its number of characters."""
     columns = (documents.column(name).cast(pa.string()) for name in ("content_hash", "n_chars"))
     return pc.binary_join_element_wise(*columns, ":").combine_chunks()
 
 
-def unanswered(documents: pa.Table, known: Mapping[str, pa.StructArray]) -> list[int]:
-    """The readable documents without an existing answer."""
-    reused = known_status(known, documents.num_rows)
-    pairs = zip(documents.column("status").to_pylist(), reused, strict=True)
-    return [row for row, (read, answered) in enumerate(pairs) if read == OK and not answered]
+def text_identities(documents: pa.Table) -> list[str]:
+    """What equal texts, and no others, have in common; a string for each document."""
+    identities: list[str] = text_hashes_and_lengths(documents).to_pylist()
+    return identities
 
 
-def overlaid(computed: pa.Table, known: pa.StructArray) -> pa.Table:
-    """The computed label rows, with known rows in place of theirs."""
-    rows = np.arange(computed.num_rows)
-    indices = np.where(known.is_valid().to_numpy(zero_copy_only=False), rows + len(rows), rows)
-    columns = {"doc_id": computed.column("doc_id")}
-    for field in computed.schema:
+def overlaid(rows: pa.Table, answers: pa.StructArray) -> pa.Table:
+    """The label rows, with the answers in place of theirs where there is one."""
+    numbers = np.arange(rows.num_rows)
+    indices = np.where(_mask(answers.is_valid()), numbers + len(numbers), numbers)
+    columns = {"doc_id": rows.column("doc_id")}
+    for field in rows.schema:
         if field.name != "doc_id":
-            columns[field.name] = known.field(field.name).cast(plain_type(field.type))
-    answers = pa.table(columns).select(computed.column_names)
-    plain = computed.cast(answers.schema)
-    return pa.concat_tables([plain, answers]).take(pa.array(indices)).cast(computed.schema)
-
-
-def _usable(answers: Sequence[pa.Table], *, is_retry: bool) -> NDArray[np.bool_]:
-    accepted = pa.array([OK, TRUNCATED] if is_retry else [OK, TRUNCATED, QUARANTINED])
-    masks = (pc.is_in(a.column("status").cast(pa.string()), value_set=accepted) for a in answers)
-    return reduce(np.logical_and, map(_mask, masks))
+            columns[field.name] = answers.field(field.name).cast(plain_type(field.type))
+    with_answers = pa.table(columns).select(rows.column_names)
+    plain = rows.cast(with_answers.schema)
+    return pa.concat_tables([plain, with_answers]).take(pa.array(indices)).cast(rows.schema)
 
 
 def _mask(values: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
     return np.array(values.to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def known_status(known: Mapping[str, pa.StructArray], rows: int) -> list[str | None]:
-    """The status of each row that is answered already; None for the others."""
-    for answers in known.values():
-        status: list[str | None] = answers.field("status").to_pylist()
-        return status
-    return [None] * rows

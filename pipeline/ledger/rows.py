@@ -12,10 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import StorageError
 from pipeline.ledger.columns import (
     DOCUMENTS_FILE_COLUMNS,
+    ROW,
     SLICED_FILE_COLUMNS,
     answers_type,
     structs,
@@ -81,18 +83,33 @@ def read_shard(
     store: Store, shard: NamedShard, *, schema: pa.Schema, tasks: Sequence[str]
 ) -> pa.RecordBatch:
     """One shard's rows with the columns of the schema, of which `tasks` are tasks."""
-    stored_columns = SLICED_FILE_COLUMNS if shard.sliced else DOCUMENTS_FILE_COLUMNS
-    documents = _read_whole(store, shard.documents, stored_columns)
+    documents = read_documents_file(store, shard)
     stored = structs(documents).flatten()
     columns: dict[str, pa.Array] = dict(zip(documents.column_names, stored, strict=True))
     if "path" in schema.names:
         columns["path"] = pa.repeat(pa.scalar(shard.path), shard.rows)
-    if "row" in schema.names and not shard.sliced:
-        columns["row"] = pa.array(range(shard.start_row, shard.start_row + shard.rows), pa.int64())
     for task in tasks:
         struct = schema.field(task).type
         columns[task] = _answers(store, shard.labels[task], columns["doc_id"], struct)
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def read_documents_file(store: Store, shard: NamedShard) -> pa.Table:
+    """The shard's documents that the snapshot shows, with their `row` in the input object."""
+    if shard.has_own_documents:
+        return _read_whole(store, shard.documents, SLICED_FILE_COLUMNS)
+    documents = _read_whole(store, shard.documents, DOCUMENTS_FILE_COLUMNS)
+    if not shard.sliced:
+        rows = pa.array(range(shard.start_row, shard.start_row + shard.rows), pa.int64())
+        return documents.append_column(ROW, rows)
+    rows = _read_whole(store, next(iter(shard.labels.values())), [ROW]).column(ROW)
+    numbers = pc.subtract(rows, shard.start_row)
+    if len(rows) and not 0 <= pc.min(numbers).as_py() <= pc.max(numbers).as_py() < len(documents):
+        raise StorageError(
+            f"{store.url}/{shard.documents.key}: does not have all rows of the shard's label "
+            f"files; `assay verify` reports more"
+        )
+    return documents.take(numbers).append_column(ROW, rows)
 
 
 def _answers(

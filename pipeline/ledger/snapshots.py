@@ -18,7 +18,7 @@ from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json, parse_json
 from pipeline.ledger.cells import Committed, File, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
-from pipeline.ledger.keys import SNAPSHOTS, listing_prefix, parse_key, snapshot_key
+from pipeline.ledger.keys import SNAPSHOTS, is_part, listing_prefix, parse_key, snapshot_key
 from pipeline.sources.shards import Shard, Slice, fields_of
 from pipeline.stores.local import ETAG as LOCAL_ETAG
 from pipeline.stores.store import Store, StoredObject
@@ -63,7 +63,14 @@ class NamedShard:
     rows: int
     documents: NamedFile
     labels: Mapping[str, NamedFile]  # by task
-    sliced: bool = False  # whether it has some rows of the input alone; its documents name them
+    # Whether its label files have some rows of the shard; they name them. In snapshots of earlier
+    # versions the documents file has these rows alone, and names them.
+    sliced: bool = False
+
+    @property
+    def has_own_documents(self) -> bool:
+        """Whether the documents file is of the slice, as earlier versions wrote it."""
+        return self.sliced and not any(is_part(file.key) for file in self.labels.values())
 
     @property
     def files(self) -> tuple[NamedFile, ...]:
@@ -113,7 +120,7 @@ def publish(
     by shard id; their snapshot is never complete. StorageError if work is missing and the snapshot
     is not partial.
     """
-    whole = [shard for shard in shards if is_whole(shard.id, tasks, done)]
+    whole = [shard for shard in shards if is_whole(shard, tasks, done)]
     rows = [shard.rows if slice_rows is None else slice_rows[shard.id] for shard in whole]
     missing_rows = sum(shard.rows for shard in shards) - sum(rows)
     all_shards = len(whole) == len(shards) and not missing_files
@@ -165,10 +172,16 @@ def last_contents(store: Store, spec_name: str) -> Contents:
 
 
 def contents_of(
-    spec_name: str, tasks: Mapping[str, SnapshotTask], shards: Sequence[Shard], done: Committed
+    spec_name: str,
+    tasks: Mapping[str, SnapshotTask],
+    shards: Sequence[Shard],
+    done: Committed,
+    slice_rows: Mapping[str, int] | None = None,
 ) -> Contents:
     """The snapshot that this complete work would have; its number is 0, which no snapshot has."""
-    return Contents(0, spec_name, tasks, tuple(_named(s, s.rows, tasks, done) for s in shards))
+    rows = {shard.id: shard.rows for shard in shards} if slice_rows is None else slice_rows
+    named = tuple(_named(shard, rows[shard.id], tasks, done) for shard in shards)
+    return Contents(0, spec_name, tasks, named)
 
 
 def changed_files(store: Store, files: Collection[NamedFile]) -> dict[str, str]:
@@ -317,8 +330,11 @@ def _shard_entry(shard: Shard, rows: int) -> dict[str, object]:
 
 def _named(shard: Shard, rows: int, tasks: Iterable[str], done: Committed) -> NamedShard:
     files: list[tuple[str | None, File]] = [(None, done.documents_file(shard.id))]
-    files += [(task, done.label_file(task, shard.id)) for task in tasks]
-    named = [NamedFile(f.key, f.etag, rows, shard.id, task) for task, f in files]
+    files += [(task, done.label_file(task, shard.cell)) for task in tasks]
+    named = [
+        NamedFile(f.key, f.etag, shard.rows if task is None else rows, shard.id, task)
+        for task, f in files
+    ]
     return _shard(_shard_entry(shard, rows), named, tasks, sliced=shard.slice is not None)
 
 

@@ -157,20 +157,18 @@ def cover(
     return texts
 
 
-def candidates(
-    store: Store, hashes: Hashes, numbers: Mapping[str, int], *, newest: bool = False
-) -> NDArray[np.int32]:
+def candidates(store: Store, hashes: Hashes, numbers: Mapping[str, int]) -> NDArray[np.int32]:
     """For each hash the number of a shard that probably has that text; -1 without one.
 
-    Only shards with a number are considered: of several the one that was indexed first, or the
-    `newest`. Holds one object of the index at a time.
+    Only shards with a number are considered: of several the one that was indexed first. Holds one
+    object of the index at a time.
     """
     order = np.argsort(hashes, kind="stable")
     queries = hashes[order]
     of_queries = np.full(len(hashes), -1, np.int32)
     for each in _objects(store) if numbers else ():
         positions, shards = each.places(queries, numbers)
-        chosen = newest | (of_queries[positions] < 0)
+        chosen = of_queries[positions] < 0
         of_queries[positions[chosen]] = shards[chosen]
     of_hashes = np.empty_like(of_queries)
     of_hashes[order] = of_queries

@@ -316,14 +316,7 @@ def work_line(planned: Plan) -> str:
         new = (
             f"{planned.missing_rows:,} new documents to read, in {planned.missing_shards:,} shards"
         )
-        return f"{new}: only different texts are labelled"
-    shards = f"in {planned.missing_shards:,} {'shard' if planned.missing_shards == 1 else 'shards'}"
-    if planned.stage:
-        texts = all(work.texts for work in planned.work_items)
-        kind = f"{planned.work_rows:,} texts" if texts else f"{planned.missing_rows:,} documents"
-        return f"{planned.stage}: {kind}, {shards}"
-    if planned.work_items and all(work.texts for work in planned.work_items):
-        return f"first {planned.rows_for_model:,} texts that several shards have, {shards}"
+        return f"{new}: texts with answers are not labelled again"
     if not planned.work_items:
         return f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
     line = (
@@ -332,10 +325,8 @@ def work_line(planned: Plan) -> str:
     )
     if planned.slice is not None:
         line += f"; only those of the slice ({planned.slice}) are labelled"
-    if planned.is_classified:
-        return f"{line}; classifiers read them"
     if not planned.rows_for_model:
-        return f"{line}; the model reads none of them, because all answers are reused"
+        return f"{line}; the model reads none of them"
     if planned.reuses:
         return f"{line}; the model reads at most {planned.rows_for_model:,} of them: {REUSE}"
     return line

@@ -142,12 +142,12 @@ def job_engine(job: Job, send: Send = ignore) -> tuple[Engine, PreTrainedTokeniz
     if job.spec.model.kind == "encoder":
         return _encoder_engine(job, send)
     folder, tokenizer, prompt = job_prompt(job, send=send)
-    if job.explains:  # what the later stage would find after all answers
+    if job.max_explanation_tokens:  # what the later stage would find after all answers
         asked = [task for task in job.spec.model_tasks if task.question is not None]
-        _check_room(job, folder, tokenizer, asked, job.explains)
+        _check_room(job, folder, tokenizer, asked, job.max_explanation_tokens)
     send(WorkerReport(LOADING))
     model = job_model(job, folder)
-    if job.explains:
+    if job.max_explanation_tokens:
         _check_schedule(model)
     return label_engine(job, model, prompt), tokenizer
 

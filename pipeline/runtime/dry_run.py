@@ -12,9 +12,9 @@ from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.text_index import Hashes, text_hashes
 from pipeline.options import RunOptions
+from pipeline.runtime.answer_sources import plan_reuse
 from pipeline.runtime.job import Job, Plan, jobs_for_each_dtype, list_missing, plan
-from pipeline.runtime.matching import matched
-from pipeline.runtime.outcome import read_rows, with_retries
+from pipeline.runtime.outcome import sliced_rows, with_retries
 from pipeline.sources.shards import Slice
 from pipeline.sources.slices import read_inside
 from pipeline.spec.schema import JobSpec
@@ -56,8 +56,8 @@ def dry_run(
     if planned.reads_little:
         read = {work.shard.id: _texts_of(job, work) for work in planned.unread}
     planned = replace(planned, inside=_inside(store, planned, read))
-    planned = matched(job, store, planned, read=read, keep=False)
-    return with_retries(spec, store, planned) if options.retry_failed else planned
+    planned = plan_reuse(job, store, planned, read=read, keep=False)
+    return with_retries(job, store, planned) if options.retry_failed else planned
 
 
 def least_work(
@@ -74,8 +74,8 @@ def _inside(store: Store, planned: Plan, read: Mapping[str, Hashes]) -> dict[str
     """How many documents of each sliced shard are in its slice, where this is known."""
     if planned.slice is None:
         return {}
-    sids = [shard.id for shard in planned.shards]
-    return read_rows(store, sids, planned.done) | {sid: len(texts) for sid, texts in read.items()}
+    rows = sliced_rows(store, planned.shards, planned.done)
+    return rows | {sid: len(texts) for sid, texts in read.items()}
 
 
 def _texts_of(job: Job, work: WorkItem) -> Hashes:

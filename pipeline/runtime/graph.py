@@ -10,9 +10,9 @@ import atexit
 import gc
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,19 +22,14 @@ import ray.data
 from ray.exceptions import RayTaskError
 
 from pipeline.errors import AssayError, SpecError
-from pipeline.hashes import canonical_json
 from pipeline.ledger.attempts import Attempts, attempt_name
-from pipeline.ledger.blocks import LabelledShard, Reuse, ShardCounts, work_items_of, work_rows
+from pipeline.ledger.blocks import LabelledShard, ShardCounts, work_items_of, work_rows
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.label_files import TAKEN_OVER, LabelFile, commit_shard
-from pipeline.ledger.label_rows import answers_table, continuations_table, with_calibrated
-from pipeline.ledger.reuse import overlaid
-from pipeline.runtime.calibration_files import CalibrationFile, stored_calibrations
+from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import sender
 from pipeline.runtime.reading import commit_documents
-from pipeline.sources.documents import OUTSIDE
 from pipeline.stores.store import open_store
 
 # Ray fuses stages that ask for the same resources; with an engine's GPUs, these differ.
@@ -72,7 +67,7 @@ def read_items(work_items: Sequence[WorkItem], job: Job) -> Iterator[tuple[int, 
     A shard that is begun after the job's end is not read.
     """
     for start in range(0, len(work_items), WINDOW_SHARDS):
-        rows, _ = work_rows(work_items[start : start + WINDOW_SHARDS])
+        rows = work_rows(work_items[start : start + WINDOW_SHARDS])
         _configure()
         try:
             dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
@@ -92,7 +87,7 @@ def build(work_items: Sequence[WorkItem], job: Job, mailbox: Any = None) -> ray.
     process takes memory and the time to start.
     """
     _configure()
-    rows, reuse = work_rows(work_items)
+    rows = work_rows(work_items)
     asks = any(work.asks for work in work_items)
     placement = job.placement
     # — actors that have work are requested together: by itself a pool grows one by one
@@ -103,14 +98,14 @@ def build(work_items: Sequence[WorkItem], job: Job, mailbox: Any = None) -> ray.
     if not placement.gpus:
         return work.map_batches(
             ShardStage,
-            fn_constructor_args=(job, reuse, asks, mailbox),
+            fn_constructor_args=(job, asks, mailbox),
             compute=engines,
             num_cpus=placement.threads,
             **_WHOLE_BLOCKS,
         )
     tokenised = work.map_batches(
         TokeniseStage,
-        fn_constructor_args=(job, reuse, mailbox),
+        fn_constructor_args=(job, mailbox),
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors),
         num_cpus=TOKENISE_CPUS,
         **_WHOLE_BLOCKS,
@@ -131,14 +126,19 @@ def build(work_items: Sequence[WorkItem], job: Job, mailbox: Any = None) -> ray.
 class TokeniseStage:
     """Builds `worker.Tokenise` in its actor."""
 
-    def __init__(self, job: Job, reuse: Reuse, mailbox: Any = None) -> None:
+    def __init__(self, job: Job, mailbox: Any = None) -> None:
         send = sender(mailbox)
         worker = _worker_module()
         with ThreadPoolExecutor(max_workers=1) as thread:
-            self._worker = _built(thread, worker.Tokenise, job, reuse, send=send)
+            self._worker = _built(thread, worker.Tokenise, job, send=send)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        yield from self._worker.result()(block)
+        yield from self.worker(block)
+
+    @property
+    def worker(self) -> Any:
+        """The `worker.Tokenise`; its error if it could not be built."""
+        return self._worker.result()
 
 
 class LabelStage:
@@ -157,23 +157,35 @@ class LabelStage:
         self._worker = _built(self._thread, worker.LabelDocuments, job, asks=asks, send=send)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
+        yield from self.on_thread(lambda worker: list(worker(block)))
+
+    def on_thread(self, call: Callable[[Any], Result]) -> Result:
+        """The result of a call with the `worker.LabelDocuments`, on the thread that built it."""
         worker = self._worker.result()
-        yield from self._thread.submit(lambda: list(worker(block))).result()
+        return self._thread.submit(call, worker).result()
 
 
 class ShardStage:
     """Reads, labels and commits shards in one actor."""
 
-    def __init__(self, job: Job, reuse: Reuse, asks: bool, mailbox: Any = None) -> None:
+    def __init__(self, job: Job, asks: bool, mailbox: Any = None) -> None:
         self._job = job
         # — first, because it reports that it fetches or converts the model
         self._label = LabelStage(job, asks, mailbox)
-        self._tokenise = TokeniseStage(job, reuse, mailbox)
+        self._tokenise = TokeniseStage(job, mailbox)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        for tokenised in self._tokenise(block):
-            for labelled in self._label(tokenised):
-                yield commit_block(labelled, self._job)
+        for work in work_items_of(block):
+            if self._job.is_over:
+                return
+            tokenised = self._tokenise.worker.shard(work)
+            labelled = self._label.on_thread(partial(_labelled, tokenised))
+            if labelled is not None:
+                yield committed_shard(labelled, self._job).to_table()
+
+
+def _labelled(tokenised: Any, worker: Any) -> Any:
+    return worker.shard(tokenised)
 
 
 def _worker_module() -> Any:
@@ -200,59 +212,23 @@ def _built(
 
 def read_block(block: pa.Table, job: Job) -> pa.Table:
     """Commits the documents files of some shards and gives the numbers of new files and rows."""
-    work_items = [] if job.is_over else work_items_of(block, [()])
+    work_items = [] if job.is_over else work_items_of(block)
     created, rows = commit_documents(job, work_items)
     return pa.table({"created": [created], "rows": [rows]})
 
 
 def commit_block(block: pa.Table, job: Job) -> pa.Table:
-    """Commits one labelled shard and gives its counts; StorageError unless it is exactly one."""
-    shard = LabelledShard.from_table(block)
-    work, labelled = shard.work, shard.labelled
+    """Commits one labelled shard and gives its counts."""
+    return committed_shard(LabelledShard.from_table(block), job).to_table()
+
+
+def committed_shard(shard: LabelledShard, job: Job) -> ShardCounts:
+    """Commits one labelled shard; its counts, with the number of new objects."""
     store = open_store(job.spec.output, job.spec.storage_options)
-    # — the label stage has measured them
-    contextual = stored_calibrations(store, job.contextual, lambda _tasks: {})
-    calibrations = {**job.calibrations, **contextual}
-    files = [_label_file(shard, task, job, calibrations.get(task)) for task in work.tasks]
-    made = commit_shard(store, work.shard, labelled.documents, files)
-    if work.tasks:
-        Attempts(store, attempt_name(job.fp, work), job.run_id).forget()
-    status = Counter(labelled.status)
-    outside = status.pop(OUTSIDE, 0)
-    counts = ShardCounts(
-        sid=work.shard.id,
-        rows=status.total(),
-        created=len(made),
-        status=dict(status),
-        labels={
-            # — rows without an answer have no label
-            file.task: dict(Counter(file.table.column("label").drop_null().to_pylist()))
-            for file in files
-        },
-        cost=shard.cost,
-        outside=0 if work.texts else outside,
-        taken_over=sum(shard.taken_over.values()),
-    )
-    return counts.to_table()
-
-
-def _label_file(
-    shard: LabelledShard, task: str, job: Job, file: CalibrationFile | None
-) -> LabelFile:
-    of_spec = next(each for each in job.spec.tasks if each.name == task)
-    metadata = job.metadata(of_spec)
-    if task in job.continues:
-        table = continuations_table(shard.labelled, shard.continuations[task])
-        return LabelFile(task, job.fp[task], table, metadata, shard.work.retry)
-    table = answers_table(shard.labelled, of_spec)
-    if task in shard.known:
-        table = overlaid(table, shard.known[task])
-        if shard.taken_over:
-            metadata[TAKEN_OVER] = canonical_json(shard.taken_over).decode()
-    if file is not None:
-        table = with_calibrated(table, file.calibration)
-        metadata["calibration"] = canonical_json(file.calibration.to_json()).decode()
-    return LabelFile(task, job.fp[task], table, metadata, shard.work.retry)
+    made = commit_shard(store, shard.work.shard, shard.documents, shard.files)
+    if shard.work.tasks:
+        Attempts(store, attempt_name(job.fp, shard.work), job.run_id).forget()
+    return replace(shard.counts, created=len(made))
 
 
 def _cause(error: RayTaskError) -> BaseException:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
@@ -18,22 +18,14 @@ from pipeline.errors import Problem, SpecError
 from pipeline.fitted.thresholds import Thresholds
 from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
-from pipeline.ledger.cells import (
-    Answers,
-    Committed,
-    WorkItem,
-    committed,
-    missing_tasks,
-    remaining,
-)
+from pipeline.ledger.cells import Committed, WorkItem, committed, remaining
 from pipeline.ledger.columns import answer_columns
-from pipeline.ledger.cuts import Cuts, load_or_cut, slice_cuts
+from pipeline.ledger.cuts import Cuts, load_or_cut
 from pipeline.ledger.snapshots import SnapshotTask
 from pipeline.runtime.calibration_files import (
     CalibrationFile,
     calibration_hash,
     load_calibrations,
-    versions_with_equal_raw_answers,
     warn_of_stale_calibrations,
 )
 from pipeline.runtime.classifier_files import find_classifiers
@@ -71,12 +63,13 @@ class Job:
     calibrations: Mapping[str, CalibrationFile]  # by task, of the files that the spec names
     classifiers: Mapping[str, str]  # the file's SHA-256 by task, of those that have one
     thresholds: Mapping[str, Thresholds]  # by task, of those with a cascade
-    # By stage of the cascades, the jobs that answer it; with the first, the other tasks as well.
-    stages: tuple[tuple[Job, ...], ...] = ()
+    # Of a job with tasks in stages: those that answer the stages, and with the first the other
+    # tasks as well, in the order in which they read a document.
+    stages: tuple[Job, ...] = ()
     stage: int = 0  # of such a job
-    stage_tasks: frozenset[str] = frozenset()  # of such a job: its tasks that are stages
     continues: Mapping[str, int] = field(default_factory=dict)  # tokens, if it continues answers
-    explains: int = 0  # of a first stage: the most tokens that a later one continues an answer by
+    # Of the job of a first stage: the most tokens by which a later one continues an answer.
+    max_explanation_tokens: int = 0
     began: float = field(default_factory=time.time)  # seconds since the epoch
     ends: float | None = None  # seconds since the epoch; no shard is begun after that
 
@@ -91,13 +84,14 @@ class Job:
         return {name: fingerprint.id for name, fingerprint in self.fingerprints.items()}
 
     @property
-    def with_stages(self) -> list[Job]:
-        """The job, and the jobs of its cascades' stages."""
-        return [self, *(job for of_stage in self.stages for job in of_stage)]
+    def with_stages(self) -> tuple[Job, ...]:
+        """The job, and the jobs of its stages."""
+        return (self, *self.stages)
 
-    def stage_jobs(self, task: str) -> list[Job]:
-        """The job that answers each stage of a task with a cascade."""
-        return [job for of_stage in self.stages for job in of_stage if task in job.fp]
+    @property
+    def readers(self) -> tuple[Job, ...]:
+        """The jobs that read a document, one after the other."""
+        return self.stages or (self,)
 
     def metadata(self, task: TaskSpec) -> dict[str, str]:
         """The metadata of the task's label files: what answered."""
@@ -142,12 +136,9 @@ class Plan:
     cuts: Cuts
     done: Committed
     work_items: tuple[WorkItem, ...]
-    # Texts that several shards lack an answer to: asked once, before the work items.
-    repeated: tuple[WorkItem, ...] = ()
     distinct: int | None = None  # texts of the shards with work; None: not known
     # Documents in the slice, by shard id, where a dry run of a slice knows them.
     inside: Mapping[str, int] = field(default_factory=dict)
-    stage: str = ""  # of a plan for one stage of cascades: "stage 2 of 3"; or "joining"
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -165,7 +156,7 @@ class Plan:
 
     @property
     def missing_shards(self) -> int:
-        """The number of shards with work; a shard may have several work items."""
+        """The number of shards with work; one may have a work item for retries, too."""
         return len({work.shard.id for work in self.work_items})
 
     @property
@@ -194,40 +185,32 @@ class Plan:
     def rows_for_model(self) -> int:
         """The most documents that the model reads: of equal texts one, and none that is known."""
         asked: dict[str, int] = {}
-        for work in (*self.work_items, *self.repeated):
+        for work in self.work_items:
             asked[work.shard.id] = max(asked.get(work.shard.id, 0), work.asked_rows)
         return sum(asked.values())
 
     @property
     def reuses(self) -> bool:
         """Whether some documents are answered by what is known of equal texts."""
-        items = (*self.work_items, *self.repeated)
-        return any(work.reuse or work.open_rows < work.shard.rows for work in items if work.tasks)
-
-    @property
-    def is_classified(self) -> bool:
-        """Whether classifiers answer all that is missing."""
-        return all(work.classified for work in self.work_items if work.tasks)
+        return any(work.sources or work.to_ask is not None for work in self.work_items)
 
     @property
     def work_rows(self) -> int:
         """The rows of all work items, which progress counts."""
-        return sum(work.rows for work in self.work_items)
+        return sum(work.shard.rows for work in self.work_items)
 
 
 def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     """The job of a spec, with its model located and its tasks' fingerprints computed."""
     stages = [
-        tuple(_stage_job(spec, own, number, placement, cache_dir) for own in of_stage)
+        _stage_job(spec, own, number, placement, cache_dir)
         for number, of_stage in enumerate(spec.stage_specs())
+        for own in of_stage
     ]
     if (own := spec.continuation_spec()) is not None:
-        continuing = _continuing(_stage_job(spec, own, 1, placement, cache_dir), spec, stages[0])
-        most, fp = max(continuing.continues.values()), continuing.fp.keys()
-        stages[0] = tuple(replace(j, explains=most if fp & j.fp.keys() else 0) for j in stages[0])
-        stages[1:2] = [(*next(iter(stages[1:2]), ()), continuing)]
+        stages = _with_continuations(spec, stages, _stage_job(spec, own, 1, placement, cache_dir))
     stage_versions = {
-        task.name: [job.fp[task.name] for of in stages for job in of if task.name in job.fp]
+        task.name: [job.fp[task.name] for job in stages if task.name in job.fp]
         for task in spec.cascades
     }
     thresholds = load_thresholds(spec, stage_versions)
@@ -259,12 +242,17 @@ def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     )
 
 
-def _continuing(job: Job, spec: JobSpec, first: Iterable[Job]) -> Job:
-    """The job as one that continues the answers of the first jobs."""
+def _with_continuations(spec: JobSpec, stages: Sequence[Job], continuing: Job) -> list[Job]:
+    """The jobs, with one behind them that continues answers of the first stage."""
     tokens = {task.name: task.explain.tokens for task in spec.tasks if task.explain is not None}
-    answers = {name: own for each in first for name, own in each.fingerprints.items()}
-    versions = {name: answers[name].continued(most) for name, most in tokens.items()}
-    return replace(job, fingerprints=versions, continues=tokens)
+    answers = {name: own for job in stages for name, own in job.fingerprints.items()}
+    versions = {name: answers[name].continued(count) for name, count in tokens.items()}
+    most = max(tokens.values())
+    first = [
+        replace(job, max_explanation_tokens=most) if tokens.keys() & job.fp.keys() else job
+        for job in stages
+    ]
+    return [*first, replace(continuing, fingerprints=versions, continues=tokens)]
 
 
 def _stage_job(
@@ -276,8 +264,7 @@ def _stage_job(
         placement = replace(placement, dtype=own.model.dtype)
     with placed_in_stage(spec, own, number):
         job = make_job(own, placement, cache_dir)
-    in_stages = frozenset(task.name for task in spec.in_stages)
-    return replace(job, stage=number, stage_tasks=in_stages.intersection(job.fp))
+    return replace(job, stage=number)
 
 
 def in_format(spec: JobSpec, dtype: str) -> JobSpec:
@@ -325,7 +312,8 @@ def plan(job: Job, store: Store, *, keep: bool = True, part: Slice | None = None
     whole = list_missing(job, store, cuts)
     if part is None or not whole.work_items:
         return whole
-    return list_missing(job, store, slice_cuts(store, cuts, part, keep=keep))
+    sliced = tuple(replace(shard, slice=part) for shard in cuts.shards)
+    return list_missing(job, store, replace(cuts, shards=sliced))
 
 
 def check_places(spec: JobSpec, cache_dir: Path) -> None:
@@ -351,42 +339,15 @@ def _objects(spec: JobSpec, store: Store, cache_dir: Path) -> list[InputObject]:
 
 def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
     """The plan for these shards, from a LIST of the output."""
-    sids = frozenset(shard.id for shard in cuts.shards)
-    done = committed(store, job.fp, sids.union(*cuts.other_slices.values()))
-    missing = missing_tasks(cuts.shards, list(job.fp), done)
-    answers = answers_of(job, store, missing, done, sids)
-    missing_items = remaining(cuts.shards, list(job.fp), done, answers.others)
-    return Plan(cuts, done, tuple(by_reader(job.spec, missing_items)))
+    done = committed(store, job.fp, frozenset(shard.id for shard in cuts.shards))
+    items = remaining(cuts.shards, list(job.fp), done)
+    return Plan(cuts, done, tuple(_asked(job, item) for item in items))
 
 
-def by_reader(spec: JobSpec, work_items: Iterable[WorkItem]) -> Iterator[WorkItem]:
-    """The work items in parts: tasks of the model, of classifiers, and each in stages for itself.
-
-    They differ in what they read, where they run and when they fail.
-    """
-    kinds = [[task.name for task in spec.tasks if task.classifier is not None]]
-    kinds += [[task.name] for task in spec.in_stages]
-    kinds.append([task.name for task in spec.model_tasks if not task.in_stages])
-    for item in work_items:
-        parts = [tuple(task for task in item.tasks if task in kind) for kind in kinds]
-        for number, tasks in enumerate(parts):
-            is_first = not any(parts[:number])
-            if tasks or (is_first and number == len(parts) - 1):
-                documents = item.documents and is_first
-                yield replace(item, tasks=tasks, documents=documents, classified=number == 0)
-
-
-def answers_of(
-    job: Job, store: Store, tasks: Collection[str], done: Committed, sids: Collection[str] | None
-) -> Answers:
-    """The answers to these tasks that the output has: those in `done`, and of equal raw answers."""
-    versions = {task: job.fingerprints[task] for task in tasks}
-    others = [
-        committed(store, {task: fp}, sids, documents=done.documents)
-        for task, fps in versions_with_equal_raw_answers(store, versions).items()
-        for fp in fps
-    ]
-    return Answers(done, others)
+def _asked(job: Job, item: WorkItem) -> WorkItem:
+    """The work item, of which the model reads nothing if classifiers answer its tasks."""
+    by_model = {task.name for reader in job.readers for task in reader.spec.model_tasks}
+    return item if by_model.intersection(item.tasks) else replace(item, to_ask=0)
 
 
 @cache

@@ -67,14 +67,14 @@ class RunMetrics:
             if is_planned and len(by_label) <= MAX_LABELS:
                 for label, rows in by_label.items():
                     self._add("assay_answers", rows, {"task": task, "label": label})
-        cost = counts.cost
-        for kind, tokens in (
-            ("document", cost.prefix_tokens_computed),
-            ("question", cost.question_tokens_computed),
-            ("saved", cost.tokens_saved),
-        ):
-            self._add("assay_tokens", tokens, {"kind": kind})
-        self._add("assay_label_seconds", cost.label_seconds, {})
+        for cost in counts.costs.values():
+            for kind, tokens in (
+                ("document", cost.prefix_tokens_computed),
+                ("question", cost.question_tokens_computed),
+                ("saved", cost.tokens_saved),
+            ):
+                self._add("assay_tokens", tokens, {"kind": kind})
+            self._add("assay_label_seconds", cost.label_seconds, {})
         if is_planned:
             self._items[counts.sid] -= 1
             if self._items[counts.sid] == 0:

@@ -8,7 +8,7 @@ text and gave no answer.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,20 +16,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import FailedRowsError
 from pipeline.ledger.blocks import ShardCounts
-from pipeline.ledger.cells import Committed, ReusableShard, WorkItem
+from pipeline.ledger.cells import Committed, Source, WorkItem, version_name
 from pipeline.ledger.label_files import read_file
-from pipeline.runtime.job import Job, Plan, by_reader
+from pipeline.runtime.job import Job, Plan
 from pipeline.sources.documents import OK, QUARANTINED
 from pipeline.sources.shards import Shard, Slice, fields_of
-from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
 
 READ_THREADS = 16
-_CONTINUING = -1  # in place of the number of a stage, of jobs that continue answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,41 +118,28 @@ class Outcome:
 class RunCounts:
     """The counts of one run's shards, and the limit on the share of its rows that may fail."""
 
-    def __init__(self, *, rows: int, max_error_rate: float | None) -> None:
+    def __init__(self, *, rows: int, max_error_rate: float | None, stages: int = 0) -> None:
         self._rows = rows
+        self._last_stage = stages - 1 if stages else None
         self._limit = max_error_rate
         self._counts: list[ShardCounts] = []
         self._created = 0  # objects: documents and label files
-        self._last_stage: int | None = None
-        # — what labelling took, by stage of cascades, 0 without one, and by the job of the stage
-        self._costs: defaultdict[tuple[int, str], Counter[str]] = defaultdict(Counter)
+        # — what labelling took, by stage and reader
+        self._costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
         # — by shard, which may be in several work items: the one in which most rows failed
         self._failed: Counter[str] = Counter()
         self._failed_rows = 0
 
-    def add(self, counts: ShardCounts, job: Job) -> None:
-        """Takes in one committed shard; FailedRowsError when too many rows failed by now.
-
-        `job` is that of the run, or of one of its stages, whose labels count with the last.
-        """
-        self.add_texts(counts, job)
-        if len(job.stages) and len(job.spec.cascades) == 1:
-            self._last_stage = len(job.stages) - 1
-        labels = {task: each for task, each in counts.labels.items() if task not in job.stage_tasks}
-        if counts.labels and not labels:
-            return
-        counts = replace(counts, labels=labels)
+    def add(self, counts: ShardCounts) -> None:
+        """Takes in one committed shard; FailedRowsError when too many rows failed by now."""
+        self._created += counts.created
+        for reader, cost in counts.costs.items():
+            self._costs[reader].update(fields_of(cost))
         self._counts.append(counts)
         more = max(0, failed_rows(counts) - self._failed[counts.sid])
         self._failed[counts.sid] += more
         self._failed_rows += more
         self._check(self._failed_rows, self._rows)
-
-    def add_texts(self, counts: ShardCounts, job: Job) -> None:
-        """Takes in what some texts cost; their rows count with the shards that have them."""
-        self._created += counts.created
-        stage = _CONTINUING if job.continues else job.stage
-        self._costs[stage, job.run_id].update(fields_of(counts.cost))
 
     def add_documents_files(self, created: int) -> None:
         """Takes in the number of documents files that were created before anything was labelled."""
@@ -162,7 +148,7 @@ class RunCounts:
     def slice_rows(self, store: Store, shards: Sequence[Shard], done: Committed) -> dict[str, int]:
         """The rows in the files of each sliced shard that has any, by shard id."""
         rows = {counts.sid: counts.rows for counts in self._counts}
-        return rows | read_rows(store, [s.id for s in shards if s.id not in rows], done)
+        return rows | sliced_rows(store, [s for s in shards if s.id not in rows], done)
 
     def check_shards(
         self,
@@ -201,9 +187,9 @@ class RunCounts:
         # — a document that several stages were asked about is one
         asked = max((cost["asked_rows"] for cost in self._costs.values()), default=0)
         stages: dict[int, tuple[int, float]] = {}
-        for (stage, _), cost in sorted(self._costs.items()):
-            if stage == _CONTINUING:
-                continue
+        for reader, cost in sorted(self._costs.items()):
+            if (stage := int(reader.partition("/")[0])) < 0:
+                continue  # — it continues answers
             rows, seconds = stages.get(stage, (0, 0.0))
             stages[stage] = rows + cost["asked_rows"], seconds + cost["label_seconds"]
         decided: dict[str, Counter[int]] = {}
@@ -243,37 +229,41 @@ def is_failed_status(status: str) -> bool:
     return status == QUARANTINED or status.startswith("error:")
 
 
-def with_retries(spec: JobSpec, store: Store, planned: Plan) -> Plan:
+def with_retries(job: Job, store: Store, planned: Plan) -> Plan:
     """The plan, with the work that tries failed rows again."""
-    retries = by_reader(spec, retry_items(store, planned.shards, planned.done))
+    retries = retry_items(job, store, planned.shards, planned.done)
     return replace(planned, work_items=(*planned.work_items, *retries))
 
 
-def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[WorkItem]:
-    """Work items for the readable rows that failed, in every finished shard.
+def retry_items(job: Job, store: Store, shards: Sequence[Shard], done: Committed) -> list[WorkItem]:
+    """A work item for each finished shard with readable rows that failed.
 
-    The tasks of one work item failed on the same rows, so no task is asked again about a row that
-    it answered.
+    No task is asked again about a row that it answered.
     """
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        by_shard = pool.map(partial(_retries_of, store, done), shards)
-        return [item for items in by_shard for item in items]
+        items = pool.map(partial(_retry_of, job, store, done), shards)
+        return [item for item in items if item is not None]
 
 
-def read_rows(store: Store, sids: Iterable[str], done: Committed) -> dict[str, int]:
-    """The rows in the documents file of each shard that has one."""
+def sliced_rows(store: Store, shards: Iterable[Shard], done: Committed) -> dict[str, int]:
+    """The rows in the label files of each sliced shard that has one, by shard id."""
 
-    def rows_in(sid: str) -> int:
-        return int(read_file(store, done.documents_file(sid).key, ["doc_id"]).num_rows)
+    def rows_in(file: str) -> int:
+        return int(read_file(store, file, ["doc_id"]).num_rows)
 
-    known = [sid for sid in sids if sid in done.documents]
+    files = {
+        shard.id: done.label_file(task, shard.cell).key
+        for shard in shards
+        for task in done.fp
+        if shard.cell in done.labels[task]
+    }
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        return dict(zip(known, pool.map(rows_in, known), strict=True))
+        return dict(zip(files, pool.map(rows_in, files.values()), strict=True))
 
 
 def _failed_in(store: Store, done: Committed, shard: Shard) -> int:
     """The failed rows of the shard's worst task, from its label files."""
-    files = [done.label_file(task, shard.id) for task in done.fp]
+    files = [done.label_file(task, shard.cell) for task in done.fp]
     return max(int(failed_mask(store, file.key).sum()) for file in files)
 
 
@@ -282,24 +272,32 @@ def failed_rows(counts: ShardCounts) -> int:
     return sum(count for status, count in counts.status.items() if is_failed_status(status))
 
 
-def _retries_of(store: Store, done: Committed, shard: Shard) -> Iterator[WorkItem]:
-    sid = shard.id
-    tasks = [task for task in done.fp if sid in done.labels[task]]
-    if sid not in done.documents or not tasks:
-        return
-    failed = {task: failed_mask(store, done.label_file(task, sid).key) for task in tasks}
-    if not any(mask.any() for mask in failed.values()):
-        return
-    status = _status(store, done.documents_file(sid).key)
-    readable = np.array([each == OK for each in status.to_pylist()], np.bool_)  # [rows]
-    alike: dict[bytes, list[str]] = {}  # tasks, by the rows that are asked again
-    for task, mask in failed.items():
-        if (mask & readable).any():
-            alike.setdefault((mask & readable).tobytes(), []).append(task)
-    for group in alike.values():
-        answers = ReusableShard(sid, {task: done.label_file(task, sid).key for task in group})
-        retry = max(done.retry(task, sid) for task in group) + 1
-        yield WorkItem(shard, tuple(group), documents=False, reuse=(answers,), retry=retry)
+def _retry_of(job: Job, store: Store, done: Committed, shard: Shard) -> WorkItem | None:
+    cell = shard.cell
+    tasks = [task for task in done.fp if cell in done.labels[task]]
+    if shard.id not in done.documents:
+        return None
+    readable: frozenset[str] | None = None
+    retried = []
+    for task in tasks:
+        columns = ["doc_id", "status"]
+        answers = read_file(store, done.label_file(task, cell).key, columns)
+        failed = answers.filter(pa.array(failed_rows_of(answers))).column("doc_id").to_pylist()
+        if failed and readable is None:
+            documents = read_file(store, done.documents_file(shard.id).key, columns)
+            is_ok = pc.equal(documents.column("status").cast(pa.string()), OK)
+            readable = frozenset(documents.filter(is_ok).column("doc_id").to_pylist())
+        if readable is not None and not readable.isdisjoint(failed):
+            retried.append(task)
+    if not retried:
+        return None
+    sources = {
+        version_name(task, fp): (Source(shard.id, done.label_file(task, cell).key),)
+        for task in retried
+        for fp in (job.fp[task],)
+    }
+    retry = max(done.retry(task, cell) for task in retried) + 1
+    return WorkItem(shard, tuple(retried), documents=False, sources=sources, retry=retry)
 
 
 def failed_mask(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]

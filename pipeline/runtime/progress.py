@@ -36,7 +36,6 @@ READING_TEXTS = "reading new texts"
 STARTING_WORKERS = "starting the workers"
 LOADING = "loading the model"
 LABELLING = "labelling"
-JOINING = "joining the stages' answers"
 PUBLISHING = "publishing"
 MEASURING = "measuring the speed"  # of `plan`
 COMPARING = "comparing the answers with those of separate prompts"  # of `check`

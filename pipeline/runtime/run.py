@@ -24,11 +24,11 @@ from pipeline.ledger.snapshots import (
     snapshot_numbers,
 )
 from pipeline.options import RunOptions
+from pipeline.runtime.answer_sources import has_answers, plan_reuse
 from pipeline.runtime.cascades import conditions
 from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.connection import local_ray, remote_ray
 from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
-from pipeline.runtime.matching import matched
 from pipeline.runtime.outcome import Outcome, RunCounts, with_retries
 from pipeline.runtime.placement import Machine, cluster, place, spread, this_machine
 from pipeline.runtime.progress import (
@@ -42,7 +42,7 @@ from pipeline.runtime.progress import (
     ignore,
 )
 from pipeline.runtime.reading import commit_documents
-from pipeline.runtime.rounds import label_rounds, label_stages
+from pipeline.runtime.rounds import label_rounds
 from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Slice
 from pipeline.spec.problems import placed_in_stage
@@ -61,7 +61,7 @@ class LabelledOutput:
     last: Plan  # as of the LIST when labelling ended
     counts: RunCounts
     seconds: float
-    slice_rows: Mapping[str, int] | None = None  # of the files of sliced shards, by shard id
+    slice_rows: Mapping[str, int] | None = None  # of the label files of sliced shards, by shard id
     stopped: str | None = None  # the option that ended the labelling before it was complete
 
     @property
@@ -85,7 +85,11 @@ class LabelledOutput:
     def contents(self) -> Contents:
         """The contents of the snapshot that `publish` would make."""
         return contents_of(
-            self.job.spec.name, self.job.snapshot_tasks, self.last.shards, self.last.done
+            self.job.spec.name,
+            self.job.snapshot_tasks,
+            self.last.shards,
+            self.last.done,
+            self.slice_rows,
         )
 
     def publish(self, *, partial: bool = False) -> int:
@@ -108,7 +112,7 @@ class LabelledOutput:
         FailedRowsError if the share of their rows that failed exceeds `max_error_rate`.
         """
         done = self.last.done
-        whole = [shard for shard in self.last.shards if is_whole(shard.id, list(self.job.fp), done)]
+        whole = [shard for shard in self.last.shards if is_whole(shard, list(self.job.fp), done)]
         if not whole:
             return None
         self.counts.check_shards(self.store, whole, done, self.slice_rows)
@@ -227,10 +231,11 @@ def label(
             last = plan(job, store, part=part)
             for reason in last.cuts.unreadable:
                 logger.warning("left out: %s", reason)
-            counts = RunCounts(rows=last.rows, max_error_rate=spec.max_error_rate)
-            last = _matched_if_small(job, store, last, counts)
+            limit, stages = spec.max_error_rate, _stages_of_cascade(spec)
+            counts = RunCounts(rows=last.rows, max_error_rate=limit, stages=stages)
+            last = _reusing_if_small(job, store, last, counts)
             if options.retry_failed:
-                last = with_retries(spec, store, last)
+                last = with_retries(job, store, last)
             failpoint("planned")
             job = _spread(job, machine, len(last.work_items))
             watch.enter(STARTING_RAY if last.work_items else LISTING, last)
@@ -255,6 +260,12 @@ def _most_workers(spec: JobSpec, machine: Machine) -> int:
     return max(counts)
 
 
+def _stages_of_cascade(spec: JobSpec) -> int:
+    """The number of stages of the spec's cascade; 0 unless it has exactly one cascade."""
+    stages = [len(task.cascade.stages) for task in spec.cascades if task.cascade is not None]
+    return stages[0] if len(stages) == 1 else 0
+
+
 def _spread(job: Job, machine: Machine, work_items: int) -> Job:
     """The job with as many engines as it has work for, and its stages likewise."""
 
@@ -270,17 +281,17 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
         )
         return replace(each, placement=placement, ends=job.ends)
 
-    stages = tuple(tuple(spread_one(each) for each in of_stage) for of_stage in job.stages)
-    return replace(spread_one(job), stages=stages)
+    return replace(spread_one(job), stages=tuple(map(spread_one, job.stages)))
 
 
-def _matched_if_small(job: Job, store: Store, planned: Plan, counts: RunCounts) -> Plan:
+def _reusing_if_small(job: Job, store: Store, planned: Plan, counts: RunCounts) -> Plan:
     """The plan with what other shards answer, if the new texts are read faster than Ray starts."""
-    if not planned.reads_little:
+    if not planned.reads_little or not has_answers(job, store, planned):
         return planned
-    created, _ = commit_documents(job, planned.unread)
-    counts.add_documents_files(created)
-    return matched(job, store, planned)
+    if unread := planned.unread:
+        created, _ = commit_documents(job, unread)
+        counts.add_documents_files(created)
+    return plan_reuse(job, store, planned)
 
 
 def _slice_rows(store: Store, last: Plan, counts: RunCounts) -> dict[str, int] | None:
@@ -297,9 +308,6 @@ def _label_missing(
         failpoint("specs recorded")
         watch.enter(STARTING_WORKERS)
         try:
-            if job.stages:
-                retry = options.retry_failed
-                return label_stages(job, store, first, counts, watch, mailbox, retry=retry)
             return label_rounds(job, store, first, counts, watch, mailbox)
         except BaseException as error:
             if options.publish_partial and not isinstance(error, FailedRowsError):

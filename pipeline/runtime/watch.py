@@ -131,7 +131,8 @@ class Watch:
         with self._changing:
             self._phase = LABELLING
             rows = counts.rows + counts.outside
-            more = rows, failed_rows(counts), counts.cost.asked_rows, rows
+            read = max((cost.asked_rows for cost in counts.costs.values()), default=0)
+            more = rows, failed_rows(counts), read, rows
             self._committed = _added(self._committed, more)
             self._kept += counts.rows
             self._committed_work.add(key)

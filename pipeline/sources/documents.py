@@ -22,8 +22,6 @@ OK = "ok"
 EMPTY = "empty"
 TRUNCATED = "truncated"
 QUARANTINED = "quarantined"
-# In a run of a slice, until the shard is committed: its files leave these rows out.
-OUTSIDE = "outside"
 
 # A slice of a shard's text that is held at once ends at this number of rows, or at the row that
 # reaches this number of characters.

@@ -75,7 +75,7 @@ class Slice:
 
     sample: str | None = None  # a decimal fraction above 0 and below 1, such as "0.01"
     where: str | None = None  # a boolean SQL expression over the columns of the input
-    texts: str | None = None  # the hash of a list of texts: only the first document of each
+    texts: str | None = None  # only in files of earlier versions: the hash of a list of texts
 
     @classmethod
     def parse(cls, sample: str | None, where: str | None) -> Slice | None:
@@ -134,8 +134,8 @@ def _share(text: str) -> str:
 class Shard:
     """A bounded piece of one version of one input object, identified by its content.
 
-    With a slice it is the rows of the piece that are in the slice: their number is known when they
-    have been read, and its files have these rows alone.
+    With a slice, its label files have the rows of the piece that are in the slice alone: their
+    number is known when they have been read.
     """
 
     version: ObjectVersion
@@ -146,8 +146,21 @@ class Shard:
 
     def __post_init__(self) -> None:
         rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
-        identity = self.version.to_json() | rows | self._slice_json
+        identity = self.version.to_json() | rows
         object.__setattr__(self, "id", short_hash(canonical_json(identity)))
+
+    @property
+    def cell(self) -> str:
+        """The rows of its label files: the shard's id, with a hash of the slice if it has one."""
+        if self.slice is None:
+            return self.id
+        return f"{self.id}.{short_hash(canonical_json(self.slice.to_json()))[:16]}"
+
+    @property
+    def earlier_id(self) -> str:
+        """The id that earlier versions gave to a sliced shard, which had a documents file."""
+        rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
+        return short_hash(canonical_json(self.version.to_json() | rows | self._slice_json))
 
     @property
     def path(self) -> str:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
-from pipeline.sources.documents import OUTSIDE, TooLong, id_text
+from pipeline.sources.documents import TooLong, id_text
 from pipeline.sources.rule import Rule, names_in
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import every_row, read_documents
@@ -36,56 +36,36 @@ class SliceMask:
         if shard.slice is not None and shard.slice.where is not None:
             self._where = _where_mask(shard, shard.slice.where, options)
 
-    def mark(self, documents: pa.Table, start: int) -> pa.Table:
-        """The documents, from the shard's row `start` on; those not in the slice are OUTSIDE.
+    def inside(self, documents: pa.Table, start: int) -> NDArray[np.bool_]:  # [docs]
+        """Which of the documents, from the shard's row `start` on, are in the slice.
 
         A document that cannot be read has the hash of the empty text. A row whose columns cannot
         be read does not satisfy the condition.
         """
+        inside = np.ones(documents.num_rows, np.bool_)
         if self._slice is None:
-            return documents
-        inside = np.ones(documents.num_rows, np.bool_)  # [docs]
+            return inside
         if self._slice.sample is not None:
             chosen = pc.less(documents.column("content_hash"), self._slice.hash_limit)
             inside &= np.asarray(chosen.to_numpy(zero_copy_only=False), np.bool_)
         if self._where is not None:
             inside &= self._where[start : start + documents.num_rows]
-        return marked(documents, inside)
-
-
-def marked(documents: pa.Table, inside: NDArray[np.bool_]) -> pa.Table:
-    """The documents, with the status OUTSIDE in place of that of each one that is not inside."""
-    status = pc.if_else(pa.array(inside), documents.column("status"), OUTSIDE)
-    return documents.set_column(documents.column_names.index("status"), "status", status)
-
-
-def inside_rows(shard: Shard, documents: pa.Table, start: int = 0) -> pa.Table:
-    """The marked documents that are in the slice, with their `row` in the input object.
-
-    The documents are the shard's from its row `start` on.
-    """
-    first = shard.piece.start_row + start
-    rows = range(first, first + documents.num_rows)
-    numbered = documents.append_column("row", pa.array(rows, pa.int64()))
-    return numbered.filter(is_inside(documents))
-
-
-def is_inside(documents: pa.Table) -> pa.ChunkedArray:
-    """Which of the marked documents are in the slice."""
-    return pc.not_equal(documents.column("status"), OUTSIDE)
+        return inside
 
 
 def read_inside(shard: Shard, options: Options) -> Iterator[pa.Table]:
-    """The documents of a shard that are in its slice, a part at a time; with `row` if it is sliced.
+    """The documents of a shard that are in its slice, a part at a time.
 
-    Without a slice they are those of `read_documents`.
+    They have the column `row`, the row in the input object.
     """
     mask, start = SliceMask(shard, options), 0
     for documents in read_documents(shard, options):
-        marked = mask.mark(documents, start)
-        yield marked if shard.slice is None else inside_rows(shard, marked, start)
+        first = shard.piece.start_row + start
+        rows = pa.array(range(first, first + documents.num_rows), pa.int64())
+        inside = pa.array(mask.inside(documents, start))
         start += documents.num_rows
-        del documents, marked  # the text of one part is freed before the next is read
+        yield documents.append_column("row", rows).filter(inside)
+        del documents  # the text of one part is freed before the next is read
 
 
 def check_where(where: str, shards: Sequence[Shard], options: Options) -> None:

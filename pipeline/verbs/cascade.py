@@ -21,8 +21,8 @@ from pipeline.fitted.thresholds import Thresholds
 from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts, source_texts
 from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
 from pipeline.ledger.columns import RAW, probabilities, structs
-from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
+from pipeline.ledger.rows import read_documents_file
 from pipeline.options import CascadeOptions, GoldColumns, RunOptions
 from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.fitted_files import options_for, write_fitted
@@ -214,10 +214,10 @@ def _fitted(spec: JobSpec, name: str) -> frozenset[str]:
 
 def _answers(labelled: LabelledOutput, task: str) -> tuple[pa.StructArray, pa.Table]:
     """The answers in the order of the shards, and the documents."""
-    store, done = labelled.store, labelled.last.done
-    shards = [shard.id for shard in labelled.last.shards]
-    files = [structs(read_file(store, done.label_file(task, sid).key, ["p"])) for sid in shards]
-    documents = [read_file(store, documents_key(s), ["doc_id", "content_hash"]) for s in shards]
+    store, shards = labelled.store, labelled.contents.shards
+    files = [structs(read_file(store, shard.labels[task].key, ["p"])) for shard in shards]
+    columns = ["doc_id", "content_hash"]
+    documents = [read_documents_file(store, shard).select(columns) for shard in shards]
     return pa.concat_arrays(files), pa.concat_tables(documents)
 
 

@@ -98,13 +98,14 @@ def estimate(
     planned = dry_run(spec, cache_dir=cache_dir)
     # For each set of tasks that needs the model: the number of documents that miss it.
     missing: Counter[Tasks] = Counter()
-    for work in (*planned.work_items, *planned.repeated):
+    by_model = [task.name for task in spec.tasks if task.classifier is None]
+    for work in planned.work_items:
         if work.asks:
-            missing[work.tasks] += work.asked_rows
+            missing[tuple(task for task in work.tasks if task in by_model)] += work.asked_rows
     measured: Measured | None = None
     if options.rate is not None:
         seconds = dict.fromkeys(missing, 1 / options.rate)
-    elif staged := [task.name for task in spec.cascades if (task.name,) in missing]:
+    elif staged := [t.name for t in spec.cascades if any(t.name in tasks for tasks in missing)]:
         fix = f"the time of the cascade of {staged[0]} is not measured; give the documents a second"
         raise SpecError([Problem("--rate", f"{fix} of one worker", None)])
     elif missing:

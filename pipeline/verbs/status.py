@@ -12,11 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipeline.ledger.cells import CONCURRENT_LISTS
-from pipeline.ledger.keys import label_folders, parse_key
+from pipeline.ledger.columns import ROW
+from pipeline.ledger.keys import label_folders, label_key, parse_key
 from pipeline.ledger.label_files import read_file, taken_over_rows
 from pipeline.ledger.snapshots import last_snapshot, slice_of
 from pipeline.runtime.dry_run import least_work
@@ -34,7 +32,6 @@ SHORTEST_S = 5.0
 IDLE_S = 3600.0
 
 Commit = tuple[float, int]  # seconds since the epoch, documents
-Rows = NDArray[np.int64]  # [docs]: in the input object
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +79,8 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     """
     store = open_store(spec.output, spec.storage_options)
     job, planned = least_work(spec, store, cache_dir)
-    slices = _slice_rows(store, planned)
-    counts = {task: _task_status(store, planned, task, slices) for task in job.fp}
-    rate = docs_per_s(_commits(store, planned, job.fp, slices), time.time())
+    counts = {task: _task_status(store, planned, task) for task in job.fp}
+    rate = docs_per_s(_commits(store, planned, job.fp), time.time())
     missing = planned.missing_rows
     number = last_snapshot(store, spec.name)
     return Status(
@@ -135,43 +131,32 @@ def pace_of_last_run(commits: Iterable[Commit]) -> tuple[float, float] | None:
     return seconds, sum(documents for _, documents in run[1:]) / seconds
 
 
-def _slice_rows(store: Store, planned: Plan) -> dict[str, Rows]:
-    """The rows of each slice that has labels of a shard's rows, by shard id."""
+def _task_status(store: Store, planned: Plan, task: str) -> tuple[TaskStatus, int]:
+    """The counts of one task, and the number of answers that were reused."""
     done = planned.done
-    sids = [
-        sid
-        for of_shard in planned.cuts.other_slices.values()
-        for sid in of_shard
-        if sid in done.documents and any(sid in of_task for of_task in done.labels.values())
-    ]
-
-    def rows_of(sid: str) -> Rows:
-        table = read_file(store, done.documents_file(sid).key, ["row"])
-        return np.asarray(table.column("row").to_numpy(), np.int64)
-
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        return dict(zip(sids, pool.map(rows_of, sids), strict=True))
-
-
-def _task_status(
-    store: Store, planned: Plan, task: str, slices: Mapping[str, Rows]
-) -> tuple[TaskStatus, int]:
-    """The counts of one task, and the number of answers that were taken over."""
-    done = planned.done
-    of_shard = planned.cuts.other_slices
+    earlier = planned.cuts.earlier_slices
 
     def counts_of(shard: Shard) -> tuple[int, int, int]:
-        """The labelled documents, and the failed and the taken over ones among them."""
-        if shard.id in done.labels[task]:
-            answers = read_file(store, done.label_file(task, shard.id).key, ["status"])
+        """The labelled documents, and the failed and the reused ones among them."""
+        if shard.cell in done.labels[task]:
+            answers = read_file(store, done.label_file(task, shard.cell).key, ["status"])
             return shard.rows, int(failed_rows_of(answers).sum()), taken_over_rows(answers)
         # — the answers of slices count: a run of the whole does not ask these documents again
         failed: dict[int, bool] = {}
-        for sid in of_shard.get(shard.id, ()):
-            if sid in slices and sid in done.labels[task]:
-                mask = failed_mask(store, done.label_file(task, sid).key)
-                for row, is_failed in zip(slices[sid].tolist(), mask.tolist(), strict=True):
-                    failed[row] = is_failed and failed.get(row, True)
+        files = [
+            (key, key)
+            for cell in done.cells(task, shard.id)
+            for key in (done.label_file(task, cell).key,)
+        ]
+        files += [
+            (done.documents_file(sid).key, done.label_file(task, sid).key)
+            for sid in earlier.get(shard.id, ())
+            if sid in done.documents and sid in done.labels[task]
+        ]
+        for rows_key, key in files:
+            rows = read_file(store, rows_key, [ROW]).column(ROW).to_pylist()
+            for row, is_failed in zip(rows, failed_mask(store, key).tolist(), strict=True):
+                failed[row] = is_failed and failed.get(row, True)
         return len(failed), sum(failed.values()), 0
 
     with ThreadPoolExecutor(READ_THREADS) as pool:
@@ -181,23 +166,28 @@ def _task_status(
     return TaskStatus(labelled - failed, missing, failed), taken_over
 
 
-def _commits(
-    store: Store, planned: Plan, fp: Mapping[str, str], slices: Mapping[str, Rows]
-) -> Sequence[Commit]:
+def _commits(store: Store, planned: Plan, fp: Mapping[str, str]) -> Sequence[Commit]:
     """When each shard got the last of its label files, and its documents."""
     with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
         listed = list(pool.map(lambda task: label_times(store, task, fp[task]), fp))
-    rows = {shard.id: shard.rows for shard in planned.shards}
-    rows |= {sid: len(of_slice) for sid, of_slice in slices.items()}
-    by_shard = [
-        {key.sid: seconds for name, seconds in times.items() if (key := parse_key(name))}
+    by_cell = [
+        {key.cell: seconds for name, seconds in times.items() if (key := parse_key(name))}
         for times in listed
     ]
-    return [
-        (max(times[sid] for times in by_shard), count)
-        for sid, count in rows.items()
-        if all(sid in times for times in by_shard)
-    ]
+    shards = {shard.id: shard for shard in planned.shards}
+    cells = set(by_cell[0]).intersection(*by_cell)
+
+    def rows_of(cell: str) -> int:
+        sid, _, part = cell.partition(".")
+        if not part:
+            return shards[sid].rows
+        task = next(iter(fp))
+        return len(read_file(store, label_key(task, fp[task], cell), [ROW]))
+
+    own = [cell for cell in cells if cell.partition(".")[0] in shards]
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        times_of = [max(times[cell] for times in by_cell) for cell in own]
+        return list(zip(times_of, pool.map(rows_of, own), strict=True))
 
 
 def label_times(store: Store, task: str, fp: str) -> dict[str, float]:

@@ -104,7 +104,7 @@ def grown(output: Output, monkeypatch: pytest.MonkeyPatch) -> Output:
     output.write(rows[:40])
     with monkeypatch.context() as patch:
         patch.setattr(
-            "pipeline.runtime.worker.job_engine", lambda job, _: (Failing(job.spec.tasks), None)
+            "pipeline.runtime.readers.job_engine", lambda job, _: (Failing(job.spec.tasks), None)
         )
         assert output.run().complete
     output.write(rows[40:], "new.jsonl")

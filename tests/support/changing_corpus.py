@@ -176,7 +176,7 @@ def new_corpus(
     with pytest.MonkeyPatch.context() as patch:
         run_without_ray(patch)
         patch.setattr(
-            "pipeline.runtime.worker.job_engine",
+            "pipeline.runtime.readers.job_engine",
             lambda job, _send: (Noting(job.spec.tasks, asked, last, byte_tokenizer), None),
         )
         root = tmp_path_factory.mktemp

@@ -48,7 +48,7 @@ def asked() -> Iterator[Counter[Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.runtime.run.local_ray", lambda _placement: nullcontext())
         patch.setattr("pipeline.runtime.graph.label_items", label_and_commit)
-        patch.setattr("pipeline.runtime.worker.job_engine", engine)
+        patch.setattr("pipeline.runtime.readers.job_engine", engine)
         yield counted
 
 

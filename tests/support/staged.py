@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,16 @@ class Staged:
         cache = self.folder / "cache"
         return run(load_spec(self.spec_file), cache_dir=cache, options=RunOptions(**options))
 
+    def assert_asked(self, expected: Iterable[Any]) -> None:
+        """The stages were asked this, each about a text at most once in a shard that has it."""
+        assert set(self.asked) == set(expected)
+        documents = Counter(
+            json.loads(line)["text"]
+            for file in self.input.glob("*.jsonl")
+            for line in file.read_text().splitlines()
+        )
+        assert all(count <= documents[text] for (_, text), count in self.asked.items())
+
     def rows(self) -> dict[str, dict[str, Any]]:
         """The rows of the current snapshot, by document."""
         columns = ["doc_id", "toxic"]
@@ -178,7 +188,7 @@ def staged(tmp_path: Path, model_folder: Path) -> Iterator[Staged]:
         patch.setattr("pipeline.runtime.graph.label_items", label_and_commit)
         patch.setattr("pipeline.runtime.graph.read_items", read_and_commit)
         patch.setattr(
-            "pipeline.runtime.worker.job_engine",
+            "pipeline.runtime.readers.job_engine",
             lambda job, _send: (StagedEngine(job, asked, broken), None),
         )
         yield Staged(tmp_path, model_folder, asked, broken)

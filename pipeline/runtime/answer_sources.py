@@ -1,0 +1,194 @@
+"""Plans reuse: which label files of the output already answer texts of the shards with work.
+
+Entry points: `has_answers` and `plan_reuse`. Must import neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.ledger.cells import Committed, Source, committed, version_name
+from pipeline.ledger.keys import DOCUMENTS, is_part, label_folders, parse_key
+from pipeline.ledger.text_index import Hashes, candidates, cover
+from pipeline.runtime.calibration_files import versions_with_equal_raw_answers
+from pipeline.runtime.job import Job, Plan
+from pipeline.stores.store import Store
+
+# A shard takes answers from at most this many other shards, or from one for this many of its rows;
+# the model answers the rest. Each of them costs two requests, about as long as a few documents.
+LEAST_SOURCES = 4
+ROWS_A_SOURCE = 256
+
+_Numbers = NDArray[np.int32]  # [texts]: the number of a shard with the text; -1: none
+
+
+def has_answers(job: Job, store: Store, planned: Plan) -> bool:
+    """Whether the output has an answer that the missing tasks may reuse."""
+    return any(
+        next(iter(store.list(label_folders(task, fp)[0])), None) is not None
+        for fps in _fps(job, store, planned)
+        for task, fp in fps.items()
+    )
+
+
+def plan_reuse(
+    job: Job,
+    store: Store,
+    planned: Plan,
+    *,
+    read: Mapping[str, Hashes] | None = None,
+    keep: bool = True,
+) -> Plan:
+    """The plan, whose work items name the label files with answers to their texts.
+
+    These are the files of their own shard, and of the other shards that have most of its texts: at
+    most `LEAST_SOURCES`, or one for `ROWS_A_SOURCE` rows.
+
+    Args:
+        job: The job.
+        store: The output.
+        planned: The plan. A shard without a documents file stays as it is.
+        read: The hashes of the texts of such shards, where they are known all the same.
+        keep: Adds to the index of texts what it lacks; without it, nothing is written.
+    """
+    known = dict(read or {})
+    documents = {
+        key.sid: stored.etag for stored in store.list(DOCUMENTS) if (key := parse_key(stored.key))
+    }
+    planned = replace(
+        planned,
+        work_items=tuple(
+            replace(work, documents=work.shard.id not in documents) for work in planned.work_items
+        ),
+    )
+    chosen = {
+        id(work)
+        for work in planned.work_items
+        if work.tasks and not work.retry and (work.shard.id in documents or work.shard.id in known)
+    }
+    if not chosen:
+        return planned
+    sids = list(dict.fromkeys(w.shard.id for w in planned.work_items if id(w) in chosen))
+    texts = known | cover(store, documents, set(sids) - known.keys(), keep=keep)
+    versions = _versions(job, store, planned, documents)
+    places = _places(store, sids, texts, documents, versions)
+    asked_by_model = {task.name for task in job.readers[0].spec.model_tasks}
+    items = []
+    for work in planned.work_items:
+        if id(work) not in chosen:
+            items.append(work)
+            continue
+        sources, to_ask, sid = {}, 0, work.shard.id
+        for version in versions:
+            if version.task not in work.tasks:
+                continue
+            sources[version.name], is_answered = version.sources(
+                sid, places[version.sids][sid], work.shard.rows
+            )
+            if version.is_of_first_reader and version.task in asked_by_model:
+                to_ask = max(to_ask, len(np.unique(texts[sid][~is_answered])))
+        items.append(replace(work, sources=sources, to_ask=to_ask))
+    return replace(planned, work_items=tuple(items), distinct=_distinct(planned, texts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """One version of a task that a reader answers, and the files with its raw answers."""
+
+    task: str
+    fp: str
+    is_of_first_reader: bool
+    files: Sequence[Committed]  # of the version itself, then of those with equal raw answers
+    sids: tuple[str, ...]  # the shards with such a file, and with a documents file; sorted
+
+    @property
+    def name(self) -> str:
+        return version_name(self.task, self.fp)
+
+    def sources(
+        self, sid: str, places: _Numbers, rows: int
+    ) -> tuple[tuple[Source, ...], NDArray[np.bool_]]:
+        """The files with answers to texts of a shard, and which of its texts they probably have."""
+        own = tuple(self._files_of(sid))
+        if not all(is_part(source.key) for source in own):
+            return own, np.ones(len(places), np.bool_)
+        shards, counts = np.unique(places[places >= 0], return_counts=True)
+        most = shards[np.argsort(-counts, kind="stable")]
+        others = [number for number in most.tolist() if self.sids[number] != sid]
+        others = others[: max(LEAST_SOURCES, rows // ROWS_A_SOURCE)]
+        is_answered = np.isin(places, others)
+        if own:
+            is_answered |= np.array([n >= 0 and self.sids[n] == sid for n in places], np.bool_)
+        return (*own, *(s for n in others for s in self._files_of(self.sids[n]))), is_answered
+
+    def _files_of(self, sid: str) -> Iterator[Source]:
+        for done in self.files:
+            for cell in done.cells(self.task, sid):
+                yield Source(sid, done.label_file(self.task, cell).key)
+
+
+def _fps(job: Job, store: Store, planned: Plan) -> Iterator[dict[str, str]]:
+    """The versions of missing tasks whose raw answers the readers give: by task, one each time."""
+    for _, of_reader in _fps_of_readers(job, store, planned):
+        yield from of_reader
+
+
+def _fps_of_readers(
+    job: Job, store: Store, planned: Plan
+) -> Iterator[tuple[Job, list[dict[str, str]]]]:
+    """For each reader the versions of its missing tasks, and then those of equal raw answers."""
+    missing = {task for work in planned.work_items if not work.retry for task in work.tasks}
+    for reader in job.readers:
+        own = {task: version for task, version in reader.fingerprints.items() if task in missing}
+        others = versions_with_equal_raw_answers(store, own)
+        yield (
+            reader,
+            [
+                {task: version.id for task, version in own.items()},
+                *({task: fp} for task, fps in others.items() for fp in fps),
+            ],
+        )
+
+
+def _versions(
+    job: Job, store: Store, planned: Plan, documents: Mapping[str, str]
+) -> list[_Version]:
+    versions = []
+    for number, (reader, fps) in enumerate(_fps_of_readers(job, store, planned)):
+        listed = [committed(store, each, None, documents=documents) for each in fps if each]
+        for task in fps[0]:
+            files = [done for done in listed if task in done.fp]
+            cells = {cell.partition(".")[0] for done in files for cell in done.labels[task]}
+            sids = tuple(sorted(cells & documents.keys()))
+            versions.append(_Version(task, reader.fp[task], number == 0, files, sids))
+    return versions
+
+
+def _places(
+    store: Store,
+    sids: Sequence[str],
+    texts: Mapping[str, Hashes],
+    documents: Mapping[str, str],
+    versions: Sequence[_Version],
+) -> dict[tuple[str, ...], dict[str, _Numbers]]:
+    """By the shards that answer a version: for each asking shard, where its texts are."""
+    hashes = np.concatenate([texts[sid] for sid in sids])
+    ends = np.cumsum([len(texts[sid]) for sid in sids])
+    places = {}
+    for answering in {version.sids for version in versions}:
+        numbers = {sid: number for number, sid in enumerate(answering)}
+        parts = np.split(candidates(store, hashes, numbers), ends[:-1])
+        places[answering] = dict(zip(sids, parts, strict=True))
+    return places
+
+
+def _distinct(planned: Plan, texts: Mapping[str, Hashes]) -> int | None:
+    """The number of different texts of the shards with work; None unless all are known."""
+    sids = {work.shard.id for work in planned.work_items if not work.retry}
+    if not sids <= texts.keys():
+        return None
+    return len(np.unique(np.concatenate([texts[sid] for sid in sids])))

@@ -1,0 +1,223 @@
+"""The models and classifiers that answer the tasks of a job, one reader for each model.
+
+Entry point: `Reader`. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.inference.continuations import Continuation, ContinuationEngine, ShardContinuations
+from pipeline.inference.engine import Engine
+from pipeline.inference.images import as_document
+from pipeline.inference.labels.prompt_tokens import answered_suffixes
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
+from pipeline.inference.loading import load_tokenizer
+from pipeline.inference.schedules.batching import Usage
+from pipeline.inference.shard_answers import ShardAnswers
+from pipeline.ledger.blocks import Bools, LabelledDocuments
+from pipeline.ledger.cells import version_name
+from pipeline.ledger.columns import EXPLANATION_TYPE, structs
+from pipeline.ledger.label_rows import answers_table, continuations_table
+from pipeline.ledger.reuse import text_identities
+from pipeline.runtime.assembly import (
+    DocumentReader,
+    contextual_calibrations,
+    continuation_engine,
+    job_engine,
+    labelled_documents,
+    local_model,
+)
+from pipeline.runtime.calibration_files import CalibrationFile, stored_calibrations
+from pipeline.runtime.classifier_files import TextClassifiers
+from pipeline.runtime.job import Job
+from pipeline.runtime.progress import Send, ShardProgress
+from pipeline.sources.documents import OK
+from pipeline.spec.tasks import TaskSpec
+from pipeline.stores.store import Store
+
+_CONTINUED = pa.struct([("label", pa.string()), *EXPLANATION_TYPE])
+Chunks = Sequence[Sequence[Any]]  # [docs] chunks of token ids: arrays, or with an image
+
+
+class Reader:
+    """What answers the tasks of one job: a model, or a model that continues answers; classifiers.
+
+    Each is loaded when it is needed first. `send` takes reports of the progress.
+    """
+
+    def __init__(self, job: Job, store: Store, send: Send) -> None:
+        self.job = job
+        self._store, self._send = store, send
+        self._classifiers = TextClassifiers(job.spec, job.classifiers, Path(job.cache_dir))
+
+    def load(self) -> None:
+        """Loads the model."""
+        _ = self._continuer if self.job.continues else self._loaded
+
+    def version(self, task: str) -> str:
+        """The name of the version of a task that this reader answers."""
+        return version_name(task, self.job.fp[task])
+
+    @cached_property
+    def calibrations(self) -> dict[str, CalibrationFile]:
+        """By task; those that are measured, and that the output lacks, are measured now."""
+        contextual = stored_calibrations(self._store, self.job.contextual, self._measure)
+        return {**self.job.calibrations, **contextual}
+
+    @cached_property
+    def _loaded(self) -> tuple[Engine, PreTrainedTokenizerBase]:
+        return job_engine(self.job, self._send)
+
+    @cached_property
+    def _continuer(self) -> tuple[ContinuationEngine, PreTrainedTokenizerBase]:
+        return continuation_engine(self.job, self._send)
+
+    @cached_property
+    def _documents(self) -> DocumentReader:
+        folder = local_model(self.job, self._send)
+        return DocumentReader.of_job(self.job, folder, load_tokenizer(folder))
+
+    def _measure(self, tasks: Sequence[str]) -> dict[str, CalibrationFile]:
+        engine, tokenizer = self._loaded
+        return contextual_calibrations(self.job, engine, DocumentTokenizer(tokenizer), tasks)
+
+    def tokenise(self, documents: pa.Table, asked: Bools) -> tuple[Chunks, list[str]]:
+        """The chunks of the documents that are asked about, and the status of each document.
+
+        A document that cannot be labelled has no chunks; its status has the reason.
+        """
+        chunks: list[list[Any]] = [[] for _ in asked]
+        status = documents.column("status").cast(pa.string()).to_pylist()
+        images = documents.column("image") if "image" in documents.column_names else None
+        for row in np.flatnonzero(asked).tolist():
+            image = None if images is None else images[row].as_py()
+            text = documents.column("text")[row].as_py()
+            token_ids, status[row] = self._documents.chunks(text, OK, image)
+            # — as arrays: Python integers would take ten times the memory
+            chunks[row] = [np.array(chunk, np.int32) for chunk in token_ids]
+        return chunks, status
+
+    def classify(self, task: TaskSpec, documents: pa.Table, asked: Bools) -> pa.StructArray:
+        """[docs] the rows of the task's label file from its classifier, or null."""
+        rows = np.flatnonzero(asked).tolist()
+        answers = ShardAnswers([()] * documents.num_rows, [task])
+        log_probs = self._classifiers.answers([task.name] if rows else [], documents, rows)
+        answers.add_classified(log_probs, rows)
+        status = documents.column("status").cast(pa.string()).to_pylist()
+        return _task_rows(labelled_documents(documents, answers, status), task, asked)
+
+    def label(
+        self,
+        documents: pa.Table,
+        chunks: Chunks,
+        status: Sequence[str],  # [docs]: of tokenising
+        asked: Mapping[str, Bools],  # [docs] by task
+        progress: ShardProgress,
+    ) -> tuple[dict[str, pa.StructArray], int, Usage]:
+        """By task [docs] the rows of its label file, null where it was not asked about.
+
+        Also how many documents the model read, and the tokens. The tasks that are asked about one
+        document are answered in one reading.
+        """
+        tasks = [task for task in self.job.spec.tasks if task.name in asked]
+        identities = text_identities(documents)
+        answers: dict[str, list[pa.StructArray]] = {task.name: [] for task in tasks}
+        read, usage = 0, Usage()
+        masks = np.stack([asked[task.name] for task in tasks])  # [tasks, docs]
+        for of_tasks in np.unique(masks, axis=1).T:  # [tasks]: asked about the same documents
+            rows = (masks == of_tasks[:, None]).all(axis=0)
+            own = [task for task, is_asked in zip(tasks, of_tasks, strict=True) if is_asked]
+            if not own:
+                continue
+            of_rows = [
+                each if is_asked else () for each, is_asked in zip(chunks, rows, strict=True)
+            ]
+            shard = ShardAnswers(of_rows, own, identities)
+            if shard.asked_rows:
+                shard.label_rows(self._loaded[0], 0, len(rows), progress.advance)
+            read, usage = read + shard.asked_rows, usage + shard.usage
+            labelled = labelled_documents(documents, shard, status)
+            for task in own:
+                answers[task.name].append(_task_rows(labelled, task, rows))
+        return {task: pc.coalesce(*parts) for task, parts in answers.items() if parts}, read, usage
+
+    def continue_answers(
+        self,
+        task: TaskSpec,
+        documents: pa.Table,
+        labels: Sequence[str | None],  # [docs]: the answers
+        asked: Bools,
+        progress: ShardProgress,
+    ) -> tuple[pa.StructArray, int, Usage]:
+        """[docs] the rows of the file of continuations, or null; the rest as `label` returns it."""
+        engine, tokenizer = self._continuer
+        suffixes = answered_suffixes(tokenizer, self.job.spec.prompt, self.job.spec.tasks)[1]
+        chunks, status = self.tokenise(documents, asked)
+        texts = [
+            [*of_row[0].tolist(), *suffixes[task.name][str(label)]] if len(of_row) else []
+            for of_row, label in zip(chunks, labels, strict=True)
+        ]
+        rows = ShardContinuations(texts, text_identities(documents), self.job.continues[task.name])
+        if rows.asked_rows:
+            rows.decode_rows(engine, 0, len(texts), progress.advance)
+        pairs = zip(labels, rows.continuations(), strict=True)
+        columns = pa.array([_continued(tokenizer, *pair) for pair in pairs], _CONTINUED)
+        labelled = LabelledDocuments(
+            documents=documents,
+            n_tokens=np.array([len(text) for text in texts], np.int32),
+            n_chunks=np.array([len(of_row) for of_row in chunks], np.int16),
+            status=rows.statuses(status),
+            scores={},
+        )
+        table = continuations_table(labelled, columns)
+        return _only(structs(table.drop_columns(["doc_id"])), asked), rows.asked_rows, rows.usage
+
+
+def token_chunks(chunks: pa.Array, images: pa.Array | None) -> Chunks:
+    """[docs] the chunks as arrays that share the memory of the Arrow array; with their images."""
+    tokens = chunks.flatten().flatten().to_numpy()
+    inner = chunks.flatten().offsets.to_numpy()
+    inner = inner - inner[0] if len(inner) else inner
+    outer = chunks.offsets.to_numpy() - chunks.offsets[0].as_py()
+    rows: list[list[Any]] = [
+        [tokens[inner[n] : inner[n + 1]] for n in range(start, end)]
+        for start, end in pairwise(outer)
+    ]
+    if images is None:
+        return rows
+    pairs = zip(rows, images, strict=True)
+    return [[as_document(each.tolist(), image.as_py()) for each in row] for row, image in pairs]
+
+
+def _task_rows(labelled: LabelledDocuments, task: TaskSpec, rows: Bools) -> pa.StructArray:
+    return _only(structs(answers_table(labelled, task).drop_columns(["doc_id"])), rows)
+
+
+def _only(answers: pa.StructArray, rows: Bools) -> pa.StructArray:
+    """[docs] the answers in these rows, null in others."""
+    return pc.if_else(pa.array(rows), answers, None)
+
+
+def _continued(
+    tokenizer: PreTrainedTokenizerBase, label: str | None, continuation: Continuation | None
+) -> dict[str, object] | None:
+    """An answer and what follows it; None without a continuation."""
+    if continuation is None:
+        return None
+    ids = list(continuation.token_ids)
+    tokens = [
+        {"token": tokenizer.decode([token]), "p": p}
+        for token, p in zip(ids, continuation.p, strict=True)
+    ]
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    return {"label": label, "text": text, "tokens": tokens}
