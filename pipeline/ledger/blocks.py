@@ -126,6 +126,7 @@ class ShardCounts:
     taken_over: int = 0  # rows with the answers of other shards
     # Of tasks with a cascade: rows by the stage that decided, by task.
     stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    not_continued: int = 0  # answers that `explain` names and that could not be continued
 
     def to_table(self) -> pa.Table:
         return pa.table({"counts": [json.dumps(asdict(self))]})

@@ -34,13 +34,20 @@ class StoredAnswers:
         self._store = store
 
     def find(
-        self, shard: Shard, documents: pa.Table, sources: Sequence[Source], *, is_retry: bool
+        self,
+        shard: Shard,
+        documents: pa.Table,
+        sources: Sequence[Source],
+        *,
+        is_retry: bool,
+        is_whole: bool = False,
     ) -> tuple[pa.StructArray | None, Counter[str]]:
         """Rows of label files, null without an answer; and how many are of each other shard.
 
         The documents are the shard's whole documents file. Earlier sources count more. A failed row
-        is no answer; a quarantined one is, in the same shard, unless this is a retry. The first
-        value is None if there is no answer at all.
+        is no answer; a quarantined one is, in the same shard, unless this is a retry. With
+        `is_whole` the rows have the columns that are added to answers, such as the calibrated ones.
+        The first value is None if there is no answer at all.
         """
         texts = text_hashes_and_lengths(documents)
         # — a document without text has no answer, but its hash may equal another's
@@ -68,7 +75,9 @@ class StoredAnswers:
                     rows[taken] = count + np.arange(number)
                     count += number
                     is_open &= ~taken
-                    answers.append(structs(table.take(pa.array(at[taken]))))
+                    dropped = {"doc_id", ROW, *(() if is_whole else ADDED)}
+                    kept = [name for name in table.column_names if name not in dropped]
+                    answers.append(structs(table.select(kept).take(pa.array(at[taken]))))
                     if source.sid != shard.id:
                         reused[source.sid] += number
         if not answers:
@@ -79,15 +88,13 @@ class StoredAnswers:
     def _places(
         self, source: Source, shard: Shard, texts: pa.StringArray
     ) -> tuple[NDArray[np.int64], pa.Table]:
-        """[docs] the row of the source for each document, -1 without one; and its answers."""
+        """[docs] the row of the source for each document, -1 without one; and the source."""
         file = read_file(self._store, source.key, None)
-        # — added again later: the stored file may have another calibration, or none
-        answers = file.drop_columns(sorted({"doc_id", ROW, *ADDED}.intersection(file.column_names)))
         if source.sid == shard.id:
             at = np.full(len(texts), -1, np.int64)
             rows = self._rows(source, file, shard.piece.start_row, len(texts))
             at[rows] = np.arange(len(rows))
-            return at, answers
+            return at, file
         columns = ["content_hash", "n_chars"]
         stored = text_hashes_and_lengths(read_file(self._store, documents_key(source.sid), columns))
         if ROW in file.column_names:
@@ -96,7 +103,7 @@ class StoredAnswers:
         if len(stored) != len(file):
             raise self._damaged(source, len(file), len(stored))
         places = pc.fill_null(pc.index_in(texts, value_set=stored), -1)
-        return places.to_numpy(zero_copy_only=False).astype(np.int64), answers
+        return places.to_numpy(zero_copy_only=False).astype(np.int64), file
 
     def _rows(
         self, source: Source, file: pa.Table, start_row: int, count: int

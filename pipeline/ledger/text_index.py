@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pyarrow as pa
@@ -157,16 +157,19 @@ def cover(
     return texts
 
 
-def candidates(store: Store, hashes: Hashes, numbers: Mapping[str, int]) -> NDArray[np.int32]:
+def candidates(
+    store: Store, hashes: Hashes, numbers: Mapping[str, int], *, unstored: IndexObject | None = None
+) -> NDArray[np.int32]:
     """For each hash the number of a shard that probably has that text; -1 without one.
 
     Only shards with a number are considered: of several the one that was indexed first. Holds one
-    object of the index at a time.
+    object of the index at a time; `unstored` is one more.
     """
     order = np.argsort(hashes, kind="stable")
     queries = hashes[order]
     of_queries = np.full(len(hashes), -1, np.int32)
-    for each in _objects(store) if numbers else ():
+    more = [] if unstored is None else [unstored]
+    for each in chain(_objects(store), more) if numbers else ():
         positions, shards = each.places(queries, numbers)
         chosen = of_queries[positions] < 0
         of_queries[positions[chosen]] = shards[chosen]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from pipeline.ledger.cells import Committed, Source, committed, version_name
 from pipeline.ledger.keys import DOCUMENTS, is_part, label_folders, parse_key
-from pipeline.ledger.text_index import Hashes, candidates, cover
+from pipeline.ledger.text_index import Hashes, IndexObject, candidates, cover
 from pipeline.runtime.calibration_files import versions_with_equal_raw_answers
-from pipeline.runtime.job import Job, Plan
+from pipeline.runtime.job import SMALL_INPUT_SHARDS, Job, Plan
 from pipeline.stores.store import Store
 
 # A shard takes answers from at most this many other shards, or from one for this many of its rows;
@@ -53,7 +53,8 @@ def plan_reuse(
         store: The output.
         planned: The plan. A shard without a documents file stays as it is.
         read: The hashes of the texts of such shards, where they are known all the same.
-        keep: Adds to the index of texts what it lacks; without it, nothing is written.
+        keep: Adds to the index of texts what it lacks; without it, nothing is written, and of a
+            large output the answers of shards that the index lacks are not found.
     """
     known = dict(read or {})
     documents = {
@@ -74,8 +75,11 @@ def plan_reuse(
         return planned
     sids = list(dict.fromkeys(w.shard.id for w in planned.work_items if id(w) in chosen))
     texts = known | cover(store, documents, set(sids) - known.keys(), keep=keep)
+    unstored = None
+    if not keep and len(documents) <= SMALL_INPUT_SHARDS:
+        unstored = IndexObject.of(cover(store, documents, documents.keys(), keep=False))
     versions = _versions(job, store, planned, documents)
-    places = _places(store, sids, texts, documents, versions)
+    places = _places(store, sids, texts, versions, unstored)
     asked_by_model = {task.name for task in job.readers[0].spec.model_tasks}
     items = []
     for work in planned.work_items:
@@ -172,8 +176,8 @@ def _places(
     store: Store,
     sids: Sequence[str],
     texts: Mapping[str, Hashes],
-    documents: Mapping[str, str],
     versions: Sequence[_Version],
+    unstored: IndexObject | None,
 ) -> dict[tuple[str, ...], dict[str, _Numbers]]:
     """By the shards that answer a version: for each asking shard, where its texts are."""
     hashes = np.concatenate([texts[sid] for sid in sids])
@@ -181,7 +185,7 @@ def _places(
     places = {}
     for answering in {version.sids for version in versions}:
         numbers = {sid: number for number, sid in enumerate(answering)}
-        parts = np.split(candidates(store, hashes, numbers), ends[:-1])
+        parts = np.split(candidates(store, hashes, numbers, unstored=unstored), ends[:-1])
         places[answering] = dict(zip(sids, parts, strict=True))
     return places
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FailedRowsError
 from pipeline.ledger.blocks import ShardCounts
-from pipeline.ledger.cells import Committed, Source, WorkItem, version_name
+from pipeline.ledger.cells import Committed, Source, WorkItem, committed, version_name
 from pipeline.ledger.label_files import read_file
 from pipeline.runtime.job import Job, Plan
 from pipeline.sources.documents import OK, QUARANTINED
@@ -240,8 +240,13 @@ def retry_items(job: Job, store: Store, shards: Sequence[Shard], done: Committed
 
     No task is asked again about a row that it answered.
     """
+    in_stages = {task.name for task in job.spec.in_stages}
+    stages = [
+        committed(store, {t: f for t, f in reader.fp.items() if t in in_stages}, None)
+        for reader in job.stages
+    ]
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        items = pool.map(partial(_retry_of, job, store, done), shards)
+        items = pool.map(partial(_retry_of, store, [done, *stages]), shards)
         return [item for item in items if item is not None]
 
 
@@ -272,8 +277,9 @@ def failed_rows(counts: ShardCounts) -> int:
     return sum(count for status, count in counts.status.items() if is_failed_status(status))
 
 
-def _retry_of(job: Job, store: Store, done: Committed, shard: Shard) -> WorkItem | None:
-    cell = shard.cell
+def _retry_of(store: Store, versions: Sequence[Committed], shard: Shard) -> WorkItem | None:
+    """The retry of a shard; of `versions` the first has the tasks' own files, others of stages."""
+    cell, done = shard.cell, versions[0]
     tasks = [task for task in done.fp if cell in done.labels[task]]
     if shard.id not in done.documents:
         return None
@@ -292,9 +298,13 @@ def _retry_of(job: Job, store: Store, done: Committed, shard: Shard) -> WorkItem
     if not retried:
         return None
     sources = {
-        version_name(task, fp): (Source(shard.id, done.label_file(task, cell).key),)
+        version_name(task, version.fp[task]): tuple(
+            Source(shard.id, version.label_file(task, each).key)
+            for each in (version.cells(task, shard.id) if number else [cell])
+        )
+        for number, version in enumerate(versions)
         for task in retried
-        for fp in (job.fp[task],)
+        if task in version.fp
     }
     retry = max(done.retry(task, cell) for task in retried) + 1
     return WorkItem(shard, tuple(retried), documents=False, sources=sources, retry=retry)

@@ -53,6 +53,8 @@ def label_rounds(
         for shard in label_items(plan.work_items, job, mailbox):
             watch.committed(shard)
             counts.add(shard)
+            if shard.not_continued:
+                logger.warning("%d answers could not be continued", shard.not_continued)
         plan = _listed(job, store, first)
         if not plan.work_items:
             break

@@ -24,6 +24,7 @@ from pipeline.ledger.blocks import (
     ShardCounts,
     TokenisedShard,
 )
+from pipeline.ledger.cells import version_name
 from pipeline.ledger.columns import ADDED, DOCUMENTS_FILE_COLUMNS, answer_columns, answers_type
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.keys import cell_of_part
@@ -115,6 +116,7 @@ class ShardLabels:
                 for task in tasks
             }
             self._ask_reader(number, reader, tasks, asked, progress)
+            failpoint(f"stage {number + 1} asked")
             for task in tasks:
                 if task.name in self._staged:
                     stages[task.name] += 1
@@ -188,7 +190,7 @@ class ShardLabels:
 
     def _final_version(self, task: str) -> str:
         """The version of the task's own label file, if several stages make it."""
-        return f"{task}/{self._job.fp[task]}" if task in self._staged else ""
+        return version_name(task, self._job.fp[task]) if task in self._staged else ""
 
     def _readers_of(self, task: str) -> list[Reader]:
         return [reader for reader in self._readers if task in reader.job.fp]
@@ -268,6 +270,22 @@ class ShardLabels:
             outside=int((~inside).sum()),
             taken_over=max(reused, default=0),
             stages=stages,
+            not_continued=self._not_continued,
+        )
+
+    @property
+    def _not_continued(self) -> int:
+        """The answers that a model should have continued and did not."""
+        versions = (
+            reader.version(task)
+            for reader in self._readers
+            for task in (reader.job.continues if self._work.tasks else ())
+        )
+        stored = [self._answers[version] for version in versions if version in self._new]
+        return sum(
+            int(is_failed_status(status))
+            for answers in stored
+            for status in answers.field("status").drop_null().to_pylist()
         )
 
 

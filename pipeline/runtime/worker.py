@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pipeline.errors import StorageError
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.ledger.blocks import Bools, LabelledShard, TokenisedShard, work_items_of
-from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.cells import WorkItem, version_name
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
@@ -45,6 +45,8 @@ class Tokenise:
         self._store = open_store(job.spec.output, job.spec.storage_options)
         self._stored = StoredAnswers(self._store)
         self._reader = Reader(job.readers[0], self._store, send)
+        staged = (task.name for task in job.spec.in_stages)
+        self._of_all_stages = {version_name(task, job.fp[task]) for task in staged}
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         for work in work_items_of(block):
@@ -63,7 +65,13 @@ class Tokenise:
             key = documents_key(work.shard.id)
             known = read_file(self._store, key, list(DOCUMENTS_FILE_COLUMNS))
         for version, sources in work.sources.items() if known is not None else ():
-            answers, counts = self._stored.find(work.shard, known, sources, is_retry=work.retry > 0)
+            answers, counts = self._stored.find(
+                work.shard,
+                known,
+                sources,
+                is_retry=work.retry > 0,
+                is_whole=version in self._of_all_stages,
+            )
             if answers is not None:
                 stored[version], reused[version] = answers, dict(counts)
         mask = SliceMask(work.shard, self.job.spec.input.storage_options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,11 +53,11 @@ def test_a_text_that_a_stage_cannot_answer_fails_and_is_tried_again(
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
-    ("fault", "reads_again"),
-    [("specs recorded", True), ("stage 2 asked", False), ("join", False), ("labelled", False)],
+    ("fault", "of_driver"),
+    [("specs recorded", True), ("stage 2 asked", False), ("create 2", False), ("labelled", True)],
 )
 def test_a_killed_run_goes_on_and_loses_nothing(
-    staged: Staged, fault: str, reads_again: bool, command: Sequence[str]
+    staged: Staged, fault: str, of_driver: bool, command: Sequence[str]
 ) -> None:
     texts = corpus(staged)
     staged.decide(-1.0, 1.5)
@@ -88,12 +87,13 @@ def test_a_killed_run_goes_on_and_loses_nothing(
     code, _, _ = assay(
         staged.spec_file, fault=f"{fault}=die:{staged.folder / 'fault'}", command=command
     )
-    assert code == -9
+    assert code == (-9 if of_driver else 0)  # — a worker is replaced
     code, again, errors = assay(staged.spec_file, command=command)
     assert code == 0, errors
     assert staged.rows() == expected and expected.keys() == texts.keys()
-    assert (again["documents_read_by_model"] > 0) == reads_again
-    decided = {"1", "2"} if fault != "labelled" else set()
+    is_left = fault == "specs recorded"
+    assert (again["documents_read_by_model"] > 0) == is_left
+    decided = {"1", "2"} if is_left else set()
     assert set(again["decided_by_stage"].get("toxic", {})) == decided
     assert set(whole["decided_by_stage"]["toxic"]) == {"1", "2"}
     check_files(staged.folder / "out", untouched)
@@ -148,7 +148,7 @@ def test_an_answer_of_a_second_try_is_kept_under_other_thresholds(staged: Staged
     staged.run()
     staged.broken.clear()
     staged.run(retry_failed=True)
-    assert staged.asked == Counter({("second", reaching[0]): 1})
+    staged.assert_asked({("second", reaching[0])})
     staged.decide(0.3, 0.7)
     staged.run()
     assert not staged.asked

@@ -268,7 +268,7 @@ def test_a_plan_does_not_guess_the_time_of_a_cascade(staged: Staged) -> None:
 def test_the_last_stage_alone_would_have_read_every_text(
     staged: Staged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = corpus(staged)
+    corpus(staged)
     staged.decide(0.2, 0.8)
     tally = staged.run().tally
     first, second = (

@@ -46,8 +46,9 @@ class ToyGraph:
             commit_shard(store, work.shard, documents, files)
             for task in work.tasks:  # as if each were a work of its own
                 labels = {task: Counter[str]()}
-                cost = LabelCost(0.0, 0, 0, 0, 0)
-                yield ShardCounts(work.shard.id, work.shard.rows, 1, status, labels, cost)
+                yield ShardCounts(
+                    work.shard.id, work.shard.rows, status, labels, {"0/0": LabelCost()}
+                )
         self.work_items = 0
         if self.error is not None:
             raise self.error

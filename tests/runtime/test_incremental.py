@@ -167,12 +167,8 @@ def test_each_change_costs_what_it_changes(
     edited_again = [*life.files["c.jsonl"][:-1], "023 of c is edited"]
     life.write("c.jsonl", edited_again)
     life.content["tasks"] += [CALM]
-    # — of the edited file the old tasks are asked about the edited text alone
-    outcome = step(
-        "a document edited and a task added",
-        {**life.files, "for the old tasks": edited_again[-1:]},
-        new=True,
-    )
+    # — the edited text is read once, for the old tasks and the new one
+    outcome = step("a document edited and a task added", life.files, new=True)
     assert outcome.tally.rows == outcome.tally.status.total() == outcome.rows
     assert_as_if_computed_anew(life)
     print(

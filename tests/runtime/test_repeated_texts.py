@@ -1,4 +1,4 @@
-"""Of equal texts one is read, in whatever shards they are."""
+"""Of equal texts one is read in a shard, and none whose answer the output has."""
 
 from __future__ import annotations
 
@@ -16,43 +16,80 @@ from pipeline.audit.gc import collect_garbage
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import read_snapshot
 from pipeline.options import RunOptions
+from pipeline.runtime.answer_sources import LEAST_SOURCES
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import SMALL_INPUT_BYTES
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec
+from pipeline.stores.local import LocalStore
 from pipeline.verbs.status import status
 
 
 @pytest.mark.parametrize("shard_bytes", [1_500, 100_000])
-def test_equal_texts_are_read_once_whatever_shards_have_them(
+def test_equal_texts_are_read_once_in_a_shard_and_not_again_in_a_later_run(
     new_corpus: Callable[[], Corpus], shard_bytes: int
 ) -> None:
     corpus = new_corpus()
     corpus.shard_bytes = shard_bytes
     known = texts("all", 20)
-    for number in range(10):  # 200 documents, of which each text has ten
+    for number in range(5):  # 100 documents, of which each text has five
         corpus.write(f"{number}.jsonl", [*known[number:], *known[:number]])
     planned = dry_run(corpus.spec, cache_dir=corpus.root / "cache")
-    assert (planned.rows, planned.distinct, planned.rows_for_model) == (200, 20, 20)
+    assert (planned.rows, planned.distinct) == (100, 20)
     assert not corpus.store.root.exists()
     outcome, asked = corpus.run()
-    assert sorted(asked) == sorted((task, text) for task in ("toxic", "topic") for text in known)
     corpus.check(outcome)
     tally = outcome.tally
-    assert (tally.rows, tally.asked_rows) == (200, 20) and tally.status == {"ok": 200}
-    assert tally.labels["toxic"].total() == tally.labels["topic"].total() == 200
+    assert set(asked) == {(task, text) for task in ("toxic", "topic") for text in known}
+    assert 20 < tally.asked_rows == planned.rows_for_model == len(asked) // 2 <= 100
+    assert tally.rows == 100 and tally.status == {"ok": 100}
+    assert tally.labels["toxic"].total() == tally.labels["topic"].total() == 100
+    for number in range(5, 10):
+        corpus.write(f"{number}.jsonl", [*known[number:], *known[:number]])
+    planned = dry_run(corpus.spec, cache_dir=corpus.root / "cache")
+    outcome, asked = corpus.run()
+    corpus.check(outcome)
+    tally = outcome.tally
+    assert (planned.rows_for_model, tally.asked_rows, asked) == (0, 0, [])
     found = status(corpus.spec, cache_dir=corpus.root / "cache")
     assert found.tasks["toxic"].done == 200
     assert found.taken_over == dict.fromkeys(("toxic", "topic"), tally.taken_over)
     sources = [taken_over(corpus, outcome, name) for name in ("toxic", "topic")]
-    assert sources[0] == sources[1] and sum(sources[0].values()) == tally.taken_over > 180
+    assert sources[0] == sources[1] and sum(sources[0].values()) == tally.taken_over == 100
     again, asked = corpus.run()
     assert (again.tally.created, asked, again.snapshot) == (0, [], outcome.snapshot)
 
 
+def test_a_shard_whose_texts_are_in_many_others_reads_few_of_their_files(
+    new_corpus: Callable[[], Corpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = new_corpus()
+    corpus.tasks = [TOXIC]
+    corpus.shard_bytes = 1_500  # two rows
+    known = texts("all", 60)
+    corpus.write("a.jsonl", known)
+    first, _ = corpus.run()
+    assert first.shards == 30
+    corpus.shard_bytes = 100_000
+    corpus.write("b.jsonl", [*known[::2], "a new text"])
+    reads: Counter[str] = Counter()
+    read = LocalStore.read
+
+    def counted(store: LocalStore, key: str) -> bytes:
+        reads[key.partition("/")[0]] += 1
+        return read(store, key)
+
+    monkeypatch.setattr(LocalStore, "read", counted)
+    outcome, asked = corpus.run()
+    corpus.check(outcome)
+    assert (outcome.tally.taken_over, len(asked)) == (LEAST_SOURCES, 31 - LEAST_SOURCES)
+    # — of the sources, of the shard itself, and in the checks of the run
+    assert reads["labels"] <= LEAST_SOURCES + 2
+
+
 @pytest.mark.parametrize("command", WITH_MODEL)
-def test_a_large_input_is_read_on_the_workers_and_its_equal_texts_once(
+def test_a_large_input_is_read_on_the_workers_and_known_texts_not_again(
     command: Sequence[str], write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     large = SMALL_INPUT_BYTES // 16
@@ -66,11 +103,18 @@ def test_a_large_input_is_read_on_the_workers_and_its_equal_texts_once(
     )
     code, result, errors = assay(path, command=command)
     assert code == 0, errors
-    assert (result["documents_labelled"], result["documents_read_by_model"]) == (18, 9)
-    assert "first 9 texts that several shards have" in errors
+    assert (result["documents_labelled"], result["documents_read_by_model"]) == (18, 18)
+    for name, text in (("c", known), ("d", ["A new text."]), ("e", known)):
+        lines = [json.dumps({"id": f"{name}{n}", "text": text}) for n, text in enumerate(text)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    path.write_text(path.read_text().replace("[ab].jsonl", "[a-e].jsonl"))
+    code, result, errors = assay(path, command=command)
+    assert code == 0, errors
+    assert (result["documents_labelled"], result["documents_read_by_model"]) == (19, 1)
+    assert "19 new documents to read" in errors
     labels = open_labels(load_spec(path).output).to_table(columns=["doc_id", "toxic"]).to_pylist()
     answers = {row["doc_id"]: row["toxic"] for row in labels}
-    assert all(answers[f"a{n}"] == answers[f"b{8 - n}"] for n in range(9)) and len(answers) == 18
+    assert all(answers[f"a{n}"] == answers[f"c{n}"] for n in range(9)) and len(answers) == 37
 
 
 def taken_over(corpus: Corpus, outcome: Outcome, task: str) -> Counter[str]:
@@ -84,7 +128,7 @@ def taken_over(corpus: Corpus, outcome: Outcome, task: str) -> Counter[str]:
     return counts
 
 
-def test_a_task_that_is_added_asks_about_repeated_texts_together_with_the_others(
+def test_a_task_that_is_added_is_asked_about_new_texts_together_with_the_others(
     new_corpus: Callable[[], Corpus],
 ) -> None:
     corpus = new_corpus()
@@ -92,27 +136,27 @@ def test_a_task_that_is_added_asks_about_repeated_texts_together_with_the_others
     corpus.write("a.jsonl", texts("old", 4))
     corpus.run()
     corpus.tasks = [TOXIC, TOPIC]
-    for name in "bc":
-        corpus.write(f"{name}.jsonl", texts("new", 6))
+    corpus.write("b.jsonl", [*texts("new", 3), *texts("old", 2)])
     outcome, asked = corpus.run()
-    new = [(task, text) for task in ("toxic", "topic") for text in texts("new", 6)]
-    assert sorted(asked) == sorted([*new, *(("topic", text) for text in texts("old", 4))])
-    # — each new text was read once for both tasks
-    assert outcome.tally.asked_rows == 10
+    new = [(task, text) for task in ("toxic", "topic") for text in texts("new", 3)]
+    expected = {*new, *(("topic", text) for text in texts("old", 4))}
+    assert set(asked) == expected
+    # — each text was read once in a shard, whatever it was asked
+    assert outcome.tally.asked_rows == 4 + 3 + 2
     corpus.check(outcome)
 
 
-def test_of_a_slice_repeated_texts_are_read_once(new_corpus: Callable[[], Corpus]) -> None:
+def test_a_run_of_the_whole_keeps_the_answers_of_a_slice(new_corpus: Callable[[], Corpus]) -> None:
     corpus = new_corpus()
     for number in range(4):
-        corpus.write(f"{number}.jsonl", texts("all", 20))
+        corpus.write(f"{number}.jsonl", texts(f"of {number}", 20))
     options = RunOptions(sample="50%")
     outcome = run(corpus.spec, cache_dir=corpus.root / "cache", options=options)
-    assert outcome.slice_rows == outcome.tally.rows == 4 * outcome.tally.asked_rows
-    assert 0 < outcome.tally.asked_rows < 20
+    assert outcome.slice_rows == outcome.tally.rows == outcome.tally.asked_rows
+    assert 0 < outcome.tally.asked_rows < 80
     first = set(corpus.asked)
     outcome, asked = corpus.run()
-    assert len(asked) == len(set(asked)) == 40 - len(first) and first.isdisjoint(asked)
+    assert len(asked) == len(set(asked)) == 160 - len(first) and first.isdisjoint(asked)
     corpus.check(outcome)
 
 

@@ -34,6 +34,6 @@ class FakeEngine:
         return Labelled(log_probs, usage)
 
     def _answer(self, document: Sequence[int], task: str) -> NDArray[np.float32]:  # [labels]
-        seed = zlib.crc32(f"{task} {list(document)}".encode())
+        seed = zlib.crc32(f"{task} {[int(token) for token in document]}".encode())
         weights = np.random.default_rng(seed).uniform(0.1, 1, self._labels[task])
         return np.log(weights / weights.sum() / 2).astype(np.float32)
