@@ -69,7 +69,7 @@ class Labeller:
         require_torchao(self.spec.model.quantize)
         where = placement or place(self.spec.model, this_machine())
         cache = cache_dir or default_cache_dir()
-        job = make_job(self.spec, where, cache)
+        job = make_job(self.spec, where, cache, resumes=False)
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
         self._classifiers = TextClassifiers(self.spec, job.classifiers, cache)
         self._calibrations = dict(job.calibrations)

@@ -41,6 +41,7 @@ from pipeline.runtime.calibration_files import CalibrationFile
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
 from pipeline.runtime.limits import available_bytes, usable_cores
+from pipeline.runtime.model_cache import cached_model
 from pipeline.runtime.progress import (
     CONVERTING,
     FETCHING,
@@ -49,7 +50,7 @@ from pipeline.runtime.progress import (
     WorkerReport,
     ignore,
 )
-from pipeline.runtime.weights import ModelFiles, cached_model, fetch
+from pipeline.runtime.weights import ModelFiles, fetch
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.sources.streams import Options
 from pipeline.spec.model import KeptFormat, Quantize
@@ -92,7 +93,7 @@ def local_files(files: ModelFiles, cache_dir: Path, options: Options, send: Send
         send(WorkerReport(CONVERTING))
         convert_gguf(fetched, folder)
 
-    return cached_model(files, cache_dir, convert)
+    return cached_model(files.id, cache_dir, convert)
 
 
 def job_model(
@@ -110,7 +111,8 @@ def job_model(
     several = placement.device == "cpu" and placement.actors > 1
     if several and chosen == "none" and needs_cast(folder, placement.dtype):
         fill = partial(cast_files, folder, dtype=placement.dtype)
-        folder = cached_model(job.files, Path(job.cache_dir), fill, variant=placement.dtype)
+        name = f"{job.files.id}-{placement.dtype}"
+        folder = cached_model(name, Path(job.cache_dir), fill)
     model = load_model(
         folder,
         dtype=placement.dtype,

@@ -124,27 +124,34 @@ def versions_with_equal_raw_answers(
     store: Store, versions: Mapping[str, Fingerprint]
 ) -> dict[str, list[str]]:
     """By task, the other fingerprints in the output with the same raw answers."""
-    same: dict[str, list[str]] = {task: [] for task in versions}
-    for task, version in versions.items():
-        for stored in store.list(f"{SPECS}{task}/"):
-            key = parse_key(stored.key)
-            if not key or key.fp == version.id or stored.key != spec_key(task, key.fp):
-                continue
-            if raw_fingerprint(store, task, key.fp) == version.raw.id:
-                same[task].append(key.fp)
-    return same
+    return {
+        task: [
+            fp
+            for fp in stored_fps(store, task)
+            if fp != version.id and raw_fingerprint(store, task, fp) == version.raw.id
+        ]
+        for task, version in versions.items()
+    }
 
 
-def raw_fingerprint(store: Store, task: str, fp: str) -> str:
-    """The fingerprint of the same answers without calibration, from the stored content.
+def stored_fps(store: Store, task: str) -> list[str]:
+    """The fingerprints of the task whose content the output has."""
+    keys = [(stored.key, parse_key(stored.key)) for stored in store.list(f"{SPECS}{task}/")]
+    return [own.fp for key, own in keys if own and key == spec_key(task, own.fp)]
 
-    A damaged file counts as empty.
-    """
+
+def stored_version(store: Store, task: str, fp: str) -> Fingerprint:
+    """The content of a fingerprint, as the output has it; a damaged file counts as empty."""
     try:
         content = parse_json(store.read(spec_key(task, fp)))
     except ValueError:
         content = None
-    return Fingerprint(content if isinstance(content, dict) else {}).raw.id
+    return Fingerprint(content if isinstance(content, dict) else {})
+
+
+def raw_fingerprint(store: Store, task: str, fp: str) -> str:
+    """The fingerprint of the same answers without calibration, from the stored content."""
+    return stored_version(store, task, fp).raw.id
 
 
 def warn_of_stale_calibrations(

@@ -6,7 +6,7 @@ Entry points: `find_readouts` and `load_thresholds` in the driver, `load_readout
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
@@ -65,8 +65,17 @@ def write_fitted(path: str, data: bytes, options: Options) -> None:
         file.write_bytes(data)
 
 
-def find_readouts(spec: JobSpec, *, weights: Mapping[str, str], dtype: str) -> dict[str, str]:
-    """The SHA-256 of each task's readout, by task; SpecError for those fitted for another spec."""
+def find_readouts(
+    spec: JobSpec,
+    *,
+    weights: Mapping[str, str],
+    dtype: str,
+    is_same_model: Callable[[Mapping[str, str]], bool] = lambda _: False,
+) -> dict[str, str]:
+    """The SHA-256 of each task's readout, by task; SpecError for those fitted for another spec.
+
+    `is_same_model` says whether another identity than `weights` is of the same model.
+    """
     problems: list[Problem] = []
     hashes: dict[str, str] = {}
     readouts: dict[str, Readout] = {}
@@ -81,7 +90,9 @@ def find_readouts(spec: JobSpec, *, weights: Mapping[str, str], dtype: str) -> d
             problems.append(Problem(f"{where}.readout", str(error), task.readout))
             continue
         readouts[task.name] = readout
-        problems += differences(spec, task, where, readout, weights=weights, dtype=dtype)
+        fitted = readout.card.model.weights
+        own = fitted if fitted != weights and is_same_model(fitted) else weights
+        problems += differences(spec, task, where, readout, weights=own, dtype=dtype)
         hashes[task.name] = sha256_hex(data)
     problems += pointless_layers(spec, readouts)
     if problems:

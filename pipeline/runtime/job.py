@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from pipeline.runtime.calibration_files import (
 from pipeline.runtime.classifier_files import find_classifiers
 from pipeline.runtime.fitted_files import find_readouts, load_thresholds
 from pipeline.runtime.placement import Placement, shard_bytes
-from pipeline.runtime.weights import ModelFiles, locate
+from pipeline.runtime.weights import ModelFiles, in_output, is_same_model, locate
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard, Slice
 from pipeline.sources.slices import check_where
 from pipeline.sources.source import InputObject, find_objects
@@ -96,7 +96,7 @@ class Job:
     def metadata(self, task: TaskSpec) -> dict[str, str]:
         """The metadata of the task's label files: what answered."""
         fingerprint = self.fingerprints[task.name]
-        model, packages = self.files.hashes, ["torch", "transformers"]
+        model, packages = fingerprint.content.get("weights", {}), ["torch", "transformers"]
         if task.cascade is not None:
             model, packages = {}, []  # the stages' files have theirs
         elif task.classifier is not None:
@@ -200,7 +200,7 @@ class Plan:
         return sum(work.shard.rows for work in self.work_items)
 
 
-def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
+def make_job(spec: JobSpec, placement: Placement, cache_dir: Path, *, resumes: bool = True) -> Job:
     """The job of a spec, with its model located and its tasks' fingerprints computed."""
     stages = [
         _stage_job(spec, own, number, placement, cache_dir)
@@ -215,7 +215,8 @@ def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
     }
     thresholds = load_thresholds(spec, stage_versions)
     files = locate(spec.model, cache_dir, sees_images=spec.input.image is not None)
-    readouts = find_readouts(spec, weights=files.hashes, dtype=placement.dtype)
+    same = partial(is_same_model, files=files, cache_dir=cache_dir)
+    readouts = find_readouts(spec, weights=files.hashes, dtype=placement.dtype, is_same_model=same)
     calibrations = load_calibrations(spec)
     classifiers = find_classifiers(spec, cache_dir)
     versions = fingerprints(
@@ -231,7 +232,7 @@ def make_job(spec: JobSpec, placement: Placement, cache_dir: Path) -> Job:
         spec,
         files,
         placement,
-        versions,
+        in_output(spec, versions, files, cache_dir) if resumes else versions,
         cache_dir=str(cache_dir),
         run_id=uuid.uuid4().hex,
         readouts=readouts,

@@ -1,38 +1,64 @@
 """A model's files. Entry points: `locate` in the driver, which hashes them; `fetch` on a worker.
 
-A model is a local folder, a GGUF file, a hub id or an object-store prefix. `inference.model` loads
-the files.
+A model is a local folder, a GGUF file, a hub id or an object-store prefix. Its identity is the
+content of the files that are read, wherever they are. `inference.model` loads the files.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
+import glob
 import logging
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
+from fsspec import AbstractFileSystem
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
+from huggingface_hub.hf_api import RepoFile
 
-from pipeline.errors import ModelError, Problem, SpecError, StorageError, UnavailableError
+from pipeline.errors import (
+    AssayError,
+    ModelError,
+    Problem,
+    SpecError,
+    StorageError,
+)
 from pipeline.hashes import canonical_json, content_hash, parse_json, short_hash
+from pipeline.runtime.calibration_files import stored_fps, stored_version
+from pipeline.runtime.model_cache import (
+    SUMS,
+    cached_folder,
+    cached_model,
+    differing,
+    locked,
+    parse_sums,
+)
+from pipeline.sources.listing import FileInfo
 from pipeline.sources.streams import Options
+from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.model import NO_MODEL, ModelSpec
+from pipeline.spec.schema import JobSpec
 from pipeline.stores.file_systems import file_system_at
-from pipeline.stores.hub import HUB_ERRORS, NOT_THERE, hub_fix
-from pipeline.stores.retries import REMOTE_ERRORS, storage_errors
+from pipeline.stores.hub import HUB_ERRORS, NOT_THERE, hub_error, hub_fix
+from pipeline.stores.retries import (
+    REMOTE_ERRORS,
+    Cause,
+    RetryPolicy,
+    as_storage_error,
+    cause_of,
+    retry,
+    storage_errors,
+)
+from pipeline.stores.store import open_store
 
-# Weights, configuration, tokenizer, template. Other files in the folder do not change an answer.
-_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
-# The hashes of the files of a cached model, as `sha256sum --check` reads them.
-SUMS = "SHA256SUMS"
+# Weights, configuration, tokenizer, template. Other files, and folders, do not change an answer.
+_WEIGHTS = "*.safetensors"
+_FILES = (_WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +70,10 @@ class ModelFiles:
     kind: str  # folder | gguf | hub | remote | none
     location: str
     revision: str | None
-    hashes: Mapping[str, str]
+    hashes: Mapping[str, str]  # SHA-256 by name
     size_bytes: int
+    # The identity of earlier versions: the commit on the Hub, or the ETags in an object store.
+    older: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -62,7 +90,8 @@ def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> M
     """The model that `model.path` names; SpecError if there is no such model.
 
     With `sees_images`, a local model must have a vision tower; of others, the worker checks it. A
-    spec whose tasks all have classifiers has no model, and so no files.
+    spec whose tasks all have classifiers has no model, and so no files. UnavailableError if a store
+    or the Hub does not answer.
     """
     if model == NO_MODEL:
         return ModelFiles("none", "", None, {}, 0)
@@ -71,49 +100,102 @@ def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> M
         fix = "this model has no vision tower, and input.image needs one; name a model that sees"
         raise SpecError([Problem("model.path", f"{fix} images, or remove input.image", str(path))])
     if path.is_dir():
-        return _folder(path, cache_dir)
+        hashes = _content_hashes(path, cache_dir)
+        if not any(fnmatchcase(name, _WEIGHTS) for name in hashes):
+            fix = "the folder holds no .safetensors file; pickled weights are not read, convert"
+            raise SpecError([Problem("model.path", f"{fix} them", str(path))])
+        return ModelFiles("folder", os.path.abspath(path), None, hashes, _weights_bytes(path))
     if path.suffix == ".gguf":
         if not path.is_file():
             raise SpecError([Problem("model.path", "there is no such file", str(path))])
         hashes = {"gguf": content_hash(path, cache_dir)}
         return ModelFiles("gguf", os.path.abspath(path), None, hashes, path.stat().st_size)
     if "://" in model.path:
-        return _remote(model.path, model.storage_options)
-    return _hub(model, cache_dir)
+        return _remote(model.path, model.storage_options, cache_dir)
+    try:
+        return _hub(model.path, model.revision, cache_dir)
+    except HUB_ERRORS as reason:
+        raise _not_on_hub(model.path, model.revision, reason) from reason
 
 
 def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
-    """A local folder with the files, or the local GGUF file."""
-    if files.kind in ("folder", "gguf"):
-        if not Path(files.location).exists():
-            raise ModelError(f"{files.location}: not on this machine; use a path all machines see")
-        return Path(files.location)
-    if files.kind == "hub":
-        return _download(files)
+    """A local folder with the files, or the local GGUF file.
 
-    def download(folder: Path) -> None:
-        with storage_errors(files.location, "read"):
-            file_system, place = file_system_at(files.location, options)
-            for name in filter(_is_ours, file_system.find(place)):
-                file_system.get_file(name, str(folder / Path(name).name))
-
-    return cached_model(files, cache_dir, download)
-
-
-def _download(files: ModelFiles) -> Path:
-    """The folder of a model of the Hub in its cache."""
-    patterns = list(_FILES)
-    try:
-        return Path(
-            snapshot_download(files.location, revision=files.revision, allow_patterns=patterns)
+    StorageError unless their content is what `locate` found.
+    """
+    if files.kind == "remote":
+        folder = _downloaded(files.location, files.older, cache_dir, options)
+        present = parse_sums((folder / SUMS).read_bytes())
+    else:
+        folder = Path(files.location)
+        if files.kind == "hub":
+            names = [glob.escape(name) for name in files.hashes]
+            try:
+                folder = _from_hub(files.location, files.revision, names)
+            except HUB_ERRORS as reason:
+                raise _not_on_hub(files.location, files.revision, reason) from reason
+        elif not folder.exists():
+            raise ModelError(f"{folder}: not on this machine; use a path all machines see")
+        with locked(cache_dir, files.id):  # — one process of a machine reads gigabytes, if any
+            is_file = files.kind == "gguf"
+            present = {"gguf": content_hash(folder, cache_dir)} if is_file else {}
+            present = present or _content_hashes(folder, cache_dir)
+    if present != files.hashes:
+        raise StorageError(
+            f"{files.location}: {differing(present, files.hashes)} on this machine is not what "
+            f"the run was planned with; use one copy on all machines, correct its {SUMS} if it has "
+            f"one, and run again"
         )
-    except HUB_ERRORS as error:
-        fix = hub_fix(error, files.location)
-        if isinstance(error, NOT_THERE) or isinstance(error.__cause__, NOT_THERE):
-            raise SpecError([Problem("model.path", fix, files.location)]) from error
-        raise UnavailableError(f"{files.location}: {fix}; run again to go on") from error
-    except OSError as error:
-        raise StorageError(f"{files.location}: cannot be downloaded: {error}") from error
+    return folder
+
+
+def is_same_model(weights: Mapping[str, str], files: ModelFiles, cache_dir: Path) -> bool:
+    """Whether an identity, in an output or a readout, is of these files.
+
+    Earlier versions named a model on the Hub by its commit: the Hub is asked for its files then.
+    """
+    if weights in (files.hashes, files.older):
+        return True
+    if files.kind != "hub" or set(weights) != {"revision"}:
+        return False
+    try:
+        return _hub(files.location, weights["revision"], cache_dir).hashes == files.hashes
+    except NOT_THERE:
+        return False  # — the commit is of another repository
+    except HUB_ERRORS as reason:
+        raise _not_on_hub(files.location, files.revision, reason) from reason
+
+
+def in_output(
+    spec: JobSpec, versions: Mapping[str, Fingerprint], files: ModelFiles, cache_dir: Path
+) -> dict[str, Fingerprint]:
+    """The versions by task, under the older identity of the model where the output has that.
+
+    An output that an earlier version labelled has answers of the same files under their commit or
+    their ETags. These stay valid, except where it has answers under the files' hashes as well.
+    """
+    named = dict(versions)
+    if not files.older:
+        return named
+    store = open_store(spec.output, spec.storage_options)
+    for task, own in versions.items():
+        fps = stored_fps(store, task)
+        if "weights" not in own.content or own.id in fps:
+            continue
+        contents = [stored_version(store, task, fp).content for fp in fps]
+        stored = [
+            content["weights"]
+            for content in contents
+            if "weights" in content
+            and Fingerprint({**content, "weights": files.hashes}).raw.id == own.raw.id
+        ]
+        if files.hashes in stored:
+            continue
+        for weights in sorted(stored, key=lambda each: bool(each != files.older)):
+            if is_same_model(weights, files, cache_dir):
+                named[task] = Fingerprint({**own.content, "weights": weights})
+                break
+    return named
 
 
 def _has_vision_tower(path: Path) -> bool:
@@ -127,191 +209,141 @@ def _has_vision_tower(path: Path) -> bool:
         return True  # — what loads the model says what is wrong with the file
 
 
-def _folder(path: Path, cache_dir: Path) -> ModelFiles:
-    files = sorted({file for pattern in _FILES for file in path.glob(pattern)})
-    if not any(file.suffix == ".safetensors" for file in files):
-        fix = "the folder holds no .safetensors file; pickled weights are not read, convert them"
-        raise SpecError([Problem("model.path", fix, str(path))])
-    hashes = {file.name: content_hash(file, cache_dir) for file in files}
-    size_bytes = sum(file.stat().st_size for file in files if file.suffix == ".safetensors")
-    return ModelFiles("folder", os.path.abspath(path), None, hashes, size_bytes)
+def _is_ours(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in _FILES)
 
 
-def _remote(url: str, options: Options) -> ModelFiles:
+def _content_hashes(
+    folder: Path, cache_dir: Path, known: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """The hash of each file of the folder that may be read; `known` ones are not read for it."""
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    names = [file.name for file in files if file.is_file() and _is_ours(file.name)]
+    others = {n: content_hash(folder / n, cache_dir) for n in names if n not in known}
+    return {**known, **others}
+
+
+def _weights_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob(_WEIGHTS))
+
+
+def _remote(url: str, options: Options, cache_dir: Path) -> ModelFiles:
+    """The model in an object store. It is read once, unless its hashes are beside it."""
     try:
         file_system, place = file_system_at(url, options)
-        file_system.invalidate_cache()
-        infos = file_system.find(place, detail=True)
-    except (ValueError, TypeError, ImportError, *REMOTE_ERRORS) as error:
+        infos = _root_files(file_system, place)
+        etags = _etags(file_system, infos)
+        beside = file_system.cat_file(infos[SUMS]["name"]) if SUMS in infos else b""
+    except (ValueError, TypeError, ImportError) as error:
         raise SpecError([Problem("model.path", f"cannot be opened: {error}", url)]) from error
-    files = {name: info for name, info in infos.items() if _is_ours(name)}
-    if not any(name.endswith(".safetensors") for name in files):
-        fix = "no .safetensors file is below it"
-        raise SpecError([Problem("model.path", fix, url)])
-    hashes = {
-        Path(name).name: str(info.get("ETag") or info.get("md5Hash") or file_system.checksum(name))
-        for name, info in files.items()
-    }
-    size_bytes = sum(info["size"] for name, info in files.items() if "safetensors" in name)
-    return ModelFiles("remote", url, None, hashes, size_bytes)
-
-
-def _is_ours(name: str) -> bool:
-    return any(Path(name).match(pattern) for pattern in _FILES)
-
-
-def _hub(model: ModelSpec, cache_dir: Path) -> ModelFiles:
-    try:
-        info = HfApi().model_info(model.path, revision=model.revision, files_metadata=True)
-    except HUB_ERRORS as reason:  # the Hub does not answer: a downloaded model is used
-        folder = _downloaded(model, cache_dir)
-        if folder is None:
-            raise _unavailable(model, reason) from reason
-        revision = folder.name
-        sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
-    else:
-        assert info.sha is not None, info
-        revision = info.sha
-        files = [file for file in info.siblings or () if file.rfilename.endswith(".safetensors")]
-        sizes = [file.size or 0 for file in files]
-        _write_commit(_commit_file(model, cache_dir), revision)
+    except REMOTE_ERRORS as error:
+        if cause_of(error) is not Cause.MISSING:
+            raise as_storage_error(error, url, "read") from error
+        raise SpecError([Problem("model.path", f"cannot be opened: {error}", url)]) from error
+    sizes = [infos[name]["size"] for name in etags if fnmatchcase(name, _WEIGHTS)]
     if not sizes:
-        fix = "the repository on the Hub holds no .safetensors file; name a repository with them"
-        raise SpecError([Problem("model.path", fix, model.path)])
-    return ModelFiles("hub", model.path, revision, {"revision": revision}, sum(sizes))
+        fix = "no .safetensors file is in it; folders below it are not read"
+        raise SpecError([Problem("model.path", fix, url)])
+    hashes = parse_sums(beside)
+    if not etags.keys() <= hashes.keys():
+        sums = cached_folder(short_hash(canonical_json(etags)), cache_dir) / SUMS
+        hashes = parse_sums(sums.read_bytes()) if sums.is_file() else {}
+    if not etags.keys() <= hashes.keys():
+        logger.info("%s: the model is fetched once, for the hashes of its files", url)
+        hashes = parse_sums((_downloaded(url, etags, cache_dir, options) / SUMS).read_bytes())
+    hashes = {name: hashes[name] for name in etags}
+    return ModelFiles("remote", url, None, hashes, sum(sizes), older=etags)
 
 
-def _downloaded(model: ModelSpec, cache_dir: Path) -> Path | None:
-    """The folder of the model in the Hub's cache, of the commit that was seen last."""
-    # — a download by commit leaves no record of the branch in the Hub's own cache
-    file = _commit_file(model, cache_dir)
-    seen = [file.read_text(encoding="ascii")] if file.is_file() else []
-    for revision in (*seen, model.revision):
-        with suppress(*HUB_ERRORS):
-            return Path(
-                snapshot_download(
-                    model.path,
-                    revision=revision,
-                    allow_patterns=list(_FILES),
-                    local_files_only=True,
-                )
-            )
-    return None
+def _root_files(file_system: AbstractFileSystem, place: str) -> dict[str, FileInfo]:
+    """The description of each file in a folder, by name, without those of folders below."""
+    file_system.invalidate_cache()
+    infos = retry(partial(file_system.find, place, detail=True), RetryPolicy())
+    start = f"{place.rstrip('/')}/"
+    names = {
+        path.removeprefix(start): info for path, info in infos.items() if path.startswith(start)
+    }
+    return {name: info for name, info in names.items() if "/" not in name}
 
 
-def _commit_file(model: ModelSpec, cache_dir: Path) -> Path:
-    name = short_hash(canonical_json([model.path, model.revision]))
-    return cache_dir / "hub" / f"{name}.commit"
+def _etags(file_system: AbstractFileSystem, infos: Mapping[str, FileInfo]) -> dict[str, str]:
+    """What the store says of the content of each file of a model."""
+    return {
+        name: str(info.get("ETag") or info.get("md5Hash") or file_system.checksum(info["name"]))
+        for name, info in infos.items()
+        if _is_ours(name)
+    }
 
 
-def _write_commit(file: Path, commit: str) -> None:
-    if file.is_file() and file.read_text(encoding="ascii") == commit:
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(handle, "w", encoding="ascii") as stream:
-        stream.write(commit)
-    os.replace(partial, file)
+def _downloaded(url: str, etags: Mapping[str, str], cache_dir: Path, options: Options) -> Path:
+    """The folder of a remote model in the cache; StorageError if its files have other ETags."""
 
-
-def _unavailable(model: ModelSpec, reason: Exception) -> SpecError:
-    fix = hub_fix(reason, model.path)
-    if isinstance(reason, RevisionNotFoundError):
-        return SpecError([Problem("model.revision", fix, model.revision)])
-    if not isinstance(reason, NOT_THERE):
-        fix += ", or write the path of a folder with the model"
-    if not isinstance(reason, GatedRepoError):
-        fix = f"no such folder here; {fix}"
-    return SpecError([Problem("model.path", fix, model.path)])
-
-
-def cached_model(
-    files: ModelFiles,
-    cache_dir: Path,
-    fill: Callable[[Path], None],
-    *,
-    variant: str | None = None,
-) -> Path:
-    """The model's folder in the cache; `fill` writes the files of a new one, in one process.
-
-    A variant, such as another number format, has a folder of its own. A folder whose files differ
-    from what was written, by the hashes beside them, is named in the log and written again.
-    """
-    folder = cache_dir / "models" / "-".join(filter(None, (files.id, variant)))
-    if _is_whole(folder):
-        return folder
-    lock_file = cache_dir / "locks" / folder.name
-    for each in (folder, lock_file):
-        each.parent.mkdir(parents=True, exist_ok=True)
-    with lock_file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the engines of a machine start together
-        if _is_whole(folder):
-            return folder
-        beginning = f"{folder.name}.partial-"
-        for left in folder.parent.glob(f"{beginning}*"):  # by a process that was killed
-            shutil.rmtree(left)
-        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=beginning))
-        if folder.exists():
-            os.replace(folder, partial)  # — who has mapped its files keeps them
-            shutil.rmtree(partial)
-            partial.mkdir()
-        try:
-            fill(partial)
-            sums = "".join(f"{digest}  {name}\n" for name, digest in _file_hashes(partial).items())
-            (partial / SUMS).write_text(sums, encoding="utf-8")
-        except Exception as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            if os.strerror(errno.ENOSPC) not in str(error):  # — safetensors has it as words alone
-                raise
+    def download(folder: Path) -> None:
+        with storage_errors(url, "read"):
+            file_system, place = file_system_at(url, options)
+            for name in etags:
+                source = f"{place.rstrip('/')}/{name}"
+                retry(partial(file_system.get_file, source, str(folder / name)), RetryPolicy())
+            now = _etags(file_system, _root_files(file_system, place))
+        if now != etags:
             raise StorageError(
-                f"{folder}: the model cannot be written: the disk is full; free some space, or "
-                f"name another folder in ASSAY_CACHE"
-            ) from error
-        publish_atomically(partial, folder)
-        _whole.add(folder)
-        return folder
+                f"{url}: {differing(now, etags)} changed while the job ran; run again to label "
+                f"with the new version"
+            )
+
+    return cached_model(short_hash(canonical_json(dict(etags))), cache_dir, download)
 
 
-_whole: set[Path] = set()  # folders that this process has checked
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether the files are those that were written. Each process reads them once for this."""
-    if folder in _whole or not folder.exists():
-        return folder in _whole
+def _hub(repo: str, revision: str | None, cache_dir: Path) -> ModelFiles:
+    """The model on the Hub, which has the hashes of its weights; other files are fetched."""
+    folder = _from_hub(repo, revision, _FILES[1:])
+    commit, known = folder.name, {}
     try:
-        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
-        written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-        present = _file_hashes(folder)
-    except (OSError, UnicodeDecodeError) as error:
-        logger.warning("%s: the model is made again: %s", folder, error)
-        return False
-    if written != present:
-        pairs = written.items() ^ present.items()
-        differing = sorted({name for name, _ in pairs})
-        what = ", ".join(differing)
-        logger.warning("%s: %s is not what was written; the model is made again", folder, what)
-        return False
-    _whole.add(folder)
-    return True
-
-
-def _file_hashes(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file of the folder but the file of hashes itself, in order."""
-    hashes = {}
-    for file in sorted(folder.iterdir()):
-        if file.name != SUMS:
-            with file.open("rb") as stream:
-                hashes[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return hashes
-
-
-def publish_atomically(partial: Path, folder: Path) -> Path:
-    """Renames a complete folder; if another process was first, its folder is kept."""
-    try:
-        os.replace(partial, folder)
-    except OSError:
-        if not folder.exists():
+        listed = [
+            each
+            for each in HfApi().list_repo_tree(repo, revision=commit)
+            if isinstance(each, RepoFile) and fnmatchcase(each.path, _WEIGHTS)
+        ]
+    except HUB_ERRORS:  # the Hub does not answer: a model that was downloaded is used
+        _from_hub(repo, commit, _FILES)
+        size_bytes = _weights_bytes(folder)
+        if not size_bytes:
             raise
-        shutil.rmtree(partial)
-    return folder
+    else:
+        size_bytes = sum(each.size for each in listed)
+        known = {each.path: each.lfs.sha256 for each in listed if each.lfs is not None}
+        if plain := [each.path for each in listed if each.lfs is None]:
+            _from_hub(repo, commit, plain)
+        if not listed:
+            fix = "the repository on the Hub holds no .safetensors file; name a repository with"
+            raise SpecError([Problem("model.path", f"{fix} them", repo)])
+    hashes = _content_hashes(folder, cache_dir, known)
+    return ModelFiles("hub", repo, commit, hashes, size_bytes, older={"revision": commit})
+
+
+def _from_hub(repo: str, revision: str | None, names: Sequence[str]) -> Path:
+    """The folder of a commit in the Hub's cache, with the files of these names or patterns."""
+    try:
+        allowed, ignored = list(names), ["*/*"]
+        return Path(
+            snapshot_download(
+                repo, revision=revision, allow_patterns=allowed, ignore_patterns=ignored
+            )
+        )
+    except HUB_ERRORS:
+        raise
+    except OSError as error:
+        raise StorageError(f"{repo}: cannot be downloaded: {error}") from error
+
+
+def _not_on_hub(path: str, revision: str | None, reason: Exception) -> AssayError:
+    """The error of a model that the Hub does not give."""
+    cause = reason.__cause__ if isinstance(reason.__cause__, NOT_THERE) else reason
+    fix = hub_fix(cause, path)
+    if isinstance(cause, RevisionNotFoundError):
+        return SpecError([Problem("model.revision", fix, revision)])
+    if not isinstance(cause, NOT_THERE):
+        fix += ", or write the path of a folder with the model"
+    if not isinstance(cause, GatedRepoError):
+        fix = f"no such folder here; {fix}"
+    return hub_error(cause, Problem("model.path", fix, path))

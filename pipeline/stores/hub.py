@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import AssayError, Problem, SpecError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +58,18 @@ def hub_fix(error: BaseException, repo: str) -> str:
     )
 
 
+def hub_error(error: BaseException, problem: Problem) -> AssayError:
+    """The error with this problem: UnavailableError where the Hub may answer later."""
+    if isinstance(error, HUB_ERRORS) and not isinstance(error, NOT_THERE):
+        return UnavailableError(f"{problem}; run again to go on")
+    return SpecError([problem])
+
+
 def pinned(url: str, options: Mapping[str, Any], key: str) -> str:
     """The `hf://` URL with the commit that its branch or tag (default: main) points to now.
 
     URLs with a commit, and URLs of buckets, are returned unchanged. SpecError at `key` if the Hub
-    has no such repository or revision, or cannot be reached.
+    has no such repository or revision, UnavailableError if the Hub does not answer.
     """
     try:
         # — a repository; in new versions of the client also a bucket, which has no revisions
@@ -74,7 +81,7 @@ def pinned(url: str, options: Mapping[str, Any], key: str) -> str:
     except (*HUB_ERRORS, FileNotFoundError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, HUB_ERRORS) else error
         repo = url.removeprefix(PROTOCOL)
-        raise SpecError([Problem(key, hub_fix(cause, repo), url)]) from error
+        raise hub_error(cause, Problem(key, hub_fix(cause, repo), url)) from error
     except (ValueError, NotImplementedError) as error:
         fix = f"write hf://datasets/ORG/NAME@REVISION/*.parquet: {_one_line(error)}"
         raise SpecError([Problem(key, fix, url)]) from error

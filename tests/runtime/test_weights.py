@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import multiprocessing
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fake_hub import FakeHub, use_endpoint
+from fsspec import AbstractFileSystem
 from safetensors import SafetensorError
+from servers import Server
 
-from pipeline.errors import ModelError, SpecError, StorageError
+from pipeline.errors import AssayError, ModelError, SpecError, StorageError
 from pipeline.inference.loading import load_tokenizer
-from pipeline.runtime import weights
-from pipeline.runtime.weights import SUMS, cached_model, fetch, locate, publish_atomically
+from pipeline.ledger.keys import spec_key
+from pipeline.runtime import model_cache
+from pipeline.runtime.job import Job, make_job
+from pipeline.runtime.model_cache import SUMS, cached_model
+from pipeline.runtime.placement import Placement
+from pipeline.runtime.weights import ModelFiles, fetch, locate
+from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.parse import load_spec
+from pipeline.stores.store import open_store
 
 
 def test_a_folder_is_named_by_its_files_and_not_by_its_place(
@@ -34,6 +48,198 @@ def test_a_folder_is_named_by_its_files_and_not_by_its_place(
     config = copy / "config.json"
     config.write_text(config.read_text() + " ")
     assert locate(ModelSpec(path=str(copy)), tmp_path / "cache").id != first.id
+
+
+@dataclass(frozen=True)
+class Place:
+    """A model in one kind of place, which a test writes into."""
+
+    path: str
+    options: dict[str, Any]
+    put: Callable[[Mapping[str, bytes]], object]  # all files of the model, and no others
+
+    def locate(self, cache_dir: Path) -> ModelFiles:
+        return locate(ModelSpec(path=self.path, storage_options=self.options), cache_dir)
+
+
+@pytest.fixture(params=["folder", "s3", "hub"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    if request.param == "hub":
+        hub: FakeHub = request.getfixturevalue("hub")
+        return Place("org/tiny", {}, lambda files: hub.push("models/org/tiny", files))
+    server: Server = request.getfixturevalue("moto")
+    folder, options = str(tmp_path / "model"), {}
+    if request.param == "s3":
+        # — a secret is not in a spec: the environment has it
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.options["key"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.options["secret"])
+        folder = server.new_url()
+        options = {"endpoint_url": server.endpoint, "client_kwargs": {"region_name": "us-east-1"}}
+    file_system, place = fsspec.url_to_fs(folder, **options)
+
+    def put(files: Mapping[str, bytes]) -> None:
+        if file_system.exists(place):
+            file_system.rm(place, recursive=True)
+        for name, data in files.items():
+            file_system.makedirs(f"{place}/{name}".rpartition("/")[0], exist_ok=True)
+            file_system.pipe_file(f"{place}/{name}", data)
+
+    return Place(folder, options, put)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_model_is_its_content_in_a_folder_on_s3_and_on_the_hub(
+    place: Place, model_folder: Path, tmp_path: Path
+) -> None:
+    """Files of other folders and a README belong to no model, whatever their names are."""
+    files, cache = contents(model_folder), tmp_path / "cache"
+    expected = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    beside = {"README.md": b"1", "onnx/config.json": b"{}", "onnx/model.safetensors": b"other"}
+    place.put({**files, **beside})
+    first = place.locate(cache)
+    assert first.hashes == expected
+    assert first.size_bytes == len(files["model.safetensors"])
+    fetched = fetch(first, cache, place.options)
+    assert {name: (fetched / name).read_bytes() for name in files} == files
+    place.put({**files, **beside, "README.md": b"2", "onnx/config.json": b"{  }"})
+    assert place.locate(cache).hashes == expected
+    place.put({**files, "generation_config.json": b"{}"})
+    assert place.locate(cache).id != first.id
+
+
+def test_a_plan_reads_no_weights_that_the_hub_or_the_cache_has_the_hash_of(
+    hub: FakeHub,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moto: Server,
+) -> None:
+    hub.push("models/org/tiny", contents(model_folder))
+    locate(ModelSpec(path="org/tiny"), tmp_path / "cache")
+    assert [line for line in hub.requests if "resolve" in line and "config.json" in line]
+    assert not [line for line in hub.requests if "resolve" in line and "safetensors" in line]
+    read: list[str] = []
+    url = f"memory://{tmp_path.name}/model"
+    memory, place = fsspec.url_to_fs(url)
+    memory.put(f"{model_folder}/", f"{place}/", recursive=True)
+    get = type(memory).get_file
+    monkeypatch.setattr(
+        type(memory), "get_file", lambda self, *a: (read.append(a[0]), get(self, *a))
+    )
+    first = locate(ModelSpec(path=url), tmp_path / "cache")
+    once = len(read)
+    assert once == len(first.hashes)
+    assert locate(ModelSpec(path=url), tmp_path / "cache") == first
+    fetch(first, tmp_path / "cache", {})
+    assert len(read) == once
+    sums = "".join(f"{digest}  {name}\n" for name, digest in first.hashes.items())
+    memory.pipe_file(f"{place}/{SUMS}", sums.encode())
+    assert locate(ModelSpec(path=url), tmp_path / "another cache") == first
+    assert len(read) == once
+    memory.pipe_file(f"{place}/{SUMS}", sums.replace(sums[:4], "0000", 1).encode())
+    wrong = locate(ModelSpec(path=url), tmp_path / "another cache")
+    with pytest.raises(StorageError, match=r"is not what the run was planned with.*SHA256SUMS"):
+        fetch(wrong, tmp_path / "another cache", {})
+
+
+def test_a_worker_refuses_files_that_the_plan_did_not_name(
+    place: Place, model_folder: Path, tmp_path: Path
+) -> None:
+    """The driver and the worker are two machines: each has a cache of its own."""
+    files = contents(model_folder)
+    place.put(files)
+    planned = place.locate(tmp_path / "driver")
+    if planned.kind == "hub":  # — a commit does not change; its copy on this machine may
+        copy = fetch(planned, tmp_path / "worker", {}) / "config.json"
+        os.utime(copy.resolve(), (0, 0))
+        copy.resolve().write_bytes(b"{}")
+    else:
+        place.put({**files, "config.json": b"{}"})
+    with pytest.raises(StorageError, match=r"config\.json (on this machine is not what|changed)"):
+        fetch(planned, tmp_path / "worker", place.options)
+
+
+def test_a_store_that_does_not_answer_now_is_asked_again_later(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError("nobody there")
+
+    monkeypatch.setattr("pipeline.runtime.weights.retry", lambda call, _: call())
+    monkeypatch.setattr(AbstractFileSystem, "find", away)
+    use_endpoint(monkeypatch, "http://127.0.0.1:9")
+    for path in ("memory://model", "org/tiny"):
+        with pytest.raises(AssayError, match="run again to go on") as raised:
+            locate(ModelSpec(path=path), tmp_path)
+        assert raised.value.exit_code == 3, path
+
+
+def test_answers_under_a_commit_or_etags_stay_valid_for_the_same_files(
+    place: Place, model_folder: Path, tmp_path: Path, write_spec: Callable[..., Path]
+) -> None:
+    """The output has versions of other models and questions, too; the README changed since."""
+    files, cache = contents(model_folder), tmp_path / "cache"
+    model = {"path": place.path, "storage_options": place.options, "dtype": "float32"}
+
+    def job(**changes: Any) -> Job:
+        spec = load_spec(write_spec(**{"model": model, **changes}))
+        return make_job(spec, Placement("cpu", "float32", 1, 1), cache)
+
+    def record(own: Fingerprint, weights: Mapping[str, str]) -> str:
+        old = Fingerprint({**own.content, "weights": dict(weights)})
+        store.create(spec_key("toxic", old.id), old.json())
+        return old.id
+
+    place.put({**files, "README.md": b"1"})
+    fresh = job()
+    older = fresh.files.older or fresh.files.hashes
+    store = open_store(fresh.spec.output, {})
+    for weights in ({"revision": "0" * 40}, {"config.json": "an etag"}, {"gguf": "0"}):
+        record(fresh.fingerprints["toxic"], weights)
+    reworded = {"system": "Another instruction."}
+    record(job(prompt=reworded).fingerprints["toxic"], {"revision": "1" * 40})
+    old = record(fresh.fingerprints["toxic"], older)
+    place.put({**files, "README.md": b"2"})
+    assert job().fp == {**fresh.fp, "toxic": old}
+    asked = [{"name": "toxic", "question": "Rude?", "labels": {"toxic": ["Yes"], "clean": ["No"]}}]
+    calibrated = job(tasks=[{**asked[0], "calibration": {"method": "contextual"}}])
+    assert calibrated.fingerprints["toxic"].raw.id == old
+    assert job(prompt=reworded).fingerprints["toxic"].content["weights"] == fresh.files.hashes
+    place.put({**files, "generation_config.json": b"{}"})
+    changed = job()
+    assert changed.fingerprints["toxic"].content["weights"] == changed.files.hashes
+    if fresh.files.older:  # — answers under the hashes are those that are used
+        place.put(files)
+        store.create(spec_key("toxic", fresh.fp["toxic"]), fresh.fingerprints["toxic"].json())
+        assert job().fp == fresh.fp
+
+
+def test_processes_that_start_together_fetch_a_model_once(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight engines of a machine: each file is fetched by one of them, and all read it whole."""
+    files = locate(ModelSpec(path=f"file://{model_folder}"), tmp_path / "driver")
+    local = type(fsspec.filesystem("file"))
+    get = local.get_file
+
+    def counted(self: Any, source: str, *others: Any) -> None:
+        with (tmp_path / "fetched").open("a") as log:
+            log.write(f"{source}\n")
+        get(self, source, *others)
+
+    monkeypatch.setattr(local, "get_file", counted)
+    fork = multiprocessing.get_context("fork")
+    engines = [fork.Process(target=fetch, args=(files, tmp_path / "cache", {})) for _ in range(8)]
+    for engine in engines:
+        engine.start()
+    for engine in engines:
+        engine.join()
+    assert [engine.exitcode for engine in engines] == [0] * 8
+    fetched = (tmp_path / "fetched").read_text().split()
+    assert len(fetched) == len(set(fetched)) == len(files.hashes)
 
 
 def test_a_folder_that_is_gone_on_the_worker_is_a_model_error(
@@ -53,7 +259,7 @@ def test_a_remote_folder_is_brought_in_whole_and_once(model_folder: Path, tmp_pa
     folder = fetch(files, tmp_path / "cache", {})
     assert load_tokenizer(folder).chat_template == load_tokenizer(model_folder).chat_template
     assert fetch(files, tmp_path / "cache", {}) == folder
-    assert [path.name for path in folder.parent.iterdir()] == [files.id]
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(
@@ -61,23 +267,13 @@ def test_a_remote_folder_is_brought_in_whole_and_once(model_folder: Path, tmp_pa
     [
         ("no/such.gguf", "there is no such file"),
         (".", "holds no .safetensors file"),
-        ("file:///nowhere/model", "no .safetensors file is below it"),
+        ("file:///nowhere/model", "no .safetensors file is in it"),
         ("nosuchprotocol://model", "cannot be opened"),
     ],
 )
 def test_a_path_that_names_no_model_is_a_spec_error(path: str, fix: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=fix):
         locate(ModelSpec(path=path), tmp_path / "cache")
-
-
-def test_two_processes_that_finish_one_folder_leave_one(tmp_path: Path) -> None:
-    final = tmp_path / "final"
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "by").write_text(name)
-        assert publish_atomically(tmp_path / name, final) == final
-    assert (final / "by").read_text() == "first"
-    assert os.listdir(tmp_path) == ["final"]
 
 
 def flip_a_sign(folder: Path) -> str:
@@ -102,7 +298,7 @@ def drop_the_hashes(folder: Path) -> str:
 
 def break_the_hashes(folder: Path) -> str:
     (folder / SUMS).write_bytes(b"\xff")
-    return "can't decode byte"
+    return "model.safetensors"
 
 
 def empty_the_hashes(folder: Path) -> str:
@@ -133,15 +329,15 @@ def test_a_cached_model_that_was_damaged_is_named_and_made_again(
         made.append(folder)
         shutil.copytree(model_folder, folder, dirs_exist_ok=True)
 
-    folder = cached_model(files, tmp_path, fill)
+    folder = cached_model(files.id, tmp_path, fill)
     whole = {file.name: file.read_bytes() for file in folder.iterdir()}
     subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=folder, check=True)
     what = damage(folder)
-    assert cached_model(files, tmp_path, fill) == folder  # this process has checked it
+    assert cached_model(files.id, tmp_path, fill) == folder  # this process has checked it
     assert len(made) == 1 and not caplog.messages
-    monkeypatch.setattr(weights, "_whole", set())  # as another process
+    monkeypatch.setattr(model_cache, "_whole", set())  # as another process
     with caplog.at_level(logging.WARNING):
-        assert cached_model(files, tmp_path, fill) == folder
+        assert cached_model(files.id, tmp_path, fill) == folder
     (warning,) = caplog.messages[-1:]
     assert warning.startswith(f"{folder}: ") and what in warning and "made again" in warning
     assert len(made) == 2
@@ -166,7 +362,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_model(
         raise error
 
     with pytest.raises(StorageError, match=r"the disk is full; free some space, or name another"):
-        cached_model(locate(ModelSpec(path=str(model_folder)), tmp_path), tmp_path, fill)
+        cached_model("a", tmp_path, fill)
     assert list((tmp_path / "models").iterdir()) == []
 
 
@@ -180,11 +376,11 @@ def test_what_a_killed_process_left_of_a_model_is_removed(
         os._exit(9)  # — as kill -9: nothing is cleaned up
 
     child = multiprocessing.get_context("fork").Process(
-        target=cached_model, args=(files, tmp_path / "cache", die)
+        target=cached_model, args=(files.id, tmp_path / "cache", die)
     )
     child.start()
     child.join()
     models = tmp_path / "cache" / "models"
     assert child.exitcode == 9 and len(list(models.iterdir())) == 1
-    folder = cached_model(files, tmp_path / "cache", lambda made: (made / "a").touch())
+    folder = cached_model(files.id, tmp_path / "cache", lambda made: (made / "a").touch())
     assert list(models.iterdir()) == [folder]

@@ -17,7 +17,7 @@ from fake_hub import FakeHub, use_endpoint
 from whole_shards import all_documents
 
 from pipeline.cli import main
-from pipeline.errors import SpecError
+from pipeline.errors import SpecError, UnavailableError
 from pipeline.filters.layout import relative_paths
 from pipeline.sources.source import cut, find_objects
 from pipeline.spec.schema import Columns
@@ -106,7 +106,8 @@ def test_a_hub_out_of_reach_is_one_line(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     use_endpoint(monkeypatch, "http://127.0.0.1:9")
-    with pytest.raises(SpecError, match=r"^input\.path: the Hub at http://127.* check the network"):
+    line = r"^input\.path: the Hub at http://127.* check the network.*; run again to go on$"
+    with pytest.raises(UnavailableError, match=line):
         find_objects(f"hf://{REPO}/*.parquet", tmp_path / "cache")
 
 

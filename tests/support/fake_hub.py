@@ -54,7 +54,13 @@ class FakeHub:
 
 
 def _entry(path: str, data: bytes) -> dict[str, Any]:
-    return {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+    """A file as the Hub lists it; weights are in LFS, whose SHA-256 is listed."""
+    oid = hashlib.sha1(data).hexdigest()
+    own = {"type": "file", "path": path, "size": len(data), "oid": oid}
+    if path.endswith(".safetensors"):
+        digest = hashlib.sha256(data).hexdigest()
+        own["lfs"] = {"oid": digest, "size": len(data), "pointerSize": 134}
+    return own
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -133,7 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
             return
         data, status = files[path], 200
-        headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": commit}
+        entry = _entry(path, data)
+        etag = entry.get("lfs", entry)["oid"]
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit}
         if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
             start, end = int(asked[1]), int(asked[2] or len(data) - 1)
             headers["Content-Range"] = f"bytes {start}-{min(end, len(data) - 1)}/{len(data)}"

@@ -132,13 +132,13 @@ def test_a_model_that_the_hub_does_not_give_is_one_line_and_exit_2(
     assert code == 2 and shown.startswith(line) and shown.count("got ") == 1
 
 
-def test_a_hub_out_of_reach_is_one_line_and_exit_2(
+def test_a_hub_out_of_reach_is_one_line_and_exit_3(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, failing: Callable[..., tuple[int, str]]
 ) -> None:
     use_endpoint(monkeypatch, NOBODY)
     code, line = failing(path="org/tiny")
-    assert code == 2
+    assert code == 3
     assert line.startswith(
-        f"model.path: no such folder here; the Hub at {NOBODY} cannot be reached"
+        f"assay: model.path: no such folder here; the Hub at {NOBODY} cannot be reached"
     )
     assert "check the network, or set HF_ENDPOINT to a mirror, or write the path of a " in line
