@@ -16,6 +16,7 @@ from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.streams import Options, decompressed, reading
 from pipeline.sources.tables import opened_table
 from pipeline.sources.text_files import text_rows
+from pipeline.sources.webdataset import tar_texts
 from pipeline.sources.wet import COLUMNS, wet_values
 
 PREVIEW_ROWS = 500
@@ -51,6 +52,8 @@ def _rows(path: str, format: str, options: Options) -> Iterator[Row]:
             yield from wet_values(first, options, COLUMNS)
         case "txt":
             yield from ({"text": row.text, "id": row.id} for row in text_rows(first, options))
+        case "tar":
+            yield from tar_texts(first, options)
         case family:
             with decompressed(path, format, options) as stream:
                 if family in ("csv", "tsv"):

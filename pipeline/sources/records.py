@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipeline.sources.documents import RowBuffer, TooLong
 from pipeline.sources.shards import Shard, Unit
-from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
+from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, stream_at
 
 # A column that none of the first rows has is reported as a misspelling.
 SAMPLE_ROWS = 100
@@ -37,8 +37,7 @@ def shard_blocks(shard: Shard, options: Options) -> Iterator[bytes]:
     """The bytes of the shard's rows in its decompressed stream, in blocks."""
     piece = shard.piece
     assert piece.start_byte is not None and piece.end_byte is not None, shard
-    with decompressed(shard.path, shard.version.format, options) as stream:
-        stream.seek(piece.start_byte)
+    with stream_at(shard.version, options, piece.start_byte) as stream:
         yield from blocks_of(stream, piece.end_byte - piece.start_byte)
 
 

@@ -17,7 +17,7 @@ from pyarrow import types
 from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong, id_text
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import BLOCK_BYTES, Options, opened
+from pipeline.sources.streams import BLOCK_BYTES, Fetched, Options, continued, opened
 
 TABLES = ("parquet", "arrow")  # the formats whose rows all have the same columns
 FILE_MAGIC = b"ARROW1"
@@ -44,9 +44,10 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     The batches of Arrow are read: only they know their row counts.
     """
     if version.format == "arrow":
-        with _all_batches(version.path, options) as arrow:
+        with opened(version.path, options) as file:
+            arrow = _ArrowReader(file)
             _check_types(version, arrow.schema)
-            for batch in arrow.batches:
+            for batch in arrow.batches():
                 read = filter(None, (version.text_column, version.image_column))
                 yield Unit(batch.num_rows, sum(batch.column(name).nbytes for name in read))
         return
@@ -90,8 +91,9 @@ def opened_table(
     """The rows of a shard whose format is one of TABLES, with these columns (None: all)."""
     start, end = shard.piece.start_row, shard.piece.end_row
     if shard.version.format == "arrow":
-        with _all_batches(shard.path, options) as arrow:
-            within = _batches_between(arrow.batches, start, end)
+        with continued(shard.version, options, start, _ArrowReader) as arrow:
+            at = arrow.position
+            within = _batches_between(arrow.batches(), start - at, end - at)
             chosen = within if columns is None else (batch.select(columns) for batch in within)
             yield Batches(arrow.schema, chosen)
         return
@@ -122,19 +124,28 @@ def _parquet_batches(
             yield from _batches_between(complete, start - first_row, end - first_row)
 
 
-@contextmanager
-def _all_batches(path: str, options: Options) -> Iterator[Batches]:
-    """All batches of an Arrow file or stream. Its first bytes show which of them it is."""
-    with opened(path, options) as file:
+class _ArrowReader:
+    """The batches of an Arrow file or stream, read forwards. Its first bytes show which it is."""
+
+    def __init__(self, file: Fetched) -> None:
+        self.file = file
+        self.position = 0  # the first row of the batch that was read last
         is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
         file.seek(0)
-        if not is_file:
-            with pa.ipc.open_stream(file) as stream:
-                yield Batches(stream.schema, iter(stream))
-            return
-        with pa.ipc.open_file(file) as reader:
-            batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
-            yield Batches(reader.schema, batches)
+        reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+        self.schema = reader.schema
+        indexes = range(reader.num_record_batches) if is_file else ()
+        self._batches = map(reader.get_batch, indexes) if is_file else iter(reader)
+        self._batch: pa.RecordBatch | None = None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The batch that was read last, if any, and those after it."""
+        if self._batch is not None:
+            yield self._batch
+        for batch in self._batches:
+            self.position += 0 if self._batch is None else self._batch.num_rows
+            self._batch = batch
+            yield batch
 
 
 def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
