@@ -99,18 +99,11 @@ def irregularity(file_system: AbstractFileSystem, info: FileInfo) -> str | None:
         mode = os.stat(info["name"]).st_mode
     except OSError as error:
         return f"a link that leads nowhere ({error.strerror})"
-    if stat.S_ISREG(mode):
-        return None
-    return next((name for is_kind, name in _IRREGULAR if is_kind(mode)), "no file")
+    return _IRREGULAR.get(stat.filemode(mode)[0], "no file") if not stat.S_ISREG(mode) else None
 
 
-_IRREGULAR = (
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISDIR, "a folder"),
-)
+# By the first character of `ls -l`.
+_IRREGULAR = {"p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device", "d": "a folder"}
 
 
 def format_of(path: str) -> str | None:

@@ -6,7 +6,6 @@ Entry points: `units_of` and `records_of`. Both take the segments that a format'
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
 from pipeline.sources.documents import RowBuffer, TooLong
@@ -68,8 +67,3 @@ def records_of(segments: Iterable[Segment]) -> Iterator[bytes | TooLong]:
             record, blank = RowBuffer(), True
     if not blank:
         yield record.take()
-
-
-def first_records(segments: Iterable[Segment]) -> Iterator[bytes | TooLong]:
-    """The records that show which columns a file has."""
-    return islice(records_of(segments), SAMPLE_ROWS)

@@ -22,8 +22,8 @@ from pipeline.hashes import content_hash
 from pipeline.sources.delimited import delimited_rows, delimited_units
 from pipeline.sources.documents import RawRow, slices_from
 from pipeline.sources.image_files import ImageFiles
-from pipeline.sources.json_array import json_rows, json_units
-from pipeline.sources.jsonl import jsonl_rows, jsonl_units
+from pipeline.sources.json_array import array_segments, shard_elements
+from pipeline.sources.jsonl import line_segments, object_rows, object_units, shard_lines
 from pipeline.sources.listing import (
     SUPPORTED,
     FileInfo,
@@ -57,11 +57,17 @@ RowsOf = Callable[[Shard, Options], Iterator[RawRow]]
 _READERS: Mapping[str, tuple[UnitsOf, RowsOf]] = {
     "parquet": (table_units, table_rows),
     "arrow": (table_units, table_rows),
-    "jsonl": (jsonl_units, jsonl_rows),
+    "jsonl": (
+        partial(object_units, segments=line_segments),
+        partial(object_rows, records=shard_lines),
+    ),
     "warc": (wet_units, wet_rows),
     "csv": (delimited_units, delimited_rows),
     "tsv": (delimited_units, delimited_rows),
-    "json": (json_units, json_rows),
+    "json": (
+        partial(object_units, segments=array_segments),
+        partial(object_rows, records=shard_elements),
+    ),
     "txt": (text_units, text_rows),
     "tar": (tar_units, tar_rows),
 }

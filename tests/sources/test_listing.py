@@ -115,6 +115,6 @@ def test_the_folders_that_a_glob_matches_are_listed_side_by_side_and_no_others(
         found = find_objects("memory://globbed/day=*/part=[ab[]/x.jsonl", tmp_path / "cache")
         paths = [each.path for each in found]
         assert paths == [f"memory:///globbed/{n}" for n in sorted(names) if n.endswith("x.jsonl")]
-        assert len(listed) == 1 + 8 + 16 and not any("other" in path for path in listed)
+        assert len(listed) == 1 + 8 + 24 and not any("other" in path for path in listed)
     finally:
         memory.rm("/globbed", recursive=True)
