@@ -33,9 +33,9 @@ from pipeline.ledger.snapshots import (
     contents,
     last_snapshot,
 )
-from pipeline.sources.shards import ObjectVersion, Shard
+from pipeline.sources.shards import Shard
 from pipeline.sources.slices import read_inside
-from pipeline.sources.source import find_objects
+from pipeline.sources.source import InputObject, find_objects
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.store import Store, open_store
@@ -83,7 +83,7 @@ class _Audit:
     store: Store
     tasks: Mapping[str, SnapshotTask]
     changes: Mapping[str, str]  # by key, how the file differs from the published one
-    cache_dir: Path
+    inputs: Mapping[str, list[InputObject]]  # the objects that are there now, by path
     options: Options  # of the input
 
 
@@ -106,8 +106,12 @@ def verify_output(spec: JobSpec, *, cache_dir: Path) -> VerifyResult:
 def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) -> VerifyResult:
     """One snapshot read again; `options` are the input's storage options."""
     changes = changed_files(store, list(snapshot.files))
-    audit = _Audit(store, snapshot.tasks, changes, cache_dir, options)
+    # — once for each file: a file may have many shards
+    paths = list(dict.fromkeys(shard.path for shard in snapshot.shards))
     with ThreadPoolExecutor(THREADS) as pool:
+        found = pool.map(partial(_objects_at, cache_dir=cache_dir, options=options), paths)
+        inputs = dict(zip(paths, found, strict=True))
+        audit = _Audit(store, snapshot.tasks, changes, inputs, options)
         checked = list(pool.map(partial(_check_shard, audit), snapshot.shards))
     return VerifyResult(
         output=store.url,
@@ -125,16 +129,14 @@ def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) 
     )
 
 
-def _is_unchanged(audit: _Audit, version: ObjectVersion) -> bool:
-    """Whether the input object still has the version that was cut."""
+def _objects_at(path: str, cache_dir: Path, options: Options) -> list[InputObject]:
+    """The input objects that a path names; none if the file is gone."""
     try:
-        objects = find_objects(version.path, audit.cache_dir, audit.options)
+        return find_objects(path, cache_dir, options)
     except SpecError as error:
         if all(problem.place == "input.path" for problem in error.problems):
-            return False  # the file is gone
+            return []
         raise
-    columns = Columns(version.text_column, version.id_column, version.image_column)
-    return any(each.version(columns) == version for each in objects)
 
 
 def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> list[Damage]:
@@ -167,12 +169,15 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
     origin = None if documents is None else _origin(documents)
     if documents is None or origin is None or shard.sid != origin.earlier_id:
         return _CheckedShard(tuple(damages))
-    if not _is_unchanged(audit, origin.version):
+    version = origin.version
+    columns = Columns(version.text_column, version.id_column, version.image_column)
+    now = audit.inputs[shard.path]
+    if not any(each.version(columns) == version for each in now):
         return _CheckedShard(tuple(damages), changed=shard.path)
-    columns = ["doc_id", "content_hash", *([ROW] if shard.has_own_documents else [])]
+    compared = ["doc_id", "content_hash", *([ROW] if shard.has_own_documents else [])]
     slices = read_inside(origin, audit.options)
-    again = pa.concat_tables(each.select(columns) for each in slices)
-    for column in columns:
+    again = pa.concat_tables(each.select(compared) for each in slices)
+    for column in compared:
         if where := differing(documents.column(column), again.column(column)):
             what = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"
             damages.append(Damage(shard.documents.key, what))

@@ -1,7 +1,7 @@
 """A JSON array of objects, one row for each element, read without the whole array in memory.
 
-Entry points: `json_units`, `json_rows`. Only brackets, commas and strings are scanned; `json`
-parses each element.
+Entry points: `array_segments`, `shard_elements`. Only brackets, commas and strings are scanned;
+`json` parses each element.
 """
 
 from __future__ import annotations
@@ -10,25 +10,14 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
-from pipeline.sources.documents import RawRow, TooLong
-from pipeline.sources.jsonl import object_rows, object_units
+from pipeline.sources.documents import TooLong
 from pipeline.sources.records import Segment, records_of, shard_blocks
-from pipeline.sources.shards import ObjectVersion, Shard, Unit
+from pipeline.sources.shards import Shard
 from pipeline.sources.streams import Options
 
 _STRUCTURE = re.compile(rb'["\[\]{},]')
 _IN_STRING = re.compile(rb'"|\\.', re.DOTALL)
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
-
-
-def json_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
-    """One unit for each element."""
-    yield from object_units(version, options, array_segments)
-
-
-def json_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    """The shard's rows; one element is held at a time, and none that is too long."""
-    yield from object_rows(shard, shard_elements(shard, options))
 
 
 def shard_elements(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:

@@ -1,6 +1,7 @@
 """JSON lines: the units of a stream in one pass, and the rows of one piece.
 
-Entry points: `jsonl_units`, `jsonl_rows`. A line of white space alone is not a row.
+Entry points: `object_units` and `object_rows`, which JSON arrays share. A line of white space alone
+is not a row.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 
 from pipeline.hashes import parse_json
 from pipeline.sources.documents import RawRow, TooLong, too_long
 from pipeline.sources.records import (
+    SAMPLE_ROWS,
     Segment,
     blocks_of,
-    first_records,
     records_of,
     shard_blocks,
     units_of,
@@ -22,27 +24,18 @@ from pipeline.sources.records import (
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import Options, decompressed
 
-
-def jsonl_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
-    """One unit for each row."""
-    yield from object_units(version, options, line_segments)
+SegmentsOf = Callable[[Iterator[bytes]], Iterator[Segment]]
+RecordsOf = Callable[[Shard, Options], Iterator[bytes | TooLong]]
 
 
 def object_units(
-    version: ObjectVersion,
-    options: Options,
-    segments: Callable[[Iterator[bytes]], Iterator[Segment]],
+    version: ObjectVersion, options: Options, *, segments: SegmentsOf
 ) -> Iterator[Unit]:
     """One unit for each object of the stream; SpecError unless a first one has the keys."""
     with decompressed(version.path, version.format, options) as stream:
-        check_keys(version, first_records(segments(blocks_of(stream))))
+        check_keys(version, islice(records_of(segments(blocks_of(stream))), SAMPLE_ROWS))
     with decompressed(version.path, version.format, options) as stream:
         yield from units_of(segments(blocks_of(stream)))
-
-
-def jsonl_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    """The shard's rows; one line is held at a time, and none that is too long."""
-    yield from object_rows(shard, shard_lines(shard, options))
 
 
 def shard_lines(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
@@ -77,10 +70,10 @@ def check_keys(version: ObjectVersion, records: Iterable[bytes | TooLong]) -> No
         check_columns(version, sorted(keys))
 
 
-def object_rows(shard: Shard, records: Iterable[bytes | TooLong]) -> Iterator[RawRow]:
-    """The row of each JSON object."""
-    read = partial(_row, version=shard.version)
-    yield from map(read, records)  # a loop would hold a record beside its text
+def object_rows(shard: Shard, options: Options, *, records: RecordsOf) -> Iterator[RawRow]:
+    """The shard's rows, one for each JSON object; one is held at a time, and none too long."""
+    # — a loop would hold a record beside its text
+    yield from map(partial(_row, version=shard.version), records(shard, options))
 
 
 def _row(line: bytes | TooLong, version: ObjectVersion) -> RawRow:

@@ -6,11 +6,14 @@ Entry points: `files_at`, `irregularity`, `format_of`, `remote_etag`.
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from glob import escape
 from itertools import chain
 from typing import Any
 
@@ -45,6 +48,11 @@ _TIME_KEYS = (
 )
 
 
+LISTINGS_AT_ONCE = 16
+# The parts of a glob, each up to the end of a name with a wildcard.
+_STEPS = re.compile(r"[^*?\[]*[*?\[][^/]*|[^*?\[]+$")
+
+
 def files_at(file_system: AbstractFileSystem, place: str) -> Iterator[FileInfo]:
     """The file system's description of each file that `place` names."""
     itself: FileInfo | None = None
@@ -53,13 +61,31 @@ def files_at(file_system: AbstractFileSystem, place: str) -> Iterator[FileInfo]:
         itself = retry_transient(partial(file_system.info, place))
     if itself is None:
         if any(sign in place for sign in "*?["):
-            matched = retry_transient(partial(file_system.glob, place, detail=True)).values()
+            matched = _matched(file_system, place)
             yield from (info for info in matched if info["type"] != "directory")
     elif itself["type"] == "directory":
         below = retry_transient(partial(file_system.find, place, detail=True)).values()
         yield from _of_first_kind(below)
     else:
         yield itself
+
+
+def _matched(file_system: AbstractFileSystem, pattern: str) -> Collection[FileInfo]:
+    """What a glob matches. In a remote store, the folders of one level are listed in parallel.
+
+    fsspec would list one folder after another, also those that the pattern does not match.
+    """
+    steps = _STEPS.findall(pattern)
+    if isinstance(file_system, LocalFileSystem):
+        steps = [pattern]
+    last = next((number for number, step in enumerate(steps) if "**" in step), len(steps) - 1)
+    found: dict[str, FileInfo] = {"": {"type": "directory"}}
+    with ThreadPoolExecutor(LISTINGS_AT_ONCE) as pool:
+        for step in [*steps[:last], "".join(steps[last:])]:
+            folders = [name for name, info in found.items() if info["type"] == "directory"]
+            globs = (partial(file_system.glob, escape(f) + step, detail=True) for f in folders)
+            found = dict(chain.from_iterable(b.items() for b in pool.map(retry_transient, globs)))
+    return found.values()
 
 
 def irregularity(file_system: AbstractFileSystem, info: FileInfo) -> str | None:
@@ -73,18 +99,11 @@ def irregularity(file_system: AbstractFileSystem, info: FileInfo) -> str | None:
         mode = os.stat(info["name"]).st_mode
     except OSError as error:
         return f"a link that leads nowhere ({error.strerror})"
-    if stat.S_ISREG(mode):
-        return None
-    return next((name for is_kind, name in _IRREGULAR if is_kind(mode)), "no file")
+    return _IRREGULAR.get(stat.filemode(mode)[0], "no file") if not stat.S_ISREG(mode) else None
 
 
-_IRREGULAR = (
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISDIR, "a folder"),
-)
+# By the first character of `ls -l`.
+_IRREGULAR = {"p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device", "d": "a folder"}
 
 
 def format_of(path: str) -> str | None:

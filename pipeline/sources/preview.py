@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
-import pyarrow as pa
+from pyarrow import types
 
 from pipeline.sources.delimited import fields_of, file_segments, names_of
 from pipeline.sources.documents import TooLong
@@ -14,8 +14,9 @@ from pipeline.sources.jsonl import line_segments, parsed_object
 from pipeline.sources.records import blocks_of, records_of
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.streams import Options, decompressed, reading
-from pipeline.sources.tables import opened_table
+from pipeline.sources.tables import is_bytes, is_string, opened_table, strings_of
 from pipeline.sources.text_files import text_rows
+from pipeline.sources.webdataset import tar_texts
 from pipeline.sources.wet import COLUMNS, wet_values
 
 PREVIEW_ROWS = 500
@@ -51,6 +52,8 @@ def _rows(path: str, format: str, options: Options) -> Iterator[Row]:
             yield from wet_values(first, options, COLUMNS)
         case "txt":
             yield from ({"text": row.text, "id": row.id} for row in text_rows(first, options))
+        case "tar":
+            yield from tar_texts(first, options)
         case family:
             with decompressed(path, format, options) as stream:
                 if family in ("csv", "tsv"):
@@ -67,27 +70,12 @@ def _table_rows(first: Shard, options: Options) -> Iterator[Row]:
             field.name
             for field in table.schema
             if table.schema.names.count(field.name) == 1
-            and not (pa.types.is_nested(field.type) or _is_bytes(field.type))
+            and not (types.is_nested(field.type) or is_bytes(field.type))
         ]
         for batch in table.batches:
-            columns = {name: _plain(batch.column(name)).to_pylist() for name in names}
-            yield from (
-                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-            )
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    """Strings as bytes, because one that is not UTF-8 would raise an error for all."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    kind = column.type
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    is_text = is_text or pa.types.is_string_view(kind)
-    return column.cast(pa.large_binary()) if is_text else column
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+            columns = [batch.column(name) for name in names]
+            values = [strings_of(c) if is_string(c.type) else c.to_pylist() for c in columns]
+            yield from (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
 
 
 def _delimited_rows(records: Iterable[bytes | TooLong], format: str) -> Iterator[Row]:

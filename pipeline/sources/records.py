@@ -6,12 +6,11 @@ Entry points: `units_of` and `records_of`. Both take the segments that a format'
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
 from pipeline.sources.documents import RowBuffer, TooLong
 from pipeline.sources.shards import Shard, Unit
-from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
+from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, stream_at
 
 # A column that none of the first rows has is reported as a misspelling.
 SAMPLE_ROWS = 100
@@ -37,8 +36,7 @@ def shard_blocks(shard: Shard, options: Options) -> Iterator[bytes]:
     """The bytes of the shard's rows in its decompressed stream, in blocks."""
     piece = shard.piece
     assert piece.start_byte is not None and piece.end_byte is not None, shard
-    with decompressed(shard.path, shard.version.format, options) as stream:
-        stream.seek(piece.start_byte)
+    with stream_at(shard.version, options, piece.start_byte) as stream:
         yield from blocks_of(stream, piece.end_byte - piece.start_byte)
 
 
@@ -69,8 +67,3 @@ def records_of(segments: Iterable[Segment]) -> Iterator[bytes | TooLong]:
             record, blank = RowBuffer(), True
     if not blank:
         yield record.take()
-
-
-def first_records(segments: Iterable[Segment]) -> Iterator[bytes | TooLong]:
-    """The records that show which columns a file has."""
-    return islice(records_of(segments), SAMPLE_ROWS)

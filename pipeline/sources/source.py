@@ -22,8 +22,8 @@ from pipeline.hashes import content_hash
 from pipeline.sources.delimited import delimited_rows, delimited_units
 from pipeline.sources.documents import RawRow, slices_from
 from pipeline.sources.image_files import ImageFiles
-from pipeline.sources.json_array import json_rows, json_units
-from pipeline.sources.jsonl import jsonl_rows, jsonl_units
+from pipeline.sources.json_array import array_segments, shard_elements
+from pipeline.sources.jsonl import line_segments, object_rows, object_units, shard_lines
 from pipeline.sources.listing import (
     SUPPORTED,
     FileInfo,
@@ -33,9 +33,16 @@ from pipeline.sources.listing import (
     remote_etag,
 )
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, cut_units
-from pipeline.sources.streams import Options, fetching, one_line, reading, retry_transient
+from pipeline.sources.streams import Options, changed, fetching, one_line, reading, retry_transient
 from pipeline.sources.tables import table_rows, table_units
-from pipeline.sources.text_files import file_path, text_infos, text_rows, text_state, text_units
+from pipeline.sources.text_files import (
+    file_path,
+    text_infos,
+    text_names,
+    text_rows,
+    text_state,
+    text_units,
+)
 from pipeline.sources.webdataset import tar_rows, tar_units
 from pipeline.sources.wet import wet_rows, wet_units
 from pipeline.spec.schema import Columns
@@ -50,11 +57,17 @@ RowsOf = Callable[[Shard, Options], Iterator[RawRow]]
 _READERS: Mapping[str, tuple[UnitsOf, RowsOf]] = {
     "parquet": (table_units, table_rows),
     "arrow": (table_units, table_rows),
-    "jsonl": (jsonl_units, jsonl_rows),
+    "jsonl": (
+        partial(object_units, segments=line_segments),
+        partial(object_rows, records=shard_lines),
+    ),
     "warc": (wet_units, wet_rows),
     "csv": (delimited_units, delimited_rows),
     "tsv": (delimited_units, delimited_rows),
-    "json": (json_units, json_rows),
+    "json": (
+        partial(object_units, segments=array_segments),
+        partial(object_rows, records=shard_elements),
+    ),
     "txt": (text_units, text_rows),
     "tar": (tar_units, tar_rows),
 }
@@ -235,23 +248,21 @@ def _input_object(
 
 
 def _check_unchanged(shard: Shard, options: Options) -> None:
-    """StorageError if the size, or a remote object's etag, differs from the one at the cut."""
+    """StorageError if the size, or a remote object's etag, differs from the one at the cut.
+
+    Of text files, `text_rows` checks each one that it reads.
+    """
+    if shard.version.format == "txt":
+        return
     with fetching(shard.path):
         file_system, place = file_system_at(shard.path, options)
         file_system.invalidate_cache()  # a cached listing may be older than the change
-        size_bytes, etag = shard.version.size_bytes, shard.version.etag
-        if shard.version.format == "txt":
-            now = text_state(file_system, text_infos(file_system, place), cache_dir=None)
-            etag = etag.partition("-")[0]
-        else:
-            info = retry_transient(partial(file_system.info, place))
-            is_local = isinstance(file_system, LocalFileSystem)
-            now = info["size"], etag if is_local else remote_etag(shard.path, info)
-    if now != (size_bytes, etag):
-        raise StorageError(
-            f"{shard.path}: changed while the job ran: size and etag are {now}, and were "
-            f"{(size_bytes, etag)}; run again to label the new version"
-        )
+        before = shard.version.size_bytes, shard.version.etag
+        info = retry_transient(partial(file_system.info, place))
+        is_local = isinstance(file_system, LocalFileSystem)
+        now = info["size"], before[1] if is_local else remote_etag(shard.path, info)
+    if now != before:
+        raise changed(shard.path, now, before)
 
 
 def check_content(shard: Shard, cache_dir: Path, since: float) -> None:
@@ -262,17 +273,15 @@ def check_content(shard: Shard, cache_dir: Path, since: float) -> None:
     """
     if "://" in shard.path:
         return
+    is_text = shard.version.format == "txt"
     with fetching(shard.path):
-        if shard.version.format == "txt":
-            file_system = LocalFileSystem()
-            infos = text_infos(file_system, shard.path)
-            written = max((info["mtime"] for info in infos), default=0.0)
-        else:
-            written = Path(shard.path).stat().st_mtime
+        names = text_names(shard) if is_text else [shard.path]
+        written = max(Path(name).stat().st_mtime for name in names)
     if written < since - _CLOCKS_APART_S:
         return
-    if shard.version.format == "txt":
-        _, etag = text_state(file_system, infos, cache_dir)
+    if is_text:
+        file_system = LocalFileSystem()
+        _, etag = text_state(file_system, text_infos(file_system, shard.path), cache_dir)
     else:
         etag = content_hash(Path(shard.path), cache_dir)
     if etag != shard.version.etag:

@@ -1,18 +1,21 @@
 """Opens an input object as a stream of bytes, decompressed as its format says.
 
-Entry points: `opened`, `decompressed`; `reading` and `fetching` translate errors.
+Entry points: `opened`, `decompressed`, and `stream_at` for a shard, which continues the stream of
+an earlier one. `reading` and `fetching` translate errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any, BinaryIO, TypeVar
+from operator import itemgetter
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import pyarrow as pa
 
 from pipeline.errors import StorageError, UnreadableError
+from pipeline.sources.shards import ObjectVersion
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.retries import (
     REMOTE_ERRORS,
@@ -65,6 +68,14 @@ def fetching(path: str) -> Iterator[None]:
         raise StorageError(_message(path, error)) from error
 
 
+def changed(path: str, now: object, before: object) -> StorageError:
+    """The error of an object that has another size or etag than before; the caller raises it."""
+    return StorageError(
+        f"{path}: changed while the job ran: size and etag are {now}, and were {before}; run again "
+        f"to label the new version"
+    )
+
+
 def retry_transient(call: Callable[[], Result]) -> Result:
     """What a request to an input's store gives, made again where it may well succeed later."""
     return retry(call, _RETRY_POLICY)
@@ -83,70 +94,145 @@ def _message(path: str, error: BaseException) -> str:
 @contextmanager
 def opened(path: str, options: Options) -> Iterator[Fetched]:
     """The object's bytes as they are stored, to be read with retries."""
-    with fetching(path):
-        file_system, place = file_system_at(path, options)
-        file = retry_transient(partial(file_system.open, place, "rb"))
-    with file:
-        yield Fetched(file, path)
+    with closing(Fetched(path, options)) as file:
+        yield file
 
 
 @contextmanager
 def decompressed(path: str, format: str, options: Options) -> Iterator[Stream]:
-    """The object's bytes after gzip or zstd, of any number of members or frames.
-
-    Arrow's reader is used because it fails where the data is truncated. The stream reader of
-    zstandard ends there without an error, so a truncated file would look like a shorter one.
-    """
+    """The object's bytes after gzip or zstd, of any number of members or frames."""
     codec = CODECS.get(format.rpartition(".")[2])
     with opened(path, options) as file:
         yield file if codec is None else _Inflated(file, codec)
 
 
-class Fetched:
-    """An open file that raises StorageErrors; readers in Arrow pass them on."""
+@contextmanager
+def stream_at(version: ObjectVersion, options: Options, start: int) -> Iterator[Stream]:
+    """The bytes of `decompressed` from byte `start` on."""
+    codec = CODECS.get(version.format.rpartition(".")[2])
+    if codec is None:
+        with opened(version.path, options) as file:
+            file.seek(start)
+            yield file
+        return
+    with continued(version, options, start, partial(_Inflated, codec=codec)) as stream:
+        stream.seek(start)
+        yield stream
 
-    def __init__(self, file: BinaryIO, path: str) -> None:
-        self._file = file
+
+class Forward(Protocol):
+    """A reader of an object that cannot go back."""
+
+    file: Fetched
+    position: int  # in bytes or rows
+
+
+Reader = TypeVar("Reader", bound=Forward)
+
+# Readers that earlier shards have left, each with a closed file, by object, position and identity.
+# A use removes its reader first, so that no two threads share one.
+_left: dict[tuple[object, int, int], Any] = {}
+# Threads that read consecutive shards, times the passes that each makes over a shard.
+MAX_LEFT = 16
+
+
+@contextmanager
+def continued(
+    version: ObjectVersion, options: Options, start: int, make: Callable[[Fetched], Reader]
+) -> Iterator[Reader]:
+    """A reader of the object at or before `start`: the nearest that is left, or a new one.
+
+    Law: one thread that reads the shards of an object in order reads each byte of it once. With a
+    new reader for each of n shards, it would read the object n / 2 times.
+    """
+    key = version.path, version.size_bytes, version.etag, version.format, repr(options)
+    left = [place for place in tuple(_left) if start and place[0] == key and place[1] <= start]
+    reader: Reader | None = _left.pop(max(left, key=itemgetter(1)), None) if left else None
+    try:
+        with closing(Fetched(version.path, options) if reader is None else reader.file) as file:
+            reader = reader or make(file)
+            yield reader
+    except GeneratorExit:  # — the caller needs no more rows
+        _leave(key, reader)
+        raise
+    _leave(key, reader)
+
+
+def _leave(key: object, reader: Any) -> None:
+    _left[key, reader.position, id(reader)] = reader
+    for oldest in tuple(_left)[:-MAX_LEFT]:
+        _left.pop(oldest, None)
+
+
+class Fetched:
+    """A file that raises StorageErrors; readers in Arrow pass them on.
+
+    If it is read after it was closed, it is opened again, and continues where it was.
+    """
+
+    closed = False  # for Arrow
+
+    def __init__(self, path: str, options: Options) -> None:
         self._path = path
+        self._offset = 0
+        with fetching(path):
+            file_system, place = file_system_at(path, options)
+            self._open = partial(file_system.open, place, "rb")
+            self._file: BinaryIO | None = retry_transient(self._open)
 
     def read(self, size: int = -1, /) -> bytes:
         with fetching(self._path):
             # — a read that fails stays where it was
-            return retry_transient(partial(self._file.read, size))
+            return retry_transient(partial(self._opened().read, size))
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         with fetching(self._path):
-            return self._file.seek(offset, whence)
+            return self._opened().seek(offset, whence)
 
     def tell(self) -> int:
-        return self._file.tell()
+        return self._opened().tell()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._offset = self._file.tell()
+            self._file.close()
+            self._file = None
 
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            file = retry_transient(self._open)
+            try:
+                file.seek(self._offset)
+            except ValueError:  # of a web server that gives no ranges
+                while (left := self._offset - file.tell()) and file.read(min(left, BLOCK_BYTES)):
+                    pass
+            self._file = file
+        return self._file
 
 
 class _Inflated:
-    """One compressed stream, read forwards."""
+    """One compressed stream, read forwards.
+
+    Arrow's reader is used because it fails where the data is truncated. The stream reader of
+    zstandard ends there without an error, so a truncated file would look like a shorter one.
+    """
 
     def __init__(self, file: Fetched, codec: str) -> None:
+        self.file = file
+        self.position = 0
         self._stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
-        self._offset = 0
 
     def read(self, size: int, /) -> bytes:
         data: bytes = self._stream.read(size)
-        self._offset += len(data)
+        self.position += len(data)
         return data
 
     def seek(self, offset: int, /) -> int:
         """Reads up to the offset, because a compressed stream cannot skip."""
-        assert offset >= self._offset, (offset, self._offset)
-        while self._offset < offset and self.read(min(BLOCK_BYTES, offset - self._offset)):
+        assert offset >= self.position, (offset, self.position)
+        while self.position < offset and self.read(min(BLOCK_BYTES, offset - self.position)):
             pass
-        return self._offset
+        return self.position
 
 
 Stream = Fetched | _Inflated  # what the line and record readers read

@@ -17,7 +17,7 @@ from pyarrow import types
 from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong, id_text
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import BLOCK_BYTES, Options, opened
+from pipeline.sources.streams import BLOCK_BYTES, Fetched, Options, continued, opened
 
 TABLES = ("parquet", "arrow")  # the formats whose rows all have the same columns
 FILE_MAGIC = b"ARROW1"
@@ -44,9 +44,10 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     The batches of Arrow are read: only they know their row counts.
     """
     if version.format == "arrow":
-        with _all_batches(version.path, options) as arrow:
+        with opened(version.path, options) as file:
+            arrow = _ArrowReader(file)
             _check_types(version, arrow.schema)
-            for batch in arrow.batches:
+            for batch in arrow.batches():
                 read = filter(None, (version.text_column, version.image_column))
                 yield Unit(batch.num_rows, sum(batch.column(name).nbytes for name in read))
         return
@@ -73,10 +74,10 @@ def table_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
             ids: Iterator[object] = repeat(None, rows)
             images: Iterator[object] = repeat(None, rows)
             if version.text_column is not None:
-                texts = _values(batch.column(version.text_column))
+                texts = strings_of(batch.column(version.text_column))
             if version.id_column is not None:
                 own = batch.column(version.id_column)
-                ids = _values(own if _is_string(own.type) else own.cast(pa.large_string()))
+                ids = strings_of(own if is_string(own.type) else own.cast(pa.large_string()))
             if version.image_column is not None:
                 images = _images(batch.column(version.image_column))
             rows_read = zip(texts, ids, images, strict=True)
@@ -90,8 +91,9 @@ def opened_table(
     """The rows of a shard whose format is one of TABLES, with these columns (None: all)."""
     start, end = shard.piece.start_row, shard.piece.end_row
     if shard.version.format == "arrow":
-        with _all_batches(shard.path, options) as arrow:
-            within = _batches_between(arrow.batches, start, end)
+        with continued(shard.version, options, start, _ArrowReader) as arrow:
+            at = arrow.position
+            within = _batches_between(arrow.batches(), start - at, end - at)
             chosen = within if columns is None else (batch.select(columns) for batch in within)
             yield Batches(arrow.schema, chosen)
         return
@@ -122,19 +124,28 @@ def _parquet_batches(
             yield from _batches_between(complete, start - first_row, end - first_row)
 
 
-@contextmanager
-def _all_batches(path: str, options: Options) -> Iterator[Batches]:
-    """All batches of an Arrow file or stream. Its first bytes show which of them it is."""
-    with opened(path, options) as file:
+class _ArrowReader:
+    """The batches of an Arrow file or stream, read forwards. Its first bytes show which it is."""
+
+    def __init__(self, file: Fetched) -> None:
+        self.file = file
+        self.position = 0  # the first row of the batch that was read last
         is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
         file.seek(0)
-        if not is_file:
-            with pa.ipc.open_stream(file) as stream:
-                yield Batches(stream.schema, iter(stream))
-            return
-        with pa.ipc.open_file(file) as reader:
-            batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
-            yield Batches(reader.schema, batches)
+        reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+        self.schema = reader.schema
+        indexes = range(reader.num_record_batches) if is_file else ()
+        self._batches = map(reader.get_batch, indexes) if is_file else iter(reader)
+        self._batch: pa.RecordBatch | None = None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The batch that was read last, if any, and those after it."""
+        if self._batch is not None:
+            yield self._batch
+        for batch in self._batches:
+            self.position += 0 if self._batch is None else self._batch.num_rows
+            self._batch = batch
+            yield batch
 
 
 def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
@@ -145,11 +156,11 @@ def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
         fix = f"{version.path} has {image_type} there; name a column of bytes or of paths"
         raise SpecError([Problem("input.image", fix, version.image_column)])
     text_type = schema.field(version.text_column).type if version.text_column else pa.string()
-    if not _is_string(text_type):
+    if not is_string(text_type):
         fix = f"{version.path} has {text_type} there, not strings; name a string column"
         raise SpecError([Problem("input.text", fix, version.text_column)])
     id_type = schema.field(version.id_column).type if version.id_column else pa.string()
-    if not (_is_string(id_type) or types.is_primitive(id_type)):
+    if not (is_string(id_type) or types.is_primitive(id_type)):
         fix = f"{version.path} has {id_type} there; name a column of strings or numbers, or none"
         raise SpecError([Problem("input.id", fix, version.id_column)])
 
@@ -205,7 +216,7 @@ def _codecs(parquet: pq.ParquetFile) -> dict[str, str]:
     return {path: "none" if codec == "UNCOMPRESSED" else codec for path, codec in codecs.items()}
 
 
-def _values(strings: pa.Array) -> Iterator[bytes | TooLong | None]:
+def strings_of(strings: pa.Array) -> Iterator[bytes | TooLong | None]:
     """The values. Those of a dictionary come one by one: expanded, they may be very large."""
     # — as bytes: Arrow does not check that a string column holds UTF-8, and its to_pylist() would
     #   raise for the whole batch where one row does not
@@ -226,8 +237,8 @@ def _images(column: pa.Array) -> Iterator[object]:
         data, paths = (pa.nulls(len(column), pa.binary()) if p is None else p for p in parts)
         pairs = zip(_images(data), _images(paths), strict=True)
         yield from (path if own is None else own for own, path in pairs)
-    elif _is_string(column.type):
-        for value in _values(column):
+    elif is_string(column.type):
+        for value in strings_of(column):
             yield id_text(value) if isinstance(value, bytes) else value
     else:
         yield from map(_value, column.cast(pa.large_binary()))
@@ -237,8 +248,11 @@ def _may_be_image(kind: pa.DataType) -> bool:
     if types.is_struct(kind):
         parts = [field.type for field in kind if field.name in ("bytes", "path")]
         return bool(parts) and all(map(_may_be_image, parts))
-    is_bytes = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-    return bool(is_bytes) or _is_string(kind)
+    return is_bytes(kind) or is_string(kind)
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 def _value(scalar: pa.LargeBinaryScalar) -> bytes | TooLong | None:
@@ -248,7 +262,7 @@ def _value(scalar: pa.LargeBinaryScalar) -> bytes | TooLong | None:
     return value
 
 
-def _is_string(kind: pa.DataType) -> bool:
+def is_string(kind: pa.DataType) -> bool:
     if types.is_dictionary(kind):
-        return _is_string(kind.value_type)
+        return is_string(kind.value_type)
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))

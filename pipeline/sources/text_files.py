@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.hashes import canonical_json, content_hash, short_hash
-from pipeline.sources.documents import RawRow, RowBuffer, TooLong
+from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong
 from pipeline.sources.listing import FileInfo, files_at, format_of, irregularity, remote_etag
-from pipeline.sources.records import blocks_of
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import Options, fetching, opened
+from pipeline.sources.streams import Options, changed, fetching, retry_transient
 from pipeline.stores.file_systems import file_system_at
 
 COLUMNS = ["text", "id"]
@@ -37,18 +37,43 @@ def text_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
 
 def text_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
     """The shard's rows; one file is held at a time, and none that is too long."""
-    version, piece = shard.version, shard.piece
-    with fetching(shard.path):
-        file_system, place = file_system_at(shard.path, options)
-        infos = text_infos(file_system, place)
-    names = [info["name"] for info in infos]
-    folder = _folder(place, names)
-    for name in names[piece.start_row : piece.end_row]:
-        values: dict[str | None, object] = {"id": name.removeprefix(folder)}
+    version = shard.version
+    file_system, folder, files = _files_of(shard, options)
+    for file in files:
+        values: dict[str | None, object] = {"id": file[0].removeprefix(folder)}
         if "text" in (version.text_column, version.id_column):
-            values["text"] = _text(file_path(file_system, name), options)
+            values["text"] = _text(file_system, file)
         yield RawRow(values.get(version.text_column), values.get(version.id_column))
         del values  # a text may be long: none is held beside the next one
+
+
+def text_names(shard: Shard) -> list[str]:
+    """The names of a local shard's files."""
+    return [name for name, _, _ in _files_of(shard, {})[2]]
+
+
+def _files_of(shard: Shard, options: Options) -> tuple[AbstractFileSystem, str, Sequence[_File]]:
+    """The file system, the folder and the shard's files; StorageError if there are other files."""
+    with fetching(shard.path):
+        file_system, place = file_system_at(shard.path, options)
+        # — a preview has no version
+        listed = _listed if shard.version.etag else _listed.__wrapped__
+        folder, files = listed(shard.version, file_system, place)
+    return file_system, folder, files[shard.piece.start_row : shard.piece.end_row]
+
+
+@lru_cache(maxsize=4)
+def _listed(
+    version: ObjectVersion, file_system: AbstractFileSystem, place: str
+) -> tuple[str, list[_File]]:
+    """The folder and the files of this version, listed once in a process: a shard has few."""
+    file_system.invalidate_cache()  # forgets what it listed before
+    files = _entries(file_system, text_infos(file_system, place))
+    file_system.invalidate_cache()  # a file that is read is looked at again
+    now = sum(size for _, size, _ in files), short_hash(canonical_json(files))
+    if version.etag and now != (version.size_bytes, version.etag.partition("-")[0]):
+        raise changed(version.path, now, (version.size_bytes, version.etag))
+    return _folder(place, [name for name, _, _ in files]), files
 
 
 def text_infos(file_system: AbstractFileSystem, place: str) -> list[FileInfo]:
@@ -59,22 +84,26 @@ def text_infos(file_system: AbstractFileSystem, place: str) -> list[FileInfo]:
 
 
 def text_state(
-    file_system: AbstractFileSystem, infos: Iterable[FileInfo], cache_dir: Path | None
+    file_system: AbstractFileSystem, infos: Iterable[FileInfo], cache_dir: Path
 ) -> tuple[int, str]:
-    """The size of the files together, and an etag of their names, sizes and contents.
+    """The size of the files together, and an etag of their names, sizes and contents."""
+    files = _entries(file_system, infos)
+    etag = short_hash(canonical_json(files))
+    if isinstance(file_system, LocalFileSystem):
+        contents = [content_hash(Path(name), cache_dir) for name, _, _ in files]
+        etag += f"-{short_hash(canonical_json(contents))}"
+    return sum(size for _, size, _ in files), etag
 
-    Without a cache, the etag of local files has their names and sizes only: it is then a prefix.
-    """
+
+_File = tuple[str, int, str]  # its name, size and etag, which is empty for a local file
+
+
+def _entries(file_system: AbstractFileSystem, infos: Iterable[FileInfo]) -> list[_File]:
     is_local = isinstance(file_system, LocalFileSystem)
-    entries = sorted(
+    return sorted(
         (info["name"], info["size"], "" if is_local else remote_etag(info["name"], info))
         for info in infos
     )
-    etag = short_hash(canonical_json(entries))
-    if is_local and cache_dir is not None:
-        contents = [content_hash(Path(name), cache_dir) for name, _, _ in entries]
-        etag += f"-{short_hash(canonical_json(contents))}"
-    return sum(size for _, size, _ in entries), etag
 
 
 def file_path(file_system: AbstractFileSystem, name: str) -> str:
@@ -91,11 +120,15 @@ def _folder(place: str, names: list[str]) -> str:
     return start[: start.rfind("/") + 1]
 
 
-def _text(path: str, options: Options) -> bytes | TooLong:
-    """The file's content without a byte order mark."""
-    text = RowBuffer()
-    with opened(path, options) as file:
-        for block in blocks_of(file):
-            text.add(block)
-    data = text.take()
-    return data if isinstance(data, TooLong) else data.removeprefix(codecs.BOM_UTF8)
+def _text(file_system: AbstractFileSystem, file: _File) -> bytes | TooLong:
+    """The file's content without a byte order mark; StorageError if the file has changed."""
+    name, size_bytes, _ = file
+    path = file_path(file_system, name)
+    data = b""
+    with fetching(path):
+        if size_bytes <= MAX_ROW_BYTES:
+            data = retry_transient(partial(file_system.cat_file, name))
+        info = retry_transient(partial(file_system.info, name))
+    if [file] != (now := _entries(file_system, [info])):
+        raise changed(path, now[0][1:], file[1:])
+    return TooLong() if size_bytes > MAX_ROW_BYTES else data.removeprefix(codecs.BOM_UTF8)

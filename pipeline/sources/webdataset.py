@@ -59,6 +59,20 @@ def tar_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
             del text, image
 
 
+def tar_texts(shard: Shard, options: Options) -> Iterator[dict[str, object]]:
+    """The rows with all columns of text; a column is skipped after a value that is not UTF-8."""
+    binary: set[str] = set()
+    with _archive(shard.path, options) as archive:
+        for sample in islice(samples(archive), shard.rows):
+            row: dict[str, object] = {KEY: sample.key}
+            for name in sample.members.keys() - binary:
+                try:
+                    row[name] = str(_value(archive, sample, name) or b"", "utf-8")
+                except (UnicodeDecodeError, TypeError):
+                    binary.add(name)
+            yield row
+
+
 def piece_samples(shard: Shard, options: Options) -> Iterator[Sample]:
     """Where the members of the shard's rows are; no content is read."""
     with _archive(shard.path, options, shard.piece.start_byte or 0) as archive:

@@ -15,7 +15,7 @@ from warcio.recordloader import ArcWarcRecord
 
 from pipeline.sources.documents import RawRow, RowBuffer, TooLong
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed
+from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed, stream_at
 
 # The largest headers of a record; without a limit, one endless line would be held in memory.
 MAX_HEADER_BYTES = 1024 * 1024
@@ -48,19 +48,23 @@ def wet_values(
     shard: Shard, options: Options, columns: Collection[str]
 ) -> Iterator[dict[str, object]]:
     """These columns of the shard's rows; a text is bytes, and a header that is missing None."""
-    assert shard.piece.start_byte is not None, shard
+    piece = shard.piece
+    assert piece.start_byte is not None, shard
+    size_bytes = None if piece.end_byte is None else piece.end_byte - piece.start_byte
     headers = {name: header for name, header in _HEADERS.items() if name in columns}
-    with decompressed(shard.path, shard.version.format, options) as stream:
-        stream.seek(shard.piece.start_byte)
-        conversions = (r for _, r in _records(stream) if r.rec_type == "conversion")
+    with stream_at(shard.version, options, piece.start_byte) as stream:
+        records = _records(stream, size_bytes)
+        conversions = (record for _, record in records if record.rec_type == "conversion")
         for record in islice(conversions, shard.rows):
             values = {name: record.rec_headers.get_header(key) for name, key in headers.items()}
             yield values | ({"text": _text(record)} if "text" in columns else {})
 
 
-def _records(stream: Stream) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
-    """The records, each read to its end; OSError where the data is not WARC."""
-    forward = _Forward(stream)
+def _records(
+    stream: Stream, size_bytes: int | None = None
+) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
+    """The records in the next bytes, each read to its end; OSError where the data is not WARC."""
+    forward = _Forward(stream, size_bytes)
     archive = ArchiveIterator(forward, no_record_parse=True)
     try:
         for record in archive:
@@ -93,13 +97,20 @@ def _blocks(record: ArcWarcRecord) -> Iterator[bytes]:
 
 
 class _Forward:
-    """A stream without tell(), so that warcio counts offsets from where it starts to read."""
+    """A stream without tell(), so that warcio counts offsets from where it starts to read.
 
-    def __init__(self, stream: Stream) -> None:
+    It ends after `size_bytes`: warcio reads ahead, and the next shard continues the stream.
+    """
+
+    def __init__(self, stream: Stream, size_bytes: int | None) -> None:
         self._stream = stream
+        self._size_bytes = size_bytes
         self.left: int | None = MAX_HEADER_BYTES  # None while a record's content is read
 
     def read(self, size: int, /) -> bytes:
+        if self._size_bytes is not None:
+            size = min(size, self._size_bytes)
+            self._size_bytes -= size
         data = self._stream.read(size)
         if self.left is not None:
             self.left -= len(data)

@@ -27,21 +27,29 @@ def _as_options(value: object) -> object:
     """The options as fsspec takes them: `true` and `false` are strings in a spec's YAML."""
     if isinstance(value, Mapping):
         return {key: _as_options(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_as_options(inner) for inner in value]
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
-def _without_secrets(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name, value in options.items():
-        if _SECRET.search(str(name).lower()) and value not in _WAYS_TO_LOG_IN:
-            raise ValueError(
-                f"{name!r} is a secret, and a spec is no place for one; name a profile, or set "
-                f"the environment variable that its file system reads"
-            )
-        if isinstance(value, Mapping):
-            _without_secrets(value)
-        elif isinstance(value, str):
-            _without_credentials(value)
-    return options
+def _without_secrets(value: Any) -> Any:
+    """The options, or a part of them; ValueError for a secret, which is not repeated."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if _SECRET.search(str(name).lower()) and inner not in _WAYS_TO_LOG_IN:
+                raise ValueError(
+                    f"{name!r} is a secret, and a spec is no place for one; name a profile, or set "
+                    f"the environment variable that its file system reads"
+                )
+            _without_secrets(inner)
+    elif isinstance(value, list):
+        if len(value) == 2 and isinstance(value[0], str):  # as a pair of a header's name and value
+            _without_secrets({value[0]: value[1]})
+        for inner in value:
+            _without_secrets(inner)
+    elif isinstance(value, str):
+        _without_credentials(value)
+    return value
 
 
 def _without_credentials(path: str) -> str:

@@ -33,6 +33,7 @@ from pipeline.errors import StorageError
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key, spec_key
 from pipeline.ledger.snapshots import contents
+from pipeline.sources.source import InputObject, find_objects
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 
@@ -78,6 +79,21 @@ def test_an_intact_output_is_found_intact_and_counted(finished: LocalStore, look
         inputs_changed=0,
         damages=(),
     )
+
+
+def test_each_input_file_is_looked_up_once_however_many_shards_it_has(
+    finished: LocalStore, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[str] = []
+
+    def find(path: str, *arguments: Any) -> list[InputObject]:
+        looked_up.append(path)
+        return find_objects(path, *arguments)
+
+    monkeypatch.setattr("pipeline.audit.verify.find_objects", find)
+    shards = contents(finished).shards
+    assert look(finished).documents_read_again == ROWS * FILES and len(shards) > 2 * FILES
+    assert sorted(looked_up) == sorted({shard.path for shard in shards})
 
 
 def test_a_missing_file_is_named_and_every_other_is_still_read(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError, UnreadableError
@@ -85,3 +89,32 @@ def test_a_local_name_is_never_taken_for_a_chain_of_urls(
     assert found.path == str(path)
     (shard,) = cut(found, Columns("text", "id"), 10**6)
     assert all_documents(shard).column("text").to_pylist() == ["right"]
+
+
+def test_the_folders_that_a_glob_matches_are_listed_side_by_side_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [
+        f"day={day}/part={part}/{kind}.jsonl" for day in range(8) for part in "ab[" for kind in "xy"
+    ]
+    memory = fsspec.filesystem("memory")
+    for name in [*names, "other=1/part=a/x.jsonl", "day=0/x.jsonl"]:
+        memory.pipe(f"/globbed/{name}", b'{"text": "a"}')
+    listed: list[str] = []
+    together = threading.Barrier(8)
+    whole_glob = MemoryFileSystem.glob
+
+    def glob(self: MemoryFileSystem, path: str, **kwargs: Any) -> Any:
+        listed.append(path)
+        if path.endswith("/part=[ab[]"):
+            together.wait(timeout=60)  # for the listings of the other days
+        return whole_glob(self, path, **kwargs)
+
+    monkeypatch.setattr(MemoryFileSystem, "glob", glob)
+    try:
+        found = find_objects("memory://globbed/day=*/part=[ab[]/x.jsonl", tmp_path / "cache")
+        paths = [each.path for each in found]
+        assert paths == [f"memory:///globbed/{n}" for n in sorted(names) if n.endswith("x.jsonl")]
+        assert len(listed) == 1 + 8 + 24 and not any("other" in path for path in listed)
+    finally:
+        memory.rm("/globbed", recursive=True)

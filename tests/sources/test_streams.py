@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import gzip
 import random
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import zstandard
+from data_fixtures import ENCODERS
 
 from pipeline.errors import StorageError
-from pipeline.sources.streams import decompressed, reading
+from pipeline.sources.shards import Shard, Slice
+from pipeline.sources.slices import read_inside
+from pipeline.sources.source import cut, find_objects
+from pipeline.sources.streams import Fetched, decompressed, reading
+from pipeline.spec.schema import Columns
 
 CODECS: dict[str, Callable[[bytes], bytes]] = {
     "jsonl.gz": gzip.compress,
@@ -44,3 +51,47 @@ def test_a_stream_that_stops_short_is_an_error(tmp_path: Path, format: str, kept
     ):
         while stream.read(1 << 20):
             pass
+
+
+NOT_SEEKABLE = (
+    "corpus.jsonl.gz", "corpus.jsonl.zst", "corpus.json.gz", "corpus.warc.wet.gz",
+    "file.arrow", "stream.arrow",
+)  # fmt: skip
+
+
+def texts_of(shard: Shard) -> list[str]:
+    return [text for each in read_inside(shard, {}) for text in each.column("text").to_pylist()]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("passes", [1, 2], ids=["whole", "with a condition on a column"])
+@pytest.mark.parametrize("name", NOT_SEEKABLE)
+def test_consecutive_shards_read_each_byte_of_their_file_once(
+    name: str, passes: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: Counter[str] = Counter()
+    read = Fetched.read
+
+    def counted(file: Fetched, size: int = -1, /) -> bytes:
+        data = read(file, size)
+        fetched[name] += len(data)
+        return data
+
+    source = random.Random(5)
+    rows = [(f"row-{number}", source.randbytes(6000).hex()) for number in range(640)]
+    (tmp_path / name).write_bytes(ENCODERS[name](rows))
+    (found,) = find_objects(str(tmp_path / name), tmp_path / "cache")
+    part = Slice(where="id <> ''") if passes == 2 else None
+    shards = [
+        Shard(whole.version, whole.piece, part)
+        for whole in cut(found, Columns("text", "id"), 10 * 12_600)
+    ]
+    assert len(shards) >= 64
+    monkeypatch.setattr(Fetched, "read", counted)
+    with ThreadPoolExecutor(threads) as pool:
+        read_texts = [text for texts in pool.map(texts_of, shards) for text in texts]
+    assert read_texts == [text for _, text in rows]
+    # — each thread, and each pass over the rows, has a reader of its own
+    assert fetched[name] < 1.1 * threads * passes * found.size_bytes
+    backwards = [text for shard in reversed(shards[:3]) for text in texts_of(shard)]
+    assert sorted(backwards) == sorted(text for _, text in rows[: len(backwards)])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pytest
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError
@@ -82,6 +86,44 @@ def test_files_in_a_remote_store_are_read(folder: Path, tmp_path: Path) -> None:
         assert rows_of("memory://notes", tmp_path / "cache") == EXPECTED
     finally:
         memory.rm("/notes", recursive=True)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_the_folder_is_listed_once_for_all_of_its_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
+) -> None:
+    (tmp_path / "many").mkdir()
+    for number in range(192):
+        (tmp_path / f"many/{number:03}.txt").write_text(f"text {number}")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "many"), "/many", recursive=True)
+    path = "memory://many" if remote else str(tmp_path / "many")
+    (found,) = find_objects(path, tmp_path / "cache")
+    shards = cut(found, Columns("text", "id"), 3 * 530)
+    assert len(shards) == 64
+    listings: list[str] = []
+    kind = type(memory) if remote else LocalFileSystem
+    whole_find = kind.find
+
+    def find(self: AbstractFileSystem, path: str, *args: Any, **kwargs: Any) -> Any:
+        listings.append(path)
+        return whole_find(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "find", find)
+    try:
+        read = [text for shard in shards for text in all_documents(shard)["text"].to_pylist()]
+        if not remote:
+            for shard in shards:
+                check_content(shard, tmp_path / "cache", since=time.time() + 3600)
+        assert read == [f"text {number}" for number in range(192)]
+        assert len(listings) == 1
+        (tmp_path / "many/100.txt").write_text("a new text")
+        memory.pipe("/many/100.txt", b"a new text")
+        with pytest.raises(StorageError, match=r"100\.txt: changed while the job ran"):
+            all_documents(shards[33])
+        assert all_documents(shards[34]).num_rows == 3
+    finally:
+        memory.rm("/many", recursive=True)
 
 
 @pytest.mark.parametrize("change", ["more", "fewer", "longer", "renamed"])

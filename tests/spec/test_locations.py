@@ -67,6 +67,8 @@ def test_options_are_what_fsspec_takes_at_each_path(
         "{passwd: hunter2}",
         "{access_key: hunter2}",
         "{token: {type: service_account, private: hunter2}}",
+        "{client_kwargs: {trace_configs: [{name: a}, {password: hunter2}]}}",
+        "{client_kwargs: {headers: [[Accept, a/b], [Authorization, Bearer hunter2]]}}",
     ],
 )
 def test_a_secret_is_refused_at_each_path_and_not_shown(written: str) -> None:

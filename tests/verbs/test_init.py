@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,18 @@ def test_a_folder_of_text_files_gets_the_columns_of_text_files(tmp_path: Path) -
     spec = load_spec("spec.yaml")
     assert (spec.name, spec.input.text, spec.input.id) == ("my_notes", "text", "id")
     assert (proposal.files, proposal.size_bytes, proposal.formats) == (3, 33, ("txt",))
+
+
+def test_a_tar_file_gets_the_columns_of_its_members_that_hold_text() -> None:
+    with tarfile.open("t.tar", "w") as archive:
+        for key, prose in zip(UUIDS, PROSE, strict=True):
+            for name, data in (("jpg", b"\xff\xd8\xff" * 2000), ("txt", prose.encode())):
+                member = tarfile.TarInfo(f"{key}.{name}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    proposal = init("t.tar", InitOptions())
+    assert (proposal.text, proposal.id, proposal.sample_rows) == ("txt", "__key__", 30)
+    assert [column.name for column in proposal.columns] == ["__key__", "txt"]
 
 
 @pytest.mark.parametrize(
