@@ -13,10 +13,11 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
@@ -100,12 +101,29 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
     return cached_model(files, cache_dir, download)
 
 
-def _download(files: ModelFiles) -> Path:
-    """The folder of a model of the Hub in its cache."""
-    patterns = list(_FILES)
+def model_config(files: ModelFiles, options: Options) -> dict[str, Any]:
+    """The configuration of the model's decoder, as its config.json states it; of GGUF nothing."""
+    name = "config.json"
+    if files.kind == "gguf":
+        return {}
+    if files.kind == "remote":
+        with storage_errors(files.location, "read"):
+            file_system, place = file_system_at(files.location, options)
+            content = file_system.cat_file(f"{place.rstrip('/')}/{name}")
+    else:
+        folder = _download(files, [name]) if files.kind == "hub" else Path(files.location)
+        content = (folder / name).read_bytes()
+    config: dict[str, Any] = parse_json(content)
+    return {**config, **(config.get("text_config") or {})}
+
+
+def _download(files: ModelFiles, patterns: Sequence[str] = _FILES) -> Path:
+    """The folder of a model of the Hub in its cache, with the files of these patterns."""
     try:
         return Path(
-            snapshot_download(files.location, revision=files.revision, allow_patterns=patterns)
+            snapshot_download(
+                files.location, revision=files.revision, allow_patterns=list(patterns)
+            )
         )
     except HUB_ERRORS as error:
         fix = hub_fix(error, files.location)

@@ -210,7 +210,8 @@ class LabelDocuments:
             yield self._continued(shard).to_table()
             return
         tasks = [task for task in self.job.spec.tasks if task.name in shard.work.tasks]
-        chunks = shard.chunks.to_pylist()
+        # — as arrays: Python integers would take ten times the memory
+        chunks = [[chunk.values.to_numpy() for chunk in row.values] for row in shard.chunks]
         if shard.images is not None:
             pairs = zip(chunks, shard.images, strict=True)
             chunks = [[as_document(each, image.as_py()) for each in row] for row, image in pairs]
@@ -238,7 +239,7 @@ class LabelDocuments:
     def _continued(self, shard: TokenisedShard) -> LabelledShard:
         """The shard with the continuations of its answers."""
         (task,) = shard.work.tasks
-        texts = [text[0] if text else [] for text in shard.chunks.to_pylist()]
+        texts = [row.values[0].values.to_numpy() if row.values else () for row in shard.chunks]
         rows = ShardContinuations(texts, text_identities(shard.documents), self.job.continues[task])
         progress = ShardProgress(
             self._send, shard.work, rows=rows.asked_rows, slowest_s=self._slowest_s
@@ -260,7 +261,7 @@ class LabelDocuments:
         labelled = LabelledDocuments(
             documents=shard.documents,
             n_tokens=np.array([len(text) for text in texts], np.int32),
-            n_chunks=np.array([len(text) for text in shard.chunks.to_pylist()], np.int16),
+            n_chunks=pc.list_value_length(shard.chunks).to_numpy().astype(np.int16),
             status=status,
             scores={},
         )
