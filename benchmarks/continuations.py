@@ -25,8 +25,9 @@ from pipeline.inference.continuations import Continuation, ContinuationEngine
 from pipeline.inference.labels.prompt_tokens import answered_suffixes
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer
+from pipeline.inference.memory import CPU_BATCH_TOKENS
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
-from pipeline.runtime.assembly import CPU_BATCH_TOKENS, local_files
+from pipeline.runtime.assembly import local_files
 from pipeline.runtime.weights import locate
 from pipeline.spec.model import KeptFormat, ModelSpec
 from pipeline.spec.parse import spec_of

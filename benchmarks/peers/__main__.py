@@ -27,7 +27,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.runtime.assembly import DocumentReader, job_prompt
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.limits import usable_cores
-from pipeline.runtime.placement import place, spread, this_machine
+from pipeline.runtime.placement import EngineBytes, place, spread, this_machine
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store
@@ -153,9 +153,8 @@ def _of_a_run(setup: Setup) -> tuple[int, int]:
     quantize: Any = setup.number_format if setup.number_format.startswith("int8") else "none"
     model = ModelSpec(path=setup.folder, device="cpu", quantize=quantize)
     weights = sum(file.stat().st_size for file in Path(setup.folder).glob("*.safetensors"))
-    placed = spread(
-        place(model, machine), model, machine, work_items=_MUCH_WORK, weights_bytes=weights
-    )
+    needs = EngineBytes(weights, 1024**3, 0, shares_weights=quantize == "none")
+    placed = spread(place(model, machine), model, machine, work_items=_MUCH_WORK, needs=needs)
     return placed.actors, placed.threads
 
 

@@ -149,11 +149,15 @@ def _constant(present: NDArray[np.integer], labels: int, hidden: int) -> Linear:
 
 @dataclass(frozen=True, slots=True)
 class GoldStates:
-    """Hidden states of gold rows, with their labels."""
+    """Hidden states of gold rows, with their labels.
 
-    states: NDArray[np.float32]  # [rows, layers, poolings, hidden]
+    The states may be a file that is larger than memory: those of one place are copied at a time.
+    """
+
+    states: NDArray[np.float32]  # [rows that were read, layers, poolings, hidden]
     targets: Floats  # [rows, labels]: 1 at the gold label, or a teacher's probabilities
     groups: Ints  # [rows]: equal for equal texts
+    rows: Ints | None = None  # [rows]: indices into the states; None: all, in order
 
     @property
     def truth(self) -> Ints:  # [rows]
@@ -166,7 +170,13 @@ class GoldStates:
         return bool(shares.min() < _RARE / len(shares))
 
     def part(self, rows: Ints) -> GoldStates:
-        return GoldStates(self.states[rows], self.targets[rows], self.groups[rows])
+        own = rows if self.rows is None else self.rows[rows]
+        return GoldStates(self.states, self.targets[rows], self.groups[rows], own)
+
+    def at(self, layer: int, pooling: int) -> NDArray[np.float32]:  # [rows, hidden]
+        """The states of one layer and pooling."""
+        of_place = self.states[:, layer, pooling]
+        return of_place if self.rows is None else of_place[self.rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +220,15 @@ def fit(
     gold: GoldStates, *, strengths: Sequence[float] = STRENGTHS, folds_number: int = FOLDS
 ) -> Fitted:
     """A readout of every layer."""
-    rows, layers, poolings, _ = gold.states.shape
-    by_place = np.empty((layers, poolings, rows, gold.targets.shape[1]))
+    _, layers, poolings, _ = gold.states.shape
+    by_place = np.empty((layers, poolings, *gold.targets.shape))
     by_layer, held_out = np.empty_like(by_place[:, 0]), np.empty_like(gold.targets)
     for split in folds(gold.truth, gold.groups, number=folds_number, seed=SEED):
         fitted, asked = gold.part(split.fitted), gold.part(split.held_out)
         choices = choose(fitted, strengths)
         for layer, pooling in np.ndindex(layers, poolings):
             map_ = refit(fitted, layer, pooling, choices[layer][pooling])
-            p = softmax(map_.logits(asked.states[:, layer, pooling]), axis=1)
+            p = softmax(map_.logits(asked.at(layer, pooling)), axis=1)
             by_place[layer, pooling, split.held_out] = p
         layer, pooling = cheapest(choices)
         by_layer[:, split.held_out] = by_place[:, pooling, split.held_out]
@@ -269,7 +279,7 @@ def _best(choices: Sequence[Choice]) -> Choice:
 
 def refit(gold: GoldStates, layer: int, pooling: int, choice: Choice) -> Linear:
     """The calibrated map, fitted to all these rows."""
-    states, weights = gold.states[:, layer, pooling], row_weights(gold.targets, gold.balanced)
+    states, weights = gold.at(layer, pooling), row_weights(gold.targets, gold.balanced)
     [fitted] = fit_path(states, gold.targets, weights, strengths=[choice.strength])
     return fitted.scaled(choice.scale, choice.offset)
 
@@ -278,7 +288,7 @@ def _choice(
     gold: GoldStates, layer: int, pooling: int, strengths: Sequence[float], splits: Sequence[Split]
 ) -> Choice:
     rows, labels = gold.targets.shape
-    states = gold.states[:, layer, pooling]
+    states = gold.at(layer, pooling)
     logits = np.zeros((len(strengths), rows, labels))
     for split in splits:
         targets = gold.targets[split.fitted]

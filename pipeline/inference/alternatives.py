@@ -27,7 +27,7 @@ from pipeline.inference.labels.early_exit import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
 from pipeline.inference.labels.trie import LabelTrie
-from pipeline.inference.memory import head_dim
+from pipeline.inference.memory import shape_of
 from pipeline.inference.model.int8_products import Int8Linear
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.model.quantisation import expert_weights
@@ -288,7 +288,8 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
     products = sum(below) * tree.tokens + last * len(ends)
     unembedding = config.hidden_size * config.vocab_size * len(ends)
     # — a score and a weighted value: 2 multiply-adds for each query, key, head and dimension
-    attention = 4 * config.num_attention_heads * head_dim(config) * pairs
+    shape = shape_of(model)
+    attention = 4 * shape.heads * shape.dim * pairs
     return int(2 * (products + unembedding) + attention)
 
 

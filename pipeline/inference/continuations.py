@@ -19,10 +19,10 @@ from pipeline.inference.attention.compiled import to_device
 from pipeline.inference.attention.hook import PrefixKV
 from pipeline.inference.attention.kernels import Attended, LayerKV, attend, attend_rows
 from pipeline.inference.attention.merge import merge_into
-from pipeline.inference.attention.rounded_kv import BLOCK_TOKENS, RoundedKV
+from pipeline.inference.attention.rounded_kv import RoundedKV
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.engine import is_out_of_memory
-from pipeline.inference.memory import kv_bytes
+from pipeline.inference.memory import KV_BLOCK_TOKENS, shape_of
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import Usage, pack
 from pipeline.inference.schedules.forward import attend_everywhere, prefill, run
@@ -70,7 +70,7 @@ class ContinuationEngine:
         layers = model.network.config.get_text_config().num_hidden_layers
         self.peak_kept_bytes = 0
         # — with padding, twice as many at most
-        self._max_kept_tokens = max(1, max_kept_bytes // (2 * layers * kv_bytes(model)))
+        self._max_kept_tokens = max(1, max_kept_bytes // (2 * layers * shape_of(model).kv_bytes))
 
     def decode(
         self,
@@ -177,7 +177,7 @@ class _KeptTexts:
         """Takes the packed keys and values out of the dictionary, a layer at a time."""
         width = max(lengths)
         if kind != "none":  # so that no block of numbers with one step is of two texts
-            width += -width % BLOCK_TOKENS
+            width += -width % KV_BLOCK_TOKENS
         layers: dict[int, LayerKV | RoundedKV] = {}
         for layer in [*packed_kv]:
             kv = packed_kv.pop(layer)
@@ -288,14 +288,16 @@ class ShardContinuations:
         self.rows = len(texts)
         self.usage = Usage()
         self._texts, self._tokens = texts, tokens
-        self._first_of = first_of_equals([[text] if text else [] for text in texts], identities)
+        self._first_of = first_of_equals(
+            [[text] if len(text) else [] for text in texts], identities
+        )
         self._decoded: dict[int, Continuation] = {}
         self._failed: dict[int, str] = {}  # status by row
 
     @property
     def asked_rows(self) -> int:
         """How many rows the model reads."""
-        return sum(1 for row, text in enumerate(self._texts) if text and row not in self._first_of)
+        return sum(bool(len(text)) for text in self._texts) - len(self._first_of)
 
     def decode_rows(
         self,
@@ -308,7 +310,7 @@ class ShardContinuations:
 
         `on_rows` is called with the number of rows, and with their share of all that are decoded.
         """
-        rows = [r for r in range(start, end) if self._texts[r] and r not in self._first_of]
+        rows = [r for r in range(start, end) if len(self._texts[r]) and r not in self._first_of]
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             own = rows[first : first + _ROWS_AT_ONCE]
             decoded = engine.decode(

@@ -55,7 +55,7 @@ class EncoderEngine:
     ) -> None:
         self._network = network
         self._labels = labels
-        self._max_batch_tokens = max_batch_tokens  # halved for good when memory is short
+        self._max_batch_tokens = max_batch_tokens
         self._before, self._after = _special_tokens(tokenizer)
         config: Any = network.config
         self._fill = config.pad_token_id or 0
@@ -92,9 +92,10 @@ class EncoderEngine:
         too_large: set[int] = set()
         # — neighbours in this order have nearly the same length: little of a batch is filled
         waiting = sorted(range(len(documents)), key=lambda i: -len(documents[i]))
+        most_tokens = self._max_batch_tokens
         while waiting:
             length = len(documents[waiting[0]]) + self.special_tokens
-            batch = waiting[: max(1, self._max_batch_tokens // length)]
+            batch = waiting[: max(1, most_tokens // length)]
             try:
                 p[batch] = self._probabilities([documents[i] for i in batch], length)
             except (MemoryError, RuntimeError) as error:
@@ -102,8 +103,9 @@ class EncoderEngine:
                     raise
                 if len(batch) == 1:
                     too_large.add(waiting.pop(0))
-                self._max_batch_tokens = max(1, len(batch) // 2) * length
+                most_tokens = max(1, len(batch) // 2) * length
                 continue
+            most_tokens = self._max_batch_tokens
             on_batch(batch)
             waiting = waiting[len(batch) :]
         read = sum(len(document) + self.special_tokens for document in documents)

@@ -6,7 +6,8 @@ Entry points: `LabelEngine.label`, from token ids to label log-probabilities, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -43,6 +44,23 @@ class Labelled:
     out_of_memory: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Documents that are read together."""
+
+    documents: tuple[int, ...]  # indices
+    max_tokens: int  # that a search below one of them reads at once
+
+    def halves(self, lengths: Sequence[int]) -> list[Batch]:
+        """The same documents in batches of half the tokens; one above that is a batch alone."""
+        own = [lengths[i] for i in self.documents]
+        half = sum(own) // 2
+        return [
+            Batch(tuple(self.documents[i] for i in part), min(half, self.max_tokens))
+            for part in pack(own, max_tokens=half)
+        ]
+
+
 class Engine(Protocol):
     """What labels documents that are token ids: `LabelEngine`, or an encoder."""
 
@@ -70,7 +88,7 @@ class LabelEngine:
         exit_policy: ExitSpec | None = None,
     ) -> None:
         self.prompt = prompt
-        self.max_batch_tokens = max_batch_tokens  # halved for good when memory is short
+        self.max_batch_tokens = max_batch_tokens
         self._readouts: Readouts = readouts or {}
         self._exit_policy = exit_policy
         deepest = None
@@ -109,13 +127,12 @@ class LabelEngine:
         )
         with count_tokens(self.model.network.get_input_embeddings()) as counter:
             labels = [len(q.labels) for q in to_read]
-            log_probs, too_large, rounds = self._answer(documents, questions, labels, on_batch)
+            log_probs, too_large, again = self._answer(documents, questions, labels, on_batch)
         usage = self._usage(documents, questions)
         # — to compute the rows of an image, the model embeds its document's token ids, too
         embedded = sum(len(each) for each in documents if isinstance(each, ImageDocument))
         needed = usage.prefix_tokens_computed + usage.question_tokens_computed + embedded
-        # — where memory was short, documents were read again
-        if rounds <= 1 and not too_large and counter.tokens != needed:
+        if not again and counter.tokens != needed:
             raise ModelError(
                 f"reuse was lost: the model read {counter.tokens:,} tokens, {needed:,} are needed; "
                 "this is a defect of assay, please report the model and the versions"
@@ -139,37 +156,41 @@ class LabelEngine:
         questions: QuestionBatch,
         labels: Sequence[int],
         on_batch: Callable[[Sequence[int]], None],
-    ) -> tuple[list[NDArray[np.float32]], set[int], int]:  # one [docs, labels] a question
-        """Packs the documents and answers them, in smaller batches each time memory is short.
+    ) -> tuple[list[NDArray[np.float32]], set[int], bool]:  # one [docs, labels] a question
+        """Packs the documents and answers them; a batch for which memory is short is halved.
 
-        Also returns the documents too large even alone, and the number of rounds.
+        Other batches keep their size. Also returns the documents too large even alone, and whether
+        a batch was read again.
         """
         log_probs = [np.full((len(documents), n), np.nan, dtype=np.float32) for n in labels]
+        lengths = [len(document) + questions.question_tokens for document in documents]
+        packed = pack(lengths, max_tokens=self.max_batch_tokens)
+        waiting = deque(Batch(tuple(indices), self.max_batch_tokens) for indices in packed)
         too_large: set[int] = set()
-        waiting, rounds = list(range(len(documents))), 0
+        again = False
         while waiting:
-            lengths = [len(documents[i]) + questions.question_tokens for i in waiting]
-            packed = pack(lengths, max_tokens=self.max_batch_tokens)
-            batches = [[waiting[i] for i in batch] for batch in packed]
-            answers = self._answer_batches(documents, batches, questions, on_batch)
-            for batch, by_question in zip(batches, answers, strict=False):
+            answers = self._answer_batches(documents, waiting, questions, on_batch)
+            for by_question in answers:
+                batch = waiting.popleft()
                 for of_all, of_batch in zip(log_probs, by_question, strict=True):
-                    of_all[batch] = of_batch
-            left = batches[len(answers) :]  # memory was short for the first of these
-            # — a smaller budget makes the batch, or what a search reads at once, smaller
-            search_shrinks = questions.has_searches and self.max_batch_tokens > _MIN_BATCH_TOKENS
-            if left and (len(left[0]) > 1 or search_shrinks):
-                self.max_batch_tokens //= 2
-            elif left and not answers:  # it was alone in memory, and no smaller batch is possible
-                too_large.update(left.pop(0))
-            waiting = [i for batch in left for i in batch]
-            rounds += 1
-        return log_probs, too_large, rounds
+                    of_all[list(batch.documents)] = of_batch
+            if not waiting:
+                break
+            again, short = True, waiting.popleft()  # memory was short for this batch
+            if len(short.documents) > 1:
+                waiting.extendleft(reversed(short.halves(lengths)))
+            elif questions.has_searches and short.max_tokens > _MIN_BATCH_TOKENS:
+                waiting.appendleft(Batch(short.documents, short.max_tokens // 2))
+            elif answers:  # — it was beside the answers of other batches, which are gone now
+                waiting.appendleft(short)
+            else:
+                too_large.update(short.documents)
+        return log_probs, too_large, again
 
     def _answer_batches(
         self,
         documents: Sequence[DocumentIds],
-        batches: Sequence[Sequence[int]],
+        batches: Iterable[Batch],
         questions: QuestionBatch,
         on_batch: Callable[[Sequence[int]], None],
     ) -> list[list[NDArray[np.float32]]]:  # by batch and question: [docs, labels]
@@ -181,13 +202,13 @@ class LabelEngine:
         answers: list[list[Tensor]] = []
         for batch in batches:
             try:
-                of_batch = self.model.with_images([documents[i] for i in batch])
-                answers.append(questions.answers(of_batch, max_tokens=self.max_batch_tokens))
+                of_batch = self.model.with_images([documents[i] for i in batch.documents])
+                answers.append(questions.answers(of_batch, max_tokens=batch.max_tokens))
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
                 break
-            on_batch(batch)
+            on_batch(batch.documents)
         return [[tensor.numpy(force=True) for tensor in by_question] for by_question in answers]
 
     def _usage(self, documents: Sequence[DocumentIds], questions: QuestionBatch) -> Usage:

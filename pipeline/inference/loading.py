@@ -31,8 +31,9 @@ from pipeline.errors import ModelError
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import Kernel, flash_kernel
 from pipeline.inference.images import ImageReader
+from pipeline.inference.memory import MLP_ROWS
 from pipeline.inference.model.int8_products import round_linear
-from pipeline.inference.model.llama_form import use_llama_form
+from pipeline.inference.model.llama_form import use_llama_form, use_row_blocks
 from pipeline.inference.model.loaded import (
     LoadedModel,
     cut_last_layer,
@@ -293,7 +294,10 @@ def prepare(
     nn.Module.eval(network).requires_grad_(False)
     set_attention(network, hook.IMPLEMENTATION)
     if not dispatched:
-        use_llama_form(decoder_of(network) if images else network.base_model)
+        decoder = decoder_of(network) if images else network.base_model
+        use_llama_form(decoder)
+        if network.device.type == "cpu":
+            use_row_blocks(decoder, rows=MLP_ROWS)
     # Some families keep the window on the attention module, others only in the configuration.
     windows = {getattr(module, "sliding_window", None) for module in network.modules()}
     whole = LoadedModel(

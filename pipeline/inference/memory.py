@@ -1,21 +1,102 @@
 """How much memory labelling takes, and how glibc's malloc is kept from returning it every layer.
 
-Entry points: `plan_memory`, from the model's shapes and the free bytes; `disable_malloc_trim`, once
-a process.
+Entry points: `ModelShape`, from a model's configuration; `plan_memory`, from a loaded model and the
+free bytes; `disable_malloc_trim`, once a process. Must not import torch: the driver plans, too.
 """
 
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.inference.attention.rounded_kv import BLOCK_TOKENS
-from pipeline.inference.labels.scoring import ROWS
-from pipeline.inference.model.loaded import LoadedModel
+if TYPE_CHECKING:
+    from pipeline.inference.model.loaded import LoadedModel
 
+# Larger batches do not use two cores better, and their activations no longer fit in the cache:
+# 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
+CPU_BATCH_TOKENS = 1_280
+ENCODER_BATCH_TOKENS = 4_096  # on a CPU
+# Rows that a feed-forward reads at once on a CPU: a longer document costs its attention alone. A
+# batch of short documents is never above it.
+MLP_ROWS = 2_048
+# Rows whose logits are in memory at once: 128 x 150,000 x 4 bytes = 77 MB.
+LOGIT_ROWS = 128
+# Tokens of rounded keys and values that share one step.
+KV_BLOCK_TOKENS = 32
 # The share of free memory that a batch may use; the rest is for the kernels' own workspaces.
 _USABLE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a decoder or encoder that its memory depends on."""
+
+    hidden: int
+    dim: int  # of one head
+    heads: int
+    kv_heads: int
+    inner: int  # numbers of one token that the feed-forward holds, beside the layer's states
+    layers: int
+    vocab: int
+    item_bytes: int  # of the number format
+    mlp_rows: int | None = None  # rows that a feed-forward reads at once; None: all
+
+    @classmethod
+    def of(cls, config: Any, *, item_bytes: int, mlp_rows: int | None) -> ModelShape:
+        """The shape that a model's text configuration states; AttributeError if it states none."""
+
+        def largest(name: str) -> int:  # of all layers; 0 if it is not stated
+            value = getattr(config, name, None) or 0
+            return int(max(value) if isinstance(value, list) else value)
+
+        hidden, heads = config.hidden_size, largest("num_attention_heads") or 1
+        inner = 3 * (largest("intermediate_size") or 4 * hidden)
+        if of_expert := largest("moe_intermediate_size"):
+            # — a mixture of experts copies a token for each chosen expert
+            inner = max(1, largest("num_experts_per_tok")) * (3 * of_expert + 2 * hidden)
+        return cls(
+            hidden=hidden,
+            dim=largest("head_dim") or hidden // heads,
+            heads=heads,
+            kv_heads=largest("num_key_value_heads") or heads,
+            inner=inner,
+            layers=config.num_hidden_layers,
+            vocab=config.vocab_size,
+            item_bytes=item_bytes,
+            mlp_rows=mlp_rows,
+        )
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the keys and values of one token in one layer; grouped heads are stored once."""
+        return 2 * self.kv_heads * self.dim * self.item_bytes
+
+    @property
+    def logits_bytes(self) -> int:
+        """The unembedding's own logits, their float32 form, and a copy while their sum is taken."""
+        narrow = self.item_bytes if self.item_bytes < 4 else 0
+        return LOGIT_ROWS * self.vocab * (narrow + 2 * 4)
+
+    def batch_bytes(self, tokens: int) -> int:
+        """Peak bytes of the activations of a batch, which one layer or the logits need.
+
+        The embedding, the layer's input, and the cosines and sines of the rotary embedding are held
+        throughout. Attention adds the normalised input, and 3.5 times the queries and keys while
+        they are rotated. The feed-forward adds the normalised input, the residual and its output,
+        and its inner states, those of a block of rows at a time.
+        """
+        attention = 3 * self.hidden + 7 * (self.heads + self.kv_heads) * self.dim // 2
+        rows = min(tokens, self.mlp_rows or tokens)
+        feed_forward = tokens * 5 * self.hidden + rows * (self.inner - self.hidden)
+        layer = tokens * 2 * self.dim + max(tokens * attention, feed_forward)
+        return max(layer * self.item_bytes, self.logits_bytes)
+
+    def engine_bytes(self, *, prefix_tokens: int, tokens: int) -> int:
+        """The bytes to have free for a prefix and for batches of up to this many tokens."""
+        prefix = prefix_tokens * self.kv_bytes * self.layers
+        return int((self.batch_bytes(tokens) + prefix) / _USABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,83 +105,49 @@ class MemoryPlan:
 
     weights_bytes: int
     prefix_bytes: int  # keys and values of the instruction, kept for the process's life
-    token_bytes: int  # peak activations, for each token of the batch
-    logits_bytes: int
+    shape: ModelShape
     max_batch_tokens: int
-
-    def batch_bytes(self, tokens: int) -> int:
-        """Peak bytes of labelling a batch, without weights and kept prefix."""
-        return max(tokens * self.token_bytes, self.logits_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        return self.weights_bytes + self.prefix_bytes + self.batch_bytes(self.max_batch_tokens)
+        return (
+            self.weights_bytes + self.prefix_bytes + self.shape.batch_bytes(self.max_batch_tokens)
+        )
 
 
 def plan_memory(
     model: LoadedModel, *, prefix_tokens: int, free_bytes: int, most_tokens: int
 ) -> MemoryPlan:
     """Batches of at most `most_tokens` tokens that fit into `free_bytes` beside the weights."""
-    config = model.network.config.get_text_config()
-    item_bytes = model.network.dtype.itemsize
-    prefix = prefix_tokens * kv_bytes(model) * config.num_hidden_layers
+    shape = shape_of(model)
+    prefix = prefix_tokens * shape.kv_bytes * shape.layers
     if model.kv != "none":
-        blocks = -(-prefix_tokens // BLOCK_TOKENS)
+        blocks = -(-prefix_tokens // KV_BLOCK_TOKENS)
         # — a byte for each number, and four for each head of a block
-        sizes = 4 * blocks * 2 * _kv_heads(config) * config.num_hidden_layers
-        prefix = prefix // item_bytes + sizes
+        sizes = 4 * blocks * 2 * shape.kv_heads * shape.layers
+        prefix = prefix // shape.item_bytes + sizes
         # — a layer reads its part widened, by way of two copies in float32
-        free_bytes -= prefix_tokens * kv_bytes(model) * (1 + 2 * 4 // item_bytes)
-    token = token_bytes(model)
-    # The unembedding's own logits, their float32 form, and a copy while their sum is taken.
-    logits = ROWS * config.vocab_size * (item_bytes * (item_bytes < 4) + 2 * 4)
-    batch_tokens = int((free_bytes * _USABLE - prefix) // token)
+        free_bytes -= prefix_tokens * shape.kv_bytes * (1 + 2 * 4 // shape.item_bytes)
+    usable = free_bytes * _USABLE - prefix
     return MemoryPlan(
         weights_bytes=sum(
             weights.nbytes for weights in (*model.network.parameters(), *model.network.buffers())
         ),
         prefix_bytes=prefix,
-        token_bytes=token,
-        logits_bytes=logits,
-        max_batch_tokens=max(1, min(most_tokens, batch_tokens)),
+        shape=shape,
+        max_batch_tokens=max(
+            1, bisect_right(range(1, most_tokens + 1), usable, key=shape.batch_bytes)
+        ),
     )
 
 
-def kv_bytes(model: LoadedModel) -> int:
-    """Bytes of the keys and values of one token in one layer; grouped heads are stored once."""
-    config = model.network.config.get_text_config()
-    return 2 * _kv_heads(config) * head_dim(config) * model.network.dtype.itemsize
-
-
-def token_bytes(model: LoadedModel) -> int:
-    """Peak bytes of one token's activations in a layer.
-
-    The embedding, the layer's input, and the cosines and sines of the rotary embedding are held
-    throughout. Attention adds the normalised input, and 3.5 times the queries and keys while they
-    are rotated. The feed-forward adds the normalised input, the residual and three inner states;
-    a mixture of experts also adds copies of the token, one for each chosen expert.
-    """
-    config = model.network.config.get_text_config()
-    hidden, dim = config.hidden_size, head_dim(config)
-    attention = 3 * hidden + 7 * (config.num_attention_heads + _kv_heads(config)) * dim // 2
-    if inner := getattr(config, "moe_intermediate_size", None):
-        chosen = getattr(config, "num_experts_per_tok", None) or 1
-        feed_forward = 4 * hidden + chosen * (3 * inner + 2 * hidden)
-    else:
-        inner = getattr(config, "intermediate_size", None) or 4 * hidden
-        feed_forward = 4 * hidden + 3 * inner
-    return int((2 * dim + max(attention, feed_forward)) * model.network.dtype.itemsize)
-
-
-def head_dim(config: Any) -> int:
-    """Of a model's text configuration."""
-    return int(
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+def shape_of(model: LoadedModel) -> ModelShape:
+    """The shape of a loaded decoder."""
+    return ModelShape.of(
+        model.network.config.get_text_config(),
+        item_bytes=model.network.dtype.itemsize,
+        mlp_rows=MLP_ROWS if model.device.type == "cpu" else None,
     )
-
-
-def _kv_heads(config: Any) -> int:
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 # Parameters of mallopt(3): the free bytes at the heap's top from which on malloc trims it, and the

@@ -56,7 +56,7 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
 def _memory(memory: MemoryPlan) -> str:
     return (
         f"weights {memory.weights_bytes / 1e6:,.0f} MB, the instruction's cache "
-        f"{memory.prefix_bytes / 1e6:,.1f} MB, {memory.token_bytes / 1e3:,.1f} kB a token; "
+        f"{memory.prefix_bytes / 1e6:,.1f} MB; "
         f"{memory.max_batch_tokens:,} tokens at once, {memory.peak_bytes / 1e6:,.0f} MB in all"
     )
 

@@ -32,7 +32,12 @@ from pipeline.inference.loading import (
     load_model,
     load_tokenizer,
 )
-from pipeline.inference.memory import MemoryPlan, plan_memory
+from pipeline.inference.memory import (
+    CPU_BATCH_TOKENS,
+    ENCODER_BATCH_TOKENS,
+    MemoryPlan,
+    plan_memory,
+)
 from pipeline.inference.model.casting import cast_files, needs_cast
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.shard_answers import ShardAnswers
@@ -57,23 +62,36 @@ from pipeline.spec.model import KeptFormat, Quantize
 from pipeline.spec.schema import DocumentsSpec
 from pipeline.spec.tasks import ContextualSpec, TaskSpec
 
-# Larger batches do not use two cores better, and their activations no longer fit in the cache:
-# 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
-CPU_BATCH_TOKENS = 1_280
 CUDA_BATCH_TOKENS = 65_536
-ENCODER_BATCH_TOKENS = 4_096  # on a CPU
 # The share of free memory that the keys and values of texts that are continued may take.
 _KEPT_SHARE = 0.25
 
 
-def memory_plan(model: LoadedModel, prompt: PromptTokens) -> MemoryPlan:
-    """The largest batch in tokens, and the memory that it takes on the model's device."""
-    if model.device.type == "cuda":
-        free_bytes, most_tokens = torch.cuda.mem_get_info(model.device)[0], CUDA_BATCH_TOKENS
-    else:
-        free_bytes, most_tokens = available_bytes(), CPU_BATCH_TOKENS
-    prefix = len(prompt.prefix)
-    return plan_memory(model, prefix_tokens=prefix, free_bytes=free_bytes, most_tokens=most_tokens)
+def memory_plan(model: LoadedModel, prompt: PromptTokens, *, engines: int = 1) -> MemoryPlan:
+    """The largest batch in tokens, and the memory that it takes on the model's device.
+
+    `engines` share the memory of the device.
+    """
+    on_gpu = model.device.type == "cuda"
+    return plan_memory(
+        model,
+        prefix_tokens=len(prompt.prefix),
+        free_bytes=_free_bytes(model) // engines,
+        most_tokens=CUDA_BATCH_TOKENS if on_gpu else CPU_BATCH_TOKENS,
+    )
+
+
+def _free_bytes(model: LoadedModel) -> int:
+    on_gpu = model.device.type == "cuda"
+    return torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()
+
+
+def _engines_here(job: Job) -> int:
+    """The engines of the job on one machine, or on one GPU."""
+    placement = job.placement
+    if placement.device == "cuda":
+        return 1
+    return max(1, min(placement.actors, usable_cores() // placement.threads))
 
 
 def local_model(job: Job, send: Send = ignore) -> Path:
@@ -133,7 +151,7 @@ def label_engine(job: Job, model: LoadedModel, prompt: PromptTokens) -> LabelEng
     return LabelEngine(
         model,
         prompt,
-        max_batch_tokens=memory_plan(model, prompt).max_batch_tokens,
+        max_batch_tokens=memory_plan(model, prompt, engines=_engines_here(job)).max_batch_tokens,
         readouts=load_readouts(job.readouts, job.spec),
         exit_policy=job.spec.exit,
     )
@@ -165,10 +183,7 @@ def continuation_engine(
     send(WorkerReport(LOADING))
     model = job_model(job, folder)
     _check_schedule(model)
-    on_gpu = model.device.type == "cuda"
-    free = torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()
-    # — the engines of this machine; a GPU has one
-    engines = 1 if on_gpu else max(1, usable_cores() // job.placement.threads)
+    engines, bare = _engines_here(job), PromptTokens(prefix, ())
     ends = model.network.generation_config.eos_token_id
     if ends is None:
         ends = tokenizer.eos_token_id
@@ -176,8 +191,8 @@ def continuation_engine(
         model,
         prefix,
         stop_ids=ends if isinstance(ends, list) else [each for each in (ends,) if each is not None],
-        max_batch_tokens=memory_plan(model, PromptTokens(prefix, ())).max_batch_tokens,
-        max_kept_bytes=int(free * _KEPT_SHARE / engines),
+        max_batch_tokens=memory_plan(model, bare, engines=engines).max_batch_tokens,
+        max_kept_bytes=int(_free_bytes(model) * _KEPT_SHARE / engines),
     )
     return engine, tokenizer
 

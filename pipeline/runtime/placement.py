@@ -1,7 +1,8 @@
 """Where the labelling actors run: device, number of actors, threads, number format.
 
 Entry points: `place` for one engine a machine, and `spread` for as many engines as a run has work
-for; `shard_bytes`. Must not import torch: the driver decides this without a model.
+and memory for, of the size that `engine_bytes` plans; `shard_bytes`. Must not import torch: the
+driver decides this without a model.
 """
 
 from __future__ import annotations
@@ -10,11 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from pathlib import Path
+from types import SimpleNamespace
 
 from pipeline.errors import Problem, SpecError
+from pipeline.inference.memory import (
+    CPU_BATCH_TOKENS,
+    ENCODER_BATCH_TOKENS,
+    MLP_ROWS,
+    ModelShape,
+)
 from pipeline.runtime.limits import available_bytes, usable_cores, usable_gpus
+from pipeline.runtime.weights import ModelFiles, model_config
 from pipeline.sources.shards import MAX_SHARD_BYTES
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.schema import JobSpec
 
 Resources = dict[str, float]  # of one Ray node, by name
 
@@ -31,8 +41,13 @@ _WITHOUT_BFLOAT16 = {f"accelerator_type:{name}" for name in ("K80", "P4", "P100"
 _SERIAL = 0.2
 # Engines of fewer threads may take this much longer: another process slows them less.
 _NEARLY = 1.1
-# A process with torch and its batch; the weights are shared.
-ENGINE_BYTES = 1024**3
+# A process with torch, Ray and a shard, without weights and batches.
+PROCESS_BYTES = 768 * 1024**2
+# Numbers of a token in a layer, of a model of this many weights that does not state its sizes.
+# They grow with the width, and so with the cube root of the weights.
+_UNKNOWN_NUMBERS, _OF_WEIGHTS = 24_576, 1.5e9
+# A token of a prompt has this many bytes of UTF-8 or more, in most languages.
+_TOKEN_BYTES = 3
 # A crash costs at most a shard: about a minute of one worker at these rates.
 _SHARD_SECONDS = 60
 _FLOPS = {"cpu": 100e9, "cuda": 200e12}
@@ -72,6 +87,42 @@ class Placement:
     def cores(self) -> int:
         """The processor cores that the actors use together."""
         return self.actors * self.threads
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBytes:
+    """The memory of one engine on a CPU."""
+
+    weights: int
+    own: int  # its process, its prefix and its longest document
+    max_tokens: int  # of that document
+    shares_weights: bool = True  # with the other engines of its machine
+
+
+def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
+    """What an engine of the spec's model takes, in a torch dtype, for documents of full length."""
+    weights, own, max_tokens = files.loaded_bytes(dtype), PROCESS_BYTES, spec.documents.max_tokens
+    if files.kind != "none":
+        encoder = spec.model.kind == "encoder"
+        least = ENCODER_BATCH_TOKENS if encoder else CPU_BATCH_TOKENS
+        item_bytes = 4 if dtype == "float32" else 2
+        asked = sum(len((task.question or "").encode()) for task in spec.model_tasks)
+        tokens = max(least, max_tokens + asked // _TOKEN_BYTES)
+        prefix = len(spec.prompt.model_dump_json().encode()) // _TOKEN_BYTES
+        try:
+            config = model_config(files, spec.model.storage_options)
+            shape = ModelShape.of(
+                SimpleNamespace(**config),
+                item_bytes=item_bytes,
+                mlp_rows=None if encoder else MLP_ROWS,
+            )
+            own += shape.engine_bytes(prefix_tokens=prefix, tokens=tokens)
+        except (AttributeError, OSError, ValueError):
+            # — GGUF, or the family's defaults; what loads the model says what is wrong with a file
+            width = (weights / item_bytes / _OF_WEIGHTS) ** (1 / 3)
+            own += int(tokens * item_bytes * _UNKNOWN_NUMBERS * width)
+    # — rounded weights are rounded in each process
+    return EngineBytes(weights, own, max_tokens, shares_weights=spec.model.quantize == "none")
 
 
 def this_machine() -> Machine:
@@ -139,18 +190,22 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
 
 
 def spread(
-    placement: Placement, model: ModelSpec, machine: Machine, *, work_items: int, weights_bytes: int
+    placement: Placement, model: ModelSpec, machine: Machine, *, work_items: int, needs: EngineBytes
 ) -> Placement:
-    """The placement with as many engines as a run of this many work items has use for.
+    """A placement on CPUs with as many engines as a run of this many work items has use for.
 
-    A placement on GPUs stays as it is. `weights_bytes` are the bytes of the loaded model.
+    SpecError if not even one engine fits into the memory.
     """
-    if placement.gpus:
-        return placement
-    shared_bytes, own_bytes = weights_bytes, ENGINE_BYTES
-    if model.quantize != "none":  # rounded in each process
-        shared_bytes, own_bytes = 0, ENGINE_BYTES + weights_bytes
-    in_memory = max(1.0, (machine.memory_bytes - shared_bytes) / own_bytes)
+    shared, own = (needs.weights, 0) if needs.shares_weights else (0, needs.weights)
+    in_memory = (machine.memory_bytes - shared) / (own + needs.own)
+    if in_memory < 1:
+        fix = (
+            f"one engine takes {(needs.weights + needs.own) / 1e9:,.1f} GB with documents of this "
+            f"length ({needs.weights / 1e9:,.1f} GB are the weights), and "
+            f"{machine.memory_bytes / 1e9:,.1f} GB are available; write a smaller number, or use a "
+            "smaller model or a larger machine"
+        )
+        raise SpecError([Problem("documents.max_tokens", fix, needs.max_tokens)])
     engines, threads = cpu_engines(
         machine.cores,
         work_items,

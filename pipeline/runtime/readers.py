@@ -196,7 +196,7 @@ def token_chunks(chunks: pa.Array, images: pa.Array | None) -> Chunks:
     if images is None:
         return rows
     pairs = zip(rows, images, strict=True)
-    return [[as_document(each.tolist(), image.as_py()) for each in row] for row, image in pairs]
+    return [[as_document(each, image.as_py()) for each in row] for row, image in pairs]
 
 
 def _task_rows(labelled: LabelledDocuments, task: TaskSpec, rows: Bools) -> pa.StructArray:

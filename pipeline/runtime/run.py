@@ -30,7 +30,14 @@ from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.connection import local_ray, remote_ray
 from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
 from pipeline.runtime.outcome import Outcome, RunCounts, with_retries
-from pipeline.runtime.placement import Machine, cluster, place, spread, this_machine
+from pipeline.runtime.placement import (
+    Machine,
+    cluster,
+    engine_bytes,
+    place,
+    spread,
+    this_machine,
+)
 from pipeline.runtime.progress import (
     CONNECTING,
     LISTING,
@@ -272,13 +279,11 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
     def spread_one(each: Job) -> Job:
         with placed_in_stage(job.spec, each.spec, each.stage):
             placement = replace(place(each.spec.model, machine), dtype=each.placement.dtype)
-        placement = spread(
-            placement,
-            each.spec.model,
-            machine,
-            work_items=work_items,
-            weights_bytes=each.files.loaded_bytes(placement.dtype),
-        )
+            if work_items and not placement.gpus:
+                needs = engine_bytes(each.spec, each.files, placement.dtype)
+                placement = spread(
+                    placement, each.spec.model, machine, work_items=work_items, needs=needs
+                )
         return replace(each, placement=placement, ends=job.ends)
 
     return replace(spread_one(job), stages=tuple(map(spread_one, job.stages)))

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from fsspec import AbstractFileSystem
 from huggingface_hub import HfApi, snapshot_download
@@ -147,6 +148,27 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
             f"one, and run again"
         )
     return folder
+
+
+def model_config(files: ModelFiles, options: Options) -> dict[str, Any]:
+    """The configuration of the model's decoder, as its config.json states it; of GGUF nothing."""
+    name = "config.json"
+    if files.kind == "gguf":
+        return {}
+    if files.kind == "remote":
+        with storage_errors(files.location, "read"):
+            file_system, place = file_system_at(files.location, options)
+            content = file_system.cat_file(f"{place.rstrip('/')}/{name}")
+    else:
+        folder = Path(files.location)
+        if files.kind == "hub":
+            try:
+                folder = _from_hub(files.location, files.revision, [name])
+            except HUB_ERRORS as reason:
+                raise _not_on_hub(files.location, files.revision, reason) from reason
+        content = (folder / name).read_bytes()
+    config: dict[str, Any] = parse_json(content)
+    return {**config, **(config.get("text_config") or {})}
 
 
 def is_same_model(weights: Mapping[str, str], files: ModelFiles, cache_dir: Path) -> bool:

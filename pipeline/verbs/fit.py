@@ -184,8 +184,9 @@ def _gold_states(gold: GoldTask, task: str, read: ReadGold) -> GoldStates:
     labelled = _labelled(gold, read)
     rows = read.rows[labelled]
     targets = np.eye(len(gold.labels))[gold.truth[rows]] if gold.soft is None else gold.soft[rows]
-    states = read.states[labelled][:, :, list(read.kinds[task])]
-    return GoldStates(states, targets, read.groups[labelled])
+    first, last = read.kinds[task][0], read.kinds[task][-1]
+    states = read.states[:, :, first : last + 1 : max(1, last - first)]  # a view: one kind, or two
+    return GoldStates(states, targets, read.groups[labelled], labelled)
 
 
 def _labelled(gold: GoldTask, read: ReadGold) -> NDArray[np.intp]:

@@ -7,11 +7,15 @@ prefix  ──  document        ──┬── suffix 0
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -53,7 +57,7 @@ class ReadGold:
 
     rows: NDArray[np.int64]  # [docs]: indices into the gold
     groups: NDArray[np.int64]  # [docs]: equal for equal tokens
-    states: NDArray[np.float32]  # [docs, layers, kinds, hidden]
+    states: NDArray[np.float32]  # [docs, layers, kinds, hidden], in a file
     kinds: Mapping[str, tuple[int, ...]]  # task -> its poolings among the kinds
     layers: tuple[int, ...]
     all_layers: int  # of the decoder
@@ -90,12 +94,22 @@ def read_gold_states(
     read_layers = chosen_layers(layers, model.layers)
     suffixes = list(dict.fromkeys(question.token_ids for question in prompt.questions))
     batch = memory_plan(model, prompt).max_batch_tokens
-    read = partial(document_states, model, prompt.prefix, suffixes, max_batch_tokens=batch)
+    read = partial(
+        document_states,
+        model,
+        prompt.prefix,
+        suffixes,
+        max_batch_tokens=batch,
+        folder=Path(job.cache_dir),
+    )
     token_ids = list(documents.values())
     states = read(token_ids, layers=read_layers, on_documents=announce(len(token_ids)))
-    finite = np.isfinite(states).all(axis=(1, 2, 3))
+    places = list(np.ndindex(states.shape[1:3]))  # — one at a time: all may not fit into memory
+    finite = np.all([np.isfinite(states[:, i, j]).all(axis=1) for i, j in places], axis=0)
     if not finite.all():
         left_out[OVERFLOWN] = int((~finite).sum())
+        for i, j in places:
+            states[: finite.sum(), i, j] = states[finite, i, j]
     # — long texts that differ only after `max_tokens` have the same tokens and states
     hashes = [
         short_hash(np.array(ids, np.int64).tobytes() + getattr(ids, "image", b""))
@@ -104,7 +118,7 @@ def read_gold_states(
     return ReadGold(
         rows=np.array(list(documents), np.int64)[finite],
         groups=np.unique(hashes, return_inverse=True)[1].astype(np.int64)[finite],
-        states=states[finite],
+        states=states[: finite.sum()],
         kinds={
             question.name: (
                 suffixes.index(question.token_ids),
@@ -216,6 +230,21 @@ def _seconds(
     return (time.perf_counter() - started) / len(sample)
 
 
+def _in_file(folder: Path, shape: tuple[int, int, int, int]) -> NDArray[np.float32]:
+    """An array of zeros in a new file; SpecError if the disk has no room for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    needed, free = 4 * prod(shape), shutil.disk_usage(folder).free
+    if needed > free:
+        fix = (
+            f"the states of {shape[2]:,} documents after {shape[0]} layers take "
+            f"{needed / 1e9:,.1f} GB, and {folder} has {free / 1e9:,.1f} GB free; name fewer "
+            "layers, or another folder in ASSAY_CACHE"
+        )
+        raise SpecError([Problem("--layers", fix, shape[0])])
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return np.memmap(file, np.float32, "w+", shape=shape)
+
+
 def document_states(
     model: LoadedModel,
     prefix: Sequence[int],
@@ -224,9 +253,12 @@ def document_states(
     *,
     layers: Sequence[int],  # rising, from 1 to all
     max_batch_tokens: int,
+    folder: Path,
     on_documents: Callable[[int], None] = lambda documents: None,
 ) -> NDArray[np.float32]:  # [docs, layers, kinds, hidden]
     """The states of every document; kinds are the suffixes' last tokens, then the mean.
+
+    They are in a file without a name in the folder, which the system deletes with the array.
 
     State N is the `hidden_states[N]` of transformers: the residual stream after N layers, and
     after the last one also normalised. Layers above the highest of `layers` are not run.
@@ -243,7 +275,8 @@ def document_states(
     reader = read_prefix(whole, prefix, layers=layers[-1]).reader(points)
     lengths = [len(document) + reader.question_tokens for document in documents]
     hidden = model.network.config.get_text_config().hidden_size
-    states = np.empty((len(documents), len(layers), len(suffixes) + 1, hidden), np.float32)
+    states = _in_file(folder, (len(layers), len(suffixes) + 1, len(documents), hidden))
+    states = states.transpose(2, 0, 1, 3)
     for batch in pack(lengths, max_tokens=max_batch_tokens):
         by_layer: list[LayerStates] = []
         reader.read_layers(model.with_images([documents[i] for i in batch]), by_layer.append)

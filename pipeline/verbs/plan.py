@@ -20,7 +20,7 @@ from pipeline.options import PlanOptions
 from pipeline.runtime.assembly import DocumentReader, job_model, job_prompt, label_engine
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import Plan, make_job
-from pipeline.runtime.placement import place, spread, this_machine
+from pipeline.runtime.placement import engine_bytes, place, spread, this_machine
 from pipeline.runtime.progress import (
     LISTING,
     LOADING,
@@ -139,11 +139,10 @@ def _measure(
     disable_malloc_trim()
     job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job, send=announce)
-    weights_bytes = job.files.loaded_bytes(placement.dtype)
-    items = len(planned.work_items)
-    placement = spread(
-        placement, spec.model, machine, work_items=items, weights_bytes=weights_bytes
-    )
+    if not placement.gpus:
+        needs = engine_bytes(spec, job.files, placement.dtype)
+        items = len(planned.work_items)
+        placement = spread(placement, spec.model, machine, work_items=items, needs=needs)
     job = replace(job, placement=placement)
     count = options.documents or DEFAULT_DOCUMENTS[placement.device]
     shards = [work.shard for work in planned.work_items if work.asks]

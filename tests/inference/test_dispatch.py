@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,20 @@ def test_a_spread_model_answers_as_before(
 
 
 def test_states_between_layers_come_home(
-    make_network: Callable[..., Any], tiny_model: Callable[[str], LoadedModel]
+    make_network: Callable[..., Any], tiny_model: Callable[[str], LoadedModel], tmp_path: Path
 ) -> None:
     network = make_network("llama")
     dispatch(network, ["cpu", "cpu"])
     found, expected = (
-        document_states(model, [5, 6], [[7]], [[1, 2, 3], [4]], layers=[1, 2], max_batch_tokens=50)
+        document_states(
+            model,
+            [5, 6],
+            [[7]],
+            [[1, 2, 3], [4]],
+            layers=[1, 2],
+            max_batch_tokens=50,
+            folder=tmp_path,
+        )
         for model in (prepare(network, dispatched=True), tiny_model("llama"))
     )
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())

@@ -158,7 +158,7 @@ def batch_tokens(reader: FusedReader, documents: Sequence[Sequence[int]]) -> int
     return sum(len(document) + reader.question_tokens for document in documents)
 
 
-def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
+def test_running_out_of_memory_halves_the_batch_and_loses_nothing(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = random.Random(3)
@@ -177,7 +177,7 @@ def test_running_out_of_memory_halves_the_budget_and_loses_nothing(
     read: list[int] = []
     again = engine.label(documents, on_batch=read.extend).log_probs
     assert sorted(read) == list(range(12))  # a batch for which memory was short is not counted
-    assert engine.max_batch_tokens < 100_000
+    assert engine.max_batch_tokens == 100_000
     for first, second in zip(whole, again, strict=True):
         np.testing.assert_allclose(first, second, rtol=0, atol=TOLERANCE)
 
@@ -203,6 +203,31 @@ def test_a_document_too_large_even_alone_is_named_whatever_is_beside_it(
     assert labelled.out_of_memory == {0}
     for answers in labelled.log_probs:
         assert np.isnan(answers[0]).all() and np.isfinite(answers[1:]).all()
+
+
+def test_one_document_too_large_leaves_all_other_batches_as_large_as_planned(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = random.Random(6)
+    prompt = some_prompt(source, 1, prefix=4)
+    others = [some_ids(source, 20) for _ in range(200)]
+    engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1_000)
+    real, batches = FusedReader.read_layers, []
+
+    def small_memory(self: FusedReader, documents: Sequence[Sequence[int]], on_layer: Any) -> None:
+        if max(map(len, documents)) > 500:
+            raise torch.OutOfMemoryError("no room")
+        batches.append(len(documents))
+        real(self, documents, on_layer)
+
+    monkeypatch.setattr(FusedReader, "read_layers", small_memory)
+    engine.label(others)
+    planned, batches[:] = list(batches), []
+    assert engine.label([[7] * 600, *others]).out_of_memory == {0}
+    assert len(batches) <= len(planned) + 2 and max(batches) == max(planned)
+    batches.clear()
+    engine.label(others)
+    assert batches == planned
 
 
 def test_batches_before_memory_ran_out_are_not_computed_again(

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
-from pipeline.inference.memory import kv_bytes, plan_memory
+from pipeline.inference.memory import plan_memory, shape_of
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.forward import prefill
 
@@ -27,7 +27,7 @@ SHAPES: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 8_192,
+    "max_position_embeddings": 16_384,
     "pad_token_id": None,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -71,7 +71,7 @@ def allocated_at_most(run: Callable[[], object]) -> int:
         ),
     ],
 )
-@pytest.mark.parametrize("documents, tokens", [(1, 3_000), (12, 200)])
+@pytest.mark.parametrize("documents, tokens", [(1, 12_000), (1, 3_000), (12, 200)])
 def test_a_batch_takes_what_the_plan_says_within_15_percent(
     family: str, changes: dict[str, Any], documents: int, tokens: int
 ) -> None:
@@ -81,7 +81,7 @@ def test_a_batch_takes_what_the_plan_says_within_15_percent(
     batch = documents * (tokens + engine.label([[1]]).usage.question_tokens_computed)
     planned = plan_memory(model, prefix_tokens=20, free_bytes=1 << 40, most_tokens=batch)
     measured = allocated_at_most(lambda: engine.label(read))
-    assert measured == pytest.approx(planned.batch_bytes(batch), rel=0.15)
+    assert measured == pytest.approx(planned.shape.batch_bytes(batch), rel=0.15)
 
 
 def test_little_memory_makes_batches_small_and_much_does_not_make_them_large() -> None:
@@ -89,7 +89,7 @@ def test_little_memory_makes_batches_small_and_much_does_not_make_them_large() -
     small = plan_memory(model, prefix_tokens=20, free_bytes=10_000_000, most_tokens=5_000)
     large = plan_memory(model, prefix_tokens=20, free_bytes=1 << 40, most_tokens=5_000)
     assert 1 < small.max_batch_tokens < large.max_batch_tokens == 5_000
-    assert small.prefix_bytes + small.batch_bytes(small.max_batch_tokens) <= 10_000_000
+    assert small.prefix_bytes + small.shape.batch_bytes(small.max_batch_tokens) <= 10_000_000
 
 
 def test_a_kept_prefix_takes_what_the_plan_says(tiny_model: Callable[[str], LoadedModel]) -> None:
@@ -99,7 +99,7 @@ def test_a_kept_prefix_takes_what_the_plan_says(tiny_model: Callable[[str], Load
     assert kept is not None
     kept_bytes = sum(kv.k.nbytes + kv.v.nbytes for kv in kept.layers.values())
     assert planned.prefix_bytes == kept_bytes
-    assert kv_bytes(model) * 20 * 2 == kept_bytes
+    assert shape_of(model).kv_bytes * 20 * 2 == kept_bytes
 
 
 # Forty blocks of 8 MB, two at a time: a kept heap is paged in once.

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.errors import SpecError
 from pipeline.runtime.placement import (
-    ENGINE_BYTES,
+    PROCESS_BYTES,
+    EngineBytes,
     Machine,
     Placement,
     cluster,
     cpu_engines,
+    engine_bytes,
     place,
     spread,
     this_machine,
 )
+from pipeline.runtime.weights import ModelFiles
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.schema import JobSpec
 
 OLD = Machine(gpus=(), cores=(8,), cpu_flags=frozenset({"avx2"}))
 INTEL: dict[str, Any] = {"gpus": (), "cores": (8,), "cpu_vendor": "GenuineIntel"}
@@ -124,31 +130,79 @@ def test_threads_times_engines_exceed_neither_the_cores_nor_the_memory(
         assert threads in (None, each)
 
 
+GIB = 1024**3
+# Qwen2.5-1.5B, of which a token needs 46 kB in attention, beside 56 kB of keys and values.
+QWEN = {
+    "hidden_size": 1_536,
+    "intermediate_size": 8_960,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 28,
+    "vocab_size": 151_936,
+}
+
+
+def needs_of(folder: Path, config: dict[str, Any], max_tokens: int, **model: Any) -> EngineBytes:
+    (folder / "config.json").write_text(json.dumps(config))
+    spec = JobSpec.model_validate(
+        {
+            "name": "job",
+            "model": {"path": str(folder), **model},
+            "input": {"path": "in"},
+            "output": "out",
+            "documents": {"max_tokens": max_tokens},
+            "tasks": [{"name": "rude", "question": "Is it rude? " * 9, "labels": ["yes", "no"]}],
+        }
+    )
+    files = ModelFiles("folder", str(folder), None, {}, 2 * GIB)
+    return engine_bytes(spec, files, "bfloat16")
+
+
 @pytest.mark.parametrize(
     ("model", "gib", "expected"),
     [
         ({}, 100, (16, 1)),
-        ({}, 7, (5, 3)),  # 2 GiB of weights, which all engines share
-        ({"quantize": "int8"}, 7, (2, 8)),  # rounded weights are not shared
+        ({}, 7.5, (5, 3)),  # 2 GiB of weights, which all engines share
+        ({"quantize": "int8"}, 7.5, (2, 8)),  # rounded weights are not shared
         ({"threads": 4}, 100, (4, 4)),
-        ({"threads": 4}, 4, (2, 4)),
-        ({}, 0.5, (1, 16)),  # the model itself says that memory is short
+        ({"threads": 4}, 4.5, (2, 4)),
     ],
 )
 def test_no_more_engines_than_fit_into_memory(
-    model: dict[str, Any], gib: float, expected: tuple[int, int]
+    model: dict[str, Any], gib: float, expected: tuple[int, int], tmp_path: Path
 ) -> None:
-    machine = Machine(gpus=(), cores=(16,), memory_bytes=gib * ENGINE_BYTES)
-    spec = ModelSpec(path="m", **model)
-    placed = spread(
-        place(spec, machine), spec, machine, work_items=1_000, weights_bytes=2 * ENGINE_BYTES
-    )
+    machine = Machine(gpus=(), cores=(16,), memory_bytes=gib * GIB)
+    spec, needs = ModelSpec(path="m", **model), needs_of(tmp_path, QWEN, 2_048, **model)
+    placed = spread(place(spec, machine), spec, machine, work_items=1_000, needs=needs)
     assert (placed.actors, placed.threads, placed.workers) == (*expected, 1)
 
 
-def test_gpus_keep_their_engines() -> None:
-    placed = place(ModelSpec(path="m"), GPUS)
-    assert spread(placed, ModelSpec(path="m"), GPUS, work_items=1, weights_bytes=1) == placed
+@pytest.mark.parametrize("wrapped", [False, True], ids=["text", "with images"])
+@pytest.mark.parametrize("max_tokens", [2_048, 32_768, 131_072])
+def test_engines_for_long_documents_never_take_more_than_the_machine_has(
+    max_tokens: int, wrapped: bool, tmp_path: Path
+) -> None:
+    needs = needs_of(tmp_path, {"text_config": QWEN} if wrapped else QWEN, max_tokens)
+    activations = max_tokens * (3 * 1_536 + 7 * 14 * 128 // 2 + 2 * 128) * 2
+    assert activations < needs.own - PROCESS_BYTES < 1.5 * activations + 0.5 * GIB
+    spec = ModelSpec(path="m")
+    for gib in (4, 8, 16, 64, 256):
+        machine = Machine(gpus=(), cores=(64,), memory_bytes=gib * GIB)
+        if needs.weights + needs.own > machine.memory_bytes:
+            with pytest.raises(SpecError, match=r"documents\.max_tokens: .* GB .*are available"):
+                spread(place(spec, machine), spec, machine, work_items=9_000, needs=needs)
+            continue
+        placed = spread(place(spec, machine), spec, machine, work_items=9_000, needs=needs)
+        assert placed.actors >= 1 and placed.cores <= 64
+        assert needs.weights + placed.actors * needs.own <= machine.memory_bytes
+
+
+@pytest.mark.parametrize("max_tokens", [2_048, 32_768])
+def test_a_model_that_does_not_state_its_sizes_is_planned_by_its_weights(
+    max_tokens: int, tmp_path: Path
+) -> None:
+    stated, unknown = (needs_of(tmp_path, config, max_tokens).own for config in (QWEN, {}))
+    assert 0.8 * stated < unknown < 2.5 * stated
 
 
 def test_this_machine_has_a_core() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from pipeline.errors import SpecError
+from pipeline.evaluation.readout_fitting import GoldStates, choose
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.verbs.gold_states import document_states
 
@@ -36,17 +41,20 @@ def alone(model: LoadedModel, layers: list[int]) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "qwen3_5_text", "falcon_h1"])
 def test_states_are_those_of_independent_prompts(
-    family: str, tiny_model: Callable[[str], LoadedModel]
+    family: str, tiny_model: Callable[[str], LoadedModel], tmp_path: Path
 ) -> None:
     model = tiny_model(family)
     layers = list(range(1, model.layers + 1))
     expected = alone(model, layers)
-    found = document_states(model, PREFIX, SUFFIXES, DOCUMENTS, layers=layers, max_batch_tokens=50)
+    found = document_states(
+        model, PREFIX, SUFFIXES, DOCUMENTS, layers=layers, max_batch_tokens=50, folder=tmp_path
+    )
+    assert not list(tmp_path.iterdir())
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
 def test_layers_above_the_wanted_ones_are_not_run(
-    tiny_model: Callable[[str], LoadedModel],
+    tiny_model: Callable[[str], LoadedModel], tmp_path: Path
 ) -> None:
     model, run = tiny_model("llama"), []
     handles = [
@@ -62,9 +70,31 @@ def test_layers_above_the_wanted_ones_are_not_run(
             DOCUMENTS,
             layers=[1],
             max_batch_tokens=1_000,
+            folder=tmp_path,
             on_documents=read.append,
         )
     finally:
         for handle in handles:
             handle.remove()
     assert run == [1] and sum(read) == len(DOCUMENTS)
+
+
+def test_states_of_many_rows_and_tasks_are_read_and_fitted_without_all_of_them_in_memory(
+    tiny_model: Callable[[str], LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, questions = tiny_model("llama"), [[n, 1, 2, 3] for n in range(60)]
+    documents = [[n % 300, n // 300] for n in range(600)]
+    truth = np.arange(600) % 2
+    options = {"layers": [1, 2], "max_batch_tokens": 2_000}
+    tracemalloc.start()
+    try:
+        states = document_states(model, [], questions, documents, folder=tmp_path, **options)
+        gold = GoldStates(states[:, :, :2], np.eye(2)[truth], np.arange(600))
+        choose(gold.part(np.arange(0, 600, 3)), [0.1])
+        assert tracemalloc.get_traced_memory()[1] < states.nbytes / 3
+    finally:
+        tracemalloc.stop()
+    disk = shutil.disk_usage(tmp_path)._replace(free=states.nbytes - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: disk)
+    with pytest.raises(SpecError, match=r"--layers: the states of 600 documents after 2 layers"):
+        document_states(model, [], questions, documents, folder=tmp_path, **options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 # Scores that the plain kernel holds at once: 16 M x 4 bytes.
 _PLAIN_SCORES = 1 << 24
+# Queries of a block under a window, whose mask has a column for each key of the window.
+_WINDOW_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +172,13 @@ def attend_causally(
 ) -> Attended:
     """Each query over the keys up to its own, or over the last `window` of them.
 
-    Under a window, queries go in blocks, so that a block computes no more keys than it can see.
+    Under a window, queries go in blocks, so that a block computes few keys that it cannot see.
     """
     _, tokens, _, _ = q.shape
     if window is None:
         return attend(q, k, v, scale=scale, causal=True, softcap=softcap)
     parts = []
-    for start, stop in pairwise([*range(0, tokens, window), tokens]):
+    for start, stop in pairwise([*range(0, tokens, min(window, _WINDOW_ROWS)), tokens]):
         first = max(0, start - window + 1)
         shape, offset = (stop - start, stop - first), start - first
         hidden = out_of_window(*shape, offset=offset, window=window, device=q.device)
@@ -220,6 +223,16 @@ def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
     # torch 2.11 accepts grouped heads; later versions require `enable_gqa`.
     grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen).parameters else {}
 
+    @cache
+    def heads_come_first(device: torch.device, dtype: torch.dtype, dim: int) -> bool:
+        # — documented as [tokens, heads]; the kernels of torch 2.11 to 2.13 return [heads, tokens]
+        x = torch.zeros(1, 2, dim, device=device, dtype=dtype)  # one token, two heads
+        starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+        _, lse = varlen(
+            x, x, x, starts, starts, 2, 1, return_aux=AuxRequest(lse=True), scale=dim**-0.5
+        )
+        return bool(lse.shape == (2, 1))
+
     def flash(
         q: Tensor,  # [tokens, heads, dim]
         k: Tensor,  # [keys, kv_heads, dim]
@@ -227,7 +240,7 @@ def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
         runs: Runs,
         scale: float,
     ) -> Attended:
-        tokens, heads, _ = q.shape
+        _tokens, _heads, dim = q.shape
         # How many keys before and after its own a query sees; -1 is all of them.
         before = -1 if runs.window is None else runs.window - 1
         window_size = (before, 0) if runs.causal else (-1, -1)
@@ -245,8 +258,7 @@ def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
             window_size=window_size,
             **grouped,
         )
-        # Documented as [tokens, heads]; the kernels of torch 2.11 to 2.13 return [heads, tokens].
-        by_heads = lse.shape == (heads, tokens)
+        by_heads = heads_come_first(q.device, q.dtype, dim)
         return Attended(out.unsqueeze(0), (lse.T if by_heads else lse).unsqueeze(0))
 
     return flash

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pipeline.inference.attention.kernels import LayerKV
+from pipeline.inference.memory import KV_BLOCK_TOKENS
 
-BLOCK_TOKENS = 32
 _FORMATS = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
 _SMALLEST_STEP = torch.finfo(torch.float32).tiny  # of a block of zeros
 
@@ -35,17 +35,17 @@ class _Span:
     ) -> _Span:
         tokens, heads, dim = x.shape
         number_format, largest = _FORMATS[kind]
-        padded = pad(x.float(), (0, 0, 0, 0, 0, -tokens % BLOCK_TOKENS))
-        blocks = padded.view(-1, BLOCK_TOKENS, heads, dim)
+        padded = pad(x.float(), (0, 0, 0, 0, 0, -tokens % KV_BLOCK_TOKENS))
+        blocks = padded.view(-1, KV_BLOCK_TOKENS, heads, dim)
         sizes = (blocks.abs().amax(dim=(1, 3)) / largest).clamp_(min=_SMALLEST_STEP)
-        assert sizes.shape == (-(-tokens // BLOCK_TOKENS), heads), sizes.shape
+        assert sizes.shape == (-(-tokens // KV_BLOCK_TOKENS), heads), sizes.shape
         scaled = (blocks / sizes[:, None, :, None]).flatten(0, 1)[:tokens]
         if kind == "int8":
             scaled = scaled.round_()
         return cls(scaled.clamp_(-largest, largest).to(number_format), sizes)
 
     def widened(self, dtype: torch.dtype) -> Tensor:  # [tokens, kv_heads, dim]
-        sizes = self.sizes.repeat_interleave(BLOCK_TOKENS, dim=0)[: len(self.steps), :, None]
+        sizes = self.sizes.repeat_interleave(KV_BLOCK_TOKENS, dim=0)[: len(self.steps), :, None]
         return (self.steps.float() * sizes).to(dtype)
 
     @property

@@ -18,11 +18,9 @@ from torch import Tensor
 
 from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.trie import LabelTrie
+from pipeline.inference.memory import LOGIT_ROWS
 
 Unembed = Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, vocab]
-
-# Rows whose logits are in memory at once: 128 x 150,000 x 4 bytes = 77 MB.
-ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ def first_token_log_probs(
     states, _docs, _hidden = hidden.shape
     assert states == len(questions), f"{states} states for {len(questions)} questions"
     # — all questions together, so that the unembedding is read once a part
-    parts = torch.split(hidden, max(1, ROWS // states), dim=1)
+    parts = torch.split(hidden, max(1, LOGIT_ROWS // states), dim=1)
     answers: list[list[Tensor]] = [[] for _ in questions]
     for part in parts:  # [questions, docs of the part, hidden]
         logits = unembed(part.flatten(0, 1)).float()  # [questions * docs, vocab]
@@ -91,7 +89,7 @@ def edge_log_probs(
     """The log-probability of each edge's token after its node, out of the whole vocabulary."""
     nodes, docs, _hidden = hidden.shape
     assert nodes == len(edges.firsts) - 1, f"{nodes} states for {len(edges.firsts) - 1} nodes"
-    step = max(1, ROWS // max(1, docs))
+    step = max(1, LOGIT_ROWS // max(1, docs))
     parts = [torch.empty((0, docs), dtype=torch.float32, device=hidden.device)]
     for start in range(0, nodes, step):
         stop = min(start + step, nodes)

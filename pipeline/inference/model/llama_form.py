@@ -1,10 +1,10 @@
 """Decoder layers of the Llama form, in fewer passes over memory than transformers' own take.
 
 Entry points: `use_llama_form` for a model in float32, and `use_row_blocks`, which lets the parts
-that treat each token by itself take a block of rows at a time. Sums are written in place, and
-queries and keys are rotated in two passes instead of five: SmolLM2 took .96 of its time on a Xeon
-of model 207. Under the tree alone: separate prompts, with which the tree is compared, keep the
-family's own code.
+that treat each token by itself take a block of rows at a time, so that a long document needs the
+inner states of one block. Sums are written in place, and queries and keys are rotated in two passes
+instead of five: SmolLM2 took .96 of its time on a Xeon of model 207. Under the tree alone: separate
+prompts, with which the tree is compared, keep the family's own code.
 """
 
 from __future__ import annotations
@@ -19,33 +19,44 @@ from pipeline.inference.attention.hook import TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.attention.plan import AttentionPlan, plan_attention
 from pipeline.inference.attention.tree import Tree
+from pipeline.inference.memory import MLP_ROWS
 
-# Rows of a block, whose activations stay in the cache from one product to the next. On a Xeon of
-# model 207 an MLP of SmolLM2 with 8-bit products took .77 of its time on 1,265 rows at once, with
-# blocks of 192 to 320 alike. In float32 a document took .99 with blocks, and .96 without.
-_ROWS = 256
+# Rows of a block with 8-bit products, which stay in the cache from one product to the next. On a
+# Xeon of model 207 an MLP of SmolLM2 with 8-bit products took .77 of its time on 1,265 rows at
+# once, with blocks of 192 to 320 alike. In float32 a document took .99 with blocks, .96 without.
+INT8_ROWS = 256
 # The parts of a layer of the Llama form: Llama, Qwen2 and Qwen3 have no others.
 _LAYER = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+# What families call the part of a layer that treats each token by itself.
+_FEED_FORWARDS = ("mlp", "feed_forward", "block_sparse_moe")
 # Of a layer's float32 states, by another order of additions; another formula makes one near 1.
 _TOLERANCE = 1e-5
 
 
-class RowBlocks(nn.Module):
-    """A module that treats each token by itself, run on a block of tokens after the other."""
+class RowBlocks:
+    """The forward of a module that treats each token by itself, a block of tokens at a time."""
 
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
+    def __init__(self, module: nn.Module, rows: int) -> None:
+        self.own: Callable[..., Any] = type(module).forward.__get__(module)
+        self._rows = rows
 
-    def forward(
+    def __call__(
         self,
-        x: Tensor,  # [copies, tokens, hidden]
-    ) -> Tensor:  # [copies, tokens, hidden]
-        if x.shape[-2] <= _ROWS:
-            return self.inner(x)  # type: ignore[no-any-return]
-        return torch.cat([self.inner(block) for block in torch.split(x, _ROWS, dim=-2)], dim=-2)
+        x: Tensor,  # [copies, tokens, hidden] or [tokens, hidden]
+        *others: Any,
+    ) -> Any:  # as x, or a tuple of that and a router's logits, which no layer reads
+        if others or x.shape[-2] <= self._rows:
+            return self.own(x, *others)
+        states, logits = torch.empty_like(x), None
+        pairs = (torch.split(each, self._rows, dim=-2) for each in (x, states))
+        for block, target in zip(*pairs, strict=True):
+            of_block = self.own(block)
+            if isinstance(of_block, tuple):
+                of_block, *logits = of_block
+            target.copy_(of_block)
+        return states if logits is None else (states, *logits)
 
 
 class LlamaFormForward:
@@ -55,7 +66,7 @@ class LlamaFormForward:
     in Llama is for a probe to find out.
     """
 
-    def __init__(self, layer: Any, *, rows: int | None = None) -> None:
+    def __init__(self, layer: Any, *, rows: int = MLP_ROWS) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         for module, parts in ((layer, _LAYER), (attention, _ATTENTION), (mlp, _MLP)):
             if unknown := {name for name, _ in module.named_children()} - parts:
@@ -64,7 +75,7 @@ class LlamaFormForward:
             if getattr(owner, "sliding_window", None) is not None:
                 raise ValueError(f"{type(owner).__name__} has a window")
         self.own: Callable[..., Tensor] = type(layer).forward.__get__(layer)  # the family's
-        self._rows = rows  # of a block, after the attention; None: all
+        self._rows = rows  # of a block, after the attention
         self._layer, self._attention, self._mlp = layer, attention, mlp
 
     def __call__(
@@ -80,7 +91,7 @@ class LlamaFormForward:
         normed = _normalise(hidden_states, self._layer.input_layernorm)
         states = self._attend(normed, cos, sin, tree).add_(hidden_states)
         rows = states.flatten(0, 1)
-        for block in torch.split(rows, self._rows or len(rows)):
+        for block in torch.split(rows, self._rows):
             block.add_(self._feed_forward(_normalise(block, self._layer.post_attention_layernorm)))
         return states
 
@@ -159,13 +170,15 @@ def use_llama_form(decoder: Any) -> None:
             layer.forward = LlamaFormForward(layer)
 
 
-def use_row_blocks(decoder: Any) -> None:
+def use_row_blocks(decoder: Any, *, rows: int) -> None:
     """Lets layers of the Llama form, and the MLPs of others, take a block of rows at a time."""
-    for layer in decoder.layers:
+    for layer in getattr(decoder, "layers", ()):
         if isinstance(vars(layer).get("forward"), LlamaFormForward):
-            layer.forward = LlamaFormForward(layer, rows=_ROWS)
-        elif mlp := getattr(layer, "mlp", None):
-            layer.mlp = RowBlocks(mlp)
+            layer.forward = LlamaFormForward(layer, rows=rows)
+            continue
+        for name in _FEED_FORWARDS:
+            if isinstance(module := getattr(layer, name, None), nn.Module):
+                module.forward = RowBlocks(module, rows)
 
 
 def _has_llama_form(decoder: Any, layer: Any, generator: torch.Generator) -> bool:

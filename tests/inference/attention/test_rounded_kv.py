@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from pipeline.inference.attention.kernels import LayerKV
-from pipeline.inference.attention.rounded_kv import BLOCK_TOKENS, RoundedKV
+from pipeline.inference.attention.rounded_kv import RoundedKV
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.trie import LabelTrie
-from pipeline.inference.memory import plan_memory
+from pipeline.inference.memory import KV_BLOCK_TOKENS, plan_memory
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 
 TinyModel = Callable[[str], LoadedModel]
@@ -32,13 +32,15 @@ def random_kv(tokens: int, heads: int = 3, dim: int = 8, seed: int = 0) -> Layer
     return LayerKV(k * torch.logspace(-3, 3, heads)[:, None], v)
 
 
-@given(st.integers(1, 3 * BLOCK_TOKENS), st.integers(0, 99), kinds)
+@given(st.integers(1, 3 * KV_BLOCK_TOKENS), st.integers(0, 99), kinds)
 def test_no_number_is_farther_off_than_half_a_step(tokens: int, seed: int, kind: str) -> None:
     kv = random_kv(tokens, seed=seed)
     widened = RoundedKV.of(kv, kind).widened()
     for own, kept in ((kv.k, widened.k), (kv.v, widened.v)):
         assert own.shape == kept.shape and own.dtype == kept.dtype
-        for block, other in zip(own.split(BLOCK_TOKENS), kept.split(BLOCK_TOKENS), strict=True):
+        for block, other in zip(
+            own.split(KV_BLOCK_TOKENS), kept.split(KV_BLOCK_TOKENS), strict=True
+        ):
             largest = block.abs().amax(dim=(0, 2), keepdim=True)
             if kind == "int8":
                 allowed = (largest / 127 / 2).expand(block.shape)
@@ -47,7 +49,7 @@ def test_no_number_is_farther_off_than_half_a_step(tokens: int, seed: int, kind:
             assert ((block - other).abs() <= allowed * (1 + 1e-5)).all()
 
 
-@given(st.lists(st.integers(1, 2 * BLOCK_TOKENS), min_size=1, max_size=4), kinds)
+@given(st.lists(st.integers(1, 2 * KV_BLOCK_TOKENS), min_size=1, max_size=4), kinds)
 def test_spans_are_rounded_each_for_itself(lengths: list[int], kind: str) -> None:
     spans = [random_kv(tokens, seed=seed) for seed, tokens in enumerate(lengths)]
     rounded = [RoundedKV.of(span, kind) for span in spans]
@@ -62,12 +64,12 @@ def test_spans_are_rounded_each_for_itself(lengths: list[int], kind: str) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_block_of_zeros_stays_one_and_a_step_depends_on_its_block_alone(kind: str) -> None:
-    kv = random_kv(2 * BLOCK_TOKENS)
-    kv.k[:BLOCK_TOKENS] = 0
+    kv = random_kv(2 * KV_BLOCK_TOKENS)
+    kv.k[:KV_BLOCK_TOKENS] = 0
     widened = RoundedKV.of(kv, kind).widened().k
-    assert not widened[:BLOCK_TOKENS].any()
-    alone = RoundedKV.of(LayerKV(kv.k[BLOCK_TOKENS:], kv.v[BLOCK_TOKENS:]), kind).widened().k
-    torch.testing.assert_close(widened[BLOCK_TOKENS:], alone, rtol=0, atol=0)
+    assert not widened[:KV_BLOCK_TOKENS].any()
+    alone = RoundedKV.of(LayerKV(kv.k[KV_BLOCK_TOKENS:], kv.v[KV_BLOCK_TOKENS:]), kind).widened().k
+    torch.testing.assert_close(widened[KV_BLOCK_TOKENS:], alone, rtol=0, atol=0)
 
 
 def some_ids(count: int, seed: int) -> tuple[int, ...]:

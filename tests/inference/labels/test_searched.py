@@ -198,25 +198,26 @@ def test_a_search_for_which_memory_does_not_suffice_names_its_document(
 
     monkeypatch.setattr(FusedSchedule, "extended", small)
     found = engine.label([[5] * 9, [6] * 3])
-    assert found.out_of_memory == {0} and engine.max_batch_tokens < 128
+    assert found.out_of_memory == {0} and engine.max_batch_tokens == 500
     assert np.isnan(found.log_probs[0][0]).all() and np.isfinite(found.log_probs[0][1]).any()
 
 
 def test_a_search_is_done_in_smaller_parts_before_its_document_is_given_up(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    question = replace(question_of(taxonomy(random.Random(1)), beam=2), name="x")
+    question = replace(question_of(taxonomy(random.Random(1)), beam=9), name="x")
     prompt = PromptTokens((1, 2), (question,))
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=500)
     [expected] = engine.label([[5] * 9]).log_probs
-    extended = FusedSchedule.extended
+    states, read = FusedSchedule.states, []
 
-    def small(self: FusedSchedule, tokens: list[int], counter: TokenCounter) -> FusedSchedule:
-        if engine.max_batch_tokens > 130:
+    def small(self: FusedSchedule, suffixes: list[Path], counter: TokenCounter) -> torch.Tensor:
+        read.append(sum(map(len, suffixes)))
+        if read[-1] > 100:
             raise torch.OutOfMemoryError("no room")
-        return extended(self, tokens, counter)
+        return states(self, suffixes, counter)
 
-    monkeypatch.setattr(FusedSchedule, "extended", small)
+    monkeypatch.setattr(FusedSchedule, "states", small)
     found = engine.label([[5] * 9])  # alone: no smaller batch of documents can be made
-    assert not found.out_of_memory
+    assert not found.out_of_memory and max(read) > 100
     np.testing.assert_allclose(found.log_probs[0], expected, rtol=0, atol=TOLERANCE)
