@@ -51,8 +51,8 @@ class AnswerCache:
         """For each task of the item, a row of an existing label file per document, or null.
 
         The documents are the shard's from row `start` on. A document has answers to all tasks or
-        to none. Failed rows are no answers, unless `failed` asks for them. Quarantined rows are,
-        unless the item is a retry.
+        to none. Failed rows are no answers, unless `failed` asks for them. The shard's own
+        quarantined rows are, unless the item is a retry.
         """
         none = Known({}, pa.nulls(documents.num_rows, pa.string()))
         if not work.reuse or not work.tasks:
@@ -75,7 +75,9 @@ class AnswerCache:
                 reusable.sid, tuple(reusable.labels[task] for task in work.tasks)
             )
             if not failed:
-                taken[taken] = _usable(answers, is_retry=work.retry > 0)[at[taken]]
+                # — machines die, too: one shard's verdict does not hold for equal texts of others
+                verdicts = work.retry == 0 and reusable.sid == work.shard.id
+                taken[taken] = _usable(answers, verdicts=verdicts)[at[taken]]
             rows[taken] = offset + np.arange(taken.sum())
             offset += int(taken.sum())
             sources[taken] = reusable.sid
@@ -162,8 +164,8 @@ def overlaid(computed: pa.Table, known: pa.StructArray) -> pa.Table:
     return pa.concat_tables([plain, answers]).take(pa.array(indices)).cast(computed.schema)
 
 
-def _usable(answers: Sequence[pa.Table], *, is_retry: bool) -> NDArray[np.bool_]:
-    accepted = pa.array([OK, TRUNCATED] if is_retry else [OK, TRUNCATED, QUARANTINED])
+def _usable(answers: Sequence[pa.Table], *, verdicts: bool) -> NDArray[np.bool_]:
+    accepted = pa.array([OK, TRUNCATED, *([QUARANTINED] if verdicts else [])])
     masks = (pc.is_in(a.column("status").cast(pa.string()), value_set=accepted) for a in answers)
     return reduce(np.logical_and, map(_mask, masks))
 
