@@ -1,23 +1,24 @@
-"""Garbage collection: removes what no snapshot and no next run of an output needs.
+"""Garbage collection: removes what no kept snapshot needs. Entry point: `collect_garbage`.
 
-Entry point: `collect_garbage`, the only code that deletes results. It keeps what the last snapshots
-of each spec name, what the next run of this spec would use, and everything that is young: it may be
-the work of another spec, which no snapshot shows yet. So an interrupted run loses nothing. Objects
-with keys that assay does not write are left alone.
+The only code that deletes results. One rule for all objects: what the last snapshots of each spec
+name stays, and so does what is young, whoever made it, with all that either needs to be read. So
+gc needs neither the input nor the model, and several specs can share an output. Objects with keys
+that assay does not write are left alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from pipeline.errors import Problem, SpecError
-from pipeline.ledger.cuts import cut_before
+from pipeline.errors import Problem, RefusedError, SpecError
+from pipeline.hashes import parse_json
+from pipeline.ledger.attempts import check_not_in_use
 from pipeline.ledger.keys import (
     DOCUMENTS,
     INDEX,
@@ -28,39 +29,22 @@ from pipeline.ledger.keys import (
     Key,
     calibration_key,
     documents_key,
-    label_folders,
     label_key,
     parse_key,
     snapshot_key,
     spec_key,
 )
-from pipeline.ledger.label_files import read_file, shard_in
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.ledger.text_index import shards_of_objects
-from pipeline.runtime.calibration_files import versions_with_equal_raw_answers
-from pipeline.runtime.job import Job, jobs_for_each_dtype, list_missing
-from pipeline.runtime.outcome import READ_THREADS
-from pipeline.sources.source import find_objects
+from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import ATTEMPTS, PROBE_KEY, Store, StoredObject, open_store
 
 # In this order, a reader never sees a snapshot whose files are already deleted. Input logs stay.
-_DAY_S = 24 * 60 * 60.0
 DELETION_ORDER = (SNAPSHOTS, RETRIES, LABELS, DOCUMENTS, INDEX, SPECS, ATTEMPTS)
+_DAY_S = 24 * 60 * 60.0
 
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """What the next run reads: current shards and their slices, and task versions."""
-
-    sids: frozenset[str]
-    versions: frozenset[tuple[str, str]]  # task and fingerprint
-    # Versions with the same raw answers, used for shards without a label file of `versions`.
-    others: frozenset[tuple[str, str]] = frozenset()
-    # For a slice of a current shard, that shard: with its labels the slice's are not used.
-    whole: Mapping[str, str] = field(default_factory=dict)
-    # Whether answers are missing: the next run may take them over from any shard.
-    incomplete: bool = False
+Version = tuple[str, str]  # task and fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +73,33 @@ class GcResult:
         return amounts
 
 
+@dataclass(slots=True)
+class _Snapshots:
+    """What the snapshots of an output say."""
+
+    kept: list[int] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)  # named by kept snapshots, and their own
+    versions: set[Version] = field(default_factory=set)  # of kept snapshots
+    sids: set[str] = field(default_factory=set)  # of kept snapshots
+    former: set[str] = field(default_factory=set)  # sids of the others
+    # For each version, when its last snapshot was published; kept or not.
+    published_s: dict[Version, float] = field(default_factory=dict)
+
+
 def collect_garbage(
     spec: JobSpec,
     *,
-    cache_dir: Path,
+    cache_dir: Path | None = None,
     keep: int,
     delete: bool,
     older_than_days: float,
     store: Store | None = None,
 ) -> GcResult:
-    """What the output holds and nothing needs; removed if `delete`. No run may be active.
+    """What the output holds and nothing needs; removed if `delete`.
 
     Objects younger than `older_than_days`, by the store's clock, are kept. `store` is the spec's
-    output, if it is open already.
+    output, if it is open already. No model is read: `cache_dir` is there because every command
+    passes it. RefusedError if objects would be deleted while a run is active.
     """
     if keep < 1:
         fix = "at least one snapshot of each spec is kept; write 1 or more"
@@ -109,166 +107,115 @@ def collect_garbage(
     if not older_than_days >= 0:
         raise SpecError([Problem("--older-than", "write 0 or more days", older_than_days)])
     output = store or open_store(spec.output, spec.storage_options)
-    # — listed before the snapshots are read: what is written from now on is not in the list
-    stored = [each for prefix in DELETION_ORDER for each in output.list(prefix)]
-    cells = _cells_of_next_run(spec, output, cache_dir)
-    oldest_s = time.time() - older_than_days * _DAY_S if older_than_days else inf
-    young = frozenset(each.key for each in stored if each.modified_s > oldest_s)
-    kept = _kept_snapshots(output, keep, young)
-    named = frozenset(key for snapshot in kept for key in _named_keys(snapshot))
-    index = shards_of_objects(output)
-    unneeded, unknown = _unneeded(stored, named, cells, index)
-    needed_by_young = _needed_by(young, index)
-    objects = tuple(each for each in unneeded if each.key not in needed_by_young)
     if delete:
+        check_not_in_use(output)
+    # — listed before the snapshots are read: what is written from now on is not in the list
+    stored = {each.key: each for prefix in DELETION_ORDER for each in output.list(prefix)}
+    known = {name: key for name in stored if (key := parse_key(name)) is not None}
+    oldest_s = time.time() - older_than_days * _DAY_S if older_than_days else inf
+    numbers = snapshot_numbers(output)
+    snapshots = _read(output, numbers, keep, stored, oldest_s)
+    index = shards_of_objects(output)
+    named = _with_needed(snapshots.keys | _made_of(output, snapshots, known), index)
+    kept = _with_needed(named | _young(stored, known, snapshots.published_s, oldest_s), index)
+    # — all runs share the probe, and a run that starts now may be checking it
+    objects = tuple(stored[name] for name in known if name not in kept and name != PROBE_KEY)
+    if delete:
+        check_not_in_use(output)
+        if snapshot_numbers(output) != numbers:
+            raise RefusedError(f"{output.url}: a run has just published a snapshot; run gc again")
         for prefix in DELETION_ORDER:
             output.delete([each.key for each in objects if each.key.startswith(prefix)])
-    numbers = tuple(snapshot.number for snapshot in kept)
-    return GcResult(output.url, numbers, objects, len(unneeded) - len(objects), unknown, delete)
+    young, unknown = len(known.keys() & kept - named), len(stored) - len(known)
+    return GcResult(output.url, tuple(snapshots.kept), objects, young, unknown, delete)
 
 
-def _cells_of_next_run(spec: JobSpec, store: Store, cache_dir: Path) -> Cells:
-    source = spec.input
-    objects = find_objects(source.path, cache_dir, source.storage_options)
-    cuts = cut_before(store, objects, source.columns)
-    # — the next run may be on another machine, with another dtype
-    jobs = jobs_for_each_dtype(spec, cache_dir)
-    # — raw answers too: the next calibration is computed from them and applied to them
-    versions = frozenset(
-        (task, version.id)
-        for job in jobs
-        for each in job.with_stages
-        for task, own in each.fingerprints.items()
-        for version in (own, own.raw)
-    )
-    others = frozenset(
-        (task, fp)
-        for job in jobs
-        for task, fps in versions_with_equal_raw_answers(store, job.fingerprints).items()
-        for fp in fps
-    )
-    sids = frozenset(shard.id for shard in cuts.shards)
-    slices = cuts.other_slices
-    whole = {sid: shard for shard, of_shard in slices.items() for sid in of_shard}
-    for own in (stage for job in jobs for stage in job.with_stages if stage.stage):
-        whole |= _slices_of_texts(store, own, sids, whole)
-    incomplete = bool(cuts.uncut) or all(list_missing(j, store, cuts).work_items for j in jobs)
-    return Cells(sids, versions, others - versions, whole, incomplete)
-
-
-def _slices_of_texts(
-    store: Store, stage: Job, sids: Collection[str], known: Collection[str]
-) -> dict[str, str]:
-    """The slices of these shards that a stage of a cascade labelled, with their shards.
-
-    They are in no log: their labels are kept because other thresholds may need them.
-    """
-    folders = (label_folders(task, stage.fp[task])[0] for task in stage.stage_tasks)
-    keys = (parse_key(stored.key) for folder in folders for stored in store.list(folder))
-    unknown = {key.sid for key in keys if key and key.sid not in sids and key.sid not in known}
-
-    def shard_of(sid: str) -> tuple[str, str]:
-        return sid, shard_in(read_file(store, documents_key(sid), ["doc_id"])).whole.id
-
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        return {sid: shard for sid, shard in pool.map(shard_of, unknown) if shard in sids}
-
-
-def _kept_snapshots(store: Store, keep: int, young: Collection[str]) -> list[Contents]:
-    """The last `keep` snapshots of each spec and the young ones, newest first.
+def _read(
+    store: Store,
+    numbers: Collection[int],
+    keep: int,
+    stored: Mapping[str, StoredObject],
+    oldest_s: float,
+) -> _Snapshots:
+    """Of each spec, the last `keep` snapshots and the young ones are kept.
 
     StorageError if a snapshot is broken.
     """
     count: Counter[str] = Counter()
-    kept = []
-    for number in snapshot_numbers(store):
+    read = _Snapshots()
+    for number in numbers:
         snapshot = contents(store, number)
+        own = stored.get(snapshot_key(number))
+        made_s = own.modified_s if own else inf
+        versions = {(name, task.fp) for name, task in snapshot.tasks.items()}
+        for version in versions:
+            read.published_s[version] = max(made_s, read.published_s.get(version, -inf))
         count[snapshot.spec] += 1
-        if count[snapshot.spec] <= keep or snapshot_key(number) in young:
-            kept.append(snapshot)
-    return kept
+        sids = {shard.sid for shard in snapshot.shards}
+        if count[snapshot.spec] > keep and made_s <= oldest_s:
+            read.former |= sids
+            continue
+        read.kept.append(number)
+        read.keys.update(_named_keys(snapshot))
+        read.versions |= versions
+        read.sids |= sids
+    return read
 
 
 def _named_keys(snapshot: Contents) -> Iterator[str]:
-    """The keys that a snapshot needs, including its own."""
     yield snapshot_key(snapshot.number)
     for name, task in snapshot.tasks.items():
         yield spec_key(name, task.fp)
         yield calibration_key(name, task.fp)
-    for file in snapshot.files:
-        yield file.key
-        if file.task is not None:
-            # — also below a retry: without this file the cell counts as missing and is labelled
-            yield label_key(file.task, snapshot.tasks[file.task].fp, file.sid)
+    yield from (file.key for file in snapshot.files)
 
 
-def _needed_by(young: frozenset[str], index: Mapping[str, Collection[str]]) -> frozenset[str]:
-    """The young objects, and the older ones without which a young label file has no meaning."""
-    keys = [key for key in map(parse_key, young) if key and key.folder in (LABELS, RETRIES)]
+def _made_of(store: Store, read: _Snapshots, known: Mapping[str, Key]) -> set[str]:
+    """The answers that the kept versions are made of, such as those of a cascade's stages.
+
+    No snapshot names them, and other thresholds need them again. Those of shards that left the
+    input go with the last snapshot of the shard.
+    """
+    sources: set[Version] = set()
+    for task, fp in read.versions:
+        with suppress(ValueError):  # `assay verify` reports a damaged file
+            key = spec_key(task, fp)
+            content = parse_json(store.read(key)) if key in known else {}
+            sources |= {(task, source) for source in Fingerprint(content).sources}
+    gone = read.former - read.sids
+    versions = {name: (key.task, key.fp) for name, key in known.items() if key.sid not in gone}
+    return {name for name, version in versions.items() if version in sources}
+
+
+def _young(
+    stored: Mapping[str, StoredObject],
+    known: Mapping[str, Key],
+    published_s: Mapping[Version, float],
+    oldest_s: float,
+) -> set[str]:
+    """The objects that are young, and unfinished work as a whole if some of it is young.
+
+    The files of a version that are younger than its last snapshot are unfinished work: a corpus
+    may take several weeks, in one run or in many.
+    """
+    young = {name for name in known if stored[name].modified_s > oldest_s}
+    unfinished: defaultdict[Version, set[str]] = defaultdict(set)
+    for name, key in known.items():
+        version = key.task, key.fp
+        if key.sid and key.task and stored[name].modified_s >= published_s.get(version, -inf):
+            unfinished[version].add(name)
+    return young.union(*(names for names in unfinished.values() if names & young))
+
+
+def _with_needed(names: Collection[str], index: Mapping[str, Collection[str]]) -> set[str]:
+    """These objects, and those without which the label files among them have no meaning."""
+    keys = [key for key in map(parse_key, names) if key and key.folder in (LABELS, RETRIES)]
     sids = {key.sid for key in keys}
     versions = {(key.task, key.fp) for key in keys}
-    return young.union(
-        (label_key(key.task, key.fp, key.sid) for key in keys),
-        map(documents_key, sids),
-        (name_of(*version) for version in versions for name_of in (spec_key, calibration_key)),
-        (name for name, indexed in index.items() if not sids.isdisjoint(indexed)),
-    )
-
-
-def _unneeded(
-    stored: Iterable[StoredObject],
-    named: frozenset[str],
-    cells: Cells,
-    index: Mapping[str, Collection[str]],
-) -> tuple[tuple[StoredObject, ...], int]:
-    """The objects that are neither named nor used by the next run, and the unknown keys' number.
-
-    `index` has the shards of each object of the index of texts, by key.
-    """
-    parsed = [(each, parse_key(each.key)) for each in stored]
-    known = [(each, key) for each, key in parsed if key is not None]
-    used = _used_cells(known, cells)
-    sids = cells.sids.union(used.values())
-    versions = cells.versions | cells.others
-
-    def is_needed(name: str, key: Key) -> bool:
-        # — all runs share the probe, and a run that starts now may be checking it
-        if name in named or name in used or name == PROBE_KEY:
-            return True
-        # — documents of other shards are used only together with their answers
-        if key.folder == DOCUMENTS:
-            return key.sid in sids
-        if key.folder == INDEX:
-            return any(sid in sids or documents_key(sid) in named for sid in index.get(name, ()))
-        # — without its spec, the answers of a version cannot be matched any more
-        return key.folder == SPECS and (key.task, key.fp) in versions
-
-    unneeded = tuple(each for each, key in known if not is_needed(each.key, key))
-    return unneeded, len(parsed) - len(known)
-
-
-def _used_cells(known: Iterable[tuple[StoredObject, Key]], cells: Cells) -> dict[str, str]:
-    """The label files and latest retries that the next run would use: key -> shard id."""
-    sids = cells.sids.union(cells.whole)
-    in_reach = [(stored.key, key) for stored, key in known if cells.incomplete or key.sid in sids]
-    own = {
-        (key.task, key.sid)
-        for _, key in in_reach
-        if key.folder == LABELS and (key.task, key.fp) in cells.versions
+    return {
+        *names,
+        *(label_key(key.task, key.fp, key.sid) for key in keys),
+        *map(documents_key, sids),
+        *(name_of(*version) for version in versions for name_of in (spec_key, calibration_key)),
+        *(name for name, indexed in index.items() if not sids.isdisjoint(indexed)),
     }
-    labelled = {(key.task, key.fp, key.sid) for _, key in in_reach if key.folder == LABELS}
-    used: dict[str, str] = {}
-    last: dict[tuple[str, str, str], tuple[int, str]] = {}  # by cell
-    for name, key in in_reach:
-        version = key.task, key.fp
-        has_own = (key.task, key.sid) in own
-        if version not in cells.versions and (version not in cells.others or has_own):
-            continue
-        if (*version, cells.whole.get(key.sid)) in labelled:
-            continue
-        if key.folder == LABELS:
-            used[name] = key.sid
-        else:
-            cell, retry = (*version, key.sid), (key.number, name)
-            last[cell] = max(last.get(cell, retry), retry)
-    return used | {name: sid for (_, _, sid), (_, name) in last.items()}

@@ -10,6 +10,7 @@
     snapshots/<00000001>.json                    a consistent view; the highest number is current
     audits/<id>.json                             how a sample for people to label was drawn
     attempts/<hash of fps>/<sid>/...             work that has started and not finished
+    attempts/in-use/...                          a run is active
 
 `sid` is a shard's id, `fp` a task's fingerprint. Law: `parse_key` accepts exactly the keys that
 these functions build, so an object with any other key was not written by assay.

@@ -70,8 +70,8 @@ def scheduled_run(
         )
         return judged.decisions
 
-    labelled = label(spec, cache_dir=cache_dir, address=address, announce=announce)
-    return judge(labelled, decide if gates else None, limits)
+    with label(spec, cache_dir=cache_dir, address=address, announce=announce) as labelled:
+        return judge(labelled, decide if gates else None, limits)
 
 
 def judge(labelled: LabelledOutput, gate: Gate | None, limits: Limits) -> ScheduledRun:
