@@ -136,7 +136,7 @@ def diff(
     by
         Also show the rate of flipped answers for each file of the input (default: not shown).
     """
-    from pipeline.audit.diff import compare, sides
+    from pipeline.integrity.diff import compare, sides
     from pipeline.spec.parse import load_spec
     from pipeline.stores.store import open_store
 

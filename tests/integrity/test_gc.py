@@ -23,11 +23,11 @@ from finished import (
 )
 from memory_store import MemoryStore
 
-from pipeline.audit.gc import GcResult, collect_garbage
-from pipeline.audit.verify import verify
 from pipeline.cli import main
 from pipeline.errors import RefusedError, StorageError
 from pipeline.gold.sample_design import SampleDesign, keep_design
+from pipeline.integrity.gc import GcResult, collect_garbage
+from pipeline.integrity.verify import verify
 from pipeline.ledger import attempts
 from pipeline.ledger.attempts import ENDED_AFTER_S, in_use
 from pipeline.ledger.keys import audit_key, documents_key, index_key, label_key, parse_key, spec_key

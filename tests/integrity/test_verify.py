@@ -25,9 +25,9 @@ from finished import (
 )
 from memory_store import MemoryStore
 
-from pipeline.audit.verify import VerifyResult, verify
 from pipeline.cli import main
 from pipeline.errors import StorageError
+from pipeline.integrity.verify import VerifyResult, verify
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key, spec_key
 from pipeline.ledger.snapshots import contents
