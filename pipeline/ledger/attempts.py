@@ -150,6 +150,7 @@ def in_use(store: Store) -> Iterator[None]:
                 marks.append(f"{IN_USE}{uuid.uuid4().hex}")
                 store.create(marks[-1], b"")
                 store.delete(marks[:-1])
+                del marks[:-1]
 
     thread = threading.Thread(target=renew, name="in use", daemon=True)
     thread.start()
@@ -160,7 +161,7 @@ def in_use(store: Store) -> Iterator[None]:
         raise
     finally:
         ended.set()
-        thread.join(RENEWED_AFTER_S)
+        thread.join()
         store.delete(marks)
 
 

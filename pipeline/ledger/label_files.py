@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError
-from pipeline.hashes import canonical_json, parse_json
+from pipeline.hashes import canonical_json
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, SLICED_FILE_COLUMNS
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, label_key
@@ -76,11 +76,6 @@ def read_file(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table
         return table if columns is None else table.select(columns)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise StorageError(f"{store.url}/{key}: cannot be read: {error}") from error
-
-
-def shard_in(table: pa.Table) -> Shard:
-    """The shard of a file of results, by its metadata."""
-    return Shard.from_json(parse_json(table.schema.metadata[f"{METADATA_PREFIX}shard".encode()]))
 
 
 def taken_over_rows(answers: pa.Table) -> int:
