@@ -181,13 +181,13 @@ VERBS = {
     "audit sample": Verb("verbs.audit_sample:draw_sample", "report.audit:drawn_sample"),
     "report": Verb("verbs.corpus_report:corpus_report", "report.corpus_page:corpus_report"),
     "evaluated report": Verb("verbs.corpus_report:report_of", "report.corpus_page:corpus_report"),
-    "diff": Verb("audit.diff:compare", "report.drift:comparison"),
+    "diff": Verb("integrity.diff:compare", "report.drift:comparison"),
     "verify": Verb(
-        "audit.verify:verify_output",
+        "integrity.verify:verify_output",
         "report.maintenance:verified",
         _unless("intact", EXIT_FAILED),
     ),
-    "gc": Verb("audit.gc:collect_garbage", "report.maintenance:gc"),
+    "gc": Verb("integrity.gc:collect_garbage", "report.maintenance:gc"),
 }
 
 

@@ -136,7 +136,7 @@ def diff(
     by
         Also show the rate of flipped answers for each file of the input (default: not shown).
     """
-    from pipeline.audit.diff import compare, sides
+    from pipeline.integrity.diff import compare, sides
     from pipeline.spec.parse import load_spec
     from pipeline.stores.store import open_store
 
@@ -162,7 +162,7 @@ def gc(
     delete: bool = False,
     as_json: AsJson = False,
 ) -> int:
-    """List or delete the objects of an output that no kept snapshot and no later run needs.
+    """List or delete the objects of an output that no kept snapshot needs.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def gc(
     older_than
         Keep everything that is younger, such as the work of another spec without a snapshot.
     delete
-        Delete the listed objects. Do not use this while a run writes to the output.
+        Delete the listed objects. This is refused while a run writes to the output.
     """
     days = {"older_than_days": older_than}
     return VERBS["gc"].carry_out(spec, as_json=as_json, keep=keep, delete=delete, **days)

@@ -1,30 +1,43 @@
-"""Attempt markers, which find the document that kills its worker. Entry point: `Attempts.run`.
+"""Markers below `attempts/`. Entry points: `Attempts.run`, and `in_use` and `check_not_in_use`.
 
 A worker creates a marker before it labels a range of rows and deletes it afterwards. A marker that
 remains shows that the worker died: the next attempt splits its rows sixteen ways, until one row is
-left, and quarantines that row. A reader that keeps dying ends the run instead, because documents
-cannot be distinguished before they are read.
+left. A preempted machine also leaves markers, at whatever rows it was: so a success deletes all
+markers of its range, and a row is quarantined only after several deaths in sequence, alone. A
+reader that keeps dying ends the run instead, because documents cannot be distinguished before they
+are read.
+
+A run also renews one marker of its own, which shows to `assay gc` that the output is in use.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
-from pipeline.errors import StorageError
+from pipeline.errors import RefusedError, StorageError, UnavailableError
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.keys import Attempt, attempt_key, parse_attempt, reading_key
 from pipeline.stores.store import ATTEMPTS, Store
 
+IN_USE = f"{ATTEMPTS}in-use/"
+RENEWED_AFTER_S = 60.0
+# Longer than a store or a machine hesitates: after a crash, `gc` waits this long.
+ENDED_AFTER_S = 600.0
+
 FAN_OUT = 16
-# A worker sometimes dies without a document's fault, for example with a preempted machine.
+# Deaths before a shard is split, and of a row alone, in sequence, before it is quarantined. The row
+# of a shard of one row needs as many as both, like a row of any other shard.
 DEATHS_OF_A_SHARD = 2
-DEATHS_OF_A_ROW = 2
+DEATHS_OF_A_ROW = 3
 # Two deaths in other runs count as one: who kills a driver kills its workers, too.
 OTHER_RUNS_DEATHS = 2
 # More than for a row, because these end the run: a machine short of memory kills several times.
@@ -50,11 +63,13 @@ class Attempts:
     def run(self, rows: int, label: Callable[[int, int], None]) -> list[int]:
         """Calls `label(start, end)` until each row was in one call; returns the quarantined rows.
 
-        Ranges that killed a worker go first: work before another death would be repeated.
+        Suspect ranges run first, so a crash repeats little work.
         """
-        deaths = self._deaths()
-        if deaths[0, rows] < DEATHS_OF_A_SHARD:
-            deaths[0, rows] = 0
+        markers, deaths = self._markers(), defaultdict[RowRange, int](int)
+        for part, run_ids in markers.items():
+            own = sum(run_id == self.run_id for run_id in run_ids.values())
+            deaths[part] = own + (len(run_ids) - own) // OTHER_RUNS_DEATHS
+        deaths[0, rows] = max(0, deaths[0, rows] - DEATHS_OF_A_SHARD + (rows > 1))
         parts = sorted(_parts((0, rows), deaths), key=lambda p: (-deaths[p], p[1] - p[0]))
         deadly = {p for p in parts if p[1] - p[0] == 1 and deaths[p] >= DEATHS_OF_A_ROW}
         for start, end in parts:
@@ -62,10 +77,13 @@ class Attempts:
                 continue
             key = attempt_key(self.name, Attempt(start, end, self.run_id), uuid.uuid4().hex)
             self.store.create(key, b"")
+            done = [key]
             try:
                 label(start, end)
+                # — these rows kill no worker, so those that died at them were preempted
+                done += markers.get((start, end), ())
             finally:  # also after an exception: only a death leaves the marker
-                self.store.delete([key])
+                self.store.delete(done)
         return sorted(start for start, _ in deadly)
 
     @contextmanager
@@ -93,15 +111,14 @@ class Attempts:
         """Deletes the remaining markers of the finished work."""
         self.store.delete([stored.key for stored in self.store.list(self._folder)])
 
-    def _deaths(self) -> Counter[RowRange]:
-        own: Counter[RowRange] = Counter()
-        others: Counter[RowRange] = Counter()
+    def _markers(self) -> dict[RowRange, dict[str, str]]:
+        """The remaining markers of each range: key -> id of the run."""
+        markers: dict[RowRange, dict[str, str]] = {}
         for stored in self.store.list(self._folder):
-            attempt = parse_attempt(stored.key)
-            if attempt is not None:
-                is_own = attempt.run_id == self.run_id
-                (own if is_own else others)[attempt.start, attempt.end] += 1
-        return own + Counter({part: n // OTHER_RUNS_DEATHS for part, n in others.items()})
+            if (attempt := parse_attempt(stored.key)) is not None:
+                of_range = markers.setdefault((attempt.start, attempt.end), {})
+                of_range[stored.key] = attempt.run_id
+        return markers
 
     @property
     def _folder(self) -> str:
@@ -118,3 +135,42 @@ def _parts(rows: RowRange, deaths: Mapping[RowRange, int]) -> Iterator[RowRange]
     edges = sorted({start + (end - start) * part // FAN_OUT for part in range(FAN_OUT + 1)})
     for part in pairwise(edges):
         yield from _parts(part, deaths)
+
+
+@contextmanager
+def in_use(store: Store) -> Iterator[None]:
+    """Shows to `check_not_in_use` that a run writes to the output, until the block ends."""
+    marks = [f"{IN_USE}{uuid.uuid4().hex}"]
+    store.create(marks[-1], b"")
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(RENEWED_AFTER_S):
+            with suppress(StorageError):  # what the run does next fails, too, or the next renewal
+                marks.append(f"{IN_USE}{uuid.uuid4().hex}")
+                store.create(marks[-1], b"")
+                store.delete(marks[:-1])
+                del marks[:-1]
+
+    thread = threading.Thread(target=renew, name="in use", daemon=True)
+    thread.start()
+    try:
+        yield
+    except UnavailableError:  # the store would not answer now, either: the mark expires
+        marks.clear()
+        raise
+    finally:
+        ended.set()
+        thread.join()
+        store.delete(marks)
+
+
+def check_not_in_use(store: Store) -> None:
+    """RefusedError while a run writes to the output, and for ten minutes after it was killed."""
+    last_s = max((each.modified_s for each in store.list(IN_USE)), default=-inf)
+    if (silent_s := time.time() - last_s) < ENDED_AFTER_S:
+        raise RefusedError(
+            f"{store.url}: a run writes to this output (its last sign was {max(0, silent_s):.0f} s "
+            f"ago), and could need what is deleted; wait for its end, or, if it was killed, for "
+            f"{ENDED_AFTER_S / 60:.0f} minutes"
+        )

@@ -10,6 +10,7 @@
     snapshots/<00000001>.json                    a consistent view; the highest number is current
     audits/<id>.json                             how a sample for people to label was drawn
     attempts/<hash of fps>/<sid>/...             work that has started and not finished
+    attempts/in-use/...                          a run is active
 
 `sid` is a shard's id, `fp` a task's fingerprint. `cell` is `<sid>` for all rows of the shard, and
 `<sid>.<part>` for some of them: those of a slice, or those that a stage was asked about.

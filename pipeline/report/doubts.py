@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pipeline.audit.diff import exceeded
 from pipeline.gold.fitted_texts import LEAST_ROWS
+from pipeline.integrity.diff import exceeded
 from pipeline.options import Limits
 from pipeline.report.console import number
 from pipeline.runtime.outcome import is_failed_status

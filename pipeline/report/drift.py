@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from pipeline.audit.diff import Comparison, TaskChange, shares
+from pipeline.integrity.diff import Comparison, TaskChange, shares
 from pipeline.options import Limits
 from pipeline.report.console import Grid, escape_controls, two_columns
 from pipeline.report.run import summary_json, summary_table

@@ -12,10 +12,10 @@ from pipeline.report.console import Grid, escape_controls, two_columns
 from pipeline.report.filters import causes_facts
 
 if TYPE_CHECKING:
-    from pipeline.audit.gc import GcResult
-    from pipeline.audit.verify import VerifyResult
     from pipeline.filters.run import FilterResult
     from pipeline.filters.shard import SplitAmounts
+    from pipeline.integrity.gc import GcResult
+    from pipeline.integrity.verify import VerifyResult
 
 SHOWN_DAMAGES = 50
 SHOWN_GROUPS = 20

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import FailedRowsError
+from pipeline.ledger.attempts import in_use
 from pipeline.ledger.cells import is_whole, record_specs
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import (
@@ -197,15 +199,18 @@ def run(
         True
     """
     cache = cache_dir or default_cache_dir()
-    labelled = label(spec, cache_dir=cache, address=address, options=options, announce=announce)
-    if labelled.complete or options.publish_partial:
-        announce(Progress(PUBLISHING))
-    outcome = labelled.published(partial=options.publish_partial)
+    with label(
+        spec, cache_dir=cache, address=address, options=options, announce=announce
+    ) as labelled:
+        if labelled.complete or options.publish_partial:
+            announce(Progress(PUBLISHING))
+        outcome = labelled.published(partial=options.publish_partial)
     if outcome.stopped:
         logger.warning("ended by %s; %s", outcome.stopped, outcome.left)
     return outcome
 
 
+@contextmanager
 def label(
     spec: JobSpec,
     *,
@@ -213,12 +218,27 @@ def label(
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None],
-) -> LabelledOutput:
-    """Label every missing cell, as `run` does, and publish nothing unless an error ends it."""
-    started, began = time.monotonic(), time.time()
-    part = Slice.parse(options.sample, options.where)
+) -> Iterator[LabelledOutput]:
+    """Label every missing cell, as `run` does, and publish nothing unless an error ends it.
+
+    Until the block ends, `assay gc` deletes nothing that the labelled output needs.
+    """
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
+    with in_use(store):
+        yield _labelled(spec, store, cache_dir, address, options, announce)
+
+
+def _labelled(
+    spec: JobSpec,
+    store: Store,
+    cache_dir: Path,
+    address: str | None,
+    options: RunOptions,
+    announce: Callable[[Progress], None],
+) -> LabelledOutput:
+    started, began = time.monotonic(), time.time()
+    part = Slice.parse(options.sample, options.where)
     failpoint("probed")
     with Watch(announce, stall_limit_s=options.stall_limit) as watch:
         if address is not None:

@@ -39,6 +39,14 @@ class Fingerprint:
         """The continuations of the task's answers by at most this number of tokens."""
         return Fingerprint({**self.raw.content, "continuation": {"tokens": tokens}})
 
+    @property
+    def sources(self) -> set[str]:
+        """The ids of the versions whose answers this one's are made of: raw ones, and stages."""
+        ids = {self.raw.id, *self.content.get("cascade", {}).get("stages", ())}
+        if "explain" in self.content:
+            ids.add(self.continued(self.content["explain"]["tokens"]).id)
+        return ids - {self.id}
+
     def json(self) -> bytes:
         return canonical_json(self.content)
 

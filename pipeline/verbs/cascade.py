@@ -164,12 +164,14 @@ def _sample(
                 store = open_store(spec.output, spec.storage_options)
                 rows = least_work(stage, store, cache_dir)[1].rows
                 share = f"{options.sample / rows:.9f}" if options.sample < rows else None
-            labelled = label(
+            with label(
                 stage, cache_dir=cache_dir, options=RunOptions(sample=share), announce=announce
-            )
-        if labelled.last.work_items:
-            raise StorageError(f"{labelled.last.missing_rows:,} documents are left; run again")
-        by_stage.insert(0, (labelled.job.fp[options.task], *_answers(labelled, options.task)))
+            ) as labelled:
+                if labelled.last.work_items:
+                    left = f"{labelled.last.missing_rows:,} documents are left; run again"
+                    raise StorageError(left)
+                answers = _answers(labelled, options.task)
+            by_stage.insert(0, (labelled.job.fp[options.task], *answers))
     # — of a stage that has labelled the whole input, these are more than the sample's
     documents = min((documents for _, _, documents in by_stage), key=len)
     _, firsts = np.unique(documents.column("content_hash").to_pylist(), return_index=True)

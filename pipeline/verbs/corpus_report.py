@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.audit.diff import Comparison, compare
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.subgroups import SubgroupRate, false_positive_rates
 from pipeline.filters.dry_run import ALL, Size
@@ -31,6 +30,7 @@ from pipeline.filters.removal import FilterReport, filter_report, limited_probab
 from pipeline.filters.rule import SnapshotRule
 from pipeline.filters.shard import failed_status
 from pipeline.filters.tally import MOST_GROUPS, Example, Tally
+from pipeline.integrity.diff import Comparison, compare
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import EvalOptions, GoldOptions, ReportOptions

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.audit.diff import Comparison, compare, exceeded
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.gates import Decision
 from pipeline.gold.labels import read_gold
+from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.ledger.snapshots import Contents, contents, last_snapshot
 from pipeline.options import EvalOptions, GoldOptions, Limits
 from pipeline.runtime.outcome import Outcome
@@ -70,8 +70,8 @@ def scheduled_run(
         )
         return judged.decisions
 
-    labelled = label(spec, cache_dir=cache_dir, address=address, announce=announce)
-    return judge(labelled, decide if gates else None, limits)
+    with label(spec, cache_dir=cache_dir, address=address, announce=announce) as labelled:
+        return judge(labelled, decide if gates else None, limits)
 
 
 def judge(labelled: LabelledOutput, gate: Gate | None, limits: Limits) -> ScheduledRun:

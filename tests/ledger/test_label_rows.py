@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from answer_rules import broken_answers
 
-from pipeline.audit.invariants import broken_answers
 from pipeline.ledger.blocks import LabelledDocuments, TaskScores
 from pipeline.ledger.cells import ReusableShard, WorkItem, committed
 from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns, answers_type

@@ -104,6 +104,19 @@ def test_of_equal_texts_that_one_failed_on_is_tried_again_alone(
     assert statuses == {"a": [each if each == "ok" else "quarantined" for each in status]}
 
 
+def test_a_verdict_on_a_text_holds_in_its_own_shard_alone(store: Store) -> None:
+    first, texts = shard_at(0, "x"), ["one", "two", "three"]
+    commit(store, first, texts, {"a": FAILED_FIRST})
+    reuse = (ReusableShard(first.id, {"a": label_key("a", FP["a"], first.id)}),)
+    cache = AnswerCache(store)
+    again = WorkItem(first, ("a",), False, reuse=reuse)
+    assert known_status(cache.find(again, documents(texts), 0).answers, SIZE) == FAILED_FIRST
+    for number in range(1, 30):  # the text is asked about in every other shard
+        other = WorkItem(shard_at(number * SIZE, "y"), ("a",), True, reuse=reuse)
+        known = known_status(cache.find(other, documents(texts), 0).answers, SIZE)
+        assert known == [None, "ok", "ok"]
+
+
 def test_a_slice_of_a_shard_takes_over_its_own_rows(store: Store) -> None:
     shard, texts = shard_at(0, "x"), ["same", "same", "same"]
     commit(store, shard, texts, {"a": FAILED_SECOND})

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.audit.diff import Comparison, TaskChange
 from pipeline.evaluation.subgroups import SubgroupRate
 from pipeline.filters.dry_run import Size
+from pipeline.integrity.diff import Comparison, TaskChange
 from pipeline.report.console import console_on
 from pipeline.report.corpus_page import corpus_report_json, page, show_corpus_report
 from pipeline.report.doubts import report_doubts

@@ -7,7 +7,7 @@ import io
 import numpy as np
 from rich.console import Console
 
-from pipeline.audit.diff import Comparison, TaskChange
+from pipeline.integrity.diff import Comparison, TaskChange
 from pipeline.report.drift import SHOWN_LABELS, comparison_json, show_comparison
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from answer_rules import broken_answers
 from label_tables import label_table
 
-from pipeline.audit.invariants import broken_answers
 from pipeline.errors import SpecError, StorageError
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.ledger.cells import (

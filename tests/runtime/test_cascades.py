@@ -16,9 +16,9 @@ from command import WITH_MODEL, assay
 from encoders import WORDS, write_encoder
 from staged import QUESTIONS, Staged, asked_of, check, corpus, decided, p_of
 
-from pipeline.audit.gc import collect_garbage
 from pipeline.errors import SpecError
 from pipeline.fitted.thresholds import Thresholds
+from pipeline.integrity.gc import collect_garbage
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import PlanOptions, RunOptions

@@ -18,12 +18,12 @@ from stages import run_without_ray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pipeline.inference.continuations as continuations
-from pipeline.audit.gc import collect_garbage
-from pipeline.audit.verify import verify_output
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
+from pipeline.integrity.gc import collect_garbage
+from pipeline.integrity.verify import verify_output
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import RunOptions

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import reference
+from answer_rules import broken_answers
 from stages import label_and_commit
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.audit.invariants import broken_answers
 from pipeline.cli import main
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer

@@ -12,7 +12,7 @@ import pytest
 from changing_corpus import TOPIC, TOXIC, Corpus, texts
 from command import WITH_MODEL, assay
 
-from pipeline.audit.gc import collect_garbage
+from pipeline.integrity.gc import collect_garbage
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import read_snapshot
 from pipeline.options import RunOptions

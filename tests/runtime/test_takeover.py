@@ -15,7 +15,7 @@ from changing_corpus import TOPIC, TOXIC, Corpus, Killed, texts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.audit.gc import collect_garbage
+from pipeline.integrity.gc import collect_garbage
 from pipeline.ledger.keys import index_key
 from pipeline.runtime.run import run
 

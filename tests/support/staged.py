@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from stages import label_and_commit, read_and_commit
 from tokenizers import decoders, pre_tokenizers
 
-from pipeline.audit.verify import verify_output
 from pipeline.fitted.thresholds import Thresholds
 from pipeline.inference.engine import Labelled
+from pipeline.integrity.verify import verify_output
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import RunOptions
 from pipeline.runtime.job import make_job

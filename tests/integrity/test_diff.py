@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from finished import LABELS, Corpus, finish
 
-from pipeline.audit.diff import compare, sides
 from pipeline.errors import SpecError
+from pipeline.integrity.diff import compare, sides
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import contents
 from pipeline.spec.fingerprint import Fingerprint

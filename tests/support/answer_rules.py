@@ -1,7 +1,4 @@
-"""What holds for the rows of every label file and documents file, and which rows break it.
-
-Entry points: `broken_answers`, `broken_documents`, `differing`.
-"""
+"""What holds for the rows of every label file, and which rows break it: `broken_answers`."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from pipeline.sources.documents import EMPTY, OK, QUARANTINED, TRUNCATED
 
 ANSWERED = (OK, TRUNCATED)
 UNANSWERED = (EMPTY, QUARANTINED)
-READ = (OK, EMPTY)
 ERROR = "error:"
 # The rounding error of one subtraction of float32 numbers below 1 is smaller.
 MARGIN_TOLERANCE = 1e-6
@@ -44,27 +40,6 @@ def broken_answers(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
     yield from _broken(rules)
     if CALIBRATED in table.column_names:
         yield from _broken_calibrated(table, labels)
-
-
-def broken_documents(table: pa.Table) -> Iterator[str]:
-    """The rows of a documents file that no reading gives, one line for each rule."""
-    rules = [
-        (f"{column} is null", _mask(table.column(column).is_null()))
-        for column in ("doc_id", "content_hash", "n_chars")
-    ]
-    unknown = ~_is_known(_strings(table, "status"), READ)
-    yield from _broken([*rules, ("status is not one that reading gives", unknown)])
-
-
-def differing(
-    column: pa.Array | pa.ChunkedArray, published: pa.Array | pa.ChunkedArray
-) -> str | None:
-    """Where two columns differ, or None."""
-    if len(column) != len(published):
-        return f"{len(column)} rows instead of {len(published)}"
-    if column.equals(published):
-        return None
-    return _line("differs", ~_mask(pc.fill_null(pc.equal(column, published), False)))
 
 
 def _broken_calibrated(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:

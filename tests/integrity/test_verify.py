@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from finished import (
@@ -26,10 +25,9 @@ from finished import (
 )
 from memory_store import MemoryStore
 
-from pipeline.audit.invariants import broken_answers
-from pipeline.audit.verify import VerifyResult, verify
 from pipeline.cli import main
 from pipeline.errors import StorageError
+from pipeline.integrity.verify import VerifyResult, verify
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key, spec_key
 from pipeline.ledger.snapshots import contents
@@ -239,81 +237,6 @@ def test_inputs_that_changed_or_are_gone_are_counted_and_not_failed(
     toy_corpus.folder.rmdir()
     found = look(finished)
     assert (found.intact, found.inputs_changed, found.documents_read_again) == (True, FILES, 0)
-
-
-GOOD = {
-    "doc_id": ["a", "b", "c"],
-    "label": ["yes", None, "no"],
-    "p": [{"yes": 0.75, "no": 0.25}, None, {"yes": 0.125, "no": 0.875}],
-    "mass": [0.5, None, None],
-    "margin": [0.5, None, 0.75],
-    "n_tokens": [3, 0, 4],
-    "n_chunks": [1, 0, 1],
-    "status": ["ok", "error:no text", "truncated"],
-}
-P = pa.struct([("yes", pa.float32()), ("no", pa.float32())])
-
-
-def answers(**changes: list[Any]) -> pa.Table:
-    columns = {**GOOD, **changes}
-    kinds = {"p": P, "mass": pa.float32(), "margin": pa.float32()}
-    return pa.table({name: pa.array(column, kinds.get(name)) for name, column in columns.items()})
-
-
-@pytest.mark.parametrize(
-    ("changes", "rule"),
-    [
-        ({"p": [{"yes": 0.8, "no": 0.25}, *GOOD["p"][1:]]}, "p does not sum to 1 in row 0"),
-        ({"p": [{"yes": 1.5, "no": -0.5}, *GOOD["p"][1:]]}, "p is not between 0 and 1 in row 0"),
-        ({"p": [{"yes": np.nan, "no": 0.5}, *GOOD["p"][1:]]}, "p is not a number in row 0"),
-        ({"p": [{"yes": None, "no": 1.0}, *GOOD["p"][1:]]}, "p is not a number in row 0"),
-        ({"label": ["no", None, "no"]}, "label is not the most probable in row 0"),
-        ({"label": ["maybe", None, "yes"]}, "label is not the most probable in row 0 and 1 more"),
-        ({"margin": [0.5, None, 0.7]}, "margin is not the first probability minus the second in"),
-        ({"margin": [None, None, 0.75]}, "margin is null with an answer, or not null without one"),
-        ({"mass": [0.0, None, None]}, "mass is not above 0 and at most 1 in row 0"),
-        ({"mass": [1.01, None, None]}, "mass is not above 0 and at most 1 in row 0"),
-        ({"mass": [0.5, 0.5, None]}, "mass is not null without an answer in row 1"),
-        (
-            {"label": ["yes", "yes", "no"]},
-            "label is null with an answer, or not null without one in",
-        ),
-        (
-            {"p": [*GOOD["p"][:2], None]},
-            "p is null with an answer, or not null without one in row 2",
-        ),
-        ({"status": ["ok", "odd", "ok"]}, "status is unknown in row 1"),
-        ({"status": ["ok", None, "ok"]}, "status is unknown in row 1"),
-        (
-            {"status": ["ok", "ok", "ok"]},
-            "label is null with an answer, or not null without one in",
-        ),
-    ],
-)
-def test_rows_that_no_model_gives_are_reported(changes: dict[str, list[Any]], rule: str) -> None:
-    assert list(broken_answers(answers(), ["yes", "no"])) == []
-    told = list(broken_answers(answers(**changes), ["yes", "no"]))
-    assert any(line.startswith(rule) for line in told), told
-
-
-def test_labels_that_were_not_published_are_reported() -> None:
-    (told,) = broken_answers(answers(), ["yes", "no", "maybe"])
-    assert told.startswith("p has the labels ['yes', 'no'], and")
-
-
-def test_an_edited_probability_is_named_in_a_whole_output(finished: LocalStore, look: Look) -> None:
-    key = keys_of(finished, "topic")[1]
-    table = read_parquet(finished, key)
-    p = table.column("p").to_pylist()
-    row = next(index for index, value in enumerate(p) if value is not None)
-    p[row]["art"] += 0.01
-    index = table.column_names.index("p")
-    edited = table.set_column(index, "p", pa.array(p, table.schema.field("p").type))
-    rewrite(finished, key, write_parquet(edited))
-    accept(finished)
-    found = damages(look(finished))
-    assert (key, f"p does not sum to 1 in row {row}") in found
-    assert {named for named, _ in found} == {key}
 
 
 def test_the_command_prints_the_damages_and_fails(

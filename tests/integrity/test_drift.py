@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import jensenshannon
 
-from pipeline.audit.diff import flip_rate, jensen_shannon, psi, shares
+from pipeline.integrity.diff import flip_rate, jensen_shannon, psi, shares
 
 CASES = [([50, 50], [50, 50]), ([90, 10], [60, 40]), ([5, 0, 5], [0, 9, 1]), ([1, 0], [0, 1000])]
 

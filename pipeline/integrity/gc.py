@@ -1,0 +1,221 @@
+"""Garbage collection: removes what no kept snapshot needs. Entry point: `collect_garbage`.
+
+The only code that deletes results. One rule for all objects: what the last snapshots of each spec
+name stays, and so does what is young, whoever made it, with all that either needs to be read. So
+gc needs neither the input nor the model, and several specs can share an output. Objects with keys
+that assay does not write are left alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+
+from pipeline.errors import Problem, RefusedError, SpecError
+from pipeline.hashes import parse_json
+from pipeline.ledger.attempts import check_not_in_use
+from pipeline.ledger.keys import (
+    DOCUMENTS,
+    INDEX,
+    LABELS,
+    RETRIES,
+    SNAPSHOTS,
+    SPECS,
+    Key,
+    calibration_key,
+    documents_key,
+    label_key,
+    parse_key,
+    snapshot_key,
+    spec_key,
+)
+from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
+from pipeline.ledger.text_index import shards_of_objects
+from pipeline.spec.fingerprint import Fingerprint
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.store import ATTEMPTS, PROBE_KEY, Store, StoredObject, open_store
+
+# In this order, a reader never sees a snapshot whose files are already deleted. Input logs stay.
+DELETION_ORDER = (SNAPSHOTS, RETRIES, LABELS, DOCUMENTS, INDEX, SPECS, ATTEMPTS)
+_DAY_S = 24 * 60 * 60.0
+
+Version = tuple[str, str]  # task and fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class GcResult:
+    """What a garbage collection kept and removed."""
+
+    output: str
+    snapshots: tuple[int, ...]  # kept
+    objects: tuple[StoredObject, ...]  # that nothing needs, in the order of deletion
+    young: int  # objects that are kept for their age alone
+    unknown: int  # keys that assay does not write, inside its own folders
+    deleted: bool  # False: a dry run
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(stored.key for stored in self.objects)
+
+    @property
+    def per_prefix(self) -> dict[str, tuple[int, int]]:
+        """Count and bytes, by prefix; of the index only if an object of it is not needed."""
+        amounts = {prefix: (0, 0) for prefix in DELETION_ORDER if prefix != INDEX}
+        for stored in self.objects:
+            prefix = f"{stored.key.partition('/')[0]}/"
+            count, size_bytes = amounts.get(prefix, (0, 0))
+            amounts[prefix] = count + 1, size_bytes + stored.size_bytes
+        return amounts
+
+
+@dataclass(slots=True)
+class _Snapshots:
+    """What the snapshots of an output say."""
+
+    kept: list[int] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)  # named by kept snapshots, and their own
+    versions: set[Version] = field(default_factory=set)  # of kept snapshots
+    sids: set[str] = field(default_factory=set)  # of kept snapshots
+    former: set[str] = field(default_factory=set)  # sids of the others
+    # For each version, when its last snapshot was published; kept or not.
+    published_s: dict[Version, float] = field(default_factory=dict)
+
+
+def collect_garbage(
+    spec: JobSpec,
+    *,
+    cache_dir: Path | None = None,
+    keep: int,
+    delete: bool,
+    older_than_days: float,
+    store: Store | None = None,
+) -> GcResult:
+    """What the output holds and nothing needs; removed if `delete`.
+
+    Objects younger than `older_than_days`, by the store's clock, are kept. `store` is the spec's
+    output, if it is open already. No model is read: `cache_dir` is there because every command
+    passes it. RefusedError if objects would be deleted while a run is active.
+    """
+    if keep < 1:
+        fix = "at least one snapshot of each spec is kept; write 1 or more"
+        raise SpecError([Problem("--keep", fix, keep)])
+    if not older_than_days >= 0:
+        raise SpecError([Problem("--older-than", "write 0 or more days", older_than_days)])
+    output = store or open_store(spec.output, spec.storage_options)
+    if delete:
+        check_not_in_use(output)
+    # — listed before the snapshots are read: what is written from now on is not in the list
+    stored = {each.key: each for prefix in DELETION_ORDER for each in output.list(prefix)}
+    known = {name: key for name in stored if (key := parse_key(name)) is not None}
+    oldest_s = time.time() - older_than_days * _DAY_S if older_than_days else inf
+    numbers = snapshot_numbers(output)
+    snapshots = _read(output, numbers, keep, stored, oldest_s)
+    index = shards_of_objects(output)
+    named = _with_needed(snapshots.keys | _made_of(output, snapshots, known), index)
+    kept = _with_needed(named | _young(stored, known, snapshots.published_s, oldest_s), index)
+    # — all runs share the probe, and a run that starts now may be checking it
+    objects = tuple(stored[name] for name in known if name not in kept and name != PROBE_KEY)
+    if delete:
+        check_not_in_use(output)
+        if snapshot_numbers(output) != numbers:
+            raise RefusedError(f"{output.url}: a run has just published a snapshot; run gc again")
+        for prefix in DELETION_ORDER:
+            output.delete([each.key for each in objects if each.key.startswith(prefix)])
+    young, unknown = len(known.keys() & kept - named), len(stored) - len(known)
+    return GcResult(output.url, tuple(snapshots.kept), objects, young, unknown, delete)
+
+
+def _read(
+    store: Store,
+    numbers: Collection[int],
+    keep: int,
+    stored: Mapping[str, StoredObject],
+    oldest_s: float,
+) -> _Snapshots:
+    """Of each spec, the last `keep` snapshots and the young ones are kept.
+
+    StorageError if a snapshot is broken.
+    """
+    count: Counter[str] = Counter()
+    read = _Snapshots()
+    for number in numbers:
+        snapshot = contents(store, number)
+        own = stored.get(snapshot_key(number))
+        made_s = own.modified_s if own else inf
+        versions = {(name, task.fp) for name, task in snapshot.tasks.items()}
+        for version in versions:
+            read.published_s[version] = max(made_s, read.published_s.get(version, -inf))
+        count[snapshot.spec] += 1
+        sids = {shard.sid for shard in snapshot.shards}
+        if count[snapshot.spec] > keep and made_s <= oldest_s:
+            read.former |= sids
+            continue
+        read.kept.append(number)
+        read.keys.update(_named_keys(snapshot))
+        read.versions |= versions
+        read.sids |= sids
+    return read
+
+
+def _named_keys(snapshot: Contents) -> Iterator[str]:
+    yield snapshot_key(snapshot.number)
+    for name, task in snapshot.tasks.items():
+        yield spec_key(name, task.fp)
+        yield calibration_key(name, task.fp)
+    yield from (file.key for file in snapshot.files)
+
+
+def _made_of(store: Store, read: _Snapshots, known: Mapping[str, Key]) -> set[str]:
+    """The answers that the kept versions are made of, such as those of a cascade's stages.
+
+    No snapshot names them, and other thresholds need them again. Those of shards that left the
+    input go with the last snapshot of the shard.
+    """
+    sources: set[Version] = set()
+    for task, fp in read.versions:
+        with suppress(ValueError):  # `assay verify` reports a damaged file
+            key = spec_key(task, fp)
+            content = parse_json(store.read(key)) if key in known else {}
+            sources |= {(task, source) for source in Fingerprint(content).sources}
+    gone = read.former - read.sids
+    versions = {name: (key.task, key.fp) for name, key in known.items() if key.sid not in gone}
+    return {name for name, version in versions.items() if version in sources}
+
+
+def _young(
+    stored: Mapping[str, StoredObject],
+    known: Mapping[str, Key],
+    published_s: Mapping[Version, float],
+    oldest_s: float,
+) -> set[str]:
+    """The objects that are young, and unfinished work as a whole if some of it is young.
+
+    The files of a version that are younger than its last snapshot are unfinished work: a corpus
+    may take several weeks, in one run or in many.
+    """
+    young = {name for name in known if stored[name].modified_s > oldest_s}
+    unfinished: defaultdict[Version, set[str]] = defaultdict(set)
+    for name, key in known.items():
+        version = key.task, key.fp
+        if key.sid and key.task and stored[name].modified_s >= published_s.get(version, -inf):
+            unfinished[version].add(name)
+    return young.union(*(names for names in unfinished.values() if names & young))
+
+
+def _with_needed(names: Collection[str], index: Mapping[str, Collection[str]]) -> set[str]:
+    """These objects, and those without which the label files among them have no meaning."""
+    keys = [key for key in map(parse_key, names) if key and key.folder in (LABELS, RETRIES)]
+    sids = {key.sid for key in keys}
+    versions = {(key.task, key.fp) for key in keys}
+    return {
+        *names,
+        *(label_key(key.task, key.fp, key.cell) for key in keys),
+        *map(documents_key, sids),
+        *(name_of(*version) for version in versions for name_of in (spec_key, calibration_key)),
+        *(name for name, indexed in index.items() if not sids.isdisjoint(indexed)),
+    }
