@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import StorageError
+from pipeline.errors import StorageError, UnavailableError
 from pipeline.ledger.cells import ReusableShard, WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.sources.shards import Shard, fields_of
@@ -108,11 +108,12 @@ class LabelledDocuments:
 class LabelCost:
     """What labelling one shard took."""
 
-    label_seconds: float
-    asked_rows: int  # rows that the model was asked about; others were known, empty or unreadable
-    prefix_tokens_computed: int
-    question_tokens_computed: int
-    tokens_saved: int
+    label_seconds: float = 0.0
+    # Rows that the model was asked about; others were known, empty or unreadable.
+    asked_rows: int = 0
+    prefix_tokens_computed: int = 0
+    question_tokens_computed: int = 0
+    tokens_saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class LabelledShard:
 
 @dataclass(frozen=True, slots=True)
 class ShardCounts:
-    """The counts of one committed shard."""
+    """The counts of one committed shard, or why it could not be read, labelled or committed."""
 
     sid: str
     rows: int
@@ -185,6 +186,31 @@ class ShardCounts:
     taken_over: int = 0  # rows with the answers of other shards
     # Of tasks with a cascade: rows by the stage that decided, by task.
     stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    error: str | None = None  # of a store or the input, with its place, in one line
+    unavailable: bool = False  # whether the error may be gone later
+
+    @classmethod
+    def of_failed(cls, block: pa.Table, error: StorageError) -> ShardCounts:
+        """The counts of a shard whose block made a stage raise this error."""
+        work = _work_from_json(block.column("work")[0].as_py())
+        path, piece = work.shard.path, work.shard.piece
+        place = f"{path}: rows {piece.start_row} to {piece.end_row}: "
+        reason = str(error).partition("\n")[0].removeprefix(place).removeprefix(f"{path}: ")
+        return cls(
+            sid=work.shard.id,
+            rows=0,
+            created=0,
+            status={},
+            labels={task: {} for task in work.tasks},
+            cost=LabelCost(),
+            error=f"{place}{reason}",
+            unavailable=isinstance(error, UnavailableError),
+        )
+
+    @staticmethod
+    def are_in(block: pa.Table) -> bool:
+        """Whether the block is a row of counts: an earlier stage failed."""
+        return "counts" in block.column_names
 
     def to_table(self) -> pa.Table:
         return pa.table({"counts": [json.dumps(asdict(self))]})

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import FailedRowsError
+from pipeline.errors import FailedRowsError, StorageError, UnavailableError
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import Committed, ReusableShard, WorkItem
 from pipeline.ledger.label_files import read_file
@@ -29,6 +29,9 @@ from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
 
 READ_THREADS = 16
+# A run ends when this many shards fail in a row, or two for each engine if these are more.
+_FAILED_IN_A_ROW = 20
+_SHOWN = 3  # failed shards with their reasons
 _CONTINUING = -1  # in place of the number of a stage, of jobs that continue answers
 
 
@@ -100,6 +103,8 @@ class Outcome:
     """Number of documents in the slice, of the finished shards."""
     kept: int | None = None
     """Number of a snapshot that stays current, because it shows more documents than the slice."""
+    failed_shards: tuple[str, ...] = ()
+    """Shards that a store or their input failed, each with the reason; they are missing."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the output
 
     @property
@@ -110,10 +115,34 @@ class Outcome:
     @property
     def left(self) -> str:
         """What is not labelled yet, and how to go on."""
+        failed = ""
+        if self.failed_shards:
+            shown = [*self.failed_shards[:_SHOWN], *["..."] * (len(self.failed_shards) > _SHOWN)]
+            failed = f"; failed shards ({len(self.failed_shards):,}): {'; '.join(shown)}"
         return (
             f"left: {self.missing_shards:,} of {self.shards:,} shards and {self.missing_rows:,} of "
-            f"{self.rows:,} documents; run the same command again to go on"
+            f"{self.rows:,} documents{failed}; run the same command again to go on"
         )
+
+
+class FailedShards:
+    """The last reason of each shard that failed; ends a run in which all of them do."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}  # by shard id
+        self._in_a_row: set[str] = set()
+
+    def add(self, counts: ShardCounts, *, engines: int) -> None:
+        """Takes in one shard's counts; an error after too many shards without one that succeeds."""
+        if counts.error is None:
+            self._in_a_row.clear()
+            return
+        self.reasons[counts.sid] = counts.error
+        self._in_a_row.add(counts.sid)
+        if len(self._in_a_row) >= max(_FAILED_IN_A_ROW, 2 * engines):
+            kind = UnavailableError if counts.unavailable else StorageError
+            number = f"{len(self._in_a_row):,} shards failed, and none succeeded between them"
+            raise kind(f"{number}; finished shards are kept; the last reason: {counts.error}")
 
 
 class RunCounts:
@@ -123,6 +152,7 @@ class RunCounts:
         self._rows = rows
         self._limit = max_error_rate
         self._counts: list[ShardCounts] = []
+        self.failed = FailedShards()
         self._created = 0  # objects: documents and label files
         self._last_stage: int | None = None
         # — what labelling took, by stage of cascades, 0 without one, and by the job of the stage
@@ -137,6 +167,8 @@ class RunCounts:
         `job` is that of the run, or of one of its stages, whose labels count with the last.
         """
         self.add_texts(counts, job)
+        if counts.error is not None:
+            return
         if len(job.stages) and len(job.spec.cascades) == 1:
             self._last_stage = len(job.stages) - 1
         labels = {task: each for task, each in counts.labels.items() if task not in job.stage_tasks}
@@ -151,6 +183,7 @@ class RunCounts:
 
     def add_texts(self, counts: ShardCounts, job: Job) -> None:
         """Takes in what some texts cost; their rows count with the shards that have them."""
+        self.failed.add(counts, engines=job.placement.actors)
         self._created += counts.created
         stage = _CONTINUING if job.continues else job.stage
         self._costs[stage, job.run_id].update(fields_of(counts.cost))

@@ -44,7 +44,7 @@ def label_rounds(
             logger.warning("%d shards are still missing; they run again", len(last.work_items))
         if unread := last.unread:
             watch.enter(READING_TEXTS, replace(last, work_items=unread))
-            for created, rows in read_items(unread, job):
+            for created, rows in read_items(unread, job, mailbox):
                 watch.read(rows)
                 counts.add_documents_files(created)
         if job.is_over:

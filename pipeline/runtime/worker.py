@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
@@ -78,10 +78,8 @@ class Tokenise:
         for work in work_items_of(block, self._reuse):
             if self.job.is_over:
                 return
-            report = work_report(READING, work)
-            self._send(report)
+            self._send(work_report(READING, work))
             yield self._tokenised(work)
-            self._send(replace(report, finished=True))
 
     def _tokenised(self, work: WorkItem) -> pa.Table:
         slices = []
