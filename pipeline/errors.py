@@ -8,7 +8,7 @@ AssayError
 │   └── UnreadableError    an input file's own content is broken
 ├── ModelError      the model cannot be used           exit 1
 ├── FailedRowsError too many rows failed               exit 1
-├── StalledError    a worker or Ray stopped answering  exit 3
+├── StalledError    the workers or Ray stopped         exit 3
 └── DocumentError   this row gets the reason as its status, the run continues
 """
 
@@ -95,7 +95,7 @@ class FailedRowsError(AssayError):
 
 
 class StalledError(AssayError):
-    """A worker stopped answering, or Ray ended. Finished shards are kept; run again."""
+    """No worker can go on, or Ray ended. Finished shards are kept; run again."""
 
     exit_code = 3
 

@@ -20,7 +20,7 @@ GroupBy = Literal["path"]
 
 RESAMPLES = 1_000  # of a bootstrap
 FOLDS = 5  # of a cross-validation
-STALL_LIMIT_S = 600  # of a worker that answers nothing
+STALL_LIMIT_S = 600  # of a worker without a sign of life
 
 
 def _whole_number(_: Any, tokens: Sequence[Any]) -> int:
@@ -97,8 +97,8 @@ class RunOptions:
     """Publish a snapshot of the complete shards even if others are missing, and of a slice even if
     the current snapshot shows more documents."""
     stall_limit: Annotated[float, Parameter(metavar="SECONDS")] = STALL_LIMIT_S
-    """End the run when a worker has answered nothing for this many seconds, or for 10 times its
-    slowest batch if that is longer."""
+    """Replace a worker without a sign of life for this many seconds, or for 10 times its slowest
+    batch if that is longer; end the run if no worker can go on."""
     max_hours: Annotated[float | None, Parameter(metavar="H")] = None
     """End the run, with exit code 3, when it has taken this many hours."""
     max_cost: Annotated[float | None, Parameter(metavar="C")] = None

@@ -3,8 +3,8 @@
 A worker creates a marker before it labels a range of rows and deletes it afterwards. A marker that
 remains shows that the worker died: the next attempt splits its rows sixteen ways, until one row is
 left. A preempted machine also leaves markers, at whatever rows it was: so a success deletes all
-markers of its range, and a row is quarantined only after several deaths in sequence, alone. A
-reader that keeps dying ends the run instead, because documents cannot be distinguished before they
+markers of its range, and a row is quarantined only after several deaths in sequence, alone. If a
+reader keeps dying, the shard fails instead, because documents cannot be distinguished before they
 are read.
 
 A run also renews one marker of its own, which shows to `assay gc` that the output is in use.
@@ -40,7 +40,7 @@ DEATHS_OF_A_SHARD = 2
 DEATHS_OF_A_ROW = 3
 # Two deaths in other runs count as one: who kills a driver kills its workers, too.
 OTHER_RUNS_DEATHS = 2
-# More than for a row, because these end the run: a machine short of memory kills several times.
+# More than for a row, because these fail a shard: a machine short of memory kills several times.
 DEATHS_OF_A_READER = 5
 
 RowRange = tuple[int, int]  # start, end (exclusive)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipeline.errors import StorageError, UnavailableError
 from pipeline.ledger.cells import Source, WorkItem
 from pipeline.ledger.columns import structs
 from pipeline.ledger.label_files import LabelFile
@@ -112,7 +113,7 @@ class LabelCost:
 
 @dataclass(frozen=True, slots=True)
 class ShardCounts:
-    """The counts of one shard."""
+    """The counts of one shard, or why it could not be read, labelled or committed."""
 
     sid: str
     rows: int
@@ -127,6 +128,26 @@ class ShardCounts:
     # Of tasks with a cascade: rows by the stage that decided, by task.
     stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     not_continued: int = 0  # answers that `explain` names and that could not be continued
+    error: str | None = None  # of a store or the input, with its place, in one line
+    unavailable: bool = False  # whether the error may be gone later
+
+    @classmethod
+    def of_failed(cls, block: pa.Table, error: StorageError) -> ShardCounts:
+        """The counts of a shard whose block made a stage raise this error."""
+        is_work = "work" in block.column_names
+        work = next(work_items_of(block)) if is_work else _work_from_json(_parted(block)[0]["work"])
+        path, piece = work.shard.path, work.shard.piece
+        place = f"{path}: rows {piece.start_row} to {piece.end_row}: "
+        reason = str(error).partition("\n")[0].removeprefix(place).removeprefix(f"{path}: ")
+        labels: dict[str, dict[str, int]] = {task: {} for task in work.tasks}
+        is_unavailable = isinstance(error, UnavailableError)
+        counts = cls(work.shard.id, 0, {}, labels, {})
+        return replace(counts, error=f"{place}{reason}", unavailable=is_unavailable)
+
+    @staticmethod
+    def are_in(block: pa.Table) -> bool:
+        """Whether the block is a row of counts: an earlier stage failed."""
+        return "counts" in block.column_names
 
     def to_table(self) -> pa.Table:
         return pa.table({"counts": [json.dumps(asdict(self))]})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.report.console import Grid, two_columns
+from pipeline.report.console import Grid, escape_controls, two_columns
 from pipeline.report.doubts import label_doubts
 from pipeline.report.progress import REUSE
 
@@ -35,8 +35,9 @@ def show_summary(outcome: Outcome, console: Console) -> None:
         command = _reading_command(outcome.output, outcome.storage_options)
         console.print(f"\nto read the labels:\n{command}")
     if outcome.missing_shards:
+        console.print()
         ended = f"ended by {outcome.stopped}" if outcome.stopped else "incomplete"
-        console.print(f"\n{ended}; {outcome.left}")
+        console.print(escape_controls(f"{ended}; {outcome.left}"), markup=False)
 
 
 def summary_table(outcome: Outcome) -> Table:
@@ -120,6 +121,7 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "documents_in_slice": outcome.slice_rows,
         "kept_snapshot": outcome.kept,
         "unreadable": list(outcome.unreadable),
+        "failed_shards": list(outcome.failed_shards),
         "documents_labelled": tally.rows,
         "documents_read_by_model": tally.asked_rows,
         "documents_taken_over": tally.taken_over,

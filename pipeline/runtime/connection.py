@@ -76,7 +76,17 @@ def remote_ray(address: str | None) -> Iterator[list[Resources]]:
         )
         raise SpecError([Problem("--address", fix, address)])
     with token_mode(), _variables(_FOR_PROCESSES), _connect(address):
+        _warn_if_open()
         yield node_resources()
+
+
+def _warn_if_open() -> None:
+    """Warns of a cluster that accepted this process without a token, and so accepts others."""
+    place = ray.get_runtime_context().gcs_address
+    is_local = place.startswith(("127.", "localhost:", "[::1]:"))
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token" and not is_local:
+        fix = "whoever reaches it can run programs there; start it with RAY_AUTH_MODE=token"
+        logger.warning("--address: %s asks for no token: %s", place, fix)
 
 
 def _connect(address: str) -> Any:

@@ -10,7 +10,7 @@ import atexit
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,24 +19,43 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import ray
 import ray.data
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
-from pipeline.errors import AssayError, SpecError
+from pipeline.errors import AssayError, ModelError, SpecError, StorageError
 from pipeline.ledger.attempts import Attempts, attempt_name
-from pipeline.ledger.blocks import LabelledShard, ShardCounts, work_items_of, work_rows
+from pipeline.ledger.blocks import (
+    LabelledShard,
+    ShardCounts,
+    work_items_of,
+    work_rows,
+)
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
 from pipeline.runtime.job import Job
-from pipeline.runtime.progress import sender
+from pipeline.runtime.outcome import FailedShards
+from pipeline.runtime.progress import (
+    COMMITTING,
+    READING,
+    WAITING,
+    Post,
+    Send,
+    WorkerReport,
+    sender,
+    work_report,
+)
 from pipeline.runtime.reading import commit_documents
 from pipeline.stores.store import open_store
 
 # Ray fuses stages that ask for the same resources; with an engine's GPUs, these differ.
 TOKENISE_CPUS = 0.25
 COMMIT_CPUS = 0.125
-# Longer plans run in windows: Ray keeps an entry for every block of a running graph.
-WINDOW_SHARDS = 10_000
+# Longer plans run in windows, because Ray keeps an entry for every block of a running graph: 10 KB
+# a shard in the driver, 4 KB in its GCS. A window loads the models again, so it has many shards for
+# each engine: of a minute each, nearly an hour.
+WINDOW_SHARDS, WINDOW_SHARDS_PER_ENGINE = 10_000, 50
+# Engines that may die in a row while they start; more engines may, because all start at once.
+START_DEATHS = 3
 # Every stage takes and gives whole blocks.
 _WHOLE_BLOCKS: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow"}
 
@@ -44,49 +63,68 @@ Result = TypeVar("Result")
 
 
 def label_items(
-    work_items: Sequence[WorkItem], job: Job, mailbox: Any = None
+    work_items: Sequence[WorkItem], job: Job, post: Post | None = None
 ) -> Iterator[ShardCounts]:
-    """Labels and commits every work item; counts come as shards are committed.
+    """Labels and commits every work item; counts come as shards are committed, or have failed.
 
-    The workers report to the mailbox, the handle of an actor `progress.Mailbox`.
+    The error of one shard is in its counts, and the others go on. The workers report to the post.
     """
-    for start in range(0, len(work_items), WINDOW_SHARDS):
+    for window in _windows(work_items, job):
         if job.is_over:
             return
-        try:
-            dataset = build(work_items[start : start + WINDOW_SHARDS], job, mailbox)
-            for row in dataset.iter_rows():
-                yield ShardCounts.from_row(row)
-        except RayTaskError as error:
-            raise _cause(error) from error
+        for row in _rows(build(window, job, post)):
+            yield ShardCounts.from_row(row)
 
 
-def read_items(work_items: Sequence[WorkItem], job: Job) -> Iterator[tuple[int, int]]:
+def read_items(
+    work_items: Sequence[WorkItem], job: Job, post: Post | None = None
+) -> Iterator[tuple[int, int]]:
     """Commits the documents files of these shards; for each shard, the new files and the rows.
 
-    A shard that is begun after the job's end is not read.
+    A shard that is begun after the job's end is not read, and one that cannot be read is left to
+    the labelling, which names it.
     """
-    for start in range(0, len(work_items), WINDOW_SHARDS):
-        rows = work_rows(work_items[start : start + WINDOW_SHARDS])
-        _configure()
-        try:
-            dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-                partial(read_block, job=job), num_cpus=1, **_WHOLE_BLOCKS
-            )
-            for row in dataset.iter_rows():
-                yield row["created"], row["rows"]
-        except RayTaskError as error:
-            raise _cause(error) from error
+    failed = FailedShards()
+    for window in _windows(work_items, job):
+        _configure(job)
+        rows = work_rows(window)
+        dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+            partial(read_block, job=job, post=post), num_cpus=1, **_WHOLE_BLOCKS
+        )
+        for row in _rows(dataset):
+            counts = ShardCounts.from_row(row)
+            failed.add(counts, engines=job.placement.actors)
+            yield counts.created, counts.rows
 
 
-def build(work_items: Sequence[WorkItem], job: Job, mailbox: Any = None) -> ray.data.Dataset:
+def _windows(work_items: Sequence[WorkItem], job: Job) -> Iterator[Sequence[WorkItem]]:
+    """The work items in the parts that one graph has."""
+    size = max(WINDOW_SHARDS, WINDOW_SHARDS_PER_ENGINE * job.placement.actors)
+    return (work_items[start : start + size] for start in range(0, len(work_items), size))
+
+
+def _rows(dataset: ray.data.Dataset) -> Iterator[dict[str, Any]]:
+    """The rows of the graph; the errors of its workers are ours where they can be."""
+    try:
+        yield from dataset.iter_rows()
+    except RayTaskError as error:
+        raise _cause(error) from error
+    except RayActorError as error:
+        *_, last = str(error).strip().splitlines()
+        raise ModelError(
+            f"the workers keep ending while they start; the last one: {last.strip()}; check the "
+            f"memory and the installation of the machines, then run again"
+        ) from error
+
+
+def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) -> ray.data.Dataset:
     """The graph. One block is one shard from the first stage to the last.
 
     On GPUs, tokenising and committing overlap with labelling, in processes of their own. On CPUs
     one process does all three: tokenising takes a five-hundredth of the time of labelling, and each
     process takes memory and the time to start.
     """
-    _configure()
+    _configure(job)
     rows = work_rows(work_items)
     asks = any(work.asks for work in work_items)
     placement = job.placement
@@ -98,14 +136,14 @@ def build(work_items: Sequence[WorkItem], job: Job, mailbox: Any = None) -> ray.
     if not placement.gpus:
         return work.map_batches(
             ShardStage,
-            fn_constructor_args=(job, asks, mailbox),
+            fn_constructor_args=(job, asks, post),
             compute=engines,
             num_cpus=placement.threads,
             **_WHOLE_BLOCKS,
         )
     tokenised = work.map_batches(
         TokeniseStage,
-        fn_constructor_args=(job, mailbox),
+        fn_constructor_args=(job, post),
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors),
         num_cpus=TOKENISE_CPUS,
         **_WHOLE_BLOCKS,
@@ -113,32 +151,29 @@ def build(work_items: Sequence[WorkItem], job: Job, mailbox: Any = None) -> ray.
     # — `map_batches` refuses whole blocks on GPUs; Ray's own `map_groups` calls this
     labelled = tokenised.map_batches_internal(
         LabelStage,
-        fn_constructor_args=(job, asks, mailbox),
+        fn_constructor_args=(job, asks, post),
         compute=engines,
         num_gpus=placement.gpus,
         **_WHOLE_BLOCKS,
     )
     return labelled.map_batches(
-        partial(commit_block, job=job), num_cpus=COMMIT_CPUS, **_WHOLE_BLOCKS
+        partial(commit_block, job=job, post=post), num_cpus=COMMIT_CPUS, **_WHOLE_BLOCKS
     )
 
 
 class TokeniseStage:
     """Builds `worker.Tokenise` in its actor."""
 
-    def __init__(self, job: Job, mailbox: Any = None) -> None:
-        send = sender(mailbox)
+    def __init__(self, job: Job, post: Post | None = None) -> None:
+        self._send = send = sender(post)
         worker = _worker_module()
         with ThreadPoolExecutor(max_workers=1) as thread:
+            job = _on_this_clock(job, post)
             self._worker = _built(thread, worker.Tokenise, job, send=send)
+        send(WorkerReport(WAITING))
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        yield from self.worker(block)
-
-    @property
-    def worker(self) -> Any:
-        """The `worker.Tokenise`; its error if it could not be built."""
-        return self._worker.result()
+        yield from surviving(block, self._worker.result(), self._send)
 
 
 class LabelStage:
@@ -149,43 +184,54 @@ class LabelStage:
     instead of spinning: on two cores that cost a fifth of the documents a second.
     """
 
-    def __init__(self, job: Job, asks: bool, mailbox: Any = None) -> None:
+    def __init__(self, job: Job, asks: bool, post: Post | None = None) -> None:
         wait_passively(os.environ)
-        send = sender(mailbox)
+        self._send = send = sender(post)
         worker = _worker_module()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="label")
+        job = _on_this_clock(job, post)
         self._worker = _built(self._thread, worker.LabelDocuments, job, asks=asks, send=send)
+        send(WorkerReport(WAITING))
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        yield from self.on_thread(lambda worker: list(worker(block)))
-
-    def on_thread(self, call: Callable[[Any], Result]) -> Result:
-        """The result of a call with the `worker.LabelDocuments`, on the thread that built it."""
-        worker = self._worker.result()
-        return self._thread.submit(call, worker).result()
+        labelled = self._thread.submit(surviving, block, self._worker.result(), self._send)
+        yield from labelled.result()
 
 
 class ShardStage:
     """Reads, labels and commits shards in one actor."""
 
-    def __init__(self, job: Job, asks: bool, mailbox: Any = None) -> None:
-        self._job = job
+    def __init__(self, job: Job, asks: bool, post: Post | None = None) -> None:
+        self._job, self._post = job, post
         # — first, because it reports that it fetches or converts the model
-        self._label = LabelStage(job, asks, mailbox)
-        self._tokenise = TokeniseStage(job, mailbox)
+        self._label = LabelStage(job, asks, post)
+        self._tokenise = TokeniseStage(job, post)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        for work in work_items_of(block):
-            if self._job.is_over:
-                return
-            tokenised = self._tokenise.worker.shard(work)
-            labelled = self._label.on_thread(partial(_labelled, tokenised))
-            if labelled is not None:
-                yield committed_shard(labelled, self._job).to_table()
+        for tokenised in self._tokenise(block):
+            for labelled in self._label(tokenised):
+                yield commit_block(labelled, self._job, self._post)
 
 
-def _labelled(tokenised: Any, worker: Any) -> Any:
-    return worker.shard(tokenised)
+def surviving(
+    block: pa.Table, stage: Callable[[pa.Table], Iterable[pa.Table]], send: Send
+) -> list[pa.Table]:
+    """What the stage makes of a shard; a row of counts with the error of its store or its input."""
+    if ShardCounts.are_in(block):
+        return [block]
+    try:
+        return list(stage(block))
+    except StorageError as error:
+        return [ShardCounts.of_failed(block, error).to_table()]
+    finally:
+        send(WorkerReport(WAITING))
+
+
+def _on_this_clock(job: Job, post: Post | None) -> Job:
+    """The job with its end by this machine's clock, which may differ from the driver's."""
+    if post is None or job.ends is None:
+        return job
+    return replace(job, ends=post.on_this_clock(job.ends))
 
 
 def _worker_module() -> Any:
@@ -210,20 +256,37 @@ def _built(
     return built
 
 
-def read_block(block: pa.Table, job: Job) -> pa.Table:
-    """Commits the documents files of some shards and gives the numbers of new files and rows."""
-    work_items = [] if job.is_over else work_items_of(block)
-    created, rows = commit_documents(job, work_items)
-    return pa.table({"created": [created], "rows": [rows]})
+def read_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Table:
+    """Commits the documents file of a shard and gives its counts."""
+    send = sender(post)
+    (work,) = work_items_of(block)
+
+    def read(_block: pa.Table) -> Iterator[pa.Table]:
+        send(work_report(READING, work))
+        is_over = _on_this_clock(job, post).is_over
+        created, rows = commit_documents(job, [] if is_over else [work])
+        counts = ShardCounts(work.shard.id, rows, {}, {}, {}, created)
+        yield counts.to_table()
+
+    (counts,) = surviving(block, read, send)
+    return counts
 
 
-def commit_block(block: pa.Table, job: Job) -> pa.Table:
-    """Commits one labelled shard and gives its counts."""
-    return committed_shard(LabelledShard.from_table(block), job).to_table()
+def commit_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Table:
+    """Commits one labelled shard and gives its counts, or those of a shard that failed."""
+    send = sender(post)
+
+    def commit(labelled: pa.Table) -> Iterator[pa.Table]:
+        shard = LabelledShard.from_table(labelled)
+        send(work_report(COMMITTING, shard.work))
+        yield _committed(shard, job).to_table()
+
+    (counts,) = surviving(block, commit, send)
+    return counts
 
 
-def committed_shard(shard: LabelledShard, job: Job) -> ShardCounts:
-    """Commits one labelled shard; its counts, with the number of new objects."""
+def _committed(shard: LabelledShard, job: Job) -> ShardCounts:
+    """The counts of a labelled shard, whose files are committed here."""
     store = open_store(job.spec.output, job.spec.storage_options)
     made = commit_shard(store, shard.work.shard, shard.documents, shard.files)
     if shard.work.tasks:
@@ -242,9 +305,12 @@ def _cause(error: RayTaskError) -> BaseException:
     return type(cause)(str(cause).partition("\n")[0])
 
 
-def _configure() -> None:
+def _configure(job: Job) -> None:
     """Ray Data's settings for one block a shard, and for a quiet terminal."""
     context = ray.data.DataContext.get_current()
+    # — a shard, a model or a machine may take hours to come; the watch looks for signs of life
+    context.execution_no_progress_timeout_s = -1
+    context.max_consecutive_actor_init_deaths = max(START_DEATHS, job.placement.actors)
     context.target_max_block_size = None
     # — wrapped in Ray's own exception, a worker's error would lose its kind on the way here
     context.raise_original_map_exception = True

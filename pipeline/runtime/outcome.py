@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import FailedRowsError
+from pipeline.errors import FailedRowsError, StorageError, UnavailableError
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import Committed, Source, WorkItem, committed, version_name
 from pipeline.ledger.label_files import read_file
@@ -29,6 +29,9 @@ from pipeline.sources.shards import Shard, Slice, fields_of
 from pipeline.stores.store import Store
 
 READ_THREADS = 16
+# A run ends when this many shards fail in a row, or two for each engine if these are more.
+_FAILED_IN_A_ROW = 20
+_SHOWN = 3  # failed shards with their reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class Outcome:
     """Number of documents in the slice, of the finished shards."""
     kept: int | None = None
     """Number of a snapshot that stays current, because it shows more documents than the slice."""
+    failed_shards: tuple[str, ...] = ()
+    """Shards that a store or their input failed, each with the reason; they are missing."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the output
 
     @property
@@ -109,10 +114,34 @@ class Outcome:
     @property
     def left(self) -> str:
         """What is not labelled yet, and how to go on."""
+        failed = ""
+        if self.failed_shards:
+            shown = [*self.failed_shards[:_SHOWN], *["..."] * (len(self.failed_shards) > _SHOWN)]
+            failed = f"; failed shards ({len(self.failed_shards):,}): {'; '.join(shown)}"
         return (
             f"left: {self.missing_shards:,} of {self.shards:,} shards and {self.missing_rows:,} of "
-            f"{self.rows:,} documents; run the same command again to go on"
+            f"{self.rows:,} documents{failed}; run the same command again to go on"
         )
+
+
+class FailedShards:
+    """The last reason of each shard that failed; ends a run in which all of them do."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}  # by shard id
+        self._in_a_row: set[str] = set()
+
+    def add(self, counts: ShardCounts, *, engines: int) -> None:
+        """Takes in one shard's counts; an error after too many shards without one that succeeds."""
+        if counts.error is None:
+            self._in_a_row.clear()
+            return
+        self.reasons[counts.sid] = counts.error
+        self._in_a_row.add(counts.sid)
+        if len(self._in_a_row) >= max(_FAILED_IN_A_ROW, 2 * engines):
+            kind = UnavailableError if counts.unavailable else StorageError
+            number = f"{len(self._in_a_row):,} shards failed, and none succeeded between them"
+            raise kind(f"{number}; finished shards are kept; the last reason: {counts.error}")
 
 
 class RunCounts:
@@ -123,6 +152,7 @@ class RunCounts:
         self._last_stage = stages - 1 if stages else None
         self._limit = max_error_rate
         self._counts: list[ShardCounts] = []
+        self.failed = FailedShards()
         self._created = 0  # objects: documents and label files
         # — what labelling took, by stage and reader
         self._costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -130,8 +160,11 @@ class RunCounts:
         self._failed: Counter[str] = Counter()
         self._failed_rows = 0
 
-    def add(self, counts: ShardCounts) -> None:
-        """Takes in one committed shard; FailedRowsError when too many rows failed by now."""
+    def add(self, counts: ShardCounts, *, engines: int) -> None:
+        """Takes in one shard; FailedRowsError when too many rows failed by now."""
+        self.failed.add(counts, engines=engines)
+        if counts.error is not None:
+            return
         self._created += counts.created
         for reader, cost in counts.costs.items():
             self._costs[reader].update(fields_of(cost))

@@ -1,20 +1,26 @@
 """What a run does at this moment: the reports of its workers, and their sum for people.
 
 Entry points: `ShardProgress`, with which a worker reports, and `Mailbox`, the actor from which the
-driver takes the reports. All of this is for display. Must import neither torch nor Arrow, because
-the mailbox is a process, which should be small.
+driver takes the reports. A worker that shows no sign of life ends itself (`sender`), and Ray starts
+another. Must import neither torch nor Arrow, because the mailbox is a process, which should be
+small.
 """
 
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 if TYPE_CHECKING:
     from pipeline.ledger.cells import WorkItem
@@ -24,6 +30,13 @@ if TYPE_CHECKING:
 REPORT_S = 0.5
 # A worker repeats its last report this often: one that repeats nothing is stopped, or cut off.
 REPEAT_S = 1.0
+CLOCK_TIMEOUT_S = 5.0
+# Outside of batches, a process is alive if it uses this share of a core, or moves as many bytes a
+# second.
+_ALIVE_SHARE, _ALIVE_BYTES = 0.05, 64 * 1024
+# Multiples of the slowest batch: a worker is named after the first, and ended after the second, but
+# not before the limit.
+_NAMED_AFTER, _ENDED_AFTER = 5, 10
 
 LOCATING = "locating the model"
 LISTING = "listing the input"
@@ -39,9 +52,14 @@ LABELLING = "labelling"
 PUBLISHING = "publishing"
 MEASURING = "measuring the speed"  # of `plan`
 COMPARING = "comparing the answers with those of separate prompts"  # of `check`
-READING = "reading"  # only of a worker; it is not a phase of the run
+# Only of a worker: they are no phases of the run.
+WAITING = "waiting for work"
+READING = "reading"
+COMMITTING = "committing"
 # In their order: a later phase replaces an earlier one.
 WORKER_PHASES = (STARTING_WORKERS, FETCHING, CONVERTING, LOADING, LABELLING)
+# In which the driver itself works; in the others it waits for workers.
+DRIVER_PHASES = (CONNECTING, LOCATING, LISTING, STARTING_RAY)
 
 WorkKey = tuple[str, tuple[str, ...]]  # shard id and sorted tasks of a work item
 
@@ -65,8 +83,16 @@ class WorkerReport:
     read: int = 0  # rows of those that the model read
     work_done: float = 0.0  # rows by their cost: half of the shard's tokens are half of its rows
     failed: int = 0  # of those
-    finished: bool = False  # the shard is read, or it is labelled and not yet committed
     slowest_s: float | None = None  # the longest time between two batches; None: no batch yet
+    silent_s: float = 0.0  # since its last sign of life
+    ended: bool = False  # it ends itself: this is its last report
+
+    def limits(self, limit_s: float) -> tuple[float, float]:
+        """After how many silent seconds the worker is named, and after how many it is ended."""
+        if self.phase != LABELLING or self.slowest_s is None:
+            return limit_s / 2, limit_s
+        named_after_s = max(limit_s / 10, _NAMED_AFTER * self.slowest_s)
+        return named_after_s, max(limit_s, _ENDED_AFTER * self.slowest_s)
 
 
 Send = Callable[[WorkerReport], None]
@@ -123,9 +149,7 @@ class ShardProgress:
 
     def finish(self, rows: int, failed: int) -> None:
         """Reports that the shard is labelled, with the rows that the model did not read."""
-        self._send(
-            replace(self._report, answered=rows, failed=failed, work_done=rows, finished=True)
-        )
+        self._send(replace(self._report, answered=rows, failed=failed, work_done=rows))
 
 
 class Mailbox:
@@ -133,6 +157,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._latest: dict[object, WorkerReport] = {}
+        self._ahead_s: float | None = None  # the driver's clock, of this machine's
 
     def put(self, report: WorkerReport) -> None:
         """Keeps the report in place of the worker's earlier one about the same shard."""
@@ -140,20 +165,87 @@ class Mailbox:
         self._latest.pop(key, None)  # — the order is that of the latest reports
         self._latest[key] = report
 
-    def take(self) -> list[WorkerReport]:
-        """The reports since the last call, the oldest first."""
+    def driver_clock(self) -> float | None:
+        """The time by the driver's clock; None before the driver took reports."""
+        return None if self._ahead_s is None else time.time() + self._ahead_s
+
+    def take(self, now_s: float) -> list[WorkerReport]:
+        """The reports since the last call, the oldest first; `now_s` is the driver's time."""
+        self._ahead_s = now_s - time.time()
         latest, self._latest = self._latest, {}
         return list(latest.values())
 
 
-@cache
-def sender(mailbox: Any) -> Send:
-    """Sends this process's reports to the mailbox, the handle of an actor, and waits for nothing.
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Where workers report, and for how long one may show no sign of life."""
 
-    A thread repeats the latest report every second, from now until the process ends. Without a
-    mailbox (None) nobody reads the reports.
+    mailbox: Any  # the handle of an actor `Mailbox`
+    stall_limit_s: float
+
+    def on_this_clock(self, moment_s: float) -> float:
+        """A moment of the driver's clock, by this machine's; the same if that is not known."""
+        import ray
+
+        now_s = None
+        with suppress(ray.exceptions.RayError):
+            now_s = ray.get(self.mailbox.driver_clock.remote(), timeout=CLOCK_TIMEOUT_S)
+        return moment_s if now_s is None else moment_s + time.time() - now_s
+
+
+class Silence:
+    """How long a process has shown no sign of life.
+
+    While it labels, a sign of life is a report of another batch: a GPU that hangs keeps a core
+    busy. In other phases it is work of the process: processor time, or bytes moved.
     """
-    if mailbox is None:
+
+    def __init__(self, now_s: float) -> None:
+        self._report: WorkerReport | None = None
+        self._sign_s = now_s
+        self._works: dict[bool, tuple[float, float]] = {}  # last counts, by `machine`
+
+    def seconds(
+        self, report: WorkerReport, now_s: float, work: Callable[[bool], tuple[float, float]]
+    ) -> float:
+        """The seconds until now, after a second with this report. `work` is `work_done`."""
+        of_machine = report.phase in (FETCHING, CONVERTING)
+        cpu_s, moved = work(of_machine)
+        before = self._works.get(of_machine, (cpu_s, moved))
+        self._works[of_machine] = cpu_s, moved
+        works = cpu_s - before[0] >= _ALIVE_SHARE or moved - before[1] >= _ALIVE_BYTES
+        is_new, self._report = report != self._report, report
+        if is_new or report.phase == WAITING or (works and report.phase != LABELLING):
+            self._sign_s = now_s
+        return now_s - self._sign_s
+
+
+def work_done(of_machine: bool) -> tuple[float, float]:
+    """Processor seconds of this process without this thread, and bytes that it moved.
+
+    Engines of a machine wait for the one that fetches or converts the model: with `of_machine` the
+    bytes are those of all processes.
+    """
+    moved = 0
+    with suppress(OSError, psutil.Error, AttributeError):  # — of Linux alone
+        own = psutil.Process().io_counters()
+        moved = own.read_chars + own.write_chars + own.read_bytes
+        if of_machine:
+            moved += psutil.net_io_counters().bytes_recv
+            disks = psutil.disk_io_counters()
+            moved += disks.read_bytes + disks.write_bytes if disks else 0
+    return time.process_time() - time.thread_time(), moved
+
+
+@cache
+def sender(post: Post | None) -> Send:
+    """Sends this process's reports to the mailbox, and waits for nothing.
+
+    A thread repeats the latest report every second, from now until the process ends. After the
+    limit without a sign of life it kills the process, and Ray starts another and gives it the work.
+    Without a mailbox (None) nobody reads the reports.
+    """
+    if post is None:
         return ignore
     import ray
 
@@ -163,18 +255,29 @@ def sender(mailbox: Any) -> Send:
     sending = threading.Lock()  # a repeated report must not arrive after a later one
     ended = threading.Event()
 
-    def send(report: WorkerReport | None = None) -> None:
+    def send(report: WorkerReport | None = None, **changes: Any) -> Any:
         nonlocal latest
         with sending:
             latest = latest if report is None else report
             own = replace(latest, worker=f"process {pid} on {node}", actor_id=actor_id, pid=pid)
-            mailbox.put.remote(own)
+            return post.mailbox.put.remote(replace(own, **changes))
 
     def repeat() -> None:
-        send()
+        silence = Silence(time.monotonic())
         while not ended.wait(REPEAT_S):
-            send()
+            # — ends the process from C where a thread keeps Python's lock
+            faulthandler.dump_traceback_later(post.stall_limit_s, exit=True, file=nowhere)
+            silent_s = silence.seconds(latest, time.monotonic(), work_done)
+            is_over = silent_s >= latest.limits(post.stall_limit_s)[1]
+            last = send(silent_s=silent_s, ended=is_over)
+            if is_over:
+                with suppress(ray.exceptions.RayError):  # without it, the driver sees the silence
+                    ray.get(last, timeout=REPEAT_S)
+                os.kill(pid, signal.SIGKILL)
 
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    send()
+    atexit.register(faulthandler.cancel_dump_traceback_later)
     atexit.register(ended.set)
     threading.Thread(target=repeat, name="report", daemon=True).start()
     return send

@@ -41,7 +41,7 @@ def label_rounds(
             logger.warning("%d shards are still missing; they run again", len(plan.work_items))
         if may_reuse and (unread := plan.unread):
             watch.enter(READING_TEXTS, replace(plan, work_items=unread))
-            for created, rows in read_items(unread, job):
+            for created, rows in read_items(unread, job, mailbox):
                 watch.read(rows)
                 counts.add_documents_files(created)
         if job.is_over:
@@ -52,7 +52,7 @@ def label_rounds(
             watch.enter(STARTING_WORKERS, plan)
         for shard in label_items(plan.work_items, job, mailbox):
             watch.committed(shard)
-            counts.add(shard)
+            counts.add(shard, engines=job.placement.actors)
             if shard.not_continued:
                 logger.warning("%d answers could not be continued", shard.not_continued)
         plan = _listed(job, store, first)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.cache import cache_dir as default_cache_dir
-from pipeline.errors import FailedRowsError
+from pipeline.errors import FailedRowsError, StorageError
 from pipeline.ledger.attempts import in_use
 from pipeline.ledger.cells import is_whole, record_specs
 from pipeline.ledger.failpoints import failpoint
@@ -144,6 +144,7 @@ class LabelledOutput:
 
     def outcome(self, snapshot: int | None, kept: int | None = None) -> Outcome:
         """How the run ended, with the number of the snapshot that it published, or kept current."""
+        reasons = self.counts.failed.reasons
         return Outcome(
             output=self.job.spec.output,
             rows=self.last.rows,
@@ -155,6 +156,11 @@ class LabelledOutput:
             slice_rows=None if self.slice_rows is None else sum(self.slice_rows.values()),
             kept=kept,
             unreadable=self.last.cuts.unreadable,
+            failed_shards=tuple(
+                reasons[sid]
+                for sid in dict.fromkeys(work.shard.id for work in self.last.work_items)
+                if sid in reasons
+            ),
             tally=self.counts.tally,
             seconds=self.seconds,
             snapshot=snapshot,
@@ -189,10 +195,11 @@ def run(
     Raises:
         SpecError: The spec names missing files, or does not fit the cluster or the model.
         RefusedError: The store could lose results, or no cluster answers at `address`.
-        StorageError: A store failed; UnavailableError if it may succeed later.
+        StorageError: A store failed, not for single shards alone; UnavailableError if it may
+            succeed later.
         ModelError: The model cannot be loaded, or is not supported exactly.
         FailedRowsError: The share of failed rows exceeds `max_error_rate`.
-        StalledError: A worker stopped answering, or a process of Ray ended.
+        StalledError: No worker can go on, or a process of Ray ended.
 
     Examples:
         >>> run(load_spec("my.yaml")).complete
@@ -313,9 +320,9 @@ def _reusing_if_small(job: Job, store: Store, planned: Plan, counts: RunCounts) 
     """The plan with what other shards answer, if the new texts are read faster than Ray starts."""
     if not planned.reads_little or not has_answers(job, store, planned):
         return planned
-    if unread := planned.unread:
-        created, _ = commit_documents(job, unread)
-        counts.add_documents_files(created)
+    for work in planned.unread:
+        with suppress(StorageError):  # the labelling reads it again, and names it
+            counts.add_documents_files(commit_documents(job, [work])[0])
     return plan_reuse(job, store, planned)
 
 

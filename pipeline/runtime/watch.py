@@ -12,9 +12,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from math import inf, isfinite
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -28,25 +27,30 @@ from pipeline.runtime.job import Plan
 from pipeline.runtime.metrics import RunMetrics
 from pipeline.runtime.outcome import failed_rows
 from pipeline.runtime.progress import (
+    DRIVER_PHASES,
     LABELLING,
-    READING,
+    WAITING,
     WORKER_PHASES,
     Mailbox,
+    Post,
     Progress,
+    Silence,
     WorkerReport,
     WorkKey,
+    work_done,
     work_key,
 )
 from pipeline.runtime.ray_processes import Services, own_services
 
 logger = logging.getLogger(__name__)
 
+DRIVER = "the driver"
 POLL_S = 1.0
 MAILBOX_TIMEOUT_S = 5.0
-# Multiples of a worker's slowest batch: the worker is named after the first. The run ends after the
-# second at the earliest.
-_NAMED_AFTER, _ENDED_AFTER = 5, 10
-
+# A worker ends itself at its limit. The run ends this much later, if the worker cannot do that.
+GRACE_S = 10.0
+# So many workers more than there are may end themselves without a commit between them.
+_MORE_ENDS = 2
 
 # Rows with a status, rows that failed, rows that the model read, rows by their cost.
 Counts = tuple[int, int, int, float]
@@ -57,7 +61,8 @@ class Watch:
 
     Args:
         announce: Takes the progress. Two threads call it, one at a time.
-        stall_limit_s: Seconds without an answer from a worker at work that end the run.
+        stall_limit_s: Seconds without a sign of life after which a worker is replaced, and after
+            which the driver ends the run.
     """
 
     def __init__(self, announce: Callable[[Progress], None], *, stall_limit_s: float) -> None:
@@ -75,12 +80,14 @@ class Watch:
         self._at_work: dict[WorkKey, WorkerReport] = {}
         self._watchdog = Watchdog(stall_limit_s)
         self._stall_limit_s = stall_limit_s
+        self._own = Silence(time.monotonic())  # of the driver
         self._stopped_s: float | None = None  # when a process of Ray was first seen stopped
         self._polling = threading.Lock()  # held while the mailbox is read
         self._mailbox: Any = None
         self._services = Services()
         self._metrics: RunMetrics | None = None
         self._error: StalledError | None = None
+        self._ending = threading.Lock()  # held while the run is ended, or closes
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
         # — only the main thread takes signals; from another, `run` names stalled workers
@@ -99,8 +106,16 @@ class Watch:
         error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        self._closed.set()
-        self._thread.join()
+        try:
+            with self._ending:
+                self._closed.set()
+            self._thread.join()
+        except KeyboardInterrupt:
+            self._closed.set()
+            self._thread.join()
+            if self._error is None:
+                raise
+            # — the signal of `_end` came after the block: a block without an error has its result
         if self._main and signal.getsignal(signal.SIGINT) == self._on_interrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self._error is not None and isinstance(error, KeyboardInterrupt):
@@ -126,8 +141,13 @@ class Watch:
             self._announce(self._progress())
 
     def committed(self, counts: ShardCounts) -> None:
-        """Announces one more committed shard."""
+        """Announces one more committed shard, or one that failed."""
         key = work_key(counts.sid, counts.labels)
+        if counts.error is not None:
+            logger.warning("a shard failed, and the others go on: %s", counts.error)
+            with self._changing:
+                self._at_work.pop(key, None)
+            return
         with self._changing:
             self._phase = LABELLING
             rows = counts.rows + counts.outside
@@ -137,14 +157,14 @@ class Watch:
             self._kept += counts.rows
             self._committed_work.add(key)
             self._at_work.pop(key, None)
-            self._watchdog.forget(key)
+            self._watchdog.committed(key)
             if self._metrics is not None:
                 self._metrics.committed(counts)
             self._announce(self._progress())
 
     @contextmanager
     def mailbox(self, spec: str, plan: Plan) -> Iterator[Any]:
-        """The handle of a new mailbox, which is read inside the block; None without Ray.
+        """The post of the workers, which is read inside the block; None without Ray.
 
         Inside the block, the run's metrics are counted, too, under the name of the spec.
         """
@@ -159,24 +179,25 @@ class Watch:
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
         self._services, self._mailbox = own_services(), actor.remote()
         try:
-            yield self._mailbox
+            yield Post(self._mailbox, self._stall_limit_s)
         finally:
             with self._polling, self._changing:
                 # — the last documents: after an error too, and before Ray ends
                 self._metrics.tick(self._progress(), 0.0)
                 self._mailbox = self._metrics = None
+                self._watchdog = Watchdog(self._stall_limit_s)
 
     def take_in(self, reports: Iterable[WorkerReport], now_s: float) -> None:
         """Adds workers' reports to the progress, which is announced within a second."""
         with self._changing:
             for report in reports:
-                if report.phase != READING and _order(report.phase) > _order(self._phase):
+                if report.phase in WORKER_PHASES and _order(report.phase) > _order(self._phase):
                     self._phase = report.phase
                 # — reports and commits arrive on different ways, in any order
                 committed = report.work in self._committed_work
-                if report.work is not None and report.phase != READING and not committed:
+                if report.work is not None and report.phase == LABELLING and not committed:
                     self._at_work[report.work] = report
-                self._watchdog.hear(report, now_s, committed=committed)
+                self._watchdog.hear(report, now_s)
 
     def _count_seconds(self) -> None:
         """Counts the time since the phase began; after that, `RunMetrics.tick` counts."""
@@ -208,11 +229,21 @@ class Watch:
                     self._read(self._mailbox)
             now_s = time.monotonic()
             with self._changing:
+                self._watchdog.hear(self._of_driver(now_s), now_s)
+                stalls = list(self._watchdog.stalls(now_s, _is_alive))
                 progress = self._progress()
                 if self._metrics is not None:
                     self._metrics.tick(progress, now_s - last_s)
                 self._announce(progress)
             last_s = now_s
+            for stall in stalls:
+                self._tell(stall)
+
+    def _of_driver(self, now_s: float) -> WorkerReport:
+        """The driver's own report, with its silence."""
+        phase = self._phase if self._phase in DRIVER_PHASES else WAITING
+        report = WorkerReport(phase, DRIVER, answered=self._committed[0])
+        return replace(report, silent_s=self._own.seconds(report, now_s, work_done))
 
     def _read(self, mailbox: Any) -> None:
         if ended := self._services.ended:
@@ -221,27 +252,25 @@ class Watch:
                 f"the same command again: finished shards are kept"
             )
             return  # nobody would answer
-        if self._is_stopped(time.monotonic()):
+        reports: list[WorkerReport] | None = None
+        if not self._is_stopped(time.monotonic()):
+            with suppress(GetTimeoutError, RayError):
+                reports = ray.get(mailbox.take.remote(time.time()), timeout=MAILBOX_TIMEOUT_S)
+        if reports is not None:
+            self.take_in(reports, time.monotonic())
             return
-        try:
-            reports = ray.get(mailbox.take.remote(), timeout=MAILBOX_TIMEOUT_S)
-        except (GetTimeoutError, RayError):  # without reports, a silent worker may be healthy
-            with self._changing:
-                self._watchdog.excuse(time.monotonic())
-            return
-        now_s = time.monotonic()
-        self.take_in(reports, now_s)
-        with self._changing:
-            stalls = list(self._watchdog.stalls(now_s, _is_alive))
-        for stall in stalls:
-            if not stall.ends:
-                end = f"; the run ends at {stall.limit_s:.0f} s" if isfinite(stall.limit_s) else ""
-                logger.warning("%s%s", stall, end)
-            else:
-                self._end(
-                    f"{stall}. Look at that machine, then run the same command again: finished "
-                    f"shards are kept. --stall-limit SECONDS gives workers more time"
-                )
+        with self._changing:  # without reports, a silent worker may be healthy
+            self._watchdog.excuse(time.monotonic())
+
+    def _tell(self, stall: Stall) -> None:
+        """Names a stall in the log, and ends the run where no other worker can go on."""
+        if not stall.ends:
+            logger.warning("%s; %s", stall, stall.then)
+        else:
+            self._end(
+                f"{stall}. Look at that machine, then run the same command again: finished "
+                f"shards are kept. --stall-limit SECONDS gives workers more time"
+            )
 
     def _is_stopped(self, now_s: float) -> bool:
         """Whether a process of Ray is stopped: it is named, and ends the run after the limit."""
@@ -263,13 +292,14 @@ class Watch:
 
     def _end(self, message: str) -> None:
         """Ends the run with this error, once; in another thread than the main one, logs it."""
-        if self._error is not None:
-            return
-        self._error = StalledError(message)
-        if self._main is None:
-            logger.warning("%s", message)
-        else:
-            signal.pthread_kill(self._main, signal.SIGINT)
+        with self._ending:
+            if self._error is not None or self._closed.is_set():
+                return
+            self._error = StalledError(message)
+            if self._main is None:
+                logger.warning("%s", message)
+            else:
+                signal.pthread_kill(self._main, signal.SIGINT)
 
     def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
         if self._error is not None:
@@ -278,106 +308,74 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A worker that has answered nothing for too long."""
+    """A worker, or the driver, that has shown no sign of life for too long."""
 
     report: WorkerReport  # its last one
     silent_s: float
-    limit_s: float  # the run ends after this silence
-
-    @property
-    def ends(self) -> bool:
-        """Whether the run ends."""
-        return self.silent_s >= self.limit_s
+    then: str  # what is done about it
+    ends: bool = False  # the run ends
 
     def __str__(self) -> str:
-        report, seconds = self.report, f"{self.silent_s:.0f} s"
-        if self.limit_s == inf:
-            return f"{report.worker} has been reading {report.place} for {seconds}"
-        if report.work is None:
-            last = f"its last report is: {report.phase}"
-        elif report.finished:
-            last = f"it has finished {report.place}"
-        elif report.phase == READING:
-            last = f"it reads {report.place}"
-        else:
+        report = self.report
+        if report.phase == LABELLING and report.work is not None:
             last = f"it labels {report.place} ({report.answered:,} rows are answered)"
-        return f"{report.worker} has answered nothing for {seconds}; {last}"
-
-
-@dataclass(slots=True)
-class _Heard:
-    """The last report of a worker."""
-
-    report: WorkerReport
-    came_s: float  # when it, or a repetition of it, came last
-    new_s: float  # when it came first
-    at_work: bool  # whether the worker should soon report something else
+        else:
+            last = f"it is {report.phase}" + f" {report.place}" * bool(report.place)
+        return f"{report.worker} has shown no sign of life for {self.silent_s:.0f} s; {last}"
 
 
 class Watchdog:
-    """Knows when each worker answered last, and how long it may take by its own slowest batch."""
+    """Knows how long each worker has been silent: by its own reports, or because none came."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._heard: dict[str, _Heard] = {}  # by worker
+        self._heard: dict[str, tuple[WorkerReport, float]] = {}  # by worker; when it came
+        self._at: dict[WorkKey, str] = {}  # the worker of each work, by the last report
         self._named: set[str] = set()  # workers
+        self._ended = 0  # workers since the last commit
 
-    def hear(self, report: WorkerReport, now_s: float, *, committed: bool = False) -> None:
-        """Notes a report. A worker without work repeats its last one, and no other is expected."""
-        heard = self._heard.get(report.worker)
-        if heard is not None and heard.report == report:
-            heard.came_s = now_s
-            return
-        at_work = report.work is not None and not report.finished and not committed
-        if report.work is not None and at_work:  # a shard whose worker died is at work in another
-            self.forget(report.work)
-        self._named.discard(report.worker)
-        self._heard[report.worker] = _Heard(report, now_s, now_s, at_work)
+    def hear(self, report: WorkerReport, now_s: float) -> None:
+        """Notes a report. Work of a worker that died is at work in another."""
+        if report.work is not None:
+            before = self._at.get(report.work, report.worker)
+            if before != report.worker:
+                self._heard.pop(before, None)  # — if it lives, its next report is a second away
+            self._at[report.work] = report.worker
+        self._heard[report.worker] = report, now_s
 
-    def forget(self, work: WorkKey) -> None:
-        """Expects no other report about this work any more."""
-        for heard in self._heard.values():
-            if heard.report.work == work:
-                heard.at_work = False
+    def committed(self, work: WorkKey) -> None:
+        """Notes that the work goes on."""
+        self._ended = 0
+        self._at.pop(work, None)
 
     def excuse(self, now_s: float) -> None:
         """Restarts the clock of each worker, because reports may have been lost."""
-        for heard in self._heard.values():
-            heard.came_s = heard.new_s = now_s
+        self._heard = {worker: (report, now_s) for worker, (report, _) in self._heard.items()}
 
     def stalls(self, now_s: float, is_alive: Callable[[WorkerReport], bool]) -> Iterator[Stall]:
-        """The workers to name now, each once, and those for which the run ends."""
-        for worker, heard in list(self._heard.items()):
-            due = [
-                stall
-                for stall, named_after_s in self._silences(heard, now_s)
-                if stall.silent_s >= named_after_s
-            ]
-            due = [stall for stall in due if stall.ends] or due
-            if not due or (worker in self._named and not due[0].ends):
-                continue
-            if not is_alive(heard.report):
+        """The workers to name now, each once, those that end themselves, and the run's end."""
+        for worker, (report, came_s) in list(self._heard.items()):
+            named_after_s, limit_s = report.limits(self._limit_s)
+            absent_s = now_s - came_s  # its process is stopped, or its machine cannot be reached
+            is_absent = absent_s >= self._limit_s / 2
+            if report.ended:
+                del self._heard[worker]
+                self._ended += 1
+                ends = self._ended > _MORE_ENDS + len(self._heard)
+                yield Stall(report, report.silent_s, "it is ended, and Ray starts another", ends)
+            elif is_absent and not is_alive(report):
                 del self._heard[worker]  # Ray starts it again, and then it reports
-                continue
-            self._named.add(worker)
-            yield due[0]
-
-    def _silences(self, heard: _Heard, now_s: float) -> Iterator[tuple[Stall, float]]:
-        """How long the worker has been silent, and after how many seconds it is named for that."""
-        report = heard.report
-        # — without a repetition its process is stopped, or its machine cannot be reached
-        yield Stall(report, now_s - heard.came_s, self._limit_s), self._limit_s / 2
-        if not heard.at_work:
-            return
-        silent_s = now_s - heard.new_s
-        if report.phase == READING:  # the last rows of a large compressed file take long
-            yield Stall(report, silent_s, inf), self._limit_s / 2
-        elif report.slowest_s is None:  # its first batch, whose duration nobody knows
-            yield Stall(report, silent_s, self._limit_s), self._limit_s / 2
-        else:
-            limit_s = max(self._limit_s, _ENDED_AFTER * report.slowest_s)
-            named_after_s = max(self._limit_s / 10, _NAMED_AFTER * report.slowest_s)
-            yield Stall(report, silent_s, limit_s), named_after_s
+            elif is_absent or report.silent_s >= named_after_s:
+                then = f"it is replaced at {limit_s:.0f} s"
+                ends = worker == DRIVER and report.silent_s >= limit_s
+                if is_absent or worker == DRIVER:
+                    then = f"the run ends at {self._limit_s:.0f} s"
+                    ends = ends or absent_s >= self._limit_s + GRACE_S
+                if ends or worker not in self._named:
+                    self._named.add(worker)
+                    yield Stall(report, max(report.silent_s, absent_s), then, ends)
+            else:
+                self._named.discard(worker)
 
 
 def _added(a: Counts, b: Counts) -> Counts:
@@ -390,7 +388,12 @@ def _order(phase: str) -> int:
 
 
 def _is_alive(report: WorkerReport) -> bool:
-    """Whether the worker's process runs, or is stopped, as far as Ray knows."""
+    """Whether the worker's process runs, or is stopped, as far as Ray knows.
+
+    Of processes that are no actors Ray knows nothing: they end when they have nothing to do.
+    """
+    if not report.actor_id:
+        return report.worker == DRIVER or report.phase != WAITING
     return is_alive(report.actor_id, report.pid)
 
 

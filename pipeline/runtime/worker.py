@@ -6,7 +6,6 @@ Imports torch. The driver must not import this module: `graph` imports it inside
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -56,8 +55,7 @@ class Tokenise:
 
     def shard(self, work: WorkItem) -> TokenisedShard:
         """The shard of a work item."""
-        report = work_report(READING, work)
-        self._send(report)
+        self._send(work_report(READING, work))
         known = None
         stored: dict[str, pa.StructArray] = {}
         reused: dict[str, dict[str, int]] = {}
@@ -88,7 +86,6 @@ class Tokenise:
                 f"{self._store.url}/{documents_key(work.shard.id)}: its doc_id are not those of "
                 f"{work.shard.path}; nothing was committed; `assay verify` reports more"
             )
-        self._send(replace(report, finished=True))
         return shard
 
     def _has_open_rows(

@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
+import ray
 from command import COMMANDS, ONE_PROCESS, assay
 from counted_runs import Counting, Output, corpus
+from stages import read_and_commit
 from toy_assay import main_of_toy
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.ledger.blocks import work_rows
-from pipeline.ledger.cells import WorkItem
 from pipeline.options import RunOptions
-from pipeline.runtime.graph import read_block
-from pipeline.runtime.job import Job
+from pipeline.runtime.progress import Mailbox, Post
 
 HOUR = 3600.0
 
@@ -89,19 +87,12 @@ def test_shards_that_have_begun_are_finished_and_the_next_run_goes_on(
     assert output.asked.total() == 40 and set(output.asked.values()) == {1}
 
 
-def _read_here(work_items: Sequence[WorkItem], job: Job) -> Iterator[tuple[int, int]]:
-    """`read_items` in this process."""
-    for row in work_rows(work_items)[0]:
-        (counts,) = read_block(pa.Table.from_pylist([row]), job).to_pylist()
-        yield counts["created"], counts["rows"]
-
-
 def test_a_run_whose_time_is_over_reads_no_texts(
     output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output.write(corpus(40))
     monkeypatch.setattr("pipeline.runtime.job.SMALL_INPUT_BYTES", -1)
-    monkeypatch.setattr("pipeline.runtime.graph.read_items", _read_here)
+    monkeypatch.setattr("pipeline.runtime.graph.read_items", read_and_commit)
     # — the time ends between the start of the first round and the first shard
     later_s = chain([0], repeat(2 * HOUR))
     clock = SimpleNamespace(time=lambda: time.time() + next(later_s))
@@ -111,6 +102,19 @@ def test_a_run_whose_time_is_over_reads_no_texts(
     assert not output.asked and not list(output.folder.glob("out/**/*.parquet"))
     monkeypatch.setattr("pipeline.runtime.job.time", time)
     assert output.run(max_hours=1).complete and output.asked.total() == 40
+
+
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("shared_ray")
+def test_the_end_of_a_run_is_by_the_drivers_clock_wherever_the_worker_is() -> None:
+    mailbox = ray.remote(num_cpus=0)(Mailbox).remote()
+    post = Post(mailbox, 1.0)
+    ends = time.time() + 60
+    assert post.on_this_clock(ends) == ends  # nobody has told the mailbox the time
+    ray.get(mailbox.take.remote(time.time() + HOUR))
+    assert ends - HOUR - 30 < post.on_this_clock(ends) < ends - HOUR + 30
+    ray.kill(mailbox)
+    assert post.on_this_clock(ends) == ends
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +21,9 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 PROBE = """
 import json, sys, psutil, ray
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from ray._private.node import Node
 from pipeline.runtime.connection import local_ray
 from pipeline.runtime.placement import Placement
@@ -197,6 +201,30 @@ def test_a_token_that_ray_cannot_use_is_an_error_that_does_not_print_it(
     (problem,) = raised.value.problems
     assert problem.place == place and reason in problem.fix
     assert variables.get("RAY_AUTH_TOKEN", "-----") not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "mode", "warned"),
+    [("10.0.0.7:6379", "", 1), ("10.0.0.7:6379", "token", 0), ("127.0.0.1:6379", "", 0)],
+)
+def test_a_cluster_that_others_reach_without_a_token_is_named(
+    place: str,
+    mode: str,
+    warned: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connected = SimpleNamespace(gcs_address=place)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: connected)
+    monkeypatch.setattr("pipeline.runtime.connection.token_mode", nullcontext)
+    monkeypatch.setattr("pipeline.runtime.connection._connect", nullcontext)
+    monkeypatch.setattr("pipeline.runtime.connection.node_resources", list)
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with remote_ray(place) as nodes:
+        assert nodes == []
+    line = f"--address: {place} asks for no token: whoever reaches it can run programs there"
+    assert [line in message for message in caplog.messages] == [True] * warned
 
 
 def test_a_stale_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

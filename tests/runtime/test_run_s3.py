@@ -78,10 +78,12 @@ def test_an_input_overwritten_in_the_middle_is_noticed_and_the_next_run_labels_t
             shell.write_corpus("NUMBER")  # as many bytes
 
     shell = shell_on("moto", command=command, watch=overwrite)
-    code, _, err = shell.run()
-    assert code == 1, err
+    code, out, err = shell.run()
+    assert code == 3, err
     assert "Traceback" not in err
-    assert "changed while the job ran" in err.strip().splitlines()[-1]
+    result = json.loads(out)
+    assert len(result["failed_shards"]) == result["missing_shards"] > 1
+    assert all("changed while the job ran" in reason for reason in result["failed_shards"])
     code, _, err = shell.run()
     assert code == 0, err
     shell.assert_every_row_once()

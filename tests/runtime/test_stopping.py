@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import ASSAY
-from many_rows import write_many
+from many_rows import assert_every_row_once, write_many
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 class Logged:
     """A run whose lines of standard error are read as they come."""
 
-    def __init__(self, spec: Path, *options: str) -> None:
-        environment = {**os.environ, "ASSAY_CACHE": str(spec.parent / "cache")}
+    def __init__(self, spec: Path, *options: str, **variables: str) -> None:
+        environment = {**os.environ, "ASSAY_CACHE": str(spec.parent / "cache"), **variables}
         # — a shell's background job ignores SIGINT, and a test may run in one
         self.process = subprocess.Popen(
             [sys.executable, "-c", _DEFAULT_SIGINT, *ASSAY, "run", str(spec), *options],
@@ -140,7 +140,34 @@ def test_a_worker_that_is_stopped_is_named_and_ends_the_run(long_spec: Path) -> 
     assert run.end() == 3, run.lines
     named = [line for line in run.lines if f"process {worker.pid} on " in line]
     assert len(named) == 2 and named[-1] == run.lines[-1]
-    assert "has answered nothing for" in named[0] and "many.jsonl: rows " in named[0]
+    assert "has shown no sign of life for" in named[0] and "many.jsonl: rows " in named[0]
     assert named[-1].startswith("assay: ") and "run the same command again" in named[-1]
     gone, _ = psutil.wait_procs([worker], timeout=30)
     assert gone, "the stopped worker is left behind"
+
+
+@pytest.mark.parametrize("phase", ["labels", "is reading"])
+def test_a_worker_that_hangs_is_named_and_replaced_and_the_run_is_complete(
+    phase: str, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    # — fewer than 257 shards would be read by the driver
+    shard_bytes = 20_000 if phase == "labels" else 3_000
+    spec = write_spec(input=write_many(tmp_path, 2_000, shard_bytes=shard_bytes))
+    corpus = tmp_path / "many.jsonl"
+    place = "document d1000" if phase == "labels" else f"reading {corpus}"
+    run = Logged(spec, "--stall-limit", "12", ASSAY_FAULT=f"{place}=wait:{tmp_path / 'hung'}")
+    assert run.end() == 0, run.lines
+    (ended,) = [line for line in run.lines if line.endswith("it is ended, and Ray starts another")]
+    worker = re.escape(ended.partition(" has shown no sign of life for ")[0].split(" ", 1)[1])
+    shard = re.escape(f"{phase} {corpus}: rows ")
+    named = [line for line in run.lines if re.search(f"{worker} has shown .*{shard}", line)]
+    assert named[-1] == ended and named[0].endswith("it is replaced at 12 s"), run.lines
+    assert_every_row_once(tmp_path / "out", 2_000)
+
+
+def test_a_driver_that_hangs_while_it_plans_ends_the_run(long_spec: Path, tmp_path: Path) -> None:
+    place = f"reading {tmp_path / 'many.jsonl'}"  # a small input is read by the driver
+    run = Logged(long_spec, "--stall-limit", "6", ASSAY_FAULT=f"{place}=wait:{tmp_path / 'hung'}")
+    assert run.end() == 3, run.lines
+    last = "assay: the driver has shown no sign of life for 6 s; it is listing the input"
+    assert run.lines[-1].startswith(last), run.lines

@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from pipeline.errors import StalledError
 from pipeline.ledger.blocks import LabelCost, ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.runtime import progress as reports
 from pipeline.runtime.connection import without_core_greeting
 from pipeline.runtime.progress import (
+    COMMITTING,
     CONVERTING,
+    FETCHING,
     LABELLING,
+    LISTING,
     LOADING,
     PUBLISHING,
     READING,
     STARTING_WORKERS,
+    WAITING,
+    WORKER_PHASES,
     Mailbox,
     Progress,
     ShardProgress,
+    Silence,
     WorkerReport,
+    work_done,
     work_key,
 )
-from pipeline.runtime.watch import Watch, Watchdog
+from pipeline.runtime.watch import DRIVER, GRACE_S, Watch, Watchdog
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 
 LIMIT_S = 100.0
@@ -104,97 +115,134 @@ def test_a_mailbox_keeps_the_latest_report_of_each_worker_and_shard() -> None:
     other = replace(BUSY, work=("s2", ("t",)))
     for report in (BUSY, other, replace(BUSY, answered=3)):
         box.put(report)
-    assert box.take() == [other, replace(BUSY, answered=3)]
-    assert box.take() == []
+    assert box.take(0.0) == [other, replace(BUSY, answered=3)]
+    assert box.take(0.0) == []
 
 
-def silent(
-    watchdog: Watchdog, now_s: float, *, alive: bool = True, repeats: bool = True
-) -> list[tuple[str, bool]]:
-    """The workers to name and whether they end the run, where each has just repeated its report."""
-    for heard in list(watchdog._heard.values()) if repeats else ():
-        watchdog.hear(heard.report, now_s)
-    return [(each.report.worker, each.ends) for each in watchdog.stalls(now_s, lambda _: alive)]
+def told(watchdog: Watchdog, now_s: float, *, alive: bool = True) -> list[tuple[str, str, bool]]:
+    """The workers to name, what is done about each, and whether the run ends."""
+    stalls = watchdog.stalls(now_s, lambda _: alive)
+    return [(each.report.worker, each.then, each.ends) for each in stalls]
 
 
 @pytest.mark.parametrize(
-    ("slowest_s", "named_s", "ended_s"),
+    ("report", "named_s", "ended_s"),
     [
-        (0.1, 10, 100),  # the floor
-        (5.0, 25, 100),
-        (50.0, 250, 500),  # a slow machine gets more than the limit
-        (None, 50, 100),  # its first batch
+        (replace(BUSY, slowest_s=0.1), 10, 100),  # the floor
+        (replace(BUSY, slowest_s=5.0), 25, 100),
+        (replace(BUSY, slowest_s=50.0), 250, 500),  # a slow machine gets more than the limit
+        (replace(BUSY, slowest_s=None), 50, 100),  # its first batch
+        *((WorkerReport(phase, BUSY.worker), 50, 100) for phase in WORKER_PHASES[:-1]),
+        (replace(BUSY, phase=READING), 50, 100),
+        (replace(BUSY, phase=COMMITTING), 50, 100),
     ],
 )
-def test_a_worker_is_named_once_and_later_ends_the_run(
-    slowest_s: float | None, named_s: float, ended_s: float
+def test_whatever_a_worker_does_it_is_named_once_and_replaced_later(
+    report: WorkerReport, named_s: float, ended_s: float
 ) -> None:
     watchdog = Watchdog(LIMIT_S)
-    watchdog.hear(replace(BUSY, slowest_s=slowest_s), 1_000)
-    assert silent(watchdog, 1_000 + named_s - 1) == []
-    assert silent(watchdog, 1_000 + named_s) == [(BUSY.worker, False)]
-    assert silent(watchdog, 1_000 + ended_s - 1) == []
-    assert silent(watchdog, 1_000 + ended_s) == [(BUSY.worker, True)]
+    assert report.limits(LIMIT_S) == (named_s, ended_s)
+    watchdog.hear(replace(report, silent_s=named_s - 1), 0)
+    assert told(watchdog, 0) == []
+    watchdog.hear(replace(report, silent_s=named_s), 0)
+    named = (BUSY.worker, f"it is replaced at {ended_s} s", False)
+    assert told(watchdog, 0) == [named] and told(watchdog, 0) == []
+    watchdog.hear(report, 1)  # a sign of life
+    assert told(watchdog, 1) == []
+    watchdog.hear(replace(report, silent_s=named_s), 2)
+    assert told(watchdog, 2) == [named]
 
 
-def test_a_worker_that_answers_again_is_named_again_if_it_falls_silent() -> None:
+def test_of_many_workers_those_that_end_themselves_are_replaced_and_the_run_ends_if_all_do() -> (
+    None
+):
+    watchdog = Watchdog(LIMIT_S)
+    ends = []
+    for number in range(60):  # at each moment eight work, and Ray replaces each that ends
+        report = replace(BUSY, worker=f"w{number}", work=(f"s{number % 8}", ("t",)))
+        watchdog.hear(report, number)
+        if number >= 8:
+            watchdog.hear(
+                replace(report, worker=f"w{number - 8}", silent_s=100, ended=True), number
+            )
+            ends += told(watchdog, number)
+        if number == 12:
+            watchdog.committed(("s1", ("t",)))
+    assert {then for _, then, _ in ends} == {"it is ended, and Ray starts another"}
+    assert [worker for worker, _, _ in ends] == [f"w{number}" for number in range(52)]
+    first = next(number for number, (_, _, over) in enumerate(ends) if over)
+    assert first == 5 + 8 + 2  # five ended before the commit
+
+
+def test_a_worker_that_repeats_nothing_ends_the_run_unless_it_died() -> None:
     watchdog = Watchdog(LIMIT_S)
     watchdog.hear(BUSY, 0)
-    assert len(silent(watchdog, 20)) == 1 and not silent(watchdog, 21)
-    watchdog.hear(replace(BUSY, answered=1), 22)
-    assert not silent(watchdog, 23)
-    assert silent(watchdog, 32) == [(BUSY.worker, False)]
+    assert told(watchdog, 49) == []
+    assert told(watchdog, 50) == [(BUSY.worker, "the run ends at 100 s", False)]
+    assert told(watchdog, 100) == []  # a moment for the worker to end itself
+    assert told(watchdog, 100 + GRACE_S) == [(BUSY.worker, "the run ends at 100 s", True)]
+    assert told(watchdog, 120, alive=False) == [] == told(watchdog, 1e9)
+    watchdog.hear(BUSY, 200)
+    watchdog.hear(replace(BUSY, worker="another"), 210)
+    watchdog.excuse(240)  # reports were lost
+    assert told(watchdog, 289) == []
+    assert told(watchdog, 290) == [("another", "the run ends at 100 s", False)]
 
 
-def test_nobody_is_blamed_without_work_after_death_or_while_reports_are_lost() -> None:
-    watchdog = Watchdog(LIMIT_S)
-    watchdog.hear(BUSY, 0)
-    assert not silent(watchdog, 1_000, alive=False) and not silent(watchdog, 2_000)
-    watchdog.hear(BUSY, 2_000)
-    watchdog.hear(replace(BUSY, finished=True), 2_001)
-    assert not silent(watchdog, 9_000)
-    watchdog.hear(BUSY, 9_000)
-    watchdog.hear(replace(BUSY, worker="another"), 9_001)  # its shard went to another worker
-    watchdog.excuse(9_500)
-    assert not silent(watchdog, 9_509)
-    assert silent(watchdog, 9_510) == [("another", False)]
+def _pair(cpu_s: float, moved: float, _of_machine: bool) -> tuple[float, float]:
+    return cpu_s, moved
 
 
-READS = replace(BUSY, phase=READING, slowest_s=None)
-
-
-def test_a_worker_that_reads_for_long_is_named_and_does_not_end_the_run() -> None:
-    watchdog = Watchdog(LIMIT_S)
-    watchdog.hear(READS, 0)
-    watchdog.hear(READS, 49)
-    (stall,) = watchdog.stalls(50, lambda _: True)
-    assert str(stall) == "process 7 on a has been reading c.jsonl for 50 s"
-    assert silent(watchdog, 1e9) == []
-    watchdog.hear(replace(READS, finished=True), 1e9)
-    assert not silent(watchdog, 2e9)
-
-
-@pytest.mark.parametrize(
-    ("report", "does"),
-    [
-        (replace(BUSY, slowest_s=50.0, answered=3), "it labels c.jsonl (3 rows are answered)"),
-        (replace(BUSY, finished=True), "it has finished c.jsonl"),  # it commits, or waits
-        (READS, "it reads c.jsonl"),
-        (replace(READS, finished=True), "it has finished c.jsonl"),
-        (WorkerReport(LOADING, BUSY.worker), "its last report is: loading the model"),
-    ],
-)
-def test_whatever_a_worker_does_it_is_named_and_ends_the_run_if_it_repeats_nothing(
-    report: WorkerReport, does: str
+@pytest.mark.parametrize("phase", [STARTING_WORKERS, FETCHING, CONVERTING, LOADING, READING])
+def test_outside_of_batches_a_sign_of_life_is_work_and_idle_processes_are_not_blamed(
+    phase: str,
 ) -> None:
+    report, rates = WorkerReport(phase), {"idle": (0.01, 2e3), "cpu": (0.2, 0), "bytes": (0, 1e6)}
+
+    def silence(report: WorkerReport, *seconds: str) -> float:
+        cpu_s, moved, silence = 0.0, 0.0, Silence(0.0)
+        for now_s, rate in enumerate(seconds, 1):
+            cpu_s, moved = cpu_s + rates[rate][0], moved + rates[rate][1]
+            silent_s = silence.seconds(report, now_s, partial(_pair, cpu_s, moved))
+        return silent_s
+
+    assert silence(report, *["idle"] * 700) == 699  # the first is news
+    assert silence(report, *["idle"] * 300, "cpu", *["idle"] * 20) == 20
+    assert silence(report, *["idle"] * 300, "bytes", *["idle"] * 20) == 20
+    assert silence(BUSY, *["cpu"] * 700) == 699  # a GPU that hangs keeps a core busy
+    assert silence(WorkerReport(WAITING), *["idle"] * 700) == 0
+
+
+def test_an_engine_that_waits_for_the_one_that_fetches_sees_the_bytes_of_the_machine() -> None:
+    asked: list[bool] = []
+
+    def work(of_machine: bool) -> tuple[float, float]:
+        asked.append(of_machine)
+        return work_done(of_machine)
+
+    silence = Silence(0.0)
+    for phase in (FETCHING, CONVERTING, LOADING):
+        silence.seconds(WorkerReport(phase), 1.0, work)
+    assert asked == [True, True, False]
+
+
+def test_a_driver_that_hangs_ends_the_run_in_its_own_phases_alone(
+    watched: tuple[Watch, list[Progress]],
+) -> None:
+    watch, _ = watched
+    nothing = (0.0, 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.runtime.watch.work_done", lambda _machine: nothing)
+        for phase, silent_s in ((LISTING, 99), (STARTING_WORKERS, 0), (LABELLING, 0)):
+            watch.enter(phase)
+            for now_s in (1e6, 1e6 + 99):
+                report = watch._of_driver(now_s)
+            assert report.silent_s == silent_s, phase
     watchdog = Watchdog(LIMIT_S)
-    watchdog.hear(report, 0)
-    watchdog.hear(report, 200)
-    assert not any(ends for _, ends in silent(watchdog, 299, repeats=False))
-    (stall,) = watchdog.stalls(300, lambda _: True)
+    watchdog.hear(WorkerReport(LISTING, DRIVER, silent_s=100), 0)
+    (stall,) = watchdog.stalls(0, lambda _: True)
     assert stall.ends
-    assert str(stall) == f"process 7 on a has answered nothing for 100 s; {does}"
-    assert not silent(watchdog, 301, alive=False, repeats=False)
+    assert str(stall) == "the driver has shown no sign of life for 100 s; it is listing the input"
 
 
 def test_documents_that_are_being_read_are_not_counted_as_answered(
@@ -207,26 +255,32 @@ def test_documents_that_are_being_read_are_not_counted_as_answered(
     assert announced[-1].phase == STARTING_WORKERS and announced[-1].answered == 0
 
 
-@pytest.mark.parametrize("commit_first", [False, True])
-def test_nobody_is_blamed_after_the_commit_even_if_the_last_report_came_later_or_never(
-    commit_first: bool, watched: tuple[Watch, list[Progress]]
-) -> None:
-    watch, _ = watched
-    done = replace(BUSY, finished=True)
-    watch.take_in([BUSY], 0.0)
-    watch.take_in([] if commit_first else [done], 1.0)
-    watch.committed(counts("s1", 3))
-    watch.take_in([BUSY, done] if commit_first else [BUSY], 2.0)
-    assert silent(watch._watchdog, 1e9) == []
-
-
 def test_a_stall_names_the_worker_the_shard_and_the_silence() -> None:
     watchdog = Watchdog(LIMIT_S)
-    watchdog.hear(replace(BUSY, answered=3), 0)
-    (stall,) = watchdog.stalls(12, lambda _: True)
-    assert str(stall) == (
-        "process 7 on a has answered nothing for 12 s; it labels c.jsonl (3 rows are answered)"
-    )
+    watchdog.hear(replace(BUSY, answered=3, silent_s=12), 0)
+    watchdog.hear(replace(BUSY, worker="b", work=None, phase=READING, silent_s=60), 0)
+    first, second = watchdog.stalls(0, lambda _: True)
+    silent = "has shown no sign of life for"
+    assert str(first) == (f"process 7 on a {silent} 12 s; it labels c.jsonl (3 rows are answered)")
+    assert str(second) == f"b {silent} 60 s; it is reading c.jsonl"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_stall_that_is_found_while_the_run_ends_takes_no_result_away(late: bool) -> None:
+    """A shell's background job ignores SIGINT; then the watch has a handler of its own."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for _ in range(30):
+            with suppress(StalledError), Watch(lambda _: None, stall_limit_s=LIMIT_S) as watch:
+                # — as late as it can be: when the block is left, or after that
+                thread = threading.Thread(target=watch._end, args=("it hangs",))
+                (watch._closed.set if late else thread.start)()
+            (thread.start if late else int)()
+            thread.join()
+            assert not watch._thread.is_alive()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_worker_reports_its_shard_its_batches_and_its_slowest_one(
@@ -245,7 +299,7 @@ def test_a_worker_reports_its_shard_its_batches_and_its_slowest_one(
     assert [each.work_done for each in sent] == [0, 3, 6, 10]
     assert {each.work for each in sent} == {work_key(work.shard.id, ["a", "b"])}
     assert sent[0].place == "/in/c.jsonl: rows 0 to 10"
-    assert shard.slowest_s == 3.0 and sent[-1].finished
+    assert shard.slowest_s == 3.0 and sent[-1].failed == 1
 
 
 @pytest.mark.parametrize("fails", [False, True])

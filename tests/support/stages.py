@@ -10,18 +10,22 @@ import pytest
 
 from pipeline.ledger.blocks import ShardCounts, TokenisedShard, work_rows
 from pipeline.ledger.cells import WorkItem
-from pipeline.runtime.graph import commit_block
+from pipeline.runtime.graph import commit_block, read_block, surviving
 from pipeline.runtime.job import Job
-from pipeline.runtime.reading import commit_documents
+from pipeline.runtime.progress import ignore
 from pipeline.runtime.worker import LabelDocuments, Tokenise
 
 
 def tokenise(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[TokenisedShard]]:
     """The blocks that the first stage makes of each work item."""
+    for blocks in _tokenised(job, work_items):
+        yield [TokenisedShard.from_table(block) for block in blocks]
+
+
+def _tokenised(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[pa.Table]]:
     stage = Tokenise(job)
     for row in work_rows(work_items):
-        blocks = stage(pa.Table.from_pylist([row]))
-        yield [TokenisedShard.from_table(block) for block in blocks]
+        yield surviving(pa.Table.from_pylist([row]), stage, ignore)
 
 
 def label_and_commit(
@@ -32,17 +36,21 @@ def label_and_commit(
 ) -> Iterator[ShardCounts]:
     """What `graph.label_items` does."""
     worker = label or LabelDocuments(job, asks=any(work.asks for work in work_items))
-    for shards in tokenise(job, work_items):
-        for shard in shards:
-            for block in worker(shard.to_table()):
-                (row,) = commit_block(block, job).to_pylist()
+    for blocks in _tokenised(job, work_items):
+        for tokenised in blocks:
+            for labelled in surviving(tokenised, worker, ignore):
+                (row,) = commit_block(labelled, job).to_pylist()
                 yield ShardCounts.from_row(row)
 
 
-def read_and_commit(work_items: Sequence[WorkItem], job: Job) -> Iterator[tuple[int, int]]:
+def read_and_commit(
+    work_items: Sequence[WorkItem], job: Job, _post: None = None
+) -> Iterator[tuple[int, int]]:
     """What `graph.read_items` does."""
     for work in work_items:
-        yield commit_documents(job, [work])
+        (row,) = read_block(pa.Table.from_pylist(work_rows([work])), job).to_pylist()
+        counts = ShardCounts.from_row(row)
+        yield counts.created, counts.rows
 
 
 def run_without_ray(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,188 @@
+"""One shard that fails ends no run: it is named, and tried again; a run in which all fail ends."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from counted_runs import Output, corpus
+from stages import read_and_commit
+
+from pipeline.errors import AssayError, ModelError, StorageError, UnavailableError
+from pipeline.ledger.blocks import LabelCost, ShardCounts
+from pipeline.ledger.cells import WorkItem
+from pipeline.report.run import summary_json
+from pipeline.runtime import graph
+from pipeline.runtime.job import make_job, plan
+from pipeline.runtime.placement import Placement
+from pipeline.sources.source import read_documents
+from pipeline.stores.store import open_store
+
+SHARDS = 60
+
+
+@pytest.fixture
+def many(output: Output, monkeypatch: pytest.MonkeyPatch) -> Output:
+    """Sixty files of a shard each, too many to be read before Ray starts."""
+    for number in range(SHARDS):
+        output.write(corpus(3, f"f{number:02d}"), f"f{number:02d}.jsonl")
+    monkeypatch.setattr("pipeline.runtime.job.SMALL_INPUT_BYTES", -1)
+    monkeypatch.setattr("pipeline.runtime.graph.read_items", read_and_commit)
+    return output
+
+
+def fail_reads(
+    monkeypatch: pytest.MonkeyPatch, error: Callable[[str, int], Exception | None]
+) -> Counter[str]:
+    """Reading raises what `error` gives for the name of a file and the number of the try."""
+    tries: Counter[str] = Counter()
+
+    def read(shard: Any, options: Any) -> Iterator[pa.Table]:
+        name = Path(shard.path).stem
+        tries[name] += 1
+        if (raised := error(name, tries[name])) is not None:
+            raise raised
+        return read_documents(shard, options)
+
+    monkeypatch.setattr("pipeline.runtime.reading.read_documents", read)
+    return tries
+
+
+def test_two_bad_shards_of_sixty_are_named_and_a_throttled_one_is_tried_again(
+    many: Output, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def error(name: str, number: int) -> Exception | None:
+        if name == "f17" and number <= 2:  # the reading of new texts, and the first labelling
+            return UnavailableError(f"{many.folder}/in/f17.jsonl: too many requests")
+        return StorageError("changed while the job ran") if name in ("f03", "f44") else None
+
+    tries = fail_reads(monkeypatch, error)
+    outcome = many.run()
+    assert not outcome.complete and outcome.snapshot is None
+    assert outcome.missing_shards == 2 and outcome.tally.rows == 3 * (SHARDS - 2)
+    assert tries["f17"] == 4 and many.asked.total() == 3 * (SHARDS - 2)
+    reasons = [
+        f"{many.folder}/in/{name}.jsonl: rows 0 to 3: changed while the job ran"
+        for name in ("f03", "f44")
+    ]
+    assert sorted(summary_json(outcome)["failed_shards"]) == reasons
+    assert "failed shards (2): " in outcome.left and all(each in outcome.left for each in reasons)
+    shown = "a shard failed, and the others go on: "
+    throttled = f"{shown}{many.folder}/in/f17.jsonl: rows 0 to 3: too many requests"
+    assert throttled in caplog.messages and f"{shown}{reasons[0]}" in caplog.messages
+    fail_reads(monkeypatch, lambda _name, _number: None)
+    whole = many.run()
+    assert whole.complete and whole.failed_shards == () and many.asked.total() == 3 * SHARDS
+
+
+@pytest.mark.parametrize("kind", [UnavailableError, StorageError])
+@pytest.mark.parametrize("good", [0, 5])
+def test_a_run_ends_with_the_reason_when_twenty_shards_in_a_row_fail(
+    kind: type[AssayError], good: int, many: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.runtime.graph.read_items", lambda _items, _job, _post: [])
+    done: list[str] = []
+
+    def error(name: str, _number: int) -> Exception | None:
+        done.append(name)
+        return None if len(done) <= good else kind("credentials expired\nmore of it")
+
+    fail_reads(monkeypatch, error)
+    with pytest.raises(kind, match="20 shards failed, and none succeeded between them") as raised:
+        many.run()
+    assert len(done) == len(set(done)) == 20 + good
+    assert str(raised.value).endswith(": rows 0 to 3: credentials expired")
+
+
+def test_a_failure_in_the_texts_that_shards_share_or_in_a_commit_ends_no_run(
+    many: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(SHARDS):  # the first text of each pair of files is the same
+        rows = corpus(3, f"g{number}")
+        rows[0]["text"] = f"shared by {number // 2}"
+        many.write(rows, f"f{number:02d}.jsonl")
+    commit, failed = graph.commit_shard, list[str]()
+
+    def fail_some(store: Any, shard: Any, *others: Any) -> Any:
+        if shard.path.endswith(("f10.jsonl", "f31.jsonl")) and failed.count(shard.path) < 2:
+            failed.append(shard.path)
+            raise UnavailableError(f"{store.url}: try again")
+        return commit(store, shard, *others)
+
+    monkeypatch.setattr("pipeline.runtime.graph.commit_shard", fail_some)
+    outcome = many.run()
+    assert outcome.complete and len(failed) == 4
+    assert len(many.labels()) == 3 * SHARDS
+
+
+def work_of(output: Output) -> tuple[Any, Sequence[WorkItem]]:
+    placement = Placement("cpu", "float32", 1, 1)
+    job = make_job(output.spec, placement, output.folder / "cache")
+    return job, plan(job, open_store(output.spec.output, {})).work_items
+
+
+def test_the_windows_of_a_graph_grow_with_the_engines(output: Output) -> None:
+    output.write(corpus(3))
+    job, _ = work_of(output)
+    items: Any = range(1_000_000)
+
+    def sizes(actors: int) -> list[int]:
+        placed = replace(job, placement=replace(job.placement, actors=actors))
+        return [len(window) for window in graph._windows(items, placed)]
+
+    assert sizes(1) == [10_000] * 100
+    assert sizes(8_000) == [400_000, 400_000, 200_000]  # and not two shards for each model load
+
+
+def stub(folder: Path, deaths: int) -> type:
+    """A stage on Ray that answers nothing; the first engines die while they start."""
+
+    class Stub:
+        def __init__(self, *_arguments: Any) -> None:
+            for number in range(deaths):
+                try:
+                    os.close(os.open(folder / str(number), os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    continue
+                raise RuntimeError("no memory\nfor the model")
+
+        def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
+            work = json.loads(block.column("work")[0].as_py())
+            counts = ShardCounts(str(work["shard"]["piece"]), 1, 0, {}, {}, LabelCost())
+            yield counts.to_table()
+
+    return Stub
+
+
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("shared_ray")
+def test_engines_that_die_while_they_start_are_replaced_and_too_many_end_the_run(
+    many: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job, items = work_of(many)
+    monkeypatch.setattr(graph, "ShardStage", stub(tmp_path, graph.START_DEATHS))
+    assert len(list(graph.label_items(items, job))) == SHARDS
+    assert graph.build(items, job).context.execution_no_progress_timeout_s == -1
+    (tmp_path / "more").mkdir()
+    monkeypatch.setattr(graph, "ShardStage", stub(tmp_path / "more", graph.START_DEATHS + 1))
+    with pytest.raises(
+        ModelError, match=r"keep ending while they start; .*for the model"
+    ) as raised:
+        list(graph.label_items(items, job))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("shared_ray")
+def test_on_ray_a_shard_whose_input_is_gone_is_named_and_the_others_are_read(many: Output) -> None:
+    job, items = work_of(many)
+    gone = many.folder / "in" / "f20.jsonl"
+    gone.unlink()
+    assert sum(rows for _, rows in graph.read_items(items, job)) == 3 * (SHARDS - 1)
