@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
+import pyarrow as pa
 
 from pipeline.cache import cache_dir as default_cache_dir
-from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.text_index import Hashes, text_hashes
+from pipeline.ledger.text_index import text_hashes
 from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import plan_reuse
 from pipeline.runtime.job import Job, Plan, jobs_for_each_dtype, list_missing, plan
@@ -52,10 +50,18 @@ def dry_run(
     store = open_store(spec.output, spec.storage_options)
     part = Slice.parse(options.sample, options.where)
     job, planned = least_work(spec, store, cache_dir or default_cache_dir(), part)
-    read = {}
-    if planned.reads_little:
-        read = {work.shard.id: _texts_of(job, work) for work in planned.unread}
-    planned = replace(planned, inside=_inside(store, planned, read))
+    read, inside = {}, {}
+    # — of a slice, documents files do not say which documents are in it
+    whole = tuple(replace(work, documents=True) for work in planned.work_items)
+    to_read = planned if planned.slice is None else replace(planned, work_items=whole)
+    if to_read.reads_little:
+        for work in to_read.unread:
+            documents = pa.concat_tables(read_inside(work.shard, job.spec.input.storage_options))
+            read[work.shard.id] = text_hashes(documents)
+            inside[work.shard.id] = documents.num_rows
+    if planned.slice is not None:
+        inside |= sliced_rows(store, planned.shards, planned.done)
+        planned = replace(planned, inside=inside)
     planned = plan_reuse(job, store, planned, read=read, keep=False)
     return with_retries(job, store, planned) if options.retry_failed else planned
 
@@ -68,16 +74,3 @@ def least_work(
     planned = plan(first, store, keep=False, part=part)
     plans = [(first, planned), *((job, list_missing(job, store, planned.cuts)) for job in others)]
     return min(plans, key=lambda each: each[1].missing_rows)
-
-
-def _inside(store: Store, planned: Plan, read: Mapping[str, Hashes]) -> dict[str, int]:
-    """How many documents of each sliced shard are in its slice, where this is known."""
-    if planned.slice is None:
-        return {}
-    rows = sliced_rows(store, planned.shards, planned.done)
-    return rows | {sid: len(texts) for sid, texts in read.items()}
-
-
-def _texts_of(job: Job, work: WorkItem) -> Hashes:
-    read = read_inside(work.shard, job.spec.input.storage_options)
-    return np.concatenate([np.empty(0, np.uint64), *map(text_hashes, read)])

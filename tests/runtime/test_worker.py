@@ -149,9 +149,8 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     store = LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
-    rows, reuse = work_rows([work])
-    block = pa.Table.from_pylist(rows)
-    stage = Tokenise(job, reuse)
+    block = pa.Table.from_pylist(work_rows([work]))
+    stage = Tokenise(job)
     assert len(list(stage(block))) == 1 and not list(store.list("attempts/"))
     with monkeypatch.context() as dying:
         dying.setattr(LocalStore, "delete", lambda _self, _keys: None)  # nobody is left to do it
@@ -159,5 +158,5 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
             list(stage(block))
     with pytest.raises(StorageError, match=r"corpus\.jsonl: rows 0 to 1: the worker died 5 times"):
         list(stage(block))
-    other = Tokenise(replace(job, run_id="another"), reuse)
+    other = Tokenise(replace(job, run_id="another"))
     assert len(list(other(block))) == 1

@@ -61,8 +61,10 @@ class Output:
         last = list_missing(job, store, first.cuts)
         assert not last.work_items
         publish(store, spec.name, job.snapshot_tasks, last.shards, last.done, created_at="now")
-        loaded = {"model_loaded": "_loaded" in vars(label)}
-        return [{**asdict(counts), **asdict(counts.cost), **loaded} for counts in counted]
+        loaded = {"model_loaded": "_loaded" in vars(label._readers[0])}
+        asked = [sum(cost.asked_rows for cost in counts.costs.values()) for counts in counted]
+        pairs = zip(counted, asked, strict=True)
+        return [{**asdict(counts), "asked_rows": rows, **loaded} for counts, rows in pairs]
 
     def calibrate(self, name: str, *options: str) -> Path:
         """Writes a calibration of the task `toxic` by the command itself."""
