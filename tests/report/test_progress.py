@@ -51,8 +51,8 @@ class ToyCuts:
     shards: tuple[Toy, ...] = (Toy(), Toy("t", rows=40))
 
 
-def work(shard: Any, to_ask: int | None = None, texts: bytes = b"") -> WorkItem:
-    return WorkItem(shard, ("toxic",), documents=False, to_ask=to_ask, texts=texts)
+def work(shard: Any, to_ask: int | None = None) -> WorkItem:
+    return WorkItem(shard, ("toxic",), documents=False, to_ask=to_ask)
 
 
 def plan(*work_items: Any, cuts: Any = ToyCuts()) -> Plan:
@@ -258,11 +258,6 @@ def test_the_first_line_of_a_slice_says_that_only_its_documents_are_labelled() -
     shard = Toy(slice=Slice.parse("10%", None))
     line = work_line(plan(work(shard), cuts=ToyCuts((shard,))))
     assert line.endswith("in 1 of 1 shards; only those of the slice (sample 10%) are labelled")
-
-
-def test_texts_that_several_shards_have_are_announced_as_such() -> None:
-    texts = plan(work(Toy(), to_ask=3, texts=bytes(24)), work(Toy("t"), to_ask=2, texts=bytes(16)))
-    assert work_line(texts) == "first 5 texts that several shards have, in 2 shards"
 
 
 def test_without_work_the_first_line_says_so() -> None:

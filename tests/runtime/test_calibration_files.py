@@ -15,16 +15,8 @@ from label_tables import label_table
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
-from pipeline.ledger.cells import (
-    ReusableShard,
-    WorkItem,
-    committed,
-    missing_tasks,
-    record_specs,
-    remaining,
-)
 from pipeline.ledger.columns import calibrated_type
-from pipeline.ledger.keys import calibration_key, documents_key, label_key
+from pipeline.ledger.keys import calibration_key
 from pipeline.ledger.label_rows import with_calibrated
 from pipeline.runtime.calibration_files import (
     CalibrationFile,
@@ -36,7 +28,6 @@ from pipeline.runtime.calibration_files import (
     warn_of_stale_calibrations,
 )
 from pipeline.runtime.fitted_files import read_fitted, write_fitted
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
@@ -143,61 +134,6 @@ def test_a_damaged_stored_calibration_is_an_error_with_its_key(store: LocalStore
     store.create(calibration_key("rude", version.id), b"{}")
     with pytest.raises(StorageError, match=r"calibration\.json: is not a calibration file"):
         stored_calibrations(store, {"rude": version}, lambda _tasks: {})
-
-
-RAW = Fingerprint({"q": 1})
-FIRST, SECOND = (Fingerprint({"q": 1, "calibration": which}) for which in "ab")
-OTHER = Fingerprint({"q": 2})
-VERSION = ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None)
-SHARDS = [Shard(VERSION, Piece(start, start + 3, 8, 0, 10)) for start in (0, 3)]
-
-
-@pytest.fixture
-def answered(store: LocalStore) -> Callable[[Shard, Fingerprint], str]:
-    def answer(shard: Shard, version: Fingerprint) -> str:
-        record_specs(store, {"t": version.id}, {"t": version.json()})
-        store.create(documents_key(shard.id), bytes(12))
-        key = label_key("t", version.id, shard.id)
-        store.create(key, bytes(12))
-        return key
-
-    return answer
-
-
-def works_for(store: LocalStore, version: Fingerprint) -> list[WorkItem]:
-    """What is to do for the tasks `t`, of this version, and `u`."""
-    fp = {"t": version.id, "u": "f" * 16}
-    sids = [shard.id for shard in SHARDS]
-    done = committed(store, fp, sids)
-    missing = [task for task in missing_tasks(SHARDS, list(fp), done) if task == "t"]
-    versions = versions_with_equal_raw_answers(store, dict.fromkeys(missing, version))
-    others = [
-        committed(store, {task: fp}, sids, documents=done.documents)
-        for task, fps in versions.items()
-        for fp in fps
-    ]
-    return remaining(SHARDS, list(fp), done, others)
-
-
-@pytest.mark.parametrize("existing", [RAW, FIRST])
-def test_answers_of_another_calibration_are_taken_apart_from_what_is_asked(
-    store: LocalStore, answered: Callable[[Shard, Fingerprint], str], existing: Fingerprint
-) -> None:
-    key = answered(SHARDS[0], existing)
-    answered(SHARDS[0], OTHER)
-    first, second, third = works_for(store, SECOND)
-    own = (ReusableShard(SHARDS[0].id, {"t": key}),)
-    assert first == WorkItem(SHARDS[0], ("t",), documents=False, reuse=own, to_ask=0)
-    assert second == WorkItem(SHARDS[0], ("u",), documents=False)
-    assert third == WorkItem(SHARDS[1], ("t", "u"), documents=True)
-    assert [work.asks for work in (first, second, third)] == [False, True, True]
-
-
-def test_another_questions_answers_are_not_taken(
-    store: LocalStore, answered: Callable[[Shard, Fingerprint], str]
-) -> None:
-    answered(SHARDS[0], OTHER)
-    assert [work.tasks for work in works_for(store, SECOND)] == [("t", "u")] * 2
 
 
 def answers() -> pa.Table:

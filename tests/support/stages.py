@@ -18,7 +18,9 @@ from pipeline.runtime.worker import LabelDocuments, Tokenise
 
 def tokenise(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[TokenisedShard]]:
     """The blocks that the first stage makes of each work item."""
-    for blocks in _tokenised(job, work_items):
+    stage = Tokenise(job)
+    for row in work_rows(work_items):
+        blocks = stage(pa.Table.from_pylist([row]))
         yield [TokenisedShard.from_table(block) for block in blocks]
 
 

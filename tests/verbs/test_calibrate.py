@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 from stages import label_and_commit
 
 from pipeline.cli import main
+from pipeline.ledger.blocks import LabelCost
 from pipeline.ledger.cells import record_specs
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import publish
+from pipeline.runtime.answer_sources import plan_reuse
 from pipeline.runtime.job import list_missing, make_job, plan
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.worker import LabelDocuments
@@ -53,7 +56,7 @@ class Output:
         spec = load_spec(self.spec())
         store = open_store(spec.output, spec.storage_options)
         job = make_job(spec, Placement("cpu", "float32", 1, 1), self.folder / "cache")
-        first = plan(job, store)
+        first = plan_reuse(job, store, plan(job, store))
         assert len(first.shards) > 2
         record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
         label = LabelDocuments(job, asks=any(work.asks for work in first.work_items))
@@ -62,9 +65,10 @@ class Output:
         assert not last.work_items
         publish(store, spec.name, job.snapshot_tasks, last.shards, last.done, created_at="now")
         loaded = {"model_loaded": "_loaded" in vars(label._readers[0])}
-        asked = [sum(cost.asked_rows for cost in counts.costs.values()) for counts in counted]
-        pairs = zip(counted, asked, strict=True)
-        return [{**asdict(counts), "asked_rows": rows, **loaded} for counts, rows in pairs]
+        costs = [sum((Counter(asdict(c)) for c in s.costs.values()), Counter()) for s in counted]
+        pairs = zip(counted, costs, strict=True)
+        zero = asdict(LabelCost())
+        return [{**asdict(counts), **zero, **cost, **loaded} for counts, cost in pairs]
 
     def calibrate(self, name: str, *options: str) -> Path:
         """Writes a calibration of the task `toxic` by the command itself."""
