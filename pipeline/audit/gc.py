@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
 from pipeline.ledger.cuts import cut_before
+from pipeline.ledger.failed_rows import READ_THREADS
 from pipeline.ledger.keys import (
     DOCUMENTS,
     INDEX,
@@ -30,6 +31,7 @@ from pipeline.ledger.keys import (
     documents_key,
     label_folders,
     label_key,
+    manifest_key,
     parse_key,
     snapshot_key,
     spec_key,
@@ -39,7 +41,6 @@ from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.ledger.text_index import shards_of_objects
 from pipeline.runtime.calibration_files import versions_with_equal_raw_answers
 from pipeline.runtime.job import Job, jobs_for_each_dtype, list_missing
-from pipeline.runtime.outcome import READ_THREADS
 from pipeline.sources.source import find_objects
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import ATTEMPTS, PROBE_KEY, Store, StoredObject, open_store
@@ -192,6 +193,7 @@ def _kept_snapshots(store: Store, keep: int, young: Collection[str]) -> list[Con
 def _named_keys(snapshot: Contents) -> Iterator[str]:
     """The keys that a snapshot needs, including its own."""
     yield snapshot_key(snapshot.number)
+    yield manifest_key(snapshot.number)
     for name, task in snapshot.tasks.items():
         yield spec_key(name, task.fp)
         yield calibration_key(name, task.fp)

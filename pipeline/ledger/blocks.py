@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import ReusableShard, WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.failed_rows import FileCounts
 from pipeline.sources.shards import Shard, fields_of
 
 Reuse = Sequence[Sequence[ReusableShard]]  # the lists that work rows name by their index
@@ -185,6 +186,7 @@ class ShardCounts:
     taken_over: int = 0  # rows with the answers of other shards
     # Of tasks with a cascade: rows by the stage that decided, by task.
     stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    files: Mapping[str, FileCounts] = field(default_factory=dict)  # that were created, by task
 
     def to_table(self) -> pa.Table:
         return pa.table({"counts": [json.dumps(asdict(self))]})
@@ -192,7 +194,8 @@ class ShardCounts:
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> ShardCounts:
         content = json.loads(row["counts"])
-        return cls(**{**content, "cost": LabelCost(**content["cost"])})
+        files = {task: FileCounts(*counts) for task, counts in content["files"].items()}
+        return cls(**{**content, "cost": LabelCost(**content["cost"]), "files": files})
 
 
 def _work_to_json(work: WorkItem) -> str:

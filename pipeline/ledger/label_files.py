@@ -6,7 +6,6 @@ is whole. Its existence is the record that the shard is done.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +34,10 @@ class LabelFile:
     table: pa.Table
     metadata: Mapping[str, str]
     retry: int = 0  # the number of the retry; 0: the first try
+
+    def key(self, shard: Shard) -> str:
+        """The key of the file, if it is of this shard."""
+        return label_key(self.task, self.fp, shard.id, self.retry)
 
 
 def documents_table(
@@ -78,16 +81,16 @@ def read_file(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table
         raise StorageError(f"{store.url}/{key}: cannot be read: {error}") from error
 
 
+def metadata_of(table: pa.Table) -> dict[str, str]:
+    """What `to_parquet` was given as metadata."""
+    stored = (table.schema.metadata or {}).items()
+    named = {name.decode(): value.decode() for name, value in stored}
+    return {name.removeprefix(METADATA_PREFIX): value for name, value in named.items()}
+
+
 def shard_in(table: pa.Table) -> Shard:
     """The shard of a file of results, by its metadata."""
-    return Shard.from_json(parse_json(table.schema.metadata[f"{METADATA_PREFIX}shard".encode()]))
-
-
-def taken_over_rows(answers: pa.Table) -> int:
-    """How many rows of a label file have the answers of other shards, by its metadata."""
-    metadata = answers.schema.metadata or {}
-    by_shard = json.loads(metadata.get(f"{METADATA_PREFIX}{TAKEN_OVER}".encode(), b"{}"))
-    return sum(by_shard.values())
+    return Shard.from_json(parse_json(metadata_of(table)["shard"]))
 
 
 def commit_labels(store: Store, shard: Shard, file: LabelFile) -> bool:
@@ -97,7 +100,7 @@ def commit_labels(store: Store, shard: Shard, file: LabelFile) -> bool:
     data = to_parquet(file.table, {**file.metadata, **origin})
     verify(data, documents.num_rows, documents.column("doc_id"))
     failpoint("join")
-    return store.create(label_key(file.task, file.fp, shard.id, file.retry), data)
+    return store.create(file.key(shard), data)
 
 
 def commit_shard(
@@ -107,7 +110,8 @@ def commit_shard(
 
     Existing files stay. Every file is built and read back before the first is created, so a shard
     with wrong rows leaves no file. The files of a sliced shard have the rows of its slice, whose
-    `status` in the documents is not OUTSIDE. StorageError if a file does not have the shard's rows.
+    `status` in the documents is not OUTSIDE. StorageError if a file does not have the shard's rows,
+    or if these are not the rows of its documents file.
     """
     if documents.num_rows != shard.rows:
         raise StorageError(
@@ -120,17 +124,37 @@ def commit_shard(
     if shard.slice is not None:
         kept, inside = inside_rows(shard, documents), is_inside(documents)
         columns = SLICED_FILE_COLUMNS
-    built = {documents_key(shard.id): to_parquet(documents_table(kept, columns), origin)}
+    key, ids = documents_key(shard.id), kept.column("doc_id")
+    exists = bool(label_files) and _has_documents(store, shard, ids)
+    built = {} if exists else {key: to_parquet(documents_table(kept, columns), origin)}
     for file in label_files:
-        key = label_key(file.task, file.fp, shard.id, file.retry)
         table = file.table if inside is None else file.table.filter(inside)
-        built[key] = to_parquet(table, {**file.metadata, **origin})
+        built[file.key(shard)] = to_parquet(table, {**file.metadata, **origin})
     for data in built.values():
-        verify(data, kept.num_rows, kept.column("doc_id"))
+        verify(data, kept.num_rows, ids)
     made = []
-    for number, (key, data) in enumerate(built.items()):
+    for number, (name, data) in enumerate(built.items(), start=exists):
         failpoint(f"create {number}")
-        if store.create(key, data):
-            made.append(key)
+        if store.create(name, data):
+            made.append(name)
+        elif name == key:  # another run has created it since
+            _has_documents(store, shard, ids)
     failpoint("created")
     return made
+
+
+def _has_documents(store: Store, shard: Shard, ids: pa.ChunkedArray) -> bool:
+    """Whether the shard has a documents file; StorageError if that has other documents."""
+    key = documents_key(shard.id)
+    try:
+        stored = read_file(store, key, ["doc_id"]).column("doc_id")
+    except StorageError:
+        if any(each.key == key for each in store.list(key)):
+            raise
+        return False
+    if not stored.equals(ids):
+        raise StorageError(
+            f"{store.url}/{key}: has other documents than {shard.path}, so no labels were "
+            f"committed; restore the input, or delete this file and its shard's label files"
+        )
+    return True

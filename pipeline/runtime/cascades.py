@@ -35,6 +35,7 @@ from pipeline.ledger.columns import (
     probabilities,
     structs,
 )
+from pipeline.ledger.failed_rows import READ_THREADS, counts_of
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import LabelFile, commit_labels, read_file
 from pipeline.ledger.label_rows import with_calibrated
@@ -43,7 +44,6 @@ from pipeline.ledger.text_index import Hashes, leading_bits
 from pipeline.runtime.calibration_files import stored_calibrations
 from pipeline.runtime.job import Job, Plan
 from pipeline.runtime.matching import matched, texts_item
-from pipeline.runtime.outcome import READ_THREADS
 from pipeline.sources.documents import OK
 from pipeline.sources.rule import Rule
 from pipeline.spec.schema import JobSpec
@@ -289,6 +289,7 @@ class Cascades:
             labels={name: dict(labels)},
             cost=_NO_COST,
             stages={} if task.explain else {name: dict(by_stage)},
+            files={name: counts_of(file)} if created else {},
         )
 
 

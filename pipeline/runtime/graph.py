@@ -26,6 +26,7 @@ from pipeline.hashes import canonical_json
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.blocks import LabelledShard, Reuse, ShardCounts, work_items_of, work_rows
 from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.failed_rows import counts_of
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile, commit_shard
 from pipeline.ledger.label_rows import answers_table, continuations_table, with_calibrated
 from pipeline.ledger.reuse import overlaid
@@ -232,6 +233,7 @@ def commit_block(block: pa.Table, job: Job) -> pa.Table:
         cost=shard.cost,
         outside=0 if work.texts else outside,
         taken_over=sum(shard.taken_over.values()),
+        files={file.task: counts_of(file) for file in files if file.key(work.shard) in made},
     )
     return counts.to_table()
 

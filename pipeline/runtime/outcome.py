@@ -1,44 +1,65 @@
-"""What a run labelled, how it ended, and which rows failed.
+"""What a run labelled, how it ended, and which rows are tried again.
 
-Entry points: `RunCounts`, which adds up the shards' counts and holds the limit on failed rows, and
-`retry_items`, the work that tries failed rows again. A row failed if the model was asked about its
-text and gave no answer.
+Entry points: `Tally`, which adds up the shards' counts and holds the limit on failed rows,
+`Outcome`, which publishes a labelled output, and `retry_items`, the work of failed rows.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
 from pipeline.errors import FailedRowsError
 from pipeline.ledger.blocks import ShardCounts
-from pipeline.ledger.cells import Committed, ReusableShard, WorkItem
+from pipeline.ledger.cells import Committed, ReusableShard, WorkItem, is_whole
+from pipeline.ledger.failed_rows import (
+    NO_COUNTS,
+    READ_THREADS,
+    Counts,
+    FileCounts,
+    complete_counts,
+    failed_mask,
+    is_failed_status,
+    merged,
+)
+from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.label_files import read_file
+from pipeline.ledger.snapshots import (
+    Contents,
+    contents_of,
+    counts_in,
+    last_published,
+    publish,
+    read_snapshot,
+    snapshot_numbers,
+)
 from pipeline.runtime.job import Job, Plan, by_reader
-from pipeline.sources.documents import OK, QUARANTINED
-from pipeline.sources.shards import Shard, Slice, fields_of
+from pipeline.sources.documents import OK
+from pipeline.sources.shards import Shard, Slice
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
 
-READ_THREADS = 16
 _CONTINUING = -1  # in place of the number of a stage, of jobs that continue answers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tally:
-    """What a run labelled: the sums of its shards' counts."""
+    """What a run labelled: the sums of its shards' counts, and the limit on failed rows.
 
+    A shard in several work items has its rows counted once. Its statuses are those of the work
+    item in which most rows failed.
+    """
+
+    input_rows: int = 0
+    max_error_rate: float | None = None  # the most rows of the input that may fail, as a share
     rows: int = 0
-    asked_rows: int = 0  # rows that the model was asked about
-    taken_over: int = 0  # rows with the answers of other shards
     created: int = 0  # objects: documents and label files
     status: Counter[str] = field(default_factory=Counter)
     labels: dict[str, Counter[str]] = field(default_factory=dict)  # by task
@@ -46,11 +67,106 @@ class Tally:
     prefix_tokens_computed: int = 0
     question_tokens_computed: int = 0
     tokens_saved: int = 0
-    # Of cascades: the texts that each stage's model read, and the seconds that it took.
-    stages: dict[int, tuple[int, float]] = field(default_factory=dict)
     last_stage: int | None = None  # of the cascade, if there is one alone
     # By task with a cascade, the documents that each stage decided.
     decided: dict[str, Counter[int]] = field(default_factory=dict)
+    # Counts of label files: of those that this run created, and that `check_shards` read.
+    files: dict[str, dict[str, FileCounts]] = field(default_factory=dict, repr=False)
+    # By stage, 0 without cascades, and the job of the stage: the rows that its model was asked
+    # about, and the seconds of labelling.
+    _asked: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict, repr=False)
+    _shards: dict[str, ShardCounts] = field(default_factory=dict, repr=False)
+
+    def add(self, counts: ShardCounts, job: Job) -> None:
+        """Takes in one committed shard; FailedRowsError when too many rows failed by now.
+
+        `job` is that of the run, or of one of its stages, whose labels count with the last.
+        """
+        self.add_texts(counts, job)
+        if len(job.stages) and len(job.spec.cascades) == 1:
+            self.last_stage = len(job.stages) - 1
+        labels = {task: each for task, each in counts.labels.items() if task not in job.stage_tasks}
+        if counts.labels and not labels:
+            return
+        for task, by_label in labels.items():
+            self.labels.setdefault(task, Counter()).update(by_label)
+            if task in counts.files:
+                self.files.setdefault(task, {})[counts.sid] = counts.files[task]
+        for task, by_stage in counts.stages.items():
+            numbers = {int(stage): rows for stage, rows in by_stage.items()}
+            self.decided.setdefault(task, Counter()).update(numbers)
+        self._add_rows(replace(counts, labels={}, stages={}, files={}))
+        self._check(sum(n for name, n in self.status.items() if is_failed_status(name)))
+
+    def _add_rows(self, counts: ShardCounts) -> None:
+        before = self._shards.get(counts.sid)
+        if before is not None:
+            taken_over = max(before.taken_over, counts.taken_over)
+            worst = before if failed_rows(before) > failed_rows(counts) else counts
+            counts = replace(worst, taken_over=taken_over)
+            self.status -= Counter(before.status)
+            self.rows -= before.rows
+        self._shards[counts.sid] = counts
+        self.status.update(counts.status)
+        self.rows += counts.rows
+
+    def add_texts(self, counts: ShardCounts, job: Job) -> None:
+        """Takes in what some texts cost; their rows count with the shards that have them."""
+        cost = counts.cost
+        self.created += counts.created
+        self.label_seconds += cost.label_seconds
+        self.prefix_tokens_computed += cost.prefix_tokens_computed
+        self.question_tokens_computed += cost.question_tokens_computed
+        self.tokens_saved += cost.tokens_saved
+        stage = _CONTINUING if job.continues else job.stage, job.run_id
+        rows, seconds = self._asked.get(stage, (0, 0.0))
+        self._asked[stage] = rows + cost.asked_rows, seconds + cost.label_seconds
+
+    def slice_rows(self, store: Store, shards: Sequence[Shard], done: Committed) -> dict[str, int]:
+        """The rows in the files of each sliced shard that has any, by shard id."""
+        rows = {sid: counts.rows for sid, counts in self._shards.items()}
+        return rows | read_rows(store, [s.id for s in shards if s.id not in rows], done)
+
+    def check_shards(
+        self,
+        store: Store,
+        spec_name: str,
+        shards: Sequence[Shard],
+        done: Committed,
+        slice_rows: Mapping[str, int] | None = None,
+    ) -> None:
+        """FailedRowsError if too many rows of these shards failed, in this run or before.
+
+        The failed rows of a shard are those of its worst task. A label file is read only if it is
+        neither of this run nor counted in the spec's last snapshot.
+        """
+        if self.max_error_rate is None:
+            return
+        known = merged(published_counts(store, spec_name, done), self.files)
+        self.files = complete_counts(store, done, [shard.id for shard in shards], known)
+        failed = (max(of[shard.id].failed for of in self.files.values()) for shard in shards)
+        rows = (shard.rows if slice_rows is None else slice_rows[shard.id] for shard in shards)
+        self._check(sum(failed), sum(rows))
+
+    @property
+    def asked_rows(self) -> int:
+        """Rows that the model was asked about; of a document in several stages, one."""
+        return max((rows for rows, _ in self._asked.values()), default=0)
+
+    @property
+    def taken_over(self) -> int:
+        """Rows with the answers of other shards: of the task that has most of them."""
+        return sum(counts.taken_over for counts in self._shards.values())
+
+    @property
+    def stages(self) -> dict[int, tuple[int, float]]:
+        """Of cascades: the texts that each stage's model read, and the seconds that it took."""
+        stages: dict[int, tuple[int, float]] = {}
+        for (stage, _), (rows, seconds) in sorted(self._asked.items()) if self.decided else ():
+            if stage != _CONTINUING:
+                before, took = stages.get(stage, (0, 0.0))
+                stages[stage] = before + rows, took + seconds
+        return stages
 
     @property
     def last_stage_alone(self) -> float | None:
@@ -72,40 +188,83 @@ class Tally:
         whole = computed + self.tokens_saved
         return self.tokens_saved / whole if whole else 0.0
 
+    def _check(self, failed: int, of_rows: int | None = None) -> None:
+        limit, rows = self.max_error_rate, self.input_rows if of_rows is None else of_rows
+        if limit is None or failed <= limit * rows:
+            return
+        reasons = self.status.most_common()
+        shown = ", ".join(f"{name} {count:,}" for name, count in reasons if is_failed_status(name))
+        raise FailedRowsError(
+            f"{failed:,} of {rows:,} rows failed, more than max_error_rate {limit:g} allows"
+            f"{shown and f' (in this run: {shown})'}; finished shards are kept, and no snapshot "
+            f"was published; remove the cause and run with --retry-failed, or raise max_error_rate"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended."""
+    """How a run ended: the labelled output, and the snapshot that shows it once it is published."""
 
-    output: str
-    rows: int
-    """Rows of the whole input."""
-    shards: int
-    missing_shards: int
-    """Shards that are not finished."""
+    job: Job = field(repr=False)  # has storage options, which may be secret
+    store: Store = field(repr=False)  # of the output
+    plan: Plan = field(repr=False)
+    """All shards and the missing work, as of the LIST when labelling ended."""
     tally: Tally
     """Counts of the rows, statuses and labels of this run."""
     seconds: float
-    unreadable: tuple[str, ...]
-    """Files whose rows cannot be counted, each with the reason."""
-    snapshot: int | None
-    """Number of the published snapshot; None if none was published."""
-    missing_rows: int = 0
-    """Rows of the shards that are not finished."""
+    rows_in_slice: Mapping[str, int] | None = field(default=None, repr=False)
+    """Number of documents in the slice, by shard id."""
     stopped: str | None = None
     """The option that ended the run before it was complete."""
-    slice: Slice | None = None
-    """The documents that the run was limited to."""
-    slice_rows: int | None = None
-    """Number of documents in the slice, of the finished shards."""
+    snapshot: int | None = None
+    """Number of the published snapshot; None if none was published."""
     kept: int | None = None
     """Number of a snapshot that stays current, because it shows more documents than the slice."""
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the output
+
+    @property
+    def output(self) -> str:
+        """The output of the spec."""
+        return self.job.spec.output
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole input."""
+        return self.plan.rows
+
+    @property
+    def shards(self) -> int:
+        """Shards of the whole input."""
+        return len(self.plan.shards)
+
+    @property
+    def missing_shards(self) -> int:
+        """Shards that are not finished."""
+        return self.plan.missing_shards
+
+    @property
+    def missing_rows(self) -> int:
+        """Rows of the shards that are not finished."""
+        return self.plan.missing_rows
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """Files whose rows cannot be counted, each with the reason."""
+        return self.plan.cuts.unreadable
+
+    @property
+    def slice(self) -> Slice | None:
+        """The documents that the run was limited to."""
+        return self.plan.slice
+
+    @property
+    def slice_rows(self) -> int | None:
+        """Number of documents in the slice, of the finished shards."""
+        return None if self.rows_in_slice is None else sum(self.rows_in_slice.values())
 
     @property
     def complete(self) -> bool:
         """Whether every shard is finished and every file was read."""
-        return self.missing_shards == 0 and not self.unreadable
+        return not self.plan.work_items and not self.unreadable
 
     @property
     def left(self) -> str:
@@ -115,148 +274,86 @@ class Outcome:
             f"{self.rows:,} documents; run the same command again to go on"
         )
 
+    @property
+    def more_complete_snapshot(self) -> int | None:
+        """The current snapshot if it shows more documents than this slice, which is not published.
 
-class RunCounts:
-    """The counts of one run's shards, and the limit on the share of its rows that may fail."""
-
-    def __init__(self, *, rows: int, max_error_rate: float | None) -> None:
-        self._rows = rows
-        self._limit = max_error_rate
-        self._counts: list[ShardCounts] = []
-        self._created = 0  # objects: documents and label files
-        self._last_stage: int | None = None
-        # — what labelling took, by stage of cascades, 0 without one, and by the job of the stage
-        self._costs: defaultdict[tuple[int, str], Counter[str]] = defaultdict(Counter)
-        # — by shard, which may be in several work items: the one in which most rows failed
-        self._failed: Counter[str] = Counter()
-        self._failed_rows = 0
-
-    def add(self, counts: ShardCounts, job: Job) -> None:
-        """Takes in one committed shard; FailedRowsError when too many rows failed by now.
-
-        `job` is that of the run, or of one of its stages, whose labels count with the last.
+        Readers who name no snapshot read the current one, of any spec.
         """
-        self.add_texts(counts, job)
-        if len(job.stages) and len(job.spec.cascades) == 1:
-            self._last_stage = len(job.stages) - 1
-        labels = {task: each for task, each in counts.labels.items() if task not in job.stage_tasks}
-        if counts.labels and not labels:
-            return
-        counts = replace(counts, labels=labels)
-        self._counts.append(counts)
-        more = max(0, failed_rows(counts) - self._failed[counts.sid])
-        self._failed[counts.sid] += more
-        self._failed_rows += more
-        self._check(self._failed_rows, self._rows)
-
-    def add_texts(self, counts: ShardCounts, job: Job) -> None:
-        """Takes in what some texts cost; their rows count with the shards that have them."""
-        self._created += counts.created
-        stage = _CONTINUING if job.continues else job.stage
-        self._costs[stage, job.run_id].update(fields_of(counts.cost))
-
-    def add_documents_files(self, created: int) -> None:
-        """Takes in the number of documents files that were created before anything was labelled."""
-        self._created += created
-
-    def slice_rows(self, store: Store, shards: Sequence[Shard], done: Committed) -> dict[str, int]:
-        """The rows in the files of each sliced shard that has any, by shard id."""
-        rows = {counts.sid: counts.rows for counts in self._counts}
-        return rows | read_rows(store, [s.id for s in shards if s.id not in rows], done)
-
-    def check_shards(
-        self,
-        store: Store,
-        shards: Sequence[Shard],
-        done: Committed,
-        slice_rows: Mapping[str, int] | None = None,
-    ) -> None:
-        """FailedRowsError if too many rows of these shards failed, in this run or before."""
-        if self._limit is None:
-            return
-        whole = [counts for counts in self._counts if set(counts.labels) == set(done.fp)]
-        counted = {counts.sid: failed_rows(counts) for counts in whole}
-        failed = sum(counted.get(shard.id, 0) for shard in shards)
-        uncounted = [shard for shard in shards if shard.id not in counted]
-        with ThreadPoolExecutor(READ_THREADS) as pool:
-            failed += sum(pool.map(partial(_failed_in, store, done), uncounted))
-        rows = (shard.rows if slice_rows is None else slice_rows[shard.id] for shard in shards)
-        self._check(failed, sum(rows))
+        numbers = snapshot_numbers(self.store)
+        if self.slice_rows is None or not numbers:
+            return None
+        current = read_snapshot(self.store, numbers[0])
+        is_whole = "slice" not in current and current["complete"]
+        return numbers[0] if is_whole or current["rows"] > self.slice_rows else None
 
     @property
-    def tally(self) -> Tally:
-        """The sums. A shard in several work items has its rows counted once.
+    def contents(self) -> Contents:
+        """The contents of the snapshot that `publish` would make."""
+        return contents_of(
+            self.job.spec.name, self.job.snapshot_tasks, self.plan.shards, self.plan.done
+        )
 
-        Its statuses are those of the work item in which most rows failed.
+    def publish(self, *, partial: bool = False) -> int:
+        """The number of the snapshot that shows it; made now unless the last snapshot does."""
+        return publish(
+            self.store,
+            self.job.spec.name,
+            self.job.snapshot_tasks,
+            self.plan.shards,
+            self.plan.done,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            partial=partial,
+            missing_files=len(self.plan.cuts.unreadable),
+            slice_rows=self.rows_in_slice,
+            counts=self.tally.files,
+        )
+
+    def publish_part(self) -> int | None:
+        """The number of a snapshot of the complete shards; None without any.
+
+        FailedRowsError if the share of their rows that failed exceeds `max_error_rate`.
         """
-        shards = {counts.sid: counts for counts in sorted(self._counts, key=failed_rows)}
-        status: Counter[str] = Counter()
-        for shard in shards.values():
-            status.update(shard.status)
-        labels: dict[str, Counter[str]] = {}
-        for counts in self._counts:
-            for task, by_label in counts.labels.items():
-                labels.setdefault(task, Counter()).update(by_label)
-        costs = sum(self._costs.values(), Counter())
-        # — a document that several stages were asked about is one
-        asked = max((cost["asked_rows"] for cost in self._costs.values()), default=0)
-        stages: dict[int, tuple[int, float]] = {}
-        for (stage, _), cost in sorted(self._costs.items()):
-            if stage == _CONTINUING:
-                continue
-            rows, seconds = stages.get(stage, (0, 0.0))
-            stages[stage] = rows + cost["asked_rows"], seconds + cost["label_seconds"]
-        decided: dict[str, Counter[int]] = {}
-        for counts in self._counts:
-            for task, by_stage in counts.stages.items():
-                numbers = {int(stage): rows for stage, rows in by_stage.items()}
-                decided.setdefault(task, Counter()).update(numbers)
-        taken_over: dict[str, int] = {}
-        for counts in self._counts:  # of the work items of a shard, the one that took over most
-            taken_over[counts.sid] = max(counts.taken_over, taken_over.get(counts.sid, 0))
-        return Tally(
-            rows=sum(shard.rows for shard in shards.values()),
-            taken_over=sum(taken_over.values()),
-            created=self._created,
-            status=status,
-            labels=labels,
-            **(costs | {"asked_rows": asked}),
-            stages=stages if decided else {},
-            last_stage=self._last_stage,
-            decided=decided,
-        )
+        done = self.plan.done
+        whole = [shard for shard in self.plan.shards if is_whole(shard.id, list(self.job.fp), done)]
+        if not whole:
+            return None
+        self.tally.check_shards(self.store, self.job.spec.name, whole, done, self.rows_in_slice)
+        return self.publish(partial=True)
 
-    def _check(self, failed: int, rows: int) -> None:
-        if self._limit is None or failed <= self._limit * rows:
-            return
-        reasons = self.tally.status.most_common()
-        shown = ", ".join(f"{name} {count:,}" for name, count in reasons if is_failed_status(name))
-        raise FailedRowsError(
-            f"{failed:,} of {rows:,} rows failed, more than max_error_rate {self._limit:g} allows"
-            f"{shown and f' (in this run: {shown})'}; finished shards are kept, and no snapshot "
-            f"was published; remove the cause and run with --retry-failed, or raise max_error_rate"
-        )
+    def published(self, *, partial: bool) -> Outcome:
+        """Publishes the complete output, or with `partial` its complete shards.
 
-
-def is_failed_status(status: str) -> bool:
-    """Whether a row with this status should have an answer and has none."""
-    return status == QUARANTINED or status.startswith("error:")
+        Without `partial`, a slice stays unpublished if the current snapshot shows more documents.
+        """
+        number = kept = None
+        if self.complete and not partial:
+            kept = self.more_complete_snapshot
+        if self.complete and kept is None:
+            number = self.publish()
+        elif partial:
+            number = self.publish_part()
+        failpoint("published")
+        return replace(self, snapshot=number, kept=kept)
 
 
 def with_retries(spec: JobSpec, store: Store, planned: Plan) -> Plan:
     """The plan, with the work that tries failed rows again."""
-    retries = by_reader(spec, retry_items(store, planned.shards, planned.done))
+    known = published_counts(store, spec.name, planned.done)
+    retries = by_reader(spec, retry_items(store, planned.shards, planned.done, known))
     return replace(planned, work_items=(*planned.work_items, *retries))
 
 
-def retry_items(store: Store, shards: Sequence[Shard], done: Committed) -> list[WorkItem]:
+def retry_items(
+    store: Store, shards: Sequence[Shard], done: Committed, known: Counts = NO_COUNTS
+) -> list[WorkItem]:
     """Work items for the readable rows that failed, in every finished shard.
 
     The tasks of one work item failed on the same rows, so no task is asked again about a row that
-    it answered.
+    it answered. The files of shards in which no row failed, by the `known` counts, are not read.
     """
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        by_shard = pool.map(partial(_retries_of, store, done), shards)
+        by_shard = pool.map(partial(_retries_of, store, done, known), shards)
         return [item for items in by_shard for item in items]
 
 
@@ -271,10 +368,9 @@ def read_rows(store: Store, sids: Iterable[str], done: Committed) -> dict[str, i
         return dict(zip(known, pool.map(rows_in, known), strict=True))
 
 
-def _failed_in(store: Store, done: Committed, shard: Shard) -> int:
-    """The failed rows of the shard's worst task, from its label files."""
-    files = [done.label_file(task, shard.id) for task in done.fp]
-    return max(int(failed_mask(store, file.key).sum()) for file in files)
+def published_counts(store: Store, spec_name: str, done: Committed) -> Counts:
+    """The counts that the spec's last snapshot has of the label files in `done`."""
+    return counts_in(store, last_published(store, spec_name, skip_damaged=True), done)
 
 
 def failed_rows(counts: ShardCounts) -> int:
@@ -282,16 +378,17 @@ def failed_rows(counts: ShardCounts) -> int:
     return sum(count for status, count in counts.status.items() if is_failed_status(status))
 
 
-def _retries_of(store: Store, done: Committed, shard: Shard) -> Iterator[WorkItem]:
+def _retries_of(store: Store, done: Committed, known: Counts, shard: Shard) -> Iterator[WorkItem]:
     sid = shard.id
     tasks = [task for task in done.fp if sid in done.labels[task]]
-    if sid not in done.documents or not tasks:
+    counted = [known.get(task, {}).get(sid) for task in tasks]
+    if sid not in done.documents or all(own is not None and not own.failed for own in counted):
         return
     failed = {task: failed_mask(store, done.label_file(task, sid).key) for task in tasks}
     if not any(mask.any() for mask in failed.values()):
         return
-    status = _status(store, done.documents_file(sid).key)
-    readable = np.array([each == OK for each in status.to_pylist()], np.bool_)  # [rows]
+    status = read_file(store, done.documents_file(sid).key, ["status"]).column("status")
+    readable = pc.equal(status.cast(pa.string()), OK).to_numpy()  # [rows]
     alike: dict[bytes, list[str]] = {}  # tasks, by the rows that are asked again
     for task, mask in failed.items():
         if (mask & readable).any():
@@ -300,18 +397,3 @@ def _retries_of(store: Store, done: Committed, shard: Shard) -> Iterator[WorkIte
         answers = ReusableShard(sid, {task: done.label_file(task, sid).key for task in group})
         retry = max(done.retry(task, sid) for task in group) + 1
         yield WorkItem(shard, tuple(group), documents=False, reuse=(answers,), retry=retry)
-
-
-def failed_mask(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]
-    """Which rows of a label file failed."""
-    return failed_rows_of(read_file(store, key, ["status"]))
-
-
-def failed_rows_of(answers: pa.Table) -> NDArray[np.bool_]:  # [rows]
-    """Which rows of a label file, of which this has the column `status`, failed."""
-    status = answers.column("status").cast(pa.string()).to_pylist()
-    return np.array([is_failed_status(each) for each in status], np.bool_)
-
-
-def _status(store: Store, key: str) -> pa.ChunkedArray:
-    return read_file(store, key, ["status"]).column("status").cast(pa.string())

@@ -14,7 +14,7 @@ from pipeline.ledger.failpoints import failpoint
 from pipeline.runtime.cascades import Cascades
 from pipeline.runtime.job import Job, Plan, by_reader, list_missing
 from pipeline.runtime.matching import matched
-from pipeline.runtime.outcome import RunCounts, failed_rows, retry_items
+from pipeline.runtime.outcome import Tally, failed_rows, published_counts, retry_items
 from pipeline.runtime.progress import JOINING, READING_TEXTS, STARTING_WORKERS
 from pipeline.runtime.watch import Watch
 from pipeline.spec.problems import placed_in_stage
@@ -27,7 +27,7 @@ EXTRA_ROUNDS = 2
 
 
 def label_rounds(
-    job: Job, store: Store, first: Plan, counts: RunCounts, watch: Watch, mailbox: Any
+    job: Job, store: Store, first: Plan, counts: Tally, watch: Watch, mailbox: Any
 ) -> Plan:
     """Runs the graph, lists the output, and runs what is still missing; the plan of the last LIST.
 
@@ -46,7 +46,7 @@ def label_rounds(
             watch.enter(READING_TEXTS, replace(last, work_items=unread))
             for created, rows in read_items(unread, job):
                 watch.read(rows)
-                counts.add_documents_files(created)
+                counts.created += created
         if job.is_over:
             break
         last = matched(job, store, last)
@@ -80,7 +80,7 @@ def label_stages(
     job: Job,
     store: Store,
     first: Plan,
-    counts: RunCounts,
+    counts: Tally,
     watch: Watch,
     mailbox: Any,
     *,
@@ -100,7 +100,9 @@ def label_stages(
         for own in job.stages[0]:
             planned = list_missing(own, store, cuts)
             if is_retry:
-                retries = by_reader(own.spec, retry_items(store, cuts.shards, planned.done))
+                known = published_counts(store, job.spec.name, planned.done)
+                again = retry_items(store, cuts.shards, planned.done, known)
+                retries = by_reader(own.spec, again)
                 planned = replace(planned, work_items=(*planned.work_items, *retries))
             if planned.work_items:
                 with placed_in_stage(job.spec, own.spec, own.stage):

@@ -7,29 +7,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import FailedRowsError
-from pipeline.ledger.cells import is_whole, record_specs
+from pipeline.ledger.cells import record_specs
 from pipeline.ledger.failpoints import failpoint
-from pipeline.ledger.snapshots import (
-    Contents,
-    contents_of,
-    publish,
-    read_snapshot,
-    snapshot_numbers,
-)
 from pipeline.options import RunOptions
 from pipeline.runtime.cascades import conditions
 from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.connection import local_ray, remote_ray
 from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
 from pipeline.runtime.matching import matched
-from pipeline.runtime.outcome import Outcome, RunCounts, with_retries
+from pipeline.runtime.outcome import Outcome, Tally, with_retries
 from pipeline.runtime.placement import Machine, cluster, place, spread, this_machine
 from pipeline.runtime.progress import (
     CONNECTING,
@@ -50,103 +42,6 @@ from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledOutput:
-    """A labelled output. No snapshot shows it before it is published."""
-
-    job: Job
-    store: Store
-    last: Plan  # as of the LIST when labelling ended
-    counts: RunCounts
-    seconds: float
-    slice_rows: Mapping[str, int] | None = None  # of the files of sliced shards, by shard id
-    stopped: str | None = None  # the option that ended the labelling before it was complete
-
-    @property
-    def complete(self) -> bool:
-        return not self.last.work_items and not self.last.cuts.unreadable
-
-    @property
-    def more_complete_snapshot(self) -> int | None:
-        """The current snapshot if it shows more documents than this slice, which is not published.
-
-        Readers who name no snapshot read the current one, of any spec.
-        """
-        numbers = snapshot_numbers(self.store)
-        if self.slice_rows is None or not numbers:
-            return None
-        current = read_snapshot(self.store, numbers[0])
-        is_whole = "slice" not in current and current["complete"]
-        return numbers[0] if is_whole or current["rows"] > sum(self.slice_rows.values()) else None
-
-    @property
-    def contents(self) -> Contents:
-        """The contents of the snapshot that `publish` would make."""
-        return contents_of(
-            self.job.spec.name, self.job.snapshot_tasks, self.last.shards, self.last.done
-        )
-
-    def publish(self, *, partial: bool = False) -> int:
-        """The number of the snapshot that shows it; made now unless the last snapshot does."""
-        return publish(
-            self.store,
-            self.job.spec.name,
-            self.job.snapshot_tasks,
-            self.last.shards,
-            self.last.done,
-            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            partial=partial,
-            missing_files=len(self.last.cuts.unreadable),
-            slice_rows=self.slice_rows,
-        )
-
-    def publish_part(self) -> int | None:
-        """The number of a snapshot of the complete shards; None without any.
-
-        FailedRowsError if the share of their rows that failed exceeds `max_error_rate`.
-        """
-        done = self.last.done
-        whole = [shard for shard in self.last.shards if is_whole(shard.id, list(self.job.fp), done)]
-        if not whole:
-            return None
-        self.counts.check_shards(self.store, whole, done, self.slice_rows)
-        return self.publish(partial=True)
-
-    def published(self, *, partial: bool) -> Outcome:
-        """Publishes the complete output, or with `partial` its complete shards.
-
-        Without `partial`, a slice stays unpublished if the current snapshot shows more documents.
-        """
-        number = kept = None
-        if self.complete and not partial:
-            kept = self.more_complete_snapshot
-        if self.complete and kept is None:
-            number = self.publish()
-        elif partial:
-            number = self.publish_part()
-        failpoint("published")
-        return self.outcome(number, kept)
-
-    def outcome(self, snapshot: int | None, kept: int | None = None) -> Outcome:
-        """How the run ended, with the number of the snapshot that it published, or kept current."""
-        return Outcome(
-            output=self.job.spec.output,
-            rows=self.last.rows,
-            shards=len(self.last.shards),
-            missing_shards=self.last.missing_shards,
-            missing_rows=self.last.missing_rows,
-            stopped=self.stopped,
-            slice=self.last.slice,
-            slice_rows=None if self.slice_rows is None else sum(self.slice_rows.values()),
-            kept=kept,
-            unreadable=self.last.cuts.unreadable,
-            tally=self.counts.tally,
-            seconds=self.seconds,
-            snapshot=snapshot,
-            storage_options=self.job.spec.storage_options,
-        )
 
 
 def run(
@@ -202,7 +97,7 @@ def label(
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None],
-) -> LabelledOutput:
+) -> Outcome:
     """Label every missing cell, as `run` does, and publish nothing unless an error ends it."""
     started, began = time.monotonic(), time.time()
     part = Slice.parse(options.sample, options.where)
@@ -227,7 +122,7 @@ def label(
             last = plan(job, store, part=part)
             for reason in last.cuts.unreadable:
                 logger.warning("left out: %s", reason)
-            counts = RunCounts(rows=last.rows, max_error_rate=spec.max_error_rate)
+            counts = Tally(input_rows=last.rows, max_error_rate=spec.max_error_rate)
             last = _matched_if_small(job, store, last, counts)
             if options.retry_failed:
                 last = with_retries(spec, store, last)
@@ -239,10 +134,10 @@ def label(
                     last = _label_missing(job, store, last, counts, watch, options)
     slice_rows = _slice_rows(store, last, counts)
     if not last.work_items:
-        counts.check_shards(store, last.shards, last.done, slice_rows)
+        counts.check_shards(store, spec.name, last.shards, last.done, slice_rows)
     failpoint("labelled")
     stopped = bound if last.work_items and job.is_over else None
-    return LabelledOutput(job, store, last, counts, time.monotonic() - started, slice_rows, stopped)
+    return Outcome(job, store, last, counts, time.monotonic() - started, slice_rows, stopped)
 
 
 def _most_workers(spec: JobSpec, machine: Machine) -> int:
@@ -274,21 +169,21 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
     return replace(spread_one(job), stages=stages)
 
 
-def _matched_if_small(job: Job, store: Store, planned: Plan, counts: RunCounts) -> Plan:
+def _matched_if_small(job: Job, store: Store, planned: Plan, counts: Tally) -> Plan:
     """The plan with what other shards answer, if the new texts are read faster than Ray starts."""
     if not planned.reads_little:
         return planned
     created, _ = commit_documents(job, planned.unread)
-    counts.add_documents_files(created)
+    counts.created += created
     return matched(job, store, planned)
 
 
-def _slice_rows(store: Store, last: Plan, counts: RunCounts) -> dict[str, int] | None:
+def _slice_rows(store: Store, last: Plan, counts: Tally) -> dict[str, int] | None:
     return None if last.slice is None else counts.slice_rows(store, last.shards, last.done)
 
 
 def _label_missing(
-    job: Job, store: Store, first: Plan, counts: RunCounts, watch: Watch, options: RunOptions
+    job: Job, store: Store, first: Plan, counts: Tally, watch: Watch, options: RunOptions
 ) -> Plan:
     """Records what the fingerprints mean, and labels; the plan of the last LIST."""
     with watch.mailbox(job.spec.name, first) as mailbox:
@@ -307,11 +202,11 @@ def _label_missing(
             raise
 
 
-def _publish_after_error(job: Job, store: Store, first: Plan, counts: RunCounts) -> None:
+def _publish_after_error(job: Job, store: Store, first: Plan, counts: Tally) -> None:
     """Publishes the complete shards, unless too many of their rows failed."""
     listed = list_missing(job, store, first.cuts)
     try:
         slice_rows = _slice_rows(store, listed, counts)
-        LabelledOutput(job, store, listed, counts, 0.0, slice_rows).publish_part()
+        Outcome(job, store, listed, counts, 0.0, slice_rows).publish_part()
     except FailedRowsError as error:  # the error that ended the run is raised by the caller
         logger.warning("no partial snapshot is published: %s", error)

@@ -36,6 +36,7 @@ from pipeline.ledger.blocks import (
 )
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, EXPLANATION_TYPE
+from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.reuse import AnswerCache, known_status, text_identities, unanswered
 from pipeline.runtime.assembly import (
@@ -49,7 +50,6 @@ from pipeline.runtime.assembly import (
 from pipeline.runtime.calibration_files import CalibrationFile, stored_calibrations
 from pipeline.runtime.classifier_files import TextClassifiers
 from pipeline.runtime.job import Job
-from pipeline.runtime.outcome import is_failed_status
 from pipeline.runtime.progress import READING, Send, ShardProgress, ignore, work_report
 from pipeline.runtime.reading import read_slices
 from pipeline.sources.documents import QUARANTINED, images_of

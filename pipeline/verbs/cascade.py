@@ -27,9 +27,10 @@ from pipeline.options import CascadeOptions, GoldColumns, RunOptions
 from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import in_format
+from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import Progress, ignore
-from pipeline.runtime.run import LabelledOutput, label
+from pipeline.runtime.run import label
 from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import open_store
@@ -167,8 +168,8 @@ def _sample(
             labelled = label(
                 stage, cache_dir=cache_dir, options=RunOptions(sample=share), announce=announce
             )
-        if labelled.last.work_items:
-            raise StorageError(f"{labelled.last.missing_rows:,} documents are left; run again")
+        if labelled.plan.work_items:
+            raise StorageError(f"{labelled.plan.missing_rows:,} documents are left; run again")
         by_stage.insert(0, (labelled.job.fp[options.task], *_answers(labelled, options.task)))
     # — of a stage that has labelled the whole input, these are more than the sample's
     documents = min((documents for _, _, documents in by_stage), key=len)
@@ -212,10 +213,10 @@ def _fitted(spec: JobSpec, name: str) -> frozenset[str]:
     return readout_texts(spec, next(task for task in spec.tasks if task.name == name))
 
 
-def _answers(labelled: LabelledOutput, task: str) -> tuple[pa.StructArray, pa.Table]:
+def _answers(labelled: Outcome, task: str) -> tuple[pa.StructArray, pa.Table]:
     """The answers in the order of the shards, and the documents."""
-    store, done = labelled.store, labelled.last.done
-    shards = [shard.id for shard in labelled.last.shards]
+    store, done = labelled.store, labelled.plan.done
+    shards = [shard.id for shard in labelled.plan.shards]
     files = [structs(read_file(store, done.label_file(task, sid).key, ["p"])) for sid in shards]
     documents = [read_file(store, documents_key(s), ["doc_id", "content_hash"]) for s in shards]
     return pa.concat_arrays(files), pa.concat_tables(documents)

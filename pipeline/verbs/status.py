@@ -1,7 +1,8 @@
 """How far an output is: done, missing and failed documents, the rate, and the time left.
 
 Entry point: `status`. Starts no Ray, loads no model and writes nothing, so it may be called from
-any machine while a run goes on. It reads the plan, LISTs of the output, and the label files.
+any machine while a run goes on. It reads the plan, LISTs of the output, the spec's last snapshot,
+and the label files that this does not count.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.ledger.cells import CONCURRENT_LISTS
+from pipeline.ledger.failed_rows import (
+    READ_THREADS,
+    FileCounts,
+    complete_counts,
+    failed_mask,
+)
 from pipeline.ledger.keys import label_folders, parse_key
-from pipeline.ledger.label_files import read_file, taken_over_rows
-from pipeline.ledger.snapshots import last_snapshot, slice_of
+from pipeline.ledger.label_files import read_file
+from pipeline.ledger.snapshots import counts_in, last_published
 from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.job import Plan
-from pipeline.runtime.outcome import READ_THREADS, failed_mask, failed_rows_of
 from pipeline.sources.shards import Shard, Slice
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
@@ -83,18 +89,24 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     store = open_store(spec.output, spec.storage_options)
     job, planned = least_work(spec, store, cache_dir)
     slices = _slice_rows(store, planned)
-    counts = {task: _task_status(store, planned, task, slices) for task in job.fp}
+    last, done = last_published(store, spec.name), planned.done
+    counts = complete_counts(
+        store, done, [shard.id for shard in planned.shards], counts_in(store, last, done)
+    )
     rate = docs_per_s(_commits(store, planned, job.fp, slices), time.time())
     missing = planned.missing_rows
-    number = last_snapshot(store, spec.name)
     return Status(
         output=spec.output,
         documents=planned.rows,
         unreadable=planned.cuts.unreadable,
-        snapshot=number,
-        slice=None if number is None else slice_of(store, number),
-        tasks={task: count for task, (count, _) in counts.items()},
-        taken_over={task: taken_over for task, (_, taken_over) in counts.items()},
+        snapshot=None if last is None else last["number"],
+        slice=Slice(**last["slice"]) if last is not None and "slice" in last else None,
+        tasks={
+            task: _task_status(store, planned, task, own, slices) for task, own in counts.items()
+        },
+        taken_over={
+            task: sum(each.taken_over for each in counts[task].values()) for task in counts
+        },
         docs_per_s=rate,
         eta_s=(missing / rate if rate else None) if missing else 0.0,
     )
@@ -154,17 +166,19 @@ def _slice_rows(store: Store, planned: Plan) -> dict[str, Rows]:
 
 
 def _task_status(
-    store: Store, planned: Plan, task: str, slices: Mapping[str, Rows]
-) -> tuple[TaskStatus, int]:
-    """The counts of one task, and the number of answers that were taken over."""
-    done = planned.done
-    of_shard = planned.cuts.other_slices
+    store: Store,
+    planned: Plan,
+    task: str,
+    counts: Mapping[str, FileCounts],
+    slices: Mapping[str, Rows],
+) -> TaskStatus:
+    """The counts of one task, of which `counts` has those of whole shards."""
+    done, of_shard = planned.done, planned.cuts.other_slices
 
-    def counts_of(shard: Shard) -> tuple[int, int, int]:
-        """The labelled documents, and the failed and the taken over ones among them."""
-        if shard.id in done.labels[task]:
-            answers = read_file(store, done.label_file(task, shard.id).key, ["status"])
-            return shard.rows, int(failed_rows_of(answers).sum()), taken_over_rows(answers)
+    def counts_of(shard: Shard) -> tuple[int, int]:
+        """The labelled documents, and the failed ones among them."""
+        if shard.id in counts:
+            return shard.rows, counts[shard.id].failed
         # — the answers of slices count: a run of the whole does not ask these documents again
         failed: dict[int, bool] = {}
         for sid in of_shard.get(shard.id, ()):
@@ -172,13 +186,12 @@ def _task_status(
                 mask = failed_mask(store, done.label_file(task, sid).key)
                 for row, is_failed in zip(slices[sid].tolist(), mask.tolist(), strict=True):
                     failed[row] = is_failed and failed.get(row, True)
-        return len(failed), sum(failed.values()), 0
+        return len(failed), sum(failed.values())
 
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        counts = list(pool.map(counts_of, planned.shards))
-    labelled, failed, taken_over = (sum(column) for column in zip(*counts, strict=True))
-    missing = planned.rows - labelled
-    return TaskStatus(labelled - failed, missing, failed), taken_over
+        pairs = list(pool.map(counts_of, planned.shards))
+    labelled, failed = (sum(column) for column in zip(*pairs, strict=True))
+    return TaskStatus(labelled - failed, planned.rows - labelled, failed)
 
 
 def _commits(
