@@ -8,7 +8,7 @@ or version thus has the same shards; a finished job opens no input.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -128,43 +128,39 @@ class _Log:
     def append(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
         """Writes the cuts, except of objects that another run has cut in the meantime."""
 
-        def write(number: int) -> bool:
-            self._read_before(number)
-            new = {version: tuple(s) for version, s in cuts.items() if version not in self.cuts}
+        def entry() -> dict[str, object] | None:
             entries = [
                 {
                     "object": list(version.to_json().values()),
                     "pieces": [list(fields_of(shard.piece).values()) for shard in shards],
                 }
-                for version, shards in new.items()
+                for version, shards in cuts.items()
+                if version not in self.cuts
             ]
-            if new and not self._create(number, {"cuts": entries}):
-                return False
-            self.take_in(new)
-            return True
+            return {"cuts": entries} if entries else None
 
-        append_numbered(self._store, cuts_key, write)
+        self._append(entry)
+        self.take_in(cuts)
 
     def append_slice(self, part: Slice) -> None:
         """Writes the slice, unless the log has it. Earlier code reads the entry as no cuts."""
+        entry = {"cuts": [], "slices": [part.to_json()]}
+        self._append(lambda: None if part in self.slices else entry)
+
+    def _append(self, entry_of: Callable[[], Mapping[str, object] | None]) -> None:
+        """Writes the entry, or nothing for None; what other runs have written is taken in first."""
 
         def write(number: int) -> bool:
-            self._read_before(number)
-            if part in self.slices:
+            for written in range(self._last + 1, number):
+                self._read(written)
+            entry = entry_of()
+            if entry is None:
                 return True
-            return self._create(number, {"cuts": [], "slices": [part.to_json()]})
+            created = self._store.create(cuts_key(number), canonical_json(entry))
+            self._last += created
+            return created
 
         append_numbered(self._store, cuts_key, write)
-
-    def _read_before(self, number: int) -> None:
-        """Takes in what other runs have written."""
-        for written in range(self._last + 1, number):
-            self._read(written)
-
-    def _create(self, number: int, entry: Mapping[str, object]) -> bool:
-        created = self._store.create(cuts_key(number), canonical_json(entry))
-        self._last += created
-        return created
 
     def cuts_of(self, current: Collection[ObjectVersion], unreadable: tuple[str, ...] = ()) -> Cuts:
         """The shards of the current objects."""

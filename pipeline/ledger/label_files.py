@@ -149,9 +149,10 @@ def _has_documents(store: Store, shard: Shard, ids: pa.ChunkedArray) -> bool:
     try:
         stored = read_file(store, key, ["doc_id"]).column("doc_id")
     except StorageError:
-        if any(each.key == key for each in store.list(key)):
-            raise
-        return False
+        if not any(each.key == key for each in store.list(key)):
+            return False
+        # — another run may have created it between the two requests
+        stored = read_file(store, key, ["doc_id"]).column("doc_id")
     if not stored.equals(ids):
         raise StorageError(
             f"{store.url}/{key}: has other documents than {shard.path}, so no labels were "

@@ -173,7 +173,24 @@ def contents(store: Store, number: int | None = None) -> Contents:
         )
     content = read_snapshot(store, existing[0])
     with _parsing(store, existing[0]):
-        return _parsed(content, _files(store, content))
+        tasks = {
+            name: SnapshotTask(
+                task["fp"], tuple(task["labels"]), tuple(task.get("columns", ANSWER_COLUMNS))
+            )
+            for name, task in content["tasks"].items()
+        }
+        part = Slice(**content["slice"]) if "slice" in content else None
+        tables = _files(store, content)
+        return Contents(
+            number=int(content["number"]),
+            spec=str(content["spec"]),
+            tasks=tasks,
+            shards=tuple(s for table in tables for s in _shards(table, tasks, bool(part))),
+            missing_rows=int(content.get("missing_rows", 0)),
+            missing_files=int(content.get("missing_files", 0)),
+            slice=part,
+            created_at=str(content.get("created_at", "")),
+        )
 
 
 def last_contents(store: Store, spec_name: str) -> Contents:
@@ -357,29 +374,7 @@ def _shows(
     )
 
 
-def _parsed(content: Mapping[str, Any], tables: Iterator[pa.Table]) -> Contents:
-    tasks = {
-        name: SnapshotTask(
-            task["fp"], tuple(task["labels"]), tuple(task.get("columns", ANSWER_COLUMNS))
-        )
-        for name, task in content["tasks"].items()
-    }
-    part = Slice(**content["slice"]) if "slice" in content else None
-    return Contents(
-        number=int(content["number"]),
-        spec=str(content["spec"]),
-        tasks=tasks,
-        shards=tuple(
-            shard for table in tables for shard in _shards(table, tasks, sliced=part is not None)
-        ),
-        missing_rows=int(content.get("missing_rows", 0)),
-        missing_files=int(content.get("missing_files", 0)),
-        slice=part,
-        created_at=str(content.get("created_at", "")),
-    )
-
-
-def _shards(table: pa.Table, tasks: Iterable[str], *, sliced: bool = False) -> Iterator[NamedShard]:
+def _shards(table: pa.Table, tasks: Iterable[str], sliced: bool = False) -> Iterator[NamedShard]:
     """The shards of a table, whose files follow one another."""
     for _, files in groupby(table.to_pylist(), itemgetter("sid")):
         by_task = {file["task"]: file for file in files}
