@@ -30,6 +30,7 @@ from pipeline.ledger.keys import (
     calibration_key,
     documents_key,
     label_key,
+    manifest_key,
     parse_key,
     snapshot_key,
     spec_key,
@@ -164,6 +165,7 @@ def _read(
 
 def _named_keys(snapshot: Contents) -> Iterator[str]:
     yield snapshot_key(snapshot.number)
+    yield manifest_key(snapshot.number)
     for name, task in snapshot.tasks.items():
         yield spec_key(name, task.fp)
         yield calibration_key(name, task.fp)

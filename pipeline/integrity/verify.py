@@ -22,13 +22,12 @@ from pipeline.hashes import sha256_hex
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, ROW, SLICED_FILE_COLUMNS
 from pipeline.ledger.keys import documents_key, is_part, label_key, parse_key, spec_key
 from pipeline.ledger.label_files import METADATA_PREFIX
+from pipeline.ledger.rows import MISSING, changed_files
 from pipeline.ledger.snapshots import (
-    MISSING,
     Contents,
     NamedFile,
     NamedShard,
     SnapshotTask,
-    changed_files,
     contents,
     last_snapshot,
 )

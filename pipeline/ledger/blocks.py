@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pipeline.errors import StorageError, UnavailableError
 from pipeline.ledger.cells import Source, WorkItem
 from pipeline.ledger.columns import structs
+from pipeline.ledger.failed_rows import FileCounts
 from pipeline.ledger.label_files import LabelFile
 from pipeline.sources.shards import Shard, fields_of
 
@@ -127,6 +128,8 @@ class ShardCounts:
     taken_over: int = 0  # rows with the answers of other shards
     # Of tasks with a cascade: rows by the stage that decided, by task.
     stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    cell: str = ""  # of the tasks' label files
+    files: Mapping[str, FileCounts] = field(default_factory=dict)  # that were created, by task
     not_continued: int = 0  # answers that `explain` names and that could not be continued
     error: str | None = None  # of a store or the input, with its place, in one line
     unavailable: bool = False  # whether the error may be gone later
@@ -160,7 +163,8 @@ class ShardCounts:
     def from_json(cls, content: Mapping[str, Any]) -> ShardCounts:
         """The counts that `dataclasses.asdict` returned."""
         costs = {stage: LabelCost(**cost) for stage, cost in content["costs"].items()}
-        return cls(**{**content, "costs": costs})
+        files = {task: FileCounts(*counts) for task, counts in content["files"].items()}
+        return cls(**{**content, "costs": costs, "files": files})
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import canonical_json, parse_json
-from pipeline.ledger.keys import INPUTS, cuts_key, parse_key
+from pipeline.ledger.keys import cuts_key
+from pipeline.ledger.numbered import append_numbered, numbers
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice, fields_of
 from pipeline.sources.source import InputObject, cut
 from pipeline.spec.schema import Columns
@@ -24,8 +25,6 @@ from pipeline.stores.store import Store
 # not lose them.
 WRITE_SECONDS = 30.0
 CUT_THREADS = 16
-# A lost race means that another run wrote an entry; this many in a row have another cause.
-MAX_LOST_RACES = 100
 
 _Cut = tuple[ObjectVersion, list[Shard] | str]  # an object's shards, or why it cannot be read
 
@@ -117,40 +116,31 @@ class _Log:
         self._last = 0
         self.cuts: dict[ObjectVersion, tuple[Shard, ...]] = {}
         self.slices: list[Slice] = []
-        keys = (parse_key(stored.key) for stored in store.list(INPUTS))
-        for number in sorted(key.number for key in keys if key):
+        for number in numbers(store, cuts_key):
             self._read(number)
 
     def append(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
         """Writes the cuts, except of objects that another run has cut in the meantime."""
-        for _ in range(MAX_LOST_RACES):
-            new = {version: tuple(s) for version, s in cuts.items() if version not in self.cuts}
-            if not new:
-                return
+
+        def write(number: int) -> bool:
+            for written in range(self._last + 1, number):
+                self._read(written)
             entries = [
                 {
                     "object": list(version.to_json().values()),
                     "pieces": [list(fields_of(shard.piece).values()) for shard in shards],
                 }
-                for version, shards in new.items()
+                for version, shards in cuts.items()
+                if version not in self.cuts
             ]
-            if self._create({"cuts": entries}):
-                self.take_in(new)
-                return
-        raise self._too_many_races()
+            if not entries:
+                return True
+            created = self._store.create(cuts_key(number), canonical_json({"cuts": entries}))
+            self._last += created
+            return created
 
-    def _create(self, entry: Mapping[str, object]) -> bool:
-        """Whether the entry was written; otherwise the entry of another run is taken in."""
-        if self._store.create(cuts_key(self._last + 1), canonical_json(entry)):
-            self._last += 1
-            return True
-        self._read(self._last + 1)
-        return False
-
-    def _too_many_races(self) -> StorageError:
-        return StorageError(
-            f"{self._store.url}/{INPUTS}: {MAX_LOST_RACES} numbers in a row were taken"
-        )
+        append_numbered(self._store, cuts_key, write)
+        self.take_in(cuts)
 
     def cuts_of(self, current: Collection[ObjectVersion], unreadable: tuple[str, ...] = ()) -> Cuts:
         """The shards of the current objects."""

@@ -8,6 +8,7 @@
     inputs/<00000001>.json                       how input files were cut into shards
     index/<00000001>.parquet                     which shards have a text, by its hash
     snapshots/<00000001>.json                    a consistent view; the highest number is current
+    snapshots/<00000001>.parquet                 the files of a view of many shards
     audits/<id>.json                             how a sample for people to label was drawn
     attempts/<hash of fps>/<sid>/...             work that has started and not finished
     attempts/in-use/...                          a run is active
@@ -47,7 +48,7 @@ _PATTERNS = {
     RETRIES: re.compile(rf"{RETRIES}{_TASK}/{_FP}/{_CELL}/{_NUMBER_4}\.parquet"),
     INPUTS: re.compile(rf"{INPUTS}{_NUMBER_8}\.json"),
     INDEX: re.compile(rf"{INDEX}{_NUMBER_8}\.parquet"),
-    SNAPSHOTS: re.compile(rf"{SNAPSHOTS}{_NUMBER_8}\.json"),
+    SNAPSHOTS: re.compile(rf"{SNAPSHOTS}{_NUMBER_8}\.(?:json|parquet)"),
     AUDITS: re.compile(rf"{AUDITS}[0-9a-f]{{16}}\.json"),
     ATTEMPTS: re.compile(rf"{ATTEMPTS}.+"),
 }
@@ -150,6 +151,11 @@ def index_key(number: int) -> str:
 def snapshot_key(number: int) -> str:
     """The snapshot with this number."""
     return f"{SNAPSHOTS}{number:08d}.json"
+
+
+def manifest_key(number: int) -> str:
+    """The files that the snapshot with this number names, if it has many shards."""
+    return f"{SNAPSHOTS}{number:08d}.parquet"
 
 
 def audit_key(name: str) -> str:

@@ -6,7 +6,6 @@ is whole. Its existence is the record that the shard is done.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +37,10 @@ class LabelFile:
     retry: int = 0  # the number of the retry; 0: the first try
     cell: str | None = None  # None: that of the shard
     inside: NDArray[np.bool_] | None = None  # [docs]: the rows that the file has; None: all
+
+    def key(self, shard: Shard) -> str:
+        """The key of the file, if it is of this shard."""
+        return label_key(self.task, self.fp, self.cell or shard.cell, self.retry)
 
 
 def documents_table(documents: pa.Table) -> pa.Table:
@@ -79,16 +82,16 @@ def read_file(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table
         raise StorageError(f"{store.url}/{key}: cannot be read: {error}") from error
 
 
+def metadata_of(table: pa.Table) -> dict[str, str]:
+    """What `to_parquet` was given as metadata."""
+    stored = (table.schema.metadata or {}).items()
+    named = {name.decode(): value.decode() for name, value in stored}
+    return {name.removeprefix(METADATA_PREFIX): value for name, value in named.items()}
+
+
 def shard_in(table: pa.Table) -> Shard:
     """The shard of a file of results, by its metadata."""
-    return Shard.from_json(parse_json(table.schema.metadata[f"{METADATA_PREFIX}shard".encode()]))
-
-
-def taken_over_rows(answers: pa.Table) -> int:
-    """How many rows of a label file have the answers of other shards, by its metadata."""
-    metadata = answers.schema.metadata or {}
-    by_shard = json.loads(metadata.get(f"{METADATA_PREFIX}{TAKEN_OVER}".encode(), b"{}"))
-    return sum(by_shard.values())
+    return Shard.from_json(parse_json(metadata_of(table)["shard"]))
 
 
 def commit_shard(
@@ -97,7 +100,8 @@ def commit_shard(
     """Creates the shard's documents file and its label files; the keys of the new files.
 
     Existing files stay. Every file is built and read back before the first is created, so a shard
-    with wrong rows leaves no file. StorageError if the documents are not the shard's rows.
+    with wrong rows leaves no file. StorageError if the documents are not the shard's rows, or not
+    those of its documents file.
     """
     if documents.num_rows != shard.rows:
         raise StorageError(
@@ -106,10 +110,13 @@ def commit_shard(
         )
     whole = {"shard": canonical_json(shard.whole.to_json()).decode()}
     origin = {"shard": canonical_json(shard.to_json()).decode()}
-    built = {documents_key(shard.id): to_parquet(documents_table(documents), whole)}
-    verify(built[documents_key(shard.id)], documents.column("doc_id"))
+    key, ids = documents_key(shard.id), documents.column("doc_id")
+    exists = bool(label_files) and _has_documents(store, shard, ids)
+    built = {} if exists else {key: to_parquet(documents_table(documents), whole)}
+    for data in built.values():
+        verify(data, ids)
     for file in label_files:
-        doc_ids, table = documents.column("doc_id"), file.table
+        doc_ids, table = ids, file.table
         if file.inside is not None:
             first = shard.piece.start_row
             rows = pa.array(range(first, first + shard.rows), pa.int64())
@@ -117,11 +124,31 @@ def commit_shard(
             doc_ids, table = doc_ids.filter(inside), table.append_column(ROW, rows).filter(inside)
         data = to_parquet(table, {**file.metadata, **origin})
         verify(data, doc_ids)
-        built[label_key(file.task, file.fp, file.cell or shard.cell, file.retry)] = data
+        built[file.key(shard)] = data
     made = []
-    for number, (key, data) in enumerate(built.items()):
+    for number, (name, data) in enumerate(built.items(), start=exists):
         failpoint(f"create {number}")
-        if store.create(key, data):
-            made.append(key)
+        if store.create(name, data):
+            made.append(name)
+        elif name == key:  # another run has created it since
+            _has_documents(store, shard, ids)
     failpoint("created")
     return made
+
+
+def _has_documents(store: Store, shard: Shard, ids: pa.ChunkedArray) -> bool:
+    """Whether the shard has a documents file; StorageError if that has other documents."""
+    key = documents_key(shard.id)
+    try:
+        stored = read_file(store, key, ["doc_id"]).column("doc_id")
+    except StorageError:
+        if not any(each.key == key for each in store.list(key)):
+            return False
+        # — another run may have created it between the two requests
+        stored = read_file(store, key, ["doc_id"]).column("doc_id")
+    if not stored.equals(ids):
+        raise StorageError(
+            f"{store.url}/{key}: has other documents than {shard.path}, so no labels were "
+            f"committed; restore the input, or delete this file and its shard's label files"
+        )
+    return True

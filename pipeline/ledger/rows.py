@@ -6,6 +6,8 @@ order, so their columns are put together without a join, after a check of their 
 
 from __future__ import annotations
 
+import hashlib
+from base64 import b64encode
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,9 +24,11 @@ from pipeline.ledger.columns import (
     answers_type,
     structs,
 )
+from pipeline.ledger.keys import listing_prefix
 from pipeline.ledger.label_files import read_file
-from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard, changed_files
-from pipeline.stores.store import Store
+from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard
+from pipeline.stores.local import ETAG as LOCAL_ETAG
+from pipeline.stores.store import Store, StoredObject
 
 DOCUMENT_SCHEMA = pa.schema(
     [
@@ -40,6 +44,7 @@ DOCUMENT_SCHEMA = pa.schema(
 TEXT_COLUMN = "_text"
 # The shards that are read ahead. They hide the store's latency and take memory.
 READ_AHEAD = 4
+MISSING = "does not exist"  # a file that a snapshot names
 
 
 def wide_schema(snapshot: Contents, tasks: Sequence[str]) -> pa.Schema:
@@ -77,6 +82,35 @@ def refuse_changed(store: Store, snapshot: Contents, tasks: Collection[str]) -> 
             f"{store.url}/{key}: {change} (snapshot {snapshot.number}); restore it with its file "
             f"time, or run again; `assay verify` lists all such files"
         )
+
+
+def changed_files(store: Store, files: Collection[NamedFile]) -> dict[str, str]:
+    """By key, how each file that is not the published one differs: one LIST for each folder.
+
+    A file with another etag may be a copy, made with other tools or in another store. It is the
+    same file if its MD5 hash is the published etag, as object stores give it. A local etag has the
+    size and the time: if no file has its etag, all were copied, and their sizes are compared.
+    """
+    folders = {listing_prefix(file.key) for file in files}
+    now = {each.key: each for folder in sorted(folders) for each in store.list(folder)}
+    other = [file for file in files if file.key not in now or now[file.key].etag != file.etag]
+    all_copied = len(other) == len(files)
+    changes = {}
+    for file in other:
+        if file.key not in now:
+            changes[file.key] = MISSING
+        elif not _is_copy(store, file, now[file.key], all_copied=all_copied):
+            etag = now[file.key].etag
+            what = f"has the etag {etag} and was published with {file.etag}: it is another file"
+            changes[file.key] = what
+    return changes
+
+
+def _is_copy(store: Store, file: NamedFile, now: StoredObject, *, all_copied: bool) -> bool:
+    if size := LOCAL_ETAG.fullmatch(file.etag):
+        return all_copied and int(size[1], 16) == now.size_bytes
+    md5 = hashlib.md5(store.read(file.key), usedforsecurity=False)
+    return file.etag in (md5.hexdigest(), b64encode(md5.digest()).decode())
 
 
 def read_shard(

@@ -5,27 +5,42 @@ Entry points: `publish` writes a snapshot, and `contents` reads one.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
-import re
-from base64 import b64encode
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import chain, groupby, zip_longest
+from operator import itemgetter
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json, parse_json
-from pipeline.ledger.cells import Committed, File, is_whole
+from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
-from pipeline.ledger.keys import SNAPSHOTS, is_part, listing_prefix, parse_key, snapshot_key
+from pipeline.ledger.failed_rows import NO_COUNTS, Counts, FileCounts, complete_counts, merged
+from pipeline.ledger.keys import is_part, manifest_key, snapshot_key
+from pipeline.ledger.numbered import append_numbered, numbers
 from pipeline.sources.shards import Shard, Slice, fields_of
-from pipeline.stores.local import ETAG as LOCAL_ETAG
-from pipeline.stores.store import Store, StoredObject
+from pipeline.stores.store import Store
 
-# A lost race means that another run published; this many in a row have another cause.
-MAX_LOST_RACES = 100
-MISSING = "does not exist"  # a file that a snapshot names
+# A snapshot of more shards has its files in a manifest, in row groups of this many shards: as JSON,
+# 2.5 million shards of 8 tasks would be more than one PUT may have.
+TABLE_SHARDS = 10_000
+
+_OF_SHARD = ("path", "start_row", "end_row")
+_COUNTED = ("task", "sid", "etag", "failed", "taken_over")
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("sid", "task", "key", "etag")),  # task null: documents
+        *((name, pa.int64()) for name in ("rows", "failed", "taken_over")),  # of labels, if counted
+        *zip(_OF_SHARD, (pa.string(), pa.int64(), pa.int64()), strict=True),
+    ]
+)
+_NAMED = [name for name in _SCHEMA.names if name not in ("failed", "taken_over")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,53 +127,77 @@ def publish(
     partial: bool = False,
     missing_files: int = 0,
     slice_rows: Mapping[str, int] | None = None,
+    counts: Counts = NO_COUNTS,
 ) -> int:
     """The number of the snapshot of this work: a new one, unless the spec's last is the same.
 
     A partial snapshot leaves out incomplete shards and counts their rows. `missing_files` is the
     number of input files whose rows cannot be counted. Sliced shards have the rows of `slice_rows`,
-    by shard id; their snapshot is never complete. StorageError if work is missing and the snapshot
-    is not partial.
+    by shard id; their snapshot is never complete. A label file is read if neither `counts` nor the
+    last snapshot counts its rows. StorageError if work is missing and the snapshot is not partial.
     """
     whole = [shard for shard in shards if is_whole(shard, tasks, done)]
     rows = [shard.rows if slice_rows is None else slice_rows[shard.id] for shard in whole]
-    missing_rows = sum(shard.rows for shard in shards) - sum(rows)
     all_shards = len(whole) == len(shards) and not missing_files
     if not partial and not all_shards:
         raise StorageError(f"{store.url}: the work is not complete, so it has no snapshot")
     part = shards[0].slice if shards else None
-    complete = all_shards and part is None
+    header: dict[str, Any] = {
+        "complete": all_shards and part is None,
+        "missing_files": missing_files,
+        "missing_rows": sum(shard.rows for shard in shards) - sum(rows),
+        "rows": sum(rows),
+        "spec": spec_name,
+        "tasks": {name: task.to_json() for name, task in tasks.items()},
+        # — without a slice there is no such key, so snapshots keep their form
+        **({} if part is None else {"slice": part.to_json()}),
+    }
     named = tuple(zip(whole, rows, strict=True))
-    view = _View(spec_name, tasks, named, part, missing_rows, missing_files, complete, done)
-    stamp = canonical_json(created_at)
-    for _ in range(MAX_LOST_RACES):
-        numbers = snapshot_numbers(store)
-        last = _last_of(store, numbers, spec_name)
-        if last is not None and _shows(*last, view):
-            return last[1]
-        following = numbers[0] + 1 if numbers else 1
-        # — a join would hold the chunks and the result; a buffer holds the bytes once
-        buffer = io.BytesIO()
-        buffer.writelines(_written(view, following, stamp))
-        if store.create(snapshot_key(following), buffer.getvalue()):
-            return following
-    raise StorageError(f"{store.url}/{SNAPSHOTS}: {MAX_LOST_RACES} numbers in a row were taken")
+    published = 0
+
+    def write(number: int) -> bool:
+        nonlocal published, counts
+        last = last_published(store, spec_name, skip_damaged=True)
+        if last is not None and _shows(store, last, header, _tables(named, tasks, done)):
+            published = last["number"]
+            return True
+        published = number
+        counts = merged(counts_in(store, last, done), counts)
+        counts = complete_counts(store, done, [shard.cell for shard in whole], counts)
+        content = header | {"created_at": created_at, "number": number}
+        return _create(store, content, _tables(named, tasks, done, counts))
+
+    append_numbered(store, snapshot_key, write)
+    return published
 
 
 def contents(store: Store, number: int | None = None) -> Contents:
     """Snapshot `number`, or the current one; StorageError if there is none or it is invalid."""
-    numbers = snapshot_numbers(store) if number is None else [number]
-    if not numbers:
+    existing = snapshot_numbers(store) if number is None else [number]
+    if not existing:
         raise StorageError(
             f"{store.url}: has no snapshot yet; `assay run` publishes one when its work is complete"
         )
-    try:
-        return _parsed(read_snapshot(store, numbers[0]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise StorageError(
-            f"{store.url}/{snapshot_key(numbers[0])}: is not a snapshot: {error!r}; "
-            f"restore it, or delete it and publish it again with `assay run`"
-        ) from error
+    content = read_snapshot(store, existing[0])
+    with _parsing(store, existing[0]):
+        tasks = {
+            name: SnapshotTask(
+                task["fp"], tuple(task["labels"]), tuple(task.get("columns", ANSWER_COLUMNS))
+            )
+            for name, task in content["tasks"].items()
+        }
+        part = Slice(**content["slice"]) if "slice" in content else None
+        tables = _files(store, content)
+        return Contents(
+            number=int(content["number"]),
+            spec=str(content["spec"]),
+            tasks=tasks,
+            shards=tuple(s for table in tables for s in _shards(table, tasks, bool(part))),
+            missing_rows=int(content.get("missing_rows", 0)),
+            missing_files=int(content.get("missing_files", 0)),
+            slice=part,
+            created_at=str(content.get("created_at", "")),
+        )
 
 
 def last_contents(store: Store, spec_name: str) -> Contents:
@@ -179,203 +218,188 @@ def contents_of(
     slice_rows: Mapping[str, int] | None = None,
 ) -> Contents:
     """The snapshot that this complete work would have; its number is 0, which no snapshot has."""
-    rows = {shard.id: shard.rows for shard in shards} if slice_rows is None else slice_rows
-    named = tuple(_named(shard, rows[shard.id], tasks, done) for shard in shards)
-    return Contents(0, spec_name, tasks, named)
-
-
-def changed_files(store: Store, files: Collection[NamedFile]) -> dict[str, str]:
-    """By key, how each file that is not the published one differs: one LIST for each folder.
-
-    A file with another etag may be a copy, made with other tools or in another store. It is the
-    same file if its MD5 hash is the published etag, as object stores give it. A local etag has the
-    size and the time: if no file has its etag, all were copied, and their sizes are compared.
-    """
-    folders = {listing_prefix(file.key) for file in files}
-    now = {each.key: each for folder in sorted(folders) for each in store.list(folder)}
-    other = [file for file in files if file.key not in now or now[file.key].etag != file.etag]
-    all_copied = len(other) == len(files)
-    changes = {}
-    for file in other:
-        if file.key not in now:
-            changes[file.key] = MISSING
-        elif not _is_copy(store, file, now[file.key], all_copied=all_copied):
-            etag = now[file.key].etag
-            what = f"has the etag {etag} and was published with {file.etag}: it is another file"
-            changes[file.key] = what
-    return changes
-
-
-def _is_copy(store: Store, file: NamedFile, now: StoredObject, *, all_copied: bool) -> bool:
-    if size := LOCAL_ETAG.fullmatch(file.etag):
-        return all_copied and int(size[1], 16) == now.size_bytes
-    md5 = hashlib.md5(store.read(file.key), usedforsecurity=False)
-    return file.etag in (md5.hexdigest(), b64encode(md5.digest()).decode())
+    sliced = slice_rows is not None
+    named = [(s, s.rows if slice_rows is None else slice_rows[s.id]) for s in shards]
+    tables = _tables(named, tasks, done)
+    return Contents(
+        0,
+        spec_name,
+        tasks,
+        tuple(each for table in tables for each in _shards(table, tasks, sliced)),
+    )
 
 
 def last_snapshot(store: Store, spec_name: str) -> int | None:
     """The number of the spec's last snapshot, or None; StorageError if a later one is cut off."""
+    last = last_published(store, spec_name)
+    return None if last is None else int(last["number"])
+
+
+def last_published(
+    store: Store, spec_name: str, *, skip_damaged: bool = False
+) -> dict[str, Any] | None:
+    """The spec's last snapshot as `read_snapshot` gives it, or None; later ones are of others.
+
+    StorageError if a later one is cut off, so that its spec is not known; or it is skipped.
+    """
     for number in snapshot_numbers(store):
-        snapshot = store.read(snapshot_key(number))
-        if _is_of(spec_name, snapshot):
-            return number
-        if b'"spec":"' not in snapshot or not snapshot.endswith(b"}"):
-            raise StorageError(
-                f"{store.url}/{snapshot_key(number)}: is cut off, so its spec is not known; "
-                f"restore it, or delete it and publish it again with `assay run`"
-            )
+        snapshot = _json(store.read(snapshot_key(number)))
+        if snapshot is None and not skip_damaged:
+            return read_snapshot(store, number)
+        if snapshot is not None and snapshot.get("spec") == spec_name:
+            return snapshot
     return None
 
 
 def read_snapshot(store: Store, number: int) -> dict[str, Any]:
-    """One snapshot's content."""
+    """One snapshot's JSON; of a snapshot with a manifest, it names no files."""
     key = snapshot_key(number)
-    try:
-        snapshot: dict[str, Any] = parse_json(store.read(key))
-    except ValueError as error:
-        raise StorageError(f"{store.url}/{key}: is not JSON: {error}") from error
+    snapshot = _json(store.read(key))
+    if snapshot is None:
+        raise StorageError(
+            f"{store.url}/{key}: is not JSON, or is cut off; restore it, or delete it and publish "
+            f"it again with `assay run`"
+        )
     return snapshot
-
-
-def slice_of(store: Store, number: int) -> Slice | None:
-    """The slice that one snapshot is limited to."""
-    # — a snapshot may be large, and no string in JSON has these bytes
-    _, mark, rest = store.read(snapshot_key(number)).partition(b'],"slice":')
-    return Slice(**json.JSONDecoder().raw_decode(rest.decode())[0]) if mark else None
 
 
 def snapshot_numbers(store: Store) -> list[int]:
     """The numbers of all snapshots, the current one first."""
-    keys = (parse_key(stored.key) for stored in store.list(SNAPSHOTS))
-    return sorted((key.number for key in keys if key), reverse=True)
+    return numbers(store, snapshot_key)[::-1]
 
 
-def _last_of(store: Store, numbers: Sequence[int], spec_name: str) -> tuple[bytes, int] | None:
-    """The spec's last snapshot and its number; later ones may be of other specs, or cut off."""
-    for number in numbers:
-        snapshot = store.read(snapshot_key(number))
-        if _is_of(spec_name, snapshot):
-            return snapshot, number
-    return None
+def counts_in(store: Store, snapshot: Mapping[str, Any] | None, done: Committed) -> Counts:
+    """The counts in a snapshot of the label files that `done` has."""
+    counts: dict[str, dict[str, FileCounts]] = {task: {} for task in done.fp}
+    if snapshot is None:
+        return counts
+    same = [t for t, fp in done.fp.items() if snapshot["tasks"].get(t, {}).get("fp") == fp]
+    part = Slice(**snapshot["slice"]) if "slice" in snapshot else None
+    interned: dict[FileCounts, FileCounts] = {}  # — a million equal tuples are kept once
+    for table in _files(store, snapshot):
+        wanted = table.filter(pc.is_in(table["task"], pa.array(same, pa.string())))
+        columns = wanted.filter(wanted["failed"].is_valid()).select(_COUNTED).to_pydict()
+        for task, sid, etag, failed, taken_over in zip(*columns.values(), strict=True):
+            cell = sid if part is None else f"{sid}.{part.name}"
+            if cell in done.labels[task] and done.label_file(task, cell).etag == etag:
+                own = FileCounts(done.retry(task, cell), failed, taken_over)
+                counts[task][cell] = interned.setdefault(own, own)
+    return counts
 
 
-def _is_of(spec_name: str, snapshot: bytes) -> bool:
-    return b'"spec":%b,"tasks":' % canonical_json(spec_name) in snapshot
+def _json(data: bytes) -> dict[str, Any] | None:
+    """The JSON object, or None."""
+    try:
+        content = parse_json(data)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """The content of a snapshot without its number and time."""
-
-    spec_name: str
-    tasks: Mapping[str, SnapshotTask]
-    shards: Sequence[tuple[Shard, int]]  # with the rows of its files
-    slice: Slice | None
-    missing_rows: int  # rows of the input that are left out
-    missing_files: int
-    complete: bool
-    done: Committed
-
-
-def _written(view: _View, number: int, created_at: bytes) -> Iterator[bytes]:
-    """The snapshot's canonical JSON, one shard at a time: as one value it would fill the memory."""
-    yield b'{"complete":%b,"created_at":%b,"files":[' % (canonical_json(view.complete), created_at)
-    named = (_named(shard, rows, view.tasks, view.done) for shard, rows in view.shards)
-    yield from _joined(canonical_json(list(map(fields_of, s.files)))[1:-1] for s in named)
-    rows = sum(rows for _, rows in view.shards)
-    counts = {
-        "missing_files": view.missing_files,
-        "missing_rows": view.missing_rows,
-        "number": number,
-        "rows": rows,
-    }
-    yield b'],%b,"shards":[' % canonical_json(counts)[1:-1]
-    yield from _joined(canonical_json(_shard_entry(*each)) for each in view.shards)
-    tasks = {name: task.to_json() for name, task in view.tasks.items()}
-    # — without a slice there is no such key, so snapshots keep their form
-    part = {} if view.slice is None else {"slice": view.slice.to_json()}
-    yield b"],%b" % canonical_json({**part, "spec": view.spec_name, "tasks": tasks})[1:]
+def _tables(
+    named: Sequence[tuple[Shard, int]],
+    tasks: Iterable[str],
+    done: Committed,
+    counts: Counts = NO_COUNTS,
+) -> Iterator[pa.Table]:
+    """The files of all shards with their rows, in tables of `TABLE_SHARDS` shards each."""
+    for start in range(0, len(named), TABLE_SHARDS):
+        rows = []
+        for shard, count in named[start : start + TABLE_SHARDS]:
+            of_shard = {
+                "sid": shard.id,
+                "path": shard.path,
+                "start_row": shard.piece.start_row,
+                "end_row": shard.piece.end_row,
+            }
+            rows.append(fields_of(done.documents_file(shard.id)) | {"rows": shard.rows} | of_shard)
+            for task in tasks:
+                file = fields_of(done.label_file(task, shard.cell))
+                own = counts.get(task, {}).get(shard.cell)
+                counted = {} if own is None else own._asdict()
+                rows.append({"task": task, "rows": count} | file | counted | of_shard)
+        yield pa.Table.from_pylist(rows, _SCHEMA)
 
 
-def _joined(written: Iterable[bytes]) -> Iterator[bytes]:
-    """The parts with commas between them."""
-    comma = b""
-    for each in written:
-        yield comma + each
-        comma = b","
+def _create(store: Store, content: dict[str, Any], tables: Iterator[pa.Table]) -> bool:
+    """Creates the snapshot; False if its number is taken.
 
-
-def _shows(snapshot: bytes, number: int, view: _View) -> bool:
-    """Whether the snapshot shows this view; its time may differ."""
-    stamped = re.match(rb'\{"complete":\w+,"created_at":("(?:[^"\\]|\\.)*"),', snapshot)
-    if stamped is None:  # written by an older version, or invalid
-        return False
-    at = 0
-    for chunk in _written(view, number, stamped[1]):
-        if not snapshot.startswith(chunk, at):
-            return False
-        at += len(chunk)
-    return at == len(snapshot)
-
-
-def _shard_entry(shard: Shard, rows: int) -> dict[str, object]:
-    return {
-        "sid": shard.id,
-        "path": shard.path,
-        "start_row": shard.piece.start_row,
-        "end_row": shard.piece.end_row,
-        "rows": rows,
-    }
-
-
-def _named(shard: Shard, rows: int, tasks: Iterable[str], done: Committed) -> NamedShard:
-    files: list[tuple[str | None, File]] = [(None, done.documents_file(shard.id))]
-    files += [(task, done.label_file(task, shard.cell)) for task in tasks]
-    named = [
-        NamedFile(f.key, f.etag, shard.rows if task is None else rows, shard.id, task)
-        for task, f in files
-    ]
-    return _shard(_shard_entry(shard, rows), named, tasks, sliced=shard.slice is not None)
-
-
-def _parsed(content: Mapping[str, Any]) -> Contents:
-    files: dict[str, list[NamedFile]] = {}
-    for entry in content["files"]:
-        file = NamedFile(**{name: entry[name] for name in NamedFile.__slots__})
-        files.setdefault(file.sid, []).append(file)
-    tasks = {
-        name: SnapshotTask(
-            task["fp"], tuple(task["labels"]), tuple(task.get("columns", ANSWER_COLUMNS))
-        )
-        for name, task in content["tasks"].items()
-    }
-    part = Slice(**content["slice"]) if "slice" in content else None
-    shards = tuple(
-        _shard(entry, files[entry["sid"]], tasks, sliced=part is not None)
-        for entry in content["shards"]
-    )
-    return Contents(
-        number=int(content["number"]),
-        spec=str(content["spec"]),
-        tasks=tasks,
-        shards=shards,
-        missing_rows=int(content.get("missing_rows", 0)),
-        missing_files=int(content.get("missing_files", 0)),
-        slice=part,
-        created_at=str(content.get("created_at", "")),
+    The manifest is created first: a snapshot that exists is whole.
+    """
+    number, first = content["number"], next(tables, _SCHEMA.empty_table())
+    second = next(tables, None)
+    if second is None:
+        files = [{k: v for k, v in each.items() if v is not None} for each in first.to_pylist()]
+        content["files"] = [
+            {"task": None} | {k: v for k, v in each.items() if k not in _OF_SHARD} for each in files
+        ]
+        shards = {each["sid"]: each for each in files}  # of a slice, label files have its rows
+        content["shards"] = [
+            {name: each[name] for name in ("sid", "rows", *_OF_SHARD)} for each in shards.values()
+        ]
+        return store.create(snapshot_key(number), canonical_json(content))
+    # — a row group at a time: all of them as tables would fill the memory
+    buffer = io.BytesIO()
+    repeated = ["sid", "task", "path"]
+    with pq.ParquetWriter(buffer, _SCHEMA, compression="zstd", use_dictionary=repeated) as writer:
+        for table in chain((first, second), tables):
+            writer.write_table(table, row_group_size=table.num_rows)
+    content["manifest"] = manifest_key(number)
+    return store.create(content["manifest"], buffer.getvalue()) and store.create(
+        snapshot_key(number), canonical_json(content)
     )
 
 
-def _shard(
-    entry: Mapping[str, Any], files: list[NamedFile], tasks: Iterable[str], *, sliced: bool
-) -> NamedShard:
-    by_task = {file.task: file for file in files}
-    return NamedShard(
-        sid=entry["sid"],
-        path=entry["path"],
-        start_row=entry["start_row"],
-        rows=entry["rows"],
-        documents=by_task[None],
-        labels={task: by_task[task] for task in tasks},
-        sliced=sliced,
+def _files(store: Store, snapshot: Mapping[str, Any]) -> Iterator[pa.Table]:
+    """The files that a snapshot names, in the tables of `_tables`."""
+    with _parsing(store, snapshot.get("number", 0)):
+        if "manifest" in snapshot:
+            manifest = pq.ParquetFile(pa.BufferReader(store.read(snapshot["manifest"])))
+            for group in range(manifest.num_row_groups):
+                yield manifest.read_row_group(group, use_threads=False)
+        elif snapshot["shards"]:
+            files: dict[str, list[dict[str, Any]]] = {}
+            for file in snapshot["files"]:
+                files.setdefault(file["sid"], []).append(file)
+            rows = [shard | file for shard in snapshot["shards"] for file in files[shard["sid"]]]
+            yield pa.Table.from_pylist(rows, _SCHEMA)
+
+
+@contextmanager
+def _parsing(store: Store, number: int) -> Iterator[None]:
+    """A snapshot without what it must have is a StorageError."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise StorageError(
+            f"{store.url}/{snapshot_key(number)}: is not a snapshot: {error!r}; "
+            f"restore it, or delete it and publish it again with `assay run`"
+        ) from error
+
+
+def _shows(
+    store: Store,
+    snapshot: Mapping[str, Any],
+    header: Mapping[str, Any],
+    tables: Iterator[pa.Table],
+) -> bool:
+    """Whether the snapshot shows the same work; its number, time and counts may differ."""
+    expected = {"slice": None} | parse_json(canonical_json(header))
+    return all(snapshot.get(name) == value for name, value in expected.items()) and all(
+        old is not None and new is not None and old.select(_NAMED).equals(new.select(_NAMED))
+        for old, new in zip_longest(_files(store, snapshot), tables)
     )
+
+
+def _shards(table: pa.Table, tasks: Iterable[str], sliced: bool = False) -> Iterator[NamedShard]:
+    """The shards of a table, whose files follow one another."""
+    for _, files in groupby(table.to_pylist(), itemgetter("sid")):
+        by_task = {file["task"]: file for file in files}
+        named = {
+            task: NamedFile(**{name: file[name] for name in NamedFile.__slots__})
+            for task, file in by_task.items()
+        }
+        *_, last = by_task.values()  # of a slice, label files have its rows
+        of_shard = {name: last[name] for name in ("sid", "path", "start_row", "rows")}
+        labels = {task: named[task] for task in tasks}
+        yield NamedShard(**of_shard, documents=named[None], labels=labels, sliced=sliced)

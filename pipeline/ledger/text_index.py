@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.errors import StorageError
 from pipeline.ledger.failpoints import failpoint
-from pipeline.ledger.keys import INDEX, documents_key, index_key, parse_key
+from pipeline.ledger.keys import documents_key, index_key
 from pipeline.ledger.label_files import METADATA_PREFIX, read_file, to_parquet
+from pipeline.ledger.numbered import append_numbered, numbers
 from pipeline.sources.documents import OK
 from pipeline.stores.store import Store
 
@@ -34,8 +34,6 @@ MAX_ENTRIES = 4_000_000
 # Documents files that are read at once, and before their entries become part of an object.
 READ_THREADS = 16
 READ_AHEAD = 64
-# A lost race means that another run wrote an object; this many in a row have another cause.
-MAX_LOST_RACES = 100
 
 Hashes = NDArray[np.uint64]
 
@@ -185,7 +183,7 @@ def shards_of_objects(store: Store) -> dict[str, tuple[str, ...]]:
 
 def _objects(store: Store, log: Callable[..., None] = logger.debug) -> Iterator[IndexObject]:
     """The objects of the index, in the order of their numbers; one is held at a time."""
-    for key in _keys(store):
+    for key in map(index_key, numbers(store, index_key)):
         try:
             yield IndexObject.from_bytes(key, store.read(key))
         except ValueError as error:
@@ -198,20 +196,10 @@ def _objects(store: Store, log: Callable[..., None] = logger.debug) -> Iterator[
             )
 
 
-def _keys(store: Store) -> list[str]:
-    keys = (parse_key(stored.key) for stored in store.list(INDEX))
-    return [index_key(number) for number in sorted(key.number for key in keys if key)]
-
-
 def _append(store: Store, new: IndexObject) -> None:
     data = new.to_bytes()
-    listed = (parse_key(stored.key) for stored in store.list(INDEX))
-    last = max((key.number for key in listed if key), default=0)
-    for number in range(last + 1, last + 1 + MAX_LOST_RACES):
-        if store.create(index_key(number), data):
-            failpoint("indexed")
-            return
-    raise StorageError(f"{store.url}/{INDEX}: {MAX_LOST_RACES} numbers in a row were taken")
+    append_numbered(store, index_key, lambda number: store.create(index_key(number), data))
+    failpoint("indexed")
 
 
 def _read_texts(store: Store, sids: Sequence[str]) -> Iterator[tuple[str, Hashes]]:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.integrity.diff import exceeded
+from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.options import Limits
 from pipeline.report.console import number
-from pipeline.runtime.outcome import is_failed_status
 
 if TYPE_CHECKING:
     from pipeline.gold.labels import Gold

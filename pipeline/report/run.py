@@ -32,7 +32,7 @@ def show_summary(outcome: Outcome, console: Console) -> None:
     for doubt in label_doubts(outcome.tally.labels):
         console.print(f"\nwarning: {doubt}", markup=False)
     if outcome.snapshot is not None:
-        command = _reading_command(outcome.output, outcome.storage_options)
+        command = _reading_command(outcome.output, outcome.job.spec.storage_options)
         console.print(f"\nto read the labels:\n{command}")
     if outcome.missing_shards:
         console.print()

@@ -30,6 +30,7 @@ from pipeline.ledger.blocks import (
     work_rows,
 )
 from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.failed_rows import counts_of
 from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
 from pipeline.runtime.job import Job
@@ -287,11 +288,13 @@ def commit_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Tabl
 
 def _committed(shard: LabelledShard, job: Job) -> ShardCounts:
     """The counts of a labelled shard, whose files are committed here."""
-    store = open_store(job.spec.output, job.spec.storage_options)
-    made = commit_shard(store, shard.work.shard, shard.documents, shard.files)
+    store, of = open_store(job.spec.output, job.spec.storage_options), shard.work.shard
+    made = commit_shard(store, of, shard.documents, shard.files)
     if shard.work.tasks:
         Attempts(store, attempt_name(job.fp, shard.work), job.run_id).forget()
-    return replace(shard.counts, created=len(made))
+    final = [file for file in shard.files if file.cell is None and file.key(of) in made]
+    files = {file.task: counts_of(file) for file in final}
+    return replace(shard.counts, created=len(made), cell=of.cell, files=files)
 
 
 def _cause(error: RayTaskError) -> BaseException:

@@ -1,127 +1,60 @@
-"""What a run labelled, how it ended, and which rows failed.
+"""What a run labelled, how it ended, and which rows are tried again.
 
-Entry points: `RunCounts`, which adds up the shards' counts and holds the limit on failed rows, and
-`retry_items`, the work that tries failed rows again. A row failed if the model was asked about its
-text and gave no answer.
+Entry points: `Tally`, which adds up the shards' counts and holds the limit on failed rows,
+`Outcome`, which publishes a labelled output, and `retry_items`, the work of failed rows.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
 from pipeline.ledger.blocks import ShardCounts
-from pipeline.ledger.cells import Committed, Source, WorkItem, committed, version_name
+from pipeline.ledger.cells import (
+    Committed,
+    Source,
+    WorkItem,
+    committed,
+    is_whole,
+    version_name,
+)
+from pipeline.ledger.failed_rows import (
+    NO_COUNTS,
+    READ_THREADS,
+    Counts,
+    FileCounts,
+    complete_counts,
+    failed_mask,
+    is_failed_status,
+    merged,
+)
+from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.label_files import read_file
+from pipeline.ledger.snapshots import (
+    Contents,
+    contents_of,
+    counts_in,
+    last_published,
+    publish,
+    read_snapshot,
+    snapshot_numbers,
+)
 from pipeline.runtime.job import Job, Plan
-from pipeline.sources.documents import OK, QUARANTINED
+from pipeline.sources.documents import OK
 from pipeline.sources.shards import Shard, Slice, fields_of
 from pipeline.stores.store import Store
 
-READ_THREADS = 16
 # A run ends when this many shards fail in a row, or two for each engine if these are more.
 _FAILED_IN_A_ROW = 20
 _SHOWN = 3  # failed shards with their reasons
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """What a run labelled: the sums of its shards' counts."""
-
-    rows: int = 0
-    asked_rows: int = 0  # rows that the model was asked about
-    taken_over: int = 0  # rows with the answers of other shards
-    created: int = 0  # objects: documents and label files
-    status: Counter[str] = field(default_factory=Counter)
-    labels: dict[str, Counter[str]] = field(default_factory=dict)  # by task
-    label_seconds: float = 0.0
-    prefix_tokens_computed: int = 0
-    question_tokens_computed: int = 0
-    tokens_saved: int = 0
-    # Of cascades: the texts that each stage's model read, and the seconds that it took.
-    stages: dict[int, tuple[int, float]] = field(default_factory=dict)
-    last_stage: int | None = None  # of the cascade, if there is one alone
-    # By task with a cascade, the documents that each stage decided.
-    decided: dict[str, Counter[int]] = field(default_factory=dict)
-
-    @property
-    def last_stage_alone(self) -> float | None:
-        """The seconds of labelling, had the last stage answered all texts of this run.
-
-        From the texts that it was asked about in this run; None if there are none, or with several
-        cascades. Where classifiers answer first, repeated texts count each time.
-        """
-        if self.last_stage is None:
-            return None
-        asked, seconds = self.stages.get(self.last_stage, (0, 0.0))
-        first, _ = self.stages.get(0, (0, 0.0))
-        return seconds / asked * (first or self.rows) if asked else None
-
-    @property
-    def reuse_ratio(self) -> float:
-        """The share of the tokens of separate prompts that the model did not read."""
-        computed = self.prefix_tokens_computed + self.question_tokens_computed
-        whole = computed + self.tokens_saved
-        return self.tokens_saved / whole if whole else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended."""
-
-    output: str
-    rows: int
-    """Rows of the whole input."""
-    shards: int
-    missing_shards: int
-    """Shards that are not finished."""
-    tally: Tally
-    """Counts of the rows, statuses and labels of this run."""
-    seconds: float
-    unreadable: tuple[str, ...]
-    """Files whose rows cannot be counted, each with the reason."""
-    snapshot: int | None
-    """Number of the published snapshot; None if none was published."""
-    missing_rows: int = 0
-    """Rows of the shards that are not finished."""
-    stopped: str | None = None
-    """The option that ended the run before it was complete."""
-    slice: Slice | None = None
-    """The documents that the run was limited to."""
-    slice_rows: int | None = None
-    """Number of documents in the slice, of the finished shards."""
-    kept: int | None = None
-    """Number of a snapshot that stays current, because it shows more documents than the slice."""
-    failed_shards: tuple[str, ...] = ()
-    """Shards that a store or their input failed, each with the reason; they are missing."""
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the output
-
-    @property
-    def complete(self) -> bool:
-        """Whether every shard is finished and every file was read."""
-        return self.missing_shards == 0 and not self.unreadable
-
-    @property
-    def left(self) -> str:
-        """What is not labelled yet, and how to go on."""
-        failed = ""
-        if self.failed_shards:
-            shown = [*self.failed_shards[:_SHOWN], *["..."] * (len(self.failed_shards) > _SHOWN)]
-            failed = f"; failed shards ({len(self.failed_shards):,}): {'; '.join(shown)}"
-        return (
-            f"left: {self.missing_shards:,} of {self.shards:,} shards and {self.missing_rows:,} of "
-            f"{self.rows:,} documents{failed}; run the same command again to go on"
-        )
 
 
 class FailedShards:
@@ -144,134 +77,312 @@ class FailedShards:
             raise kind(f"{number}; finished shards are kept; the last reason: {counts.error}")
 
 
-class RunCounts:
-    """The counts of one run's shards, and the limit on the share of its rows that may fail."""
+@dataclass(slots=True)
+class Tally:
+    """What a run labelled: the sums of its shards' counts, and the limit on failed rows.
 
-    def __init__(self, *, rows: int, max_error_rate: float | None, stages: int = 0) -> None:
-        self._rows = rows
-        self._last_stage = stages - 1 if stages else None
-        self._limit = max_error_rate
-        self._counts: list[ShardCounts] = []
-        self.failed = FailedShards()
-        self._created = 0  # objects: documents and label files
-        # — what labelling took, by stage and reader
-        self._costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        # — by shard, which may be in several work items: the one in which most rows failed
-        self._failed: Counter[str] = Counter()
-        self._failed_rows = 0
+    A shard in several work items has its rows counted once. Its statuses are those of the work
+    item in which most rows failed.
+    """
+
+    input_rows: int = 0
+    max_error_rate: float | None = None  # the most rows of the input that may fail, as a share
+    rows: int = 0
+    created: int = 0  # objects: documents and label files
+    status: Counter[str] = field(default_factory=Counter)
+    labels: dict[str, Counter[str]] = field(default_factory=dict)  # by task
+    label_seconds: float = 0.0
+    prefix_tokens_computed: int = 0
+    question_tokens_computed: int = 0
+    tokens_saved: int = 0
+    last_stage: int | None = None  # of the cascade, if there is one alone
+    # By task with a cascade, the documents that each stage decided.
+    decided: dict[str, Counter[int]] = field(default_factory=dict)
+    # Counts of label files: of those that this run created, and that `check_shards` read.
+    files: dict[str, dict[str, FileCounts]] = field(default_factory=dict, repr=False)
+    failed: FailedShards = field(default_factory=FailedShards, repr=False)
+    _costs: dict[str, Counter[str]] = field(default_factory=dict, repr=False)  # by stage and reader
+    _shards: dict[str, ShardCounts] = field(default_factory=dict, repr=False)
 
     def add(self, counts: ShardCounts, *, engines: int) -> None:
         """Takes in one shard; FailedRowsError when too many rows failed by now."""
         self.failed.add(counts, engines=engines)
         if counts.error is not None:
             return
-        self._created += counts.created
+        self.created += counts.created
         for reader, cost in counts.costs.items():
-            self._costs[reader].update(fields_of(cost))
-        self._counts.append(counts)
-        more = max(0, failed_rows(counts) - self._failed[counts.sid])
-        self._failed[counts.sid] += more
-        self._failed_rows += more
-        self._check(self._failed_rows, self._rows)
+            self._costs.setdefault(reader, Counter()).update(fields_of(cost))
+            self.label_seconds += cost.label_seconds
+            self.prefix_tokens_computed += cost.prefix_tokens_computed
+            self.question_tokens_computed += cost.question_tokens_computed
+            self.tokens_saved += cost.tokens_saved
+        for task, by_label in counts.labels.items():
+            self.labels.setdefault(task, Counter()).update(by_label)
+        for task, own in counts.files.items():
+            self.files.setdefault(task, {})[counts.cell] = own
+        for task, by_stage in counts.stages.items():
+            numbers = {int(stage): rows for stage, rows in by_stage.items()}
+            self.decided.setdefault(task, Counter()).update(numbers)
+        self._add_rows(replace(counts, labels={}, costs={}, stages={}, files={}))
+        self._check(sum(n for name, n in self.status.items() if is_failed_status(name)))
 
-    def add_documents_files(self, created: int) -> None:
-        """Takes in the number of documents files that were created before anything was labelled."""
-        self._created += created
+    def _add_rows(self, counts: ShardCounts) -> None:
+        before = self._shards.get(counts.sid)
+        if before is not None:
+            taken_over = max(before.taken_over, counts.taken_over)
+            worst = before if failed_rows(before) > failed_rows(counts) else counts
+            counts = replace(worst, taken_over=taken_over)
+            self.status -= Counter(before.status)
+            self.rows -= before.rows
+        self._shards[counts.sid] = counts
+        self.status.update(counts.status)
+        self.rows += counts.rows
 
     def slice_rows(self, store: Store, shards: Sequence[Shard], done: Committed) -> dict[str, int]:
         """The rows in the files of each sliced shard that has any, by shard id."""
-        rows = {counts.sid: counts.rows for counts in self._counts}
+        rows = {sid: counts.rows for sid, counts in self._shards.items()}
         return rows | sliced_rows(store, [s for s in shards if s.id not in rows], done)
 
     def check_shards(
         self,
         store: Store,
+        spec_name: str,
         shards: Sequence[Shard],
         done: Committed,
         slice_rows: Mapping[str, int] | None = None,
     ) -> None:
-        """FailedRowsError if too many rows of these shards failed, in this run or before."""
-        if self._limit is None:
+        """FailedRowsError if too many rows of these shards failed, in this run or before.
+
+        The failed rows of a shard are those of its worst task. A label file is read only if it is
+        neither of this run nor counted in the spec's last snapshot.
+        """
+        if self.max_error_rate is None:
             return
-        whole = [counts for counts in self._counts if set(counts.labels) == set(done.fp)]
-        counted = {counts.sid: failed_rows(counts) for counts in whole}
-        failed = sum(counted.get(shard.id, 0) for shard in shards)
-        uncounted = [shard for shard in shards if shard.id not in counted]
-        with ThreadPoolExecutor(READ_THREADS) as pool:
-            failed += sum(pool.map(partial(_failed_in, store, done), uncounted))
+        known = merged(published_counts(store, spec_name, done), self.files)
+        self.files = complete_counts(store, done, [shard.cell for shard in shards], known)
+        failed = (max(of[shard.cell].failed for of in self.files.values()) for shard in shards)
         rows = (shard.rows if slice_rows is None else slice_rows[shard.id] for shard in shards)
-        self._check(failed, sum(rows))
+        self._check(sum(failed), sum(rows))
 
     @property
-    def tally(self) -> Tally:
-        """The sums. A shard in several work items has its rows counted once.
+    def asked_rows(self) -> int:
+        """Rows that the model was asked about; of a document in several stages, one."""
+        return max((cost["asked_rows"] for cost in self._costs.values()), default=0)
 
-        Its statuses are those of the work item in which most rows failed.
-        """
-        shards = {counts.sid: counts for counts in sorted(self._counts, key=failed_rows)}
-        status: Counter[str] = Counter()
-        for shard in shards.values():
-            status.update(shard.status)
-        labels: dict[str, Counter[str]] = {}
-        for counts in self._counts:
-            for task, by_label in counts.labels.items():
-                labels.setdefault(task, Counter()).update(by_label)
-        costs = sum(self._costs.values(), Counter())
-        # — a document that several stages were asked about is one
-        asked = max((cost["asked_rows"] for cost in self._costs.values()), default=0)
+    @property
+    def taken_over(self) -> int:
+        """Rows with the answers of other shards: of the task that has most of them."""
+        return sum(counts.taken_over for counts in self._shards.values())
+
+    @property
+    def stages(self) -> dict[int, tuple[int, float]]:
+        """Of cascades: the texts that each stage's model read, and the seconds that it took."""
         stages: dict[int, tuple[int, float]] = {}
-        for reader, cost in sorted(self._costs.items()):
+        for reader, cost in sorted(self._costs.items()) if self.decided else ():
             if (stage := int(reader.partition("/")[0])) < 0:
                 continue  # — it continues answers
             rows, seconds = stages.get(stage, (0, 0.0))
             stages[stage] = rows + cost["asked_rows"], seconds + cost["label_seconds"]
-        decided: dict[str, Counter[int]] = {}
-        for counts in self._counts:
-            for task, by_stage in counts.stages.items():
-                numbers = {int(stage): rows for stage, rows in by_stage.items()}
-                decided.setdefault(task, Counter()).update(numbers)
-        taken_over: dict[str, int] = {}
-        for counts in self._counts:  # of the work items of a shard, the one that took over most
-            taken_over[counts.sid] = max(counts.taken_over, taken_over.get(counts.sid, 0))
-        return Tally(
-            rows=sum(shard.rows for shard in shards.values()),
-            taken_over=sum(taken_over.values()),
-            created=self._created,
-            status=status,
-            labels=labels,
-            **(costs | {"asked_rows": asked}),
-            stages=stages if decided else {},
-            last_stage=self._last_stage,
-            decided=decided,
-        )
+        return stages
 
-    def _check(self, failed: int, rows: int) -> None:
-        if self._limit is None or failed <= self._limit * rows:
+    @property
+    def last_stage_alone(self) -> float | None:
+        """The seconds of labelling, had the last stage answered all texts of this run.
+
+        From the texts that it was asked about in this run; None if there are none, or with several
+        cascades. Where classifiers answer first, repeated texts count each time.
+        """
+        if self.last_stage is None:
+            return None
+        asked, seconds = self.stages.get(self.last_stage, (0, 0.0))
+        first, _ = self.stages.get(0, (0, 0.0))
+        return seconds / asked * (first or self.rows) if asked else None
+
+    @property
+    def reuse_ratio(self) -> float:
+        """The share of the tokens of separate prompts that the model did not read."""
+        computed = self.prefix_tokens_computed + self.question_tokens_computed
+        whole = computed + self.tokens_saved
+        return self.tokens_saved / whole if whole else 0.0
+
+    def _check(self, failed: int, of_rows: int | None = None) -> None:
+        limit, rows = self.max_error_rate, self.input_rows if of_rows is None else of_rows
+        if limit is None or failed <= limit * rows:
             return
-        reasons = self.tally.status.most_common()
+        reasons = self.status.most_common()
         shown = ", ".join(f"{name} {count:,}" for name, count in reasons if is_failed_status(name))
         raise FailedRowsError(
-            f"{failed:,} of {rows:,} rows failed, more than max_error_rate {self._limit:g} allows"
+            f"{failed:,} of {rows:,} rows failed, more than max_error_rate {limit:g} allows"
             f"{shown and f' (in this run: {shown})'}; finished shards are kept, and no snapshot "
             f"was published; remove the cause and run with --retry-failed, or raise max_error_rate"
         )
 
 
-def is_failed_status(status: str) -> bool:
-    """Whether a row with this status should have an answer and has none."""
-    return status == QUARANTINED or status.startswith("error:")
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: the labelled output, and the snapshot that shows it once it is published."""
+
+    job: Job = field(repr=False)  # has storage options, which may be secret
+    store: Store = field(repr=False)  # of the output
+    plan: Plan = field(repr=False)
+    """All shards and the missing work, as of the LIST when labelling ended."""
+    tally: Tally
+    """Counts of the rows, statuses and labels of this run."""
+    seconds: float
+    rows_in_slice: Mapping[str, int] | None = field(default=None, repr=False)
+    """Number of documents in the slice, by shard id."""
+    stopped: str | None = None
+    """The option that ended the run before it was complete."""
+    snapshot: int | None = None
+    """Number of the published snapshot; None if none was published."""
+    kept: int | None = None
+    """Number of a snapshot that stays current, because it shows more documents than the slice."""
+
+    @property
+    def output(self) -> str:
+        """The output of the spec."""
+        return self.job.spec.output
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole input."""
+        return self.plan.rows
+
+    @property
+    def shards(self) -> int:
+        """Shards of the whole input."""
+        return len(self.plan.shards)
+
+    @property
+    def missing_shards(self) -> int:
+        """Shards that are not finished."""
+        return self.plan.missing_shards
+
+    @property
+    def missing_rows(self) -> int:
+        """Rows of the shards that are not finished."""
+        return self.plan.missing_rows
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """Files whose rows cannot be counted, each with the reason."""
+        return self.plan.cuts.unreadable
+
+    @property
+    def slice(self) -> Slice | None:
+        """The documents that the run was limited to."""
+        return self.plan.slice
+
+    @property
+    def slice_rows(self) -> int | None:
+        """Number of documents in the slice, of the finished shards."""
+        return None if self.rows_in_slice is None else sum(self.rows_in_slice.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard is finished and every file was read."""
+        return not self.plan.work_items and not self.unreadable
+
+    @property
+    def failed_shards(self) -> tuple[str, ...]:
+        """Shards that a store or their input failed, each with the reason; they are missing."""
+        reasons = self.tally.failed.reasons
+        missing = dict.fromkeys(work.shard.id for work in self.plan.work_items)
+        return tuple(reasons[sid] for sid in missing if sid in reasons)
+
+    @property
+    def left(self) -> str:
+        """What is not labelled yet, and how to go on."""
+        failed, reasons = "", self.failed_shards
+        if reasons:
+            shown = [*reasons[:_SHOWN], *["..."] * (len(reasons) > _SHOWN)]
+            failed = f"; failed shards ({len(reasons):,}): {'; '.join(shown)}"
+        return (
+            f"left: {self.missing_shards:,} of {self.shards:,} shards and {self.missing_rows:,} of "
+            f"{self.rows:,} documents{failed}; run the same command again to go on"
+        )
+
+    @property
+    def more_complete_snapshot(self) -> int | None:
+        """The current snapshot if it shows more documents than this slice, which is not published.
+
+        Readers who name no snapshot read the current one, of any spec.
+        """
+        numbers = snapshot_numbers(self.store)
+        if self.slice_rows is None or not numbers:
+            return None
+        current = read_snapshot(self.store, numbers[0])
+        is_whole = "slice" not in current and current["complete"]
+        return numbers[0] if is_whole or current["rows"] > self.slice_rows else None
+
+    @property
+    def contents(self) -> Contents:
+        """The contents of the snapshot that `publish` would make."""
+        return contents_of(
+            self.job.spec.name,
+            self.job.snapshot_tasks,
+            self.plan.shards,
+            self.plan.done,
+            self.rows_in_slice,
+        )
+
+    def publish(self, *, partial: bool = False) -> int:
+        """The number of the snapshot that shows it; made now unless the last snapshot does."""
+        return publish(
+            self.store,
+            self.job.spec.name,
+            self.job.snapshot_tasks,
+            self.plan.shards,
+            self.plan.done,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            partial=partial,
+            missing_files=len(self.plan.cuts.unreadable),
+            slice_rows=self.rows_in_slice,
+            counts=self.tally.files,
+        )
+
+    def publish_part(self) -> int | None:
+        """The number of a snapshot of the complete shards; None without any.
+
+        FailedRowsError if the share of their rows that failed exceeds `max_error_rate`.
+        """
+        done = self.plan.done
+        whole = [shard for shard in self.plan.shards if is_whole(shard, list(self.job.fp), done)]
+        if not whole:
+            return None
+        self.tally.check_shards(self.store, self.job.spec.name, whole, done, self.rows_in_slice)
+        return self.publish(partial=True)
+
+    def published(self, *, partial: bool) -> Outcome:
+        """Publishes the complete output, or with `partial` its complete shards.
+
+        Without `partial`, a slice stays unpublished if the current snapshot shows more documents.
+        """
+        number = kept = None
+        if self.complete and not partial:
+            kept = self.more_complete_snapshot
+        if self.complete and kept is None:
+            number = self.publish()
+        elif partial:
+            number = self.publish_part()
+        failpoint("published")
+        return replace(self, snapshot=number, kept=kept)
 
 
 def with_retries(job: Job, store: Store, planned: Plan) -> Plan:
     """The plan, with the work that tries failed rows again."""
-    retries = retry_items(job, store, planned.shards, planned.done)
+    known = published_counts(store, job.spec.name, planned.done)
+    retries = retry_items(job, store, planned.shards, planned.done, known)
     return replace(planned, work_items=(*planned.work_items, *retries))
 
 
-def retry_items(job: Job, store: Store, shards: Sequence[Shard], done: Committed) -> list[WorkItem]:
+def retry_items(
+    job: Job, store: Store, shards: Sequence[Shard], done: Committed, known: Counts = NO_COUNTS
+) -> list[WorkItem]:
     """A work item for each finished shard with readable rows that failed.
 
-    No task is asked again about a row that it answered.
+    No task is asked again about a row that it answered. Label files in which no row failed, by the
+    `known` counts, are not read.
     """
     in_stages = {task.name for task in job.spec.in_stages}
     stages = [
@@ -279,7 +390,7 @@ def retry_items(job: Job, store: Store, shards: Sequence[Shard], done: Committed
         for reader in job.stages
     ]
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        items = pool.map(partial(_retry_of, store, [done, *stages]), shards)
+        items = pool.map(partial(_retry_of, store, [done, *stages], known), shards)
         return [item for item in items if item is not None]
 
 
@@ -299,10 +410,9 @@ def sliced_rows(store: Store, shards: Iterable[Shard], done: Committed) -> dict[
         return dict(zip(files, pool.map(rows_in, files.values()), strict=True))
 
 
-def _failed_in(store: Store, done: Committed, shard: Shard) -> int:
-    """The failed rows of the shard's worst task, from its label files."""
-    files = [done.label_file(task, shard.cell) for task in done.fp]
-    return max(int(failed_mask(store, file.key).sum()) for file in files)
+def published_counts(store: Store, spec_name: str, done: Committed) -> Counts:
+    """The counts that the spec's last snapshot has of the label files in `done`."""
+    return counts_in(store, last_published(store, spec_name, skip_damaged=True), done)
 
 
 def failed_rows(counts: ShardCounts) -> int:
@@ -310,18 +420,21 @@ def failed_rows(counts: ShardCounts) -> int:
     return sum(count for status, count in counts.status.items() if is_failed_status(status))
 
 
-def _retry_of(store: Store, versions: Sequence[Committed], shard: Shard) -> WorkItem | None:
+def _retry_of(
+    store: Store, versions: Sequence[Committed], known: Counts, shard: Shard
+) -> WorkItem | None:
     """The retry of a shard; of `versions` the first has the tasks' own files, others of stages."""
     cell, done = shard.cell, versions[0]
-    tasks = [task for task in done.fp if cell in done.labels[task]]
     if shard.id not in done.documents:
         return None
+    counted = {task: known.get(task, {}).get(cell) for task in done.fp if cell in done.labels[task]}
+    tasks = [task for task, own in counted.items() if own is None or own.failed]
     readable: frozenset[str] | None = None
     retried = []
     for task in tasks:
         columns = ["doc_id", "status"]
         answers = read_file(store, done.label_file(task, cell).key, columns)
-        failed = answers.filter(pa.array(failed_rows_of(answers))).column("doc_id").to_pylist()
+        failed = answers.filter(pa.array(failed_mask(answers))).column("doc_id").to_pylist()
         if failed and readable is None:
             documents = read_file(store, done.documents_file(shard.id).key, columns)
             is_ok = pc.equal(documents.column("status").cast(pa.string()), OK)
@@ -341,18 +454,3 @@ def _retry_of(store: Store, versions: Sequence[Committed], shard: Shard) -> Work
     }
     retry = max(done.retry(task, cell) for task in retried) + 1
     return WorkItem(shard, tuple(retried), documents=False, sources=sources, retry=retry)
-
-
-def failed_mask(store: Store, key: str) -> NDArray[np.bool_]:  # [rows]
-    """Which rows of a label file failed."""
-    return failed_rows_of(read_file(store, key, ["status"]))
-
-
-def failed_rows_of(answers: pa.Table) -> NDArray[np.bool_]:  # [rows]
-    """Which rows of a label file, of which this has the column `status`, failed."""
-    status = answers.column("status").cast(pa.string()).to_pylist()
-    return np.array([is_failed_status(each) for each in status], np.bool_)
-
-
-def _status(store: Store, key: str) -> pa.ChunkedArray:
-    return read_file(store, key, ["status"]).column("status").cast(pa.string())

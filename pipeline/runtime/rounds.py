@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.ledger.cells import unfinished
 from pipeline.runtime.answer_sources import has_answers, plan_reuse
 from pipeline.runtime.job import Job, Plan, list_missing
-from pipeline.runtime.outcome import RunCounts
+from pipeline.runtime.outcome import Tally
 from pipeline.runtime.progress import READING_TEXTS, STARTING_WORKERS
 from pipeline.runtime.watch import Watch
 from pipeline.stores.store import Store
@@ -24,7 +24,7 @@ EXTRA_ROUNDS = 2
 
 
 def label_rounds(
-    job: Job, store: Store, first: Plan, counts: RunCounts, watch: Watch, mailbox: Any
+    job: Job, store: Store, first: Plan, counts: Tally, watch: Watch, mailbox: Any
 ) -> Plan:
     """Runs the graph, lists the output, and runs what is still missing; the plan of the last LIST.
 
@@ -43,7 +43,7 @@ def label_rounds(
             watch.enter(READING_TEXTS, replace(plan, work_items=unread))
             for created, rows in read_items(unread, job, mailbox):
                 watch.read(rows)
-                counts.add_documents_files(created)
+                counts.created += created
         if job.is_over:
             break
         if may_reuse:

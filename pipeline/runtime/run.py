@@ -7,31 +7,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import FailedRowsError, StorageError
 from pipeline.ledger.attempts import in_use
-from pipeline.ledger.cells import is_whole, record_specs
+from pipeline.ledger.cells import record_specs
 from pipeline.ledger.failpoints import failpoint
-from pipeline.ledger.snapshots import (
-    Contents,
-    contents_of,
-    publish,
-    read_snapshot,
-    snapshot_numbers,
-)
 from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import has_answers, plan_reuse
 from pipeline.runtime.cascades import conditions
 from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.connection import local_ray, remote_ray
 from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
-from pipeline.runtime.outcome import Outcome, RunCounts, with_retries
+from pipeline.runtime.outcome import Outcome, Tally, with_retries
 from pipeline.runtime.placement import (
     Machine,
     cluster,
@@ -59,113 +51,6 @@ from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledOutput:
-    """A labelled output. No snapshot shows it before it is published."""
-
-    job: Job
-    store: Store
-    last: Plan  # as of the LIST when labelling ended
-    counts: RunCounts
-    seconds: float
-    slice_rows: Mapping[str, int] | None = None  # of the label files of sliced shards, by shard id
-    stopped: str | None = None  # the option that ended the labelling before it was complete
-
-    @property
-    def complete(self) -> bool:
-        return not self.last.work_items and not self.last.cuts.unreadable
-
-    @property
-    def more_complete_snapshot(self) -> int | None:
-        """The current snapshot if it shows more documents than this slice, which is not published.
-
-        Readers who name no snapshot read the current one, of any spec.
-        """
-        numbers = snapshot_numbers(self.store)
-        if self.slice_rows is None or not numbers:
-            return None
-        current = read_snapshot(self.store, numbers[0])
-        is_whole = "slice" not in current and current["complete"]
-        return numbers[0] if is_whole or current["rows"] > sum(self.slice_rows.values()) else None
-
-    @property
-    def contents(self) -> Contents:
-        """The contents of the snapshot that `publish` would make."""
-        return contents_of(
-            self.job.spec.name,
-            self.job.snapshot_tasks,
-            self.last.shards,
-            self.last.done,
-            self.slice_rows,
-        )
-
-    def publish(self, *, partial: bool = False) -> int:
-        """The number of the snapshot that shows it; made now unless the last snapshot does."""
-        return publish(
-            self.store,
-            self.job.spec.name,
-            self.job.snapshot_tasks,
-            self.last.shards,
-            self.last.done,
-            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            partial=partial,
-            missing_files=len(self.last.cuts.unreadable),
-            slice_rows=self.slice_rows,
-        )
-
-    def publish_part(self) -> int | None:
-        """The number of a snapshot of the complete shards; None without any.
-
-        FailedRowsError if the share of their rows that failed exceeds `max_error_rate`.
-        """
-        done = self.last.done
-        whole = [shard for shard in self.last.shards if is_whole(shard, list(self.job.fp), done)]
-        if not whole:
-            return None
-        self.counts.check_shards(self.store, whole, done, self.slice_rows)
-        return self.publish(partial=True)
-
-    def published(self, *, partial: bool) -> Outcome:
-        """Publishes the complete output, or with `partial` its complete shards.
-
-        Without `partial`, a slice stays unpublished if the current snapshot shows more documents.
-        """
-        number = kept = None
-        if self.complete and not partial:
-            kept = self.more_complete_snapshot
-        if self.complete and kept is None:
-            number = self.publish()
-        elif partial:
-            number = self.publish_part()
-        failpoint("published")
-        return self.outcome(number, kept)
-
-    def outcome(self, snapshot: int | None, kept: int | None = None) -> Outcome:
-        """How the run ended, with the number of the snapshot that it published, or kept current."""
-        reasons = self.counts.failed.reasons
-        return Outcome(
-            output=self.job.spec.output,
-            rows=self.last.rows,
-            shards=len(self.last.shards),
-            missing_shards=self.last.missing_shards,
-            missing_rows=self.last.missing_rows,
-            stopped=self.stopped,
-            slice=self.last.slice,
-            slice_rows=None if self.slice_rows is None else sum(self.slice_rows.values()),
-            kept=kept,
-            unreadable=self.last.cuts.unreadable,
-            failed_shards=tuple(
-                reasons[sid]
-                for sid in dict.fromkeys(work.shard.id for work in self.last.work_items)
-                if sid in reasons
-            ),
-            tally=self.counts.tally,
-            seconds=self.seconds,
-            snapshot=snapshot,
-            storage_options=self.job.spec.storage_options,
-        )
 
 
 def run(
@@ -225,7 +110,7 @@ def label(
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None],
-) -> Iterator[LabelledOutput]:
+) -> Iterator[Outcome]:
     """Label every missing cell, as `run` does, and publish nothing unless an error ends it.
 
     Until the block ends, `assay gc` deletes nothing that the labelled output needs.
@@ -243,7 +128,7 @@ def _labelled(
     address: str | None,
     options: RunOptions,
     announce: Callable[[Progress], None],
-) -> LabelledOutput:
+) -> Outcome:
     started, began = time.monotonic(), time.time()
     part = Slice.parse(options.sample, options.where)
     failpoint("probed")
@@ -265,8 +150,8 @@ def _labelled(
             last = plan(job, store, part=part)
             for reason in last.cuts.unreadable:
                 logger.warning("left out: %s", reason)
-            limit, stages = spec.max_error_rate, _stages_of_cascade(spec)
-            counts = RunCounts(rows=last.rows, max_error_rate=limit, stages=stages)
+            limit, last_stage = spec.max_error_rate, _last_stage(spec)
+            counts = Tally(input_rows=last.rows, max_error_rate=limit, last_stage=last_stage)
             last = _reusing_if_small(job, store, last, counts)
             if options.retry_failed:
                 last = with_retries(job, store, last)
@@ -278,10 +163,10 @@ def _labelled(
                     last = _label_missing(job, store, last, counts, watch, options)
     slice_rows = _slice_rows(store, last, counts)
     if not last.work_items:
-        counts.check_shards(store, last.shards, last.done, slice_rows)
+        counts.check_shards(store, spec.name, last.shards, last.done, slice_rows)
     failpoint("labelled")
     stopped = bound if last.work_items and job.is_over else None
-    return LabelledOutput(job, store, last, counts, time.monotonic() - started, slice_rows, stopped)
+    return Outcome(job, store, last, counts, time.monotonic() - started, slice_rows, stopped)
 
 
 def _most_workers(spec: JobSpec, machine: Machine) -> int:
@@ -294,10 +179,10 @@ def _most_workers(spec: JobSpec, machine: Machine) -> int:
     return max(counts)
 
 
-def _stages_of_cascade(spec: JobSpec) -> int:
-    """The number of stages of the spec's cascade; 0 unless it has exactly one cascade."""
+def _last_stage(spec: JobSpec) -> int | None:
+    """The number of the last stage of the spec's cascade; None unless it has exactly one."""
     stages = [len(task.cascade.stages) for task in spec.cascades if task.cascade is not None]
-    return stages[0] if len(stages) == 1 else 0
+    return stages[0] - 1 if len(stages) == 1 else None
 
 
 def _spread(job: Job, machine: Machine, work_items: int) -> Job:
@@ -316,22 +201,22 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
     return replace(spread_one(job), stages=tuple(map(spread_one, job.stages)))
 
 
-def _reusing_if_small(job: Job, store: Store, planned: Plan, counts: RunCounts) -> Plan:
+def _reusing_if_small(job: Job, store: Store, planned: Plan, counts: Tally) -> Plan:
     """The plan with what other shards answer, if the new texts are read faster than Ray starts."""
     if not planned.reads_little or not has_answers(job, store, planned):
         return planned
     for work in planned.unread:
         with suppress(StorageError):  # the labelling reads it again, and names it
-            counts.add_documents_files(commit_documents(job, [work])[0])
+            counts.created += commit_documents(job, [work])[0]
     return plan_reuse(job, store, planned)
 
 
-def _slice_rows(store: Store, last: Plan, counts: RunCounts) -> dict[str, int] | None:
+def _slice_rows(store: Store, last: Plan, counts: Tally) -> dict[str, int] | None:
     return None if last.slice is None else counts.slice_rows(store, last.shards, last.done)
 
 
 def _label_missing(
-    job: Job, store: Store, first: Plan, counts: RunCounts, watch: Watch, options: RunOptions
+    job: Job, store: Store, first: Plan, counts: Tally, watch: Watch, options: RunOptions
 ) -> Plan:
     """Records what the fingerprints mean, and labels; the plan of the last LIST."""
     with watch.mailbox(job.spec.name, first) as mailbox:
@@ -347,11 +232,11 @@ def _label_missing(
             raise
 
 
-def _publish_after_error(job: Job, store: Store, first: Plan, counts: RunCounts) -> None:
+def _publish_after_error(job: Job, store: Store, first: Plan, counts: Tally) -> None:
     """Publishes the complete shards, unless too many of their rows failed."""
     listed = list_missing(job, store, first.cuts)
     try:
         slice_rows = _slice_rows(store, listed, counts)
-        LabelledOutput(job, store, listed, counts, 0.0, slice_rows).publish_part()
+        Outcome(job, store, listed, counts, 0.0, slice_rows).publish_part()
     except FailedRowsError as error:  # the error that ended the run is raised by the caller
         logger.warning("no partial snapshot is published: %s", error)

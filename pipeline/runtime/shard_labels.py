@@ -26,6 +26,7 @@ from pipeline.ledger.blocks import (
 )
 from pipeline.ledger.cells import version_name
 from pipeline.ledger.columns import ADDED, DOCUMENTS_FILE_COLUMNS, answer_columns, answers_type
+from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.keys import cell_of_part
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
@@ -33,7 +34,6 @@ from pipeline.ledger.label_rows import with_calibrated
 from pipeline.ledger.reuse import overlaid
 from pipeline.runtime.cascades import StagedTask
 from pipeline.runtime.job import Job
-from pipeline.runtime.outcome import is_failed_status
 from pipeline.runtime.progress import ShardProgress
 from pipeline.runtime.readers import Chunks, Reader, token_chunks
 from pipeline.sources.documents import OK, QUARANTINED

@@ -105,6 +105,11 @@ class Slice:
         assert self.sample is not None, self
         return f"{int(Fraction(self.sample) * 16**32):032x}"
 
+    @property
+    def name(self) -> str:
+        """A hash of the slice, which names it in keys."""
+        return short_hash(canonical_json(self.to_json()))[:16]
+
     def to_json(self) -> dict[str, str]:
         """The parts that the slice has; `Slice(**content)` is the inverse."""
         return {name: value for name, value in fields_of(self).items() if value is not None}
@@ -152,9 +157,7 @@ class Shard:
     @property
     def cell(self) -> str:
         """The rows of its label files: the shard's id, with a hash of the slice if it has one."""
-        if self.slice is None:
-            return self.id
-        return f"{self.id}.{short_hash(canonical_json(self.slice.to_json()))[:16]}"
+        return self.id if self.slice is None else f"{self.id}.{self.slice.name}"
 
     @property
     def earlier_id(self) -> str:

@@ -27,9 +27,10 @@ from pipeline.options import CascadeOptions, GoldColumns, RunOptions
 from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import in_format
+from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import Progress, ignore
-from pipeline.runtime.run import LabelledOutput, label
+from pipeline.runtime.run import label
 from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import open_store
@@ -167,8 +168,8 @@ def _sample(
             with label(
                 stage, cache_dir=cache_dir, options=RunOptions(sample=share), announce=announce
             ) as labelled:
-                if labelled.last.work_items:
-                    left = f"{labelled.last.missing_rows:,} documents are left; run again"
+                if labelled.plan.work_items:
+                    left = f"{labelled.plan.missing_rows:,} documents are left; run again"
                     raise StorageError(left)
                 answers = _answers(labelled, options.task)
             by_stage.insert(0, (labelled.job.fp[options.task], *answers))
@@ -214,7 +215,7 @@ def _fitted(spec: JobSpec, name: str) -> frozenset[str]:
     return readout_texts(spec, next(task for task in spec.tasks if task.name == name))
 
 
-def _answers(labelled: LabelledOutput, task: str) -> tuple[pa.StructArray, pa.Table]:
+def _answers(labelled: Outcome, task: str) -> tuple[pa.StructArray, pa.Table]:
     """The answers in the order of the shards, and the documents."""
     store, shards = labelled.store, labelled.contents.shards
     files = [structs(read_file(store, shard.labels[task].key, ["p"])) for shard in shards]

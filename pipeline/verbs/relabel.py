@@ -6,7 +6,7 @@ Entry point: `scheduled_run`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
@@ -17,7 +17,7 @@ from pipeline.ledger.snapshots import Contents, contents, last_snapshot
 from pipeline.options import EvalOptions, GoldOptions, Limits
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.progress import Progress
-from pipeline.runtime.run import LabelledOutput, label
+from pipeline.runtime.run import label
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.evaluate import evaluate, parse_gates
 
@@ -74,11 +74,11 @@ def scheduled_run(
         return judge(labelled, decide if gates else None, limits)
 
 
-def judge(labelled: LabelledOutput, gate: Gate | None, limits: Limits) -> ScheduledRun:
+def judge(labelled: Outcome, gate: Gate | None, limits: Limits) -> ScheduledRun:
     """Compares the labelled output with the previous snapshot, and publishes or rejects it."""
     previous = last_snapshot(labelled.store, labelled.job.spec.name)
     if not labelled.complete:
-        return ScheduledRun(labelled.outcome(None), previous, None, (), ())
+        return ScheduledRun(labelled, previous, None, (), ())
     candidate = labelled.contents
     decisions = gate(candidate) if gate else ()
     comparison = None
@@ -95,4 +95,6 @@ def judge(labelled: LabelledOutput, gate: Gate | None, limits: Limits) -> Schedu
     if comparison:
         rejected += exceeded(comparison, limits)
     number = None if rejected else labelled.publish()
-    return ScheduledRun(labelled.outcome(number), previous, comparison, decisions, rejected)
+    return ScheduledRun(
+        replace(labelled, snapshot=number), previous, comparison, decisions, rejected
+    )

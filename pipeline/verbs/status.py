@@ -1,7 +1,8 @@
 """How far an output is: done, missing and failed documents, the rate, and the time left.
 
 Entry point: `status`. Starts no Ray, loads no model and writes nothing, so it may be called from
-any machine while a run goes on. It reads the plan, LISTs of the output, and the label files.
+any machine while a run goes on. It reads the plan, LISTs of the output, the spec's last snapshot,
+and the label files that this does not count.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from pathlib import Path
 
 from pipeline.ledger.cells import CONCURRENT_LISTS
 from pipeline.ledger.columns import ROW
+from pipeline.ledger.failed_rows import READ_THREADS, FileCounts, complete_counts, failed_mask
 from pipeline.ledger.keys import label_folders, label_key, parse_key
-from pipeline.ledger.label_files import read_file, taken_over_rows
-from pipeline.ledger.snapshots import last_snapshot, slice_of
+from pipeline.ledger.label_files import read_file
+from pipeline.ledger.snapshots import counts_in, last_published
 from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.job import Plan
-from pipeline.runtime.outcome import READ_THREADS, failed_mask, failed_rows_of
 from pipeline.sources.shards import Shard, Slice
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
@@ -79,18 +80,25 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     """
     store = open_store(spec.output, spec.storage_options)
     job, planned = least_work(spec, store, cache_dir)
-    counts = {task: _task_status(store, planned, task) for task in job.fp}
+    last, done = last_published(store, spec.name), planned.done
+    counts = complete_counts(
+        store, done, [shard.cell for shard in planned.shards], counts_in(store, last, done)
+    )
     rate = docs_per_s(_commits(store, planned, job.fp), time.time())
     missing = planned.missing_rows
-    number = last_snapshot(store, spec.name)
     return Status(
         output=spec.output,
         documents=planned.rows,
         unreadable=planned.cuts.unreadable,
-        snapshot=number,
-        slice=None if number is None else slice_of(store, number),
-        tasks={task: count for task, (count, _) in counts.items()},
-        taken_over={task: taken_over for task, (_, taken_over) in counts.items()},
+        snapshot=None if last is None else last["number"],
+        slice=Slice(**last["slice"]) if last is not None and "slice" in last else None,
+        tasks={
+            task: _task_status(store, planned, task, of_task) for task, of_task in counts.items()
+        },
+        taken_over={
+            task: sum(own.taken_over for own in of_task.values())
+            for task, of_task in counts.items()
+        },
         docs_per_s=rate,
         eta_s=(missing / rate if rate else None) if missing else 0.0,
     )
@@ -131,16 +139,17 @@ def pace_of_last_run(commits: Iterable[Commit]) -> tuple[float, float] | None:
     return seconds, sum(documents for _, documents in run[1:]) / seconds
 
 
-def _task_status(store: Store, planned: Plan, task: str) -> tuple[TaskStatus, int]:
-    """The counts of one task, and the number of answers that were reused."""
+def _task_status(
+    store: Store, planned: Plan, task: str, counts: Mapping[str, FileCounts]
+) -> TaskStatus:
+    """The counts of one task, of which `counts` has those of whole shards."""
     done = planned.done
     earlier = planned.cuts.earlier_slices
 
-    def counts_of(shard: Shard) -> tuple[int, int, int]:
-        """The labelled documents, and the failed and the reused ones among them."""
-        if shard.cell in done.labels[task]:
-            answers = read_file(store, done.label_file(task, shard.cell).key, ["status"])
-            return shard.rows, int(failed_rows_of(answers).sum()), taken_over_rows(answers)
+    def counts_of(shard: Shard) -> tuple[int, int]:
+        """The labelled documents, and the failed ones among them."""
+        if shard.cell in counts:
+            return shard.rows, counts[shard.cell].failed
         # — the answers of slices count: a run of the whole does not ask these documents again
         failed: dict[int, bool] = {}
         files = [
@@ -155,15 +164,15 @@ def _task_status(store: Store, planned: Plan, task: str) -> tuple[TaskStatus, in
         ]
         for rows_key, key in files:
             rows = read_file(store, rows_key, [ROW]).column(ROW).to_pylist()
-            for row, is_failed in zip(rows, failed_mask(store, key).tolist(), strict=True):
+            failures = failed_mask(read_file(store, key, ["status"])).tolist()
+            for row, is_failed in zip(rows, failures, strict=True):
                 failed[row] = is_failed and failed.get(row, True)
-        return len(failed), sum(failed.values()), 0
+        return len(failed), sum(failed.values())
 
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        counts = list(pool.map(counts_of, planned.shards))
-    labelled, failed, taken_over = (sum(column) for column in zip(*counts, strict=True))
-    missing = planned.rows - labelled
-    return TaskStatus(labelled - failed, missing, failed), taken_over
+        pairs = list(pool.map(counts_of, planned.shards))
+    labelled, failed = (sum(column) for column in zip(*pairs, strict=True))
+    return TaskStatus(labelled - failed, planned.rows - labelled, failed)
 
 
 def _commits(store: Store, planned: Plan, fp: Mapping[str, str]) -> Sequence[Commit]:

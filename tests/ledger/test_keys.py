@@ -17,6 +17,7 @@ from pipeline.ledger.keys import (
     label_folders,
     label_key,
     listing_prefix,
+    manifest_key,
     parse_attempt,
     parse_key,
     reading_key,
@@ -39,6 +40,7 @@ def test_keys_have_the_form_of_the_output_format() -> None:
     assert label_key("toxic", FP, SID, 2) == f"retries/toxic/{FP}/{SID}/0002.parquet"
     assert cuts_key(3) == "inputs/00000003.json"
     assert snapshot_key(42) == "snapshots/00000042.json"
+    assert manifest_key(42) == "snapshots/00000042.parquet"
 
 
 @given(TASKS, FPS, SIDS, NUMBERS)
@@ -57,6 +59,7 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     assert listing_prefix(documents_key(sid)) == "documents/"
     assert parse_key(cuts_key(number)) == Key("inputs/", number=number)
     assert parse_key(snapshot_key(number)) == Key("snapshots/", number=number)
+    assert parse_key(manifest_key(number)) == Key("snapshots/", number=number)
     assert parse_key(audit_key(fp)) == Key("audits/")
 
 

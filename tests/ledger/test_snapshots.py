@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
+import duckdb
+import pyarrow as pa
 import pytest
+from memory_store import MemoryStore
 
-from pipeline.errors import StorageError
+from pipeline.errors import StorageError, UnavailableError
 from pipeline.ledger.cells import committed, is_whole
-from pipeline.ledger.keys import documents_key, label_key, snapshot_key
+from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key
+from pipeline.ledger.label_files import to_parquet
 from pipeline.ledger.snapshots import (
     SnapshotTask,
     contents,
@@ -20,6 +25,7 @@ from pipeline.ledger.snapshots import (
 )
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.stores.local import LocalStore
+from pipeline.stores.store import Store
 
 FIRST = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
 SHARDS = [FIRST, replace(FIRST, piece=Piece(3, 5, 8, 0, 10))]
@@ -32,14 +38,24 @@ TASKS = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
 @pytest.fixture
 def full(store: LocalStore) -> LocalStore:
     """A store with everything for SHARDS and TASKS."""
-    for shard in SHARDS:
-        store.create(documents_key(shard.id), bytes(12))
-        for task, fp in FPS.items():
-            store.create(label_key(task, fp, shard.id), bytes(12))
+    fill(store)
     return store
 
 
-def publish_now(store: LocalStore, name: str = "job", tasks: tuple[str, ...] = tuple(FPS)) -> int:
+def fill(store: Store) -> None:
+    for shard in SHARDS:
+        store.create(documents_key(shard.id), bytes(12))
+        for task, fp in FPS.items():
+            store.create(label_key(task, fp, shard.id), labels_of(shard.rows, failed=1))
+
+
+def labels_of(rows: int, failed: int) -> bytes:
+    """A label file, as far as counts of failed rows go."""
+    status = ["quarantined"] * failed + ["ok"] * (rows - failed)
+    return to_parquet(pa.table({"status": status}), {"taken_over": '{"a": 1, "b": 1}'})
+
+
+def publish_now(store: Store, name: str = "job", tasks: tuple[str, ...] = tuple(FPS)) -> int:
     done = committed(store, FPS, SIDS)
     shown = {task: TASKS[task] for task in tasks}
     return publish(store, name, shown, SHARDS, done, created_at="2026-11-01T00:00:00Z")
@@ -65,6 +81,103 @@ def test_a_snapshot_names_every_shard_and_every_file(full: LocalStore) -> None:
         (task, shard.id, shard.rows) for shard in SHARDS for task in (None, "toxic", "topic")
     ]
     assert all(file["etag"] == etags[file["key"]] for file in snapshot["files"])
+
+
+class Counting:
+    """A store in memory that keeps which keys were read; after `left` creates it is gone."""
+
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+        self.url, self.list, self.delete = "memory://", self._store.list, self._store.delete
+        self.read_keys: list[str] = []
+        self.left = 10**9
+
+    def read(self, key: str) -> bytes:
+        self.read_keys.append(key)
+        return self._store.read(key)
+
+    def create(self, key: str, data: bytes) -> bool:
+        self.left -= 1
+        if self.left < 0:
+            raise UnavailableError(key)
+        return self._store.create(key, data)
+
+
+@pytest.mark.parametrize(("count", "has_manifest"), [(10_000, False), (10_001, True)])
+def test_above_10_000_shards_the_files_are_in_a_manifest_and_no_label_file_is_read_twice(
+    count: int, has_manifest: bool, tmp_path: Path
+) -> None:
+    store = Counting()
+    shards = [replace(FIRST, piece=Piece(n, n + 1, 8, 0, 10)) for n in range(count + 3)]
+    sids = [shard.id for shard in shards]
+    for number, sid in enumerate(sids):
+        store.create(documents_key(sid), b"%12d" % number)
+        for task, fp in FPS.items():
+            failed = int(task == "topic" and number % 1_000 == 7)
+            store.create(label_key(task, fp, sid), labels_of(1, failed))
+
+    def publish_first(shown: int, stamp: str = "2026-11-01") -> int:
+        done = committed(store, FPS, sids)
+        store.read_keys.clear()
+        return publish(store, "job", TASKS, shards[:shown], done, created_at=stamp)
+
+    assert publish_first(count) == 1
+    assert sum(key.startswith("labels/") for key in store.read_keys) == 2 * count
+    # — of the next snapshot only new shards are read, and of the same none
+    assert publish_first(count + 3) == 2
+    labels = [key for key in store.read_keys if key.startswith("labels/")]
+    assert sorted(labels) == sorted(label_key(t, FPS[t], sid) for t in FPS for sid in sids[count:])
+    assert publish_first(count + 3, stamp="later") == 2
+    assert len(store.read_keys) <= 2
+
+    header = read_snapshot(store, 1)
+    names = {"files", "shards"} if not has_manifest else {"manifest"}
+    assert names <= header.keys() and header["rows"] == count and header["complete"]
+    written = header.get("files")
+    if has_manifest:
+        assert len(store.read(snapshot_key(1))) < 1_000
+        data = store.read(header["manifest"])
+        assert header["manifest"] == manifest_key(1) and len(data) / count < 300
+        (tmp_path / "manifest.parquet").write_bytes(data)
+        relation = duckdb.sql(f"from '{tmp_path}/manifest.parquet'")
+        written = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+    etags = {stored.key: stored.etag for stored in store.list("")}
+    expected = [
+        (sid, task, key, etags[key], 1, failed, taken_over)
+        for number, sid in enumerate(sids[:count])
+        for task, key, failed, taken_over in [
+            (None, documents_key(sid), None, None),
+            ("toxic", label_key("toxic", F1, sid), 0, 2),
+            ("topic", label_key("topic", F2, sid), int(number % 1_000 == 7), 2),
+        ]
+    ]
+    columns = ("sid", "task", "key", "etag", "rows", "failed", "taken_over")
+    assert [tuple(file.get(name) for name in columns) for file in written] == expected
+    shown = contents(store, 1)
+    assert [shard.start_row for shard in shown.shards] == list(range(count))
+    assert {file.key for file in shown.files} == {key for _, _, key, *_ in expected}
+
+
+def test_a_manifest_without_its_snapshot_is_no_snapshot_and_takes_only_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipeline.ledger.snapshots.TABLE_SHARDS", 1)
+    store = Counting()
+    fill(store)
+    store.left = 1  # the manifest, and not the header
+    with pytest.raises(UnavailableError):
+        publish_now(store)
+    assert [each.key for each in store.list("snapshots/")] == [manifest_key(1)]
+    assert snapshot_numbers(store) == []
+    store.left = 10**9
+    assert (publish_now(store), publish_now(store)) == (2, 2)
+    assert contents(store).rows == 5
+    store.delete([manifest_key(2)])
+    with pytest.raises(StorageError, match=r"snapshots/00000002\.parquet"):
+        contents(store)
+    store.create(manifest_key(2), b"PAR1")
+    with pytest.raises(StorageError, match=r"snapshots/00000002\.json: is not a snapshot"):
+        contents(store)
 
 
 def test_the_same_content_is_not_published_again(full: LocalStore) -> None:

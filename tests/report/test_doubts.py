@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from outcomes import toy_outcome
 
 from pipeline.evaluation.metrics import score
 from pipeline.gold.labels import Gold, GoldTask
@@ -22,7 +23,7 @@ from pipeline.report.doubts import (
     label_doubts,
 )
 from pipeline.report.run import show_summary, summary_json
-from pipeline.runtime.outcome import Outcome, Tally
+from pipeline.runtime.outcome import Tally
 from pipeline.verbs.check import AnswerFacts
 from pipeline.verbs.evaluate import RowCounts, TaskEvaluation, VersionScores
 
@@ -47,7 +48,7 @@ def test_one_label_for_nearly_all_documents_is_named(counts: dict[str, int], nam
 
 def test_a_run_prints_the_doubt_after_its_summary() -> None:
     tally = Tally(rows=60, labels={"t": Counter({"[b]": 60})}, label_seconds=1)
-    outcome = Outcome("out", 60, 1, 0, tally, 1.0, (), 1)
+    outcome = toy_outcome(tally, rows=60)
     shown = io.StringIO()
     show_summary(outcome, console_on(shown))
     assert "warning: t: 60 of 60 documents have the label '[b]'." in shown.getvalue()

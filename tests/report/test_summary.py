@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from finished import FILES, ROWS, Corpus, finish, toy_fingerprints
+from outcomes import toy_outcome
 
 from pipeline.report.console import console_on
 from pipeline.report.run import show_summary
-from pipeline.runtime.outcome import Outcome, Tally
+from pipeline.runtime.outcome import Tally
 from pipeline.stores.local import LocalStore
 
 REPOSITORY = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.mark.parametrize("label", ["[a]", "[/a]", "[INST]", ":smile:"])
 def test_what_looks_like_markup_is_shown_as_it_is(label: str) -> None:
     tally = Tally(rows=1, status=Counter(ok=1), labels={"t": Counter({label: 1})}, label_seconds=1)
-    outcome = Outcome("/data/[x]/out", 1, 1, 0, tally, 1.0, ("/in/[/b].jsonl: is torn",), 1)
+    outcome = toy_outcome(tally, "/data/[x]/out", unreadable=("/in/[/b].jsonl: is torn",))
     shown = io.StringIO()
     show_summary(outcome, console_on(shown))
     told = shown.getvalue()
@@ -34,7 +35,7 @@ def test_what_looks_like_markup_is_shown_as_it_is(label: str) -> None:
 def test_a_label_does_not_steer_the_terminal() -> None:
     tally = Tally(rows=1, labels={"t": Counter({"a\x1b[31mb": 1})}, label_seconds=1)
     shown = io.StringIO()
-    show_summary(Outcome("out", 1, 1, 0, tally, 1.0, (), 1), console_on(shown))
+    show_summary(toy_outcome(tally), console_on(shown))
     assert "\x1b" not in shown.getvalue() and "a\\x1b[31mb 100%" in shown.getvalue()
 
 
@@ -49,7 +50,7 @@ def test_the_printed_command_reads_each_document_once_after_a_rewording(
     finish(store, shards, toy_fingerprints("1"))
     number = finish(store, shards, toy_fingerprints("2"))
     shown = io.StringIO()
-    outcome = Outcome(str(tmp_path / folder), 90, 3, 0, Tally(), 1.0, (), number)
+    outcome = toy_outcome(Tally(), tmp_path / folder, rows=90, snapshot=number)
     show_summary(outcome, console_on(shown))
     *_, command = shown.getvalue().splitlines()
     counted = command.replace("select * from", "select count(*) as documents from")
@@ -62,14 +63,14 @@ def test_the_printed_command_reads_each_document_once_after_a_rewording(
 
 def test_without_a_snapshot_there_is_no_command_to_read_it() -> None:
     shown = io.StringIO()
-    show_summary(Outcome("out", 1, 1, 1, Tally(), 1.0, (), None), console_on(shown))
+    show_summary(toy_outcome(Tally(), missing=True, snapshot=None), console_on(shown))
     assert "open_labels" not in shown.getvalue()
 
 
 def test_the_printed_command_opens_a_store_with_its_options() -> None:
     shown = io.StringIO()
     options = {"profile": "labels"}
-    outcome = Outcome("s3://bucket/out", 1, 1, 0, Tally(), 1.0, (), 1, storage_options=options)
+    outcome = toy_outcome(Tally(), "s3://bucket/out", storage_options=options)
     show_summary(outcome, console_on(shown))
     assert "profile" not in repr(outcome)
     assert "open_labels('s3://bucket/out', storage_options={'profile': 'labels'})" in (

@@ -17,11 +17,14 @@ from pipeline.ledger.blocks import LabelCost, ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.label_files import commit_shard
 from pipeline.options import RunOptions
+from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import Job
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec
+from pipeline.stores.local import LocalStore
 from pipeline.stores.store import open_store
+from pipeline.verbs.status import TaskStatus, status
 
 ROWS, FAILED = 20, 4  # the failed ones are in the first of two files
 
@@ -74,6 +77,45 @@ def run_toy(
         return run(load_spec(file), cache_dir=tmp_path / "cache", options=options)
 
     return run_it
+
+
+@pytest.fixture
+def labels_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of the label files that were read."""
+    keys, read = list[str](), LocalStore.read
+
+    def read_counted(store: LocalStore, key: str) -> bytes:
+        keys.extend([key] * key.startswith("labels/"))
+        return read(store, key)
+
+    monkeypatch.setattr(LocalStore, "read", read_counted)
+    return keys
+
+
+def test_label_files_that_a_snapshot_counts_are_not_read_again(
+    run_toy: Run, labels_read: list[str], tmp_path: Path
+) -> None:
+    for number in range(28):
+        text = json.dumps({"id": f"c{number}", "text": f"One of {number}."})
+        (tmp_path / "corpus" / f"c{number}.jsonl").write_text(text)
+    rows, tasks = 2 * ROWS + 28, ("toxic", "topic")
+    # — in the snapshot are 10 of 30 shards; the counts of the others are in their files alone
+    with pytest.raises(UnavailableError):
+        run_toy(ToyGraph(10, UnavailableError("the store is gone")), 0.3)
+    assert len(labels_read) == 2 * 10
+    labels_read.clear()
+    outcome = run_toy(ToyGraph(20), FAILED / rows)
+    assert outcome.complete and outcome.snapshot == 2 and len(labels_read) == 2 * 20
+    labels_read.clear()
+    with pytest.raises(FailedRowsError, match=f"4 of {rows} rows failed"):
+        run_toy(ToyGraph(0), 0.99 * FAILED / rows)
+    spec = outcome.job.spec
+    found = status(spec, cache_dir=tmp_path / "cache")
+    assert found.tasks == dict.fromkeys(tasks, TaskStatus(rows - FAILED, 0, FAILED))
+    assert found.snapshot == 2 and labels_read == []
+    dry_run(spec, RunOptions(retry_failed=True), cache_dir=tmp_path / "cache")
+    failed = next(shard.id for shard in outcome.plan.shards if shard.path.endswith("/a.jsonl"))
+    assert sorted(labels_read) == sorted(outcome.plan.done.label_file(t, failed).key for t in tasks)
 
 
 @pytest.fixture

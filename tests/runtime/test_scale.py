@@ -20,5 +20,6 @@ def test_200_000_shards_are_planned_resumed_and_published_within_1_gb() -> None:
     assert measured["shards"] == 200_000
     assert measured["work_items"] == measured["incomplete"] and len(measured["work_items"]) == 7
     assert measured["numbers"] == [1, 1]
-    assert measured["snapshot_bytes"] > 200_000_000
+    assert measured["snapshot_bytes"] < 1_000
+    assert measured["manifest_bytes"] < 300 * measured["shards"]
     assert measured["peak_mib"] < BOUND_MIB

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from finished import LABELS, Corpus, commit_all, toy_fingerprints
+from outcomes import toy_job
 
 from pipeline.evaluation.gates import Decision
 from pipeline.ledger.cuts import Cuts
@@ -16,14 +16,10 @@ from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import EvalOptions, GoldOptions, Limits
 from pipeline.report.drift import scheduled_run_json
-from pipeline.runtime.job import Job, list_missing
-from pipeline.runtime.outcome import RunCounts
-from pipeline.runtime.placement import Placement
-from pipeline.runtime.run import LabelledOutput
-from pipeline.runtime.weights import ModelFiles
+from pipeline.runtime.job import list_missing
+from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.sources.shards import Shard
 from pipeline.spec.fingerprint import Fingerprint
-from pipeline.spec.parse import parse_spec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.evaluate import evaluate
 from pipeline.verbs.relabel import ScheduledRun, judge
@@ -45,27 +41,15 @@ def corpus(tmp_path: Path) -> Corpus:
 
 def labelled(
     store: LocalStore, shards: tuple[Shard, ...], fingerprints: Mapping[str, Fingerprint]
-) -> LabelledOutput:
+) -> Outcome:
     """What `run.label` gives of these shards."""
-    tasks = [{"name": t, "question": "?", "labels": list(of)} for t, of in LABELS.items()]
-    content = {
-        "name": "job",
-        "model": {"path": "none"},
-        "input": {"path": "none", "id": "id"},
-        "output": str(store.root),
-        "tasks": tasks,
-    }
-    spec = parse_spec(json.dumps(content))
-    placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
-    none: dict[str, Any] = {"readouts": {}, "calibrations": {}, "classifiers": {}, "thresholds": {}}
-    job = Job(spec, files, placement, fingerprints, "", "toy", **none)
-    counts = RunCounts(rows=0, max_error_rate=None)
-    return LabelledOutput(job, store, list_missing(job, store, Cuts(shards, {})), counts, 0.0)
+    job = toy_job(store.root, LABELS, fingerprints)
+    return Outcome(job, store, list_missing(job, store, Cuts(shards, {})), Tally(), 0.0)
 
 
 def done(
     store: LocalStore, corpus: Corpus, fingerprints: Mapping[str, Fingerprint] | None = None
-) -> LabelledOutput:
+) -> Outcome:
     versions = fingerprints or toy_fingerprints()
     shards = corpus.shards(store)
     commit_all(store, shards, versions)

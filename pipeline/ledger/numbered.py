@@ -1,0 +1,40 @@
+"""Numbered objects, to which several runs append: `inputs/`, `index/` and `snapshots/`.
+
+Entry points: `numbers` and `append_numbered`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline.errors import StorageError
+from pipeline.ledger.keys import parse_key
+from pipeline.stores.store import Store
+
+# A lost race means that another run took the number; this many in a row have another cause.
+MAX_LOST_RACES = 100
+
+KeyOf = Callable[[int], str]  # the key of a number, such as `snapshot_key`
+
+
+def numbers(store: Store, key_of: KeyOf) -> list[int]:
+    """The numbers of the objects with such keys, in rising order."""
+    listed = [(each.key, parse_key(each.key)) for each in store.list(_folder(key_of))]
+    return sorted(key.number for name, key in listed if key and name == key_of(key.number))
+
+
+def append_numbered(store: Store, key_of: KeyOf, write: Callable[[int], bool]) -> None:
+    """Calls `write` with the next number, and with the one after it as long as it returns False.
+
+    `write` creates the object, and returns whether nothing is left to append. StorageError after
+    `MAX_LOST_RACES` numbers.
+    """
+    first = 1 + max(numbers(store, key_of), default=0)
+    if not any(map(write, range(first, first + MAX_LOST_RACES))):
+        raise StorageError(
+            f"{store.url}/{_folder(key_of)}: {MAX_LOST_RACES} numbers in a row were taken"
+        )
+
+
+def _folder(key_of: KeyOf) -> str:
+    return key_of(1).partition("/")[0] + "/"

@@ -1,0 +1,60 @@
+"""Jobs and outcomes of runs that never ran."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memory_store import MemoryStore
+
+from pipeline.ledger.cells import Committed, WorkItem
+from pipeline.ledger.cuts import Cuts
+from pipeline.runtime.job import Job, Plan
+from pipeline.runtime.outcome import Outcome, Tally
+from pipeline.runtime.placement import Placement
+from pipeline.runtime.weights import ModelFiles
+from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.spec.fingerprint import Fingerprint
+from pipeline.spec.parse import parse_spec
+
+
+def toy_job(
+    output: str | Path,
+    labels: Mapping[str, tuple[str, ...]],
+    fingerprints: Mapping[str, Fingerprint],
+    **changes: Any,
+) -> Job:
+    """A job without a model."""
+    content = {
+        "name": "job",
+        "model": {"path": "none"},
+        "input": {"path": "none", "id": "id"},
+        "output": str(output),
+        "tasks": [{"name": t, "question": "?", "labels": list(of)} for t, of in labels.items()],
+        **changes,
+    }
+    placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
+    none: dict[str, Any] = {"readouts": {}, "calibrations": {}, "classifiers": {}, "thresholds": {}}
+    spec = parse_spec(json.dumps(content))
+    return Job(spec, files, placement, fingerprints, "", "toy", **none)
+
+
+def toy_outcome(
+    tally: Tally,
+    output: str | Path = "out",
+    *,
+    rows: int = 1,
+    missing: bool = False,
+    unreadable: tuple[str, ...] = (),
+    snapshot: int | None = 1,
+    **changes: Any,
+) -> Outcome:
+    """The outcome of a run of one shard in one second."""
+    version = ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None)
+    shard = Shard(version, Piece(0, rows, 8, 0, 10))
+    work = (WorkItem(shard, ("t",), documents=True),) * missing
+    plan = Plan(Cuts((shard,), unreadable), Committed({}, {}, {}, {}), work)
+    job = toy_job(output, {"t": ("a", "b")}, {}, **changes)
+    return Outcome(job, MemoryStore(), plan, tally, 1.0, snapshot=snapshot)
