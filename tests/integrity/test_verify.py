@@ -88,7 +88,7 @@ def test_each_input_file_is_looked_up_once_however_many_shards_it_has(
         looked_up.append(path)
         return find_objects(path, *arguments)
 
-    monkeypatch.setattr("pipeline.audit.verify.find_objects", find)
+    monkeypatch.setattr("pipeline.integrity.verify.find_objects", find)
     shards = contents(finished).shards
     assert look(finished).documents_read_again == ROWS * FILES and len(shards) > 2 * FILES
     assert sorted(looked_up) == sorted({shard.path for shard in shards})

@@ -2,118 +2,207 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from label_tables import label_table
 
-from pipeline.errors import StorageError
+from pipeline.errors import StorageError, UnavailableError
 from pipeline.ledger.blocks import (
     LabelCost,
-    LabelledDocuments,
     LabelledShard,
     ShardCounts,
-    TaskScores,
     TokenisedShard,
     work_items_of,
     work_rows,
 )
-from pipeline.ledger.cells import ReusableShard, WorkItem
+from pipeline.ledger.cells import Source, WorkItem
+from pipeline.ledger.columns import structs
+from pipeline.ledger.label_files import LabelFile
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
 
 VERSION = ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None)
 COST = LabelCost(1.5, 2, 3, 4, 5)
-KNOWN = pa.array([{"label": "yes", "n_chunks": 1}, None])
-SOURCES = pa.array(["f" * 32, None])
+LABELS = ("yes", "no")
+FP = "f" * 16
+NAME = f"t/{FP}"  # of a version
 
 
-def shard(start: int) -> Shard:
-    return Shard(VERSION, Piece(start, start + 2, 8, 0, 10))
+def shard(start: int, rows: int = 2) -> Shard:
+    return Shard(VERSION, Piece(start, start + rows, 8, 0, 10))
 
 
-def documents() -> pa.Table:
-    return documents_from([RawRow("one", "a"), RawRow("", "b")]).drop_columns(["text"])
+def work(start: int = 0, rows: int = 2, sources: int = 1) -> WorkItem:
+    named = tuple(Source(f"{number:032x}", f"labels/{number}") for number in range(sources))
+    return WorkItem(shard(start, rows), ("t",), documents=True, sources={NAME: named}, to_ask=1)
 
 
-def tokenised(start: int = 0) -> TokenisedShard:
-    work = WorkItem(shard(start), ("t",), documents=True, retry=3, texts=bytes(range(16)))
-    chunks = pa.array([[[1, 2], [3]], []], pa.list_(pa.list_(pa.int32())))
-    return TokenisedShard(work, documents(), chunks, ["ok", "empty"], {"t": KNOWN}, SOURCES)
+def documents(rows: int = 2) -> pa.Table:
+    """Every second document has no text."""
+    texts = (f"text {row}" if row % 2 == 0 else "" for row in range(rows))
+    return documents_from(RawRow(text, str(row)) for row, text in enumerate(texts)).drop_columns(
+        ["text"]
+    )
 
 
-def test_a_tokenised_shard_is_read_as_it_was_written() -> None:
-    written = tokenised()
-    read = TokenisedShard.from_table(written.to_table())
-    assert read.work == written.work and read.status == written.status
+def answers(rows: int, seed: int = 0) -> pa.Table:
+    """The rows of a label file, of which some have no answer."""
+    random = np.random.default_rng(seed)
+    p = random.dirichlet([1, 1], rows).astype(np.float32)
+    p[random.random(rows) < 0.5] = np.nan
+    is_open = np.isnan(p[:, 0])
+    mass = np.where(is_open, np.nan, 0.5).astype(np.float32)
+    counts, status = random.integers(0, 9, rows), ["empty" if each else "ok" for each in is_open]
+    return label_table([str(n) for n in range(rows)], p, mass, counts, counts, status, LABELS)
+
+
+def known(rows: int) -> pa.StructArray:
+    """Answers as they are reused: null without one."""
+    of_rows = structs(answers(rows).drop_columns(["doc_id"]))
+    return of_rows.take(pa.array([row if row % 2 == 0 else None for row in range(rows)]))
+
+
+def tokenised(start: int = 0, rows: int = 2) -> TokenisedShard:
+    chunks = [[[row, 2], [3]] if row % 2 == 0 else [] for row in range(rows)]
+    return TokenisedShard(
+        work=work(start, rows),
+        documents=documents(rows),
+        inside=np.arange(rows) % 3 != 1,
+        chunks=pa.array(chunks, pa.list_(pa.list_(pa.int32()))),
+        status=["ok" if each else "empty" for each in chunks],
+        stored={NAME: known(rows)},
+        classified={f"other/{FP}": known(rows)},
+        reused={NAME: {"e" * 32: 1}},
+    )
+
+
+def assert_same(read: TokenisedShard, written: TokenisedShard) -> None:
+    assert read.work == written.work and read.reused == written.reused
+    assert list(read.status) == list(written.status)
     assert read.documents.equals(written.documents) and read.chunks.equals(written.chunks)
-    assert set(read.known) == {"t"} and read.known["t"].equals(KNOWN)
-    assert read.sources.equals(SOURCES)
+    assert read.inside.dtype == np.bool_ and (read.inside == written.inside).all()
+    for mine, other in ((read.stored, written.stored), (read.classified, written.classified)):
+        assert mine.keys() == other.keys()
+        assert all(mine[version].equals(other[version]) for version in mine)
+    assert (read.images is None) == (written.images is None)
+    assert read.images is None or read.images.equals(written.images)
 
 
-def test_a_block_of_two_shards_is_refused() -> None:
-    both = pa.concat_tables([tokenised(0).to_table(), tokenised(2).to_table()])
-    with pytest.raises(StorageError, match="a block holds 2 shards instead of one"):
-        TokenisedShard.from_table(both)
+@pytest.mark.parametrize("images", [None, pa.array([b"png", None], pa.large_binary())])
+def test_a_tokenised_shard_is_read_as_it_was_written(images: pa.Array | None) -> None:
+    written = replace(tokenised(), images=images)
+    assert_same(TokenisedShard.from_table(written.to_table()), written)
+
+
+@given(rows=st.integers(1, 9), cut=st.integers(1, 8))
+def test_a_block_may_arrive_in_several_chunks(rows: int, cut: int) -> None:
+    written = tokenised(rows=rows)
+    block = written.to_table()
+    chunked = pa.concat_tables([block.slice(0, cut), block.slice(cut)])
+    assert_same(TokenisedShard.from_table(chunked), written)
+
+
+@pytest.mark.parametrize("kind", [TokenisedShard, LabelledShard])
+def test_a_block_of_two_shards_is_refused(kind: type[TokenisedShard | LabelledShard]) -> None:
+    blocks = [
+        (tokenised(start) if kind is TokenisedShard else labelled(start)).to_table()
+        for start in (0, 2)
+    ]
+    both = pa.concat_tables(blocks)
+    with pytest.raises(AssertionError, match="a block holds 2 shards"):
+        kind.from_table(both)
+
+
+def test_the_work_item_of_a_long_shard_is_stored_once() -> None:
+    """A work item with 200 sources has about 20 KB."""
+    rows = 100_000
+    long = tokenised(rows=rows)
+    few, many = (replace(long, work=work(0, rows, sources)).to_table() for sources in (0, 200))
+    (row,) = work_rows([work(0, rows, 200)])
+    assert len(row["work"]) > 10_000
+    assert many.nbytes - few.nbytes < 2 * len(row["work"])
+    assert few.nbytes < 200 * rows
+
+
+def label_file(rows: int, seed: int, inside: bool) -> LabelFile:
+    """A file as a stage makes it: with `inside`, the other rows of its table are null."""
+    table, mask = answers(rows, seed), np.random.default_rng(seed).random(rows) < 0.5
+    metadata = {"task": "t", "spec": '{"question": "é"}'}
+    if not inside:
+        return LabelFile("t", FP, table, metadata, retry=3)
+    return LabelFile("t", FP, table, metadata, cell=f"{'a' * 32}.{FP}", inside=mask)
+
+
+def labelled(start: int, rows: int = 2, files: tuple[LabelFile, ...] = ()) -> LabelledShard:
+    counts = ShardCounts("a" * 32, rows, {"ok": rows}, {"t": {"yes": 1}}, {"0/0": COST})
+    return LabelledShard(work(start, rows), documents(rows), files, counts)
 
 
 @given(
-    kept=st.integers(1, 5),
-    ranked=st.booleans(),
-    levels=st.none() | st.integers(1, 3),
+    rows=st.integers(1, 5),
+    kinds=st.lists(st.booleans(), max_size=3),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_a_labelled_shard_is_read_as_it_was_written(
-    kept: int, ranked: bool, levels: int | None, seed: int
+    rows: int, kinds: list[bool], seed: int
 ) -> None:
-    random = np.random.default_rng(seed)
-    log_probs = random.normal(size=(2, kept)).astype(np.float32)
-    log_probs[1] = np.nan  # without an answer
-    scores = TaskScores(
-        log_probs=log_probs,
-        log_mass=log_probs[:, 0].copy(),
-        label_ids=random.integers(0, 9, (2, kept), np.int32) if ranked else None,
-        levels=None if levels is None else random.normal(size=(2, levels)).astype(np.float32),
-    )
-    counts = np.array([3, 0])
-    labelled = LabelledDocuments(
-        documents(),
-        counts.astype(np.int32),
-        counts.astype(np.int16),
-        ["ok", "empty"],
-        {"t": scores},
-    )
-    written = LabelledShard(tokenised().work, labelled, {"t": KNOWN}, SOURCES, COST)
+    files = tuple(label_file(rows, seed + n, inside) for n, inside in enumerate(kinds))
+    written = labelled(0, rows, files)
     read = LabelledShard.from_table(written.to_table())
-    assert read.work == written.work and read.cost == COST
-    assert read.taken_over == written.taken_over == {"f" * 32: 1}
-    assert read.labelled.documents.equals(labelled.documents)
-    assert read.labelled.status == labelled.status and read.known["t"].equals(KNOWN)
-    for name in ("n_tokens", "n_chunks"):
-        column, original = getattr(read.labelled, name), getattr(labelled, name)
-        assert column.dtype == original.dtype and (column == original).all()
-    for name in ("log_probs", "log_mass", "label_ids", "levels"):
-        column, original = getattr(read.labelled.scores["t"], name), getattr(scores, name)
-        assert (column is None) == (original is None)
-        if original is not None:
-            assert column.dtype == original.dtype
-            np.testing.assert_array_equal(column, original)
+    assert (read.work, read.counts) == (written.work, written.counts)
+    assert read.documents.equals(written.documents) and len(read.files) == len(files)
+    for file, original in zip(read.files, files, strict=True):
+        assert file.table.schema == original.table.schema
+        assert file.table.to_pylist() == original.table.to_pylist()
+        assert (file.inside is None) == (original.inside is None)
+        assert file.inside is None or (file.inside == original.inside).all()
+        bare = {"table": None, "inside": None}
+        assert replace(file, **bare) == replace(original, **bare)
 
 
-def test_work_items_of_one_path_share_their_reusable_shards() -> None:
-    reuse = (ReusableShard("a" * 32, {"t": "labels/a"}),)
+@pytest.mark.parametrize("part", [None, Slice(sample="0.5", where="year > 2020")])
+def test_work_items_are_read_as_they_were_written(part: Slice | None) -> None:
     items = [
-        WorkItem(shard(0), ("t",), documents=True, reuse=reuse),
-        WorkItem(shard(2), ("t",), documents=True, reuse=reuse),
+        replace(work(0, sources=3), shard=replace(shard(0), slice=part)),
+        replace(work(2), retry=3, documents=False),
         WorkItem(shard(4), (), documents=True),
     ]
-    rows, lists = work_rows(items)
-    assert len(lists) == 2
-    assert list(work_items_of(pa.Table.from_pylist(rows), lists)) == items
+    rows = work_rows(items)
+    assert list(work_items_of(pa.Table.from_pylist(rows))) == items
+    assert [list(work_items_of(pa.Table.from_pylist([row]))) for row in rows] == [
+        [item] for item in items
+    ]
 
 
 def test_counts_are_read_as_they_were_written() -> None:
-    counts = ShardCounts("a", 2, 3, {"ok": 2}, {"t": {"yes": 1}}, COST)
+    counts = ShardCounts(
+        sid="a",
+        rows=2,
+        status={"ok": 2},
+        labels={"t": {"yes": 1}},
+        costs={"0/0": COST, "-1/2": LabelCost()},
+        stages={"t": {"1": 2}},
+        taken_over=1,
+    )
     (row,) = counts.to_table().to_pylist()
     assert ShardCounts.from_row(row) == counts
+    assert ShardCounts.are_in(counts.to_table()) and not ShardCounts.are_in(labelled(0).to_table())
+
+
+@pytest.mark.parametrize("stage", ["work", "tokenised", "labelled"])
+@pytest.mark.parametrize("kind", [StorageError, UnavailableError])
+def test_a_stage_that_failed_names_the_shard_once(stage: str, kind: type[StorageError]) -> None:
+    block = {
+        "work": pa.Table.from_pylist(work_rows([work(2)])),
+        "tokenised": tokenised(2).to_table(),
+        "labelled": labelled(2).to_table(),
+    }[stage]
+    counts = ShardCounts.of_failed(block, kind("/a.jsonl: rows 2 to 4: is gone\nTraceback"))
+    assert counts.error == "/a.jsonl: rows 2 to 4: is gone"
+    assert (counts.sid, counts.rows, counts.labels) == (shard(2).id, 0, {"t": {}})
+    assert counts.unavailable == (kind is UnavailableError)

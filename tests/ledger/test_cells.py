@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.errors import StorageError
-from pipeline.ledger.cells import Committed, WorkItem, committed, record_specs, remaining
+from pipeline.ledger.cells import (
+    Committed,
+    File,
+    Source,
+    WorkItem,
+    committed,
+    is_whole,
+    record_specs,
+    remaining,
+    unfinished,
+    version_name,
+)
 from pipeline.ledger.keys import documents_key, label_key
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
 from pipeline.stores.local import LocalStore
 
 FIRST = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
@@ -64,10 +77,73 @@ def test_a_removed_task_leaves_nothing_to_do(full: LocalStore) -> None:
     assert remaining(SHARDS, {"topic": F2}, committed(full, {"topic": F2}, SIDS)) == []
 
 
+def test_the_labels_of_some_rows_are_not_those_of_the_shard(store: LocalStore) -> None:
+    """A slice and the whole shard share the documents file alone."""
+    sliced = replace(FIRST, slice=Slice(sample="0.5"))
+    assert sliced.id == FIRST.id and sliced.cell.startswith(f"{FIRST.id}.")
+    store.create(documents_key(FIRST.id), bytes(12))
+    store.create(label_key("toxic", F1, sliced.cell), bytes(12))
+    done = committed(store, {"toxic": F1}, [FIRST.id])
+    assert is_whole(sliced, ["toxic"], done) and remaining([sliced], ["toxic"], done) == []
+    assert not is_whole(FIRST, ["toxic"], done)
+    assert remaining([FIRST], ["toxic"], done) == [WorkItem(FIRST, ("toxic",), documents=False)]
+    other = replace(FIRST, slice=Slice(sample="0.25"))
+    assert remaining([other], ["toxic"], done) == [WorkItem(other, ("toxic",), documents=False)]
+
+
+def test_the_cells_of_a_shard_are_the_whole_one_and_then_its_parts(full: LocalStore) -> None:
+    second = SHARDS[1].id
+    parts = {f"{FIRST.id}.{F1}", f"{FIRST.id}.{F2}"}
+    for part in parts:
+        full.create(label_key("toxic", F1, part), bytes(12))
+    full.create(label_key("toxic", F1, f"{second}.{F3}"), bytes(12))
+    (full.root / label_key("toxic", F1, second)).unlink()
+    done = committed(full, TASKS, None)
+    whole, *others = done.cells("toxic", FIRST.id)
+    assert whole == FIRST.id and set(others) == parts
+    assert done.cells("toxic", second) == [f"{second}.{F3}"]
+    assert done.cells("topic", second) == [second]
+    assert done.cells("toxic", "0" * 32) == done.cells("unknown", FIRST.id) == []
+
+
+def test_each_cell_has_its_own_latest_retry(full: LocalStore) -> None:
+    part = f"{FIRST.id}.{F3}"
+    for cell, retry in ((part, 0), (part, 2), (part, 10), (FIRST.id, 1)):
+        full.create(label_key("toxic", F1, cell, retry), bytes(12 + retry))
+    done = committed(full, TASKS, SIDS)
+    etags = {stored.key: stored.etag for stored in full.list("")}
+    for cell, retry in ((part, 10), (FIRST.id, 1), (SIDS[1], 0)):
+        assert done.retry("toxic", cell) == retry
+        key = label_key("toxic", F1, cell, retry)
+        assert done.label_file("toxic", cell) == File(key, etags[key])
+
+
+def test_of_a_retry_the_tasks_are_left_whose_file_is_not_there(full: LocalStore) -> None:
+    retry = WorkItem(FIRST, ("toxic", "topic"), documents=False, retry=2)
+    full.create(label_key("toxic", F1, FIRST.id, 1), bytes(12))
+    assert unfinished([retry], committed(full, TASKS, SIDS)) == [retry]
+    full.create(label_key("toxic", F1, FIRST.id, 2), bytes(12))
+    left = unfinished([retry], committed(full, TASKS, SIDS))
+    assert left == [replace(retry, tasks=("topic",))]
+    full.create(label_key("topic", F2, FIRST.id, 2), bytes(12))
+    assert unfinished([retry], committed(full, TASKS, SIDS)) == []
+
+
+def test_an_item_asks_about_the_rows_that_no_source_answers() -> None:
+    sources = {version_name("toxic", F1): (Source(FIRST.id, "key"),)}
+    item = WorkItem(FIRST, ("toxic",), documents=False, sources=sources)
+    assert (item.asked_rows, item.asks) == (FIRST.rows, True)  # not known yet
+    assert [replace(item, to_ask=count).asks for count in (0, 1)] == [False, True]
+    assert not WorkItem(FIRST, (), documents=True).asks
+
+
 @pytest.mark.parametrize(
     "key",
     [
         f"labels/toxic/{F1}/{FIRST.id[:2]}/{FIRST.id}.parquet.copy",
+        f"labels/toxic/{F1}/{FIRST.id[:2]}/{FIRST.id}.part.parquet",
+        f"retries/toxic/{F1}/{FIRST.id}.{F1}.{F1}/0001.parquet",
+        f"documents/{FIRST.id}.{F1}.parquet",
         f"labels/toxic/{F1}/{FIRST.id[:2]}/{FIRST.id}.json",
         f"labels/toxic/{F1}/{FIRST.id}.parquet",
         f"labels/toxic/{F1}0/{FIRST.id[:2]}/{FIRST.id}.parquet",

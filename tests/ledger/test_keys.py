@@ -12,8 +12,10 @@ from pipeline.ledger.keys import (
     attempt_key,
     audit_key,
     calibration_key,
+    cell_of_part,
     cuts_key,
     documents_key,
+    is_part,
     label_folders,
     label_key,
     listing_prefix,
@@ -30,6 +32,7 @@ FP, SID = "0f" * 8, "ab" * 16
 TASKS = st.from_regex(r"[a-z][a-z0-9_]*", fullmatch=True)
 FPS = st.text("0123456789abcdef", min_size=16, max_size=16)
 SIDS = st.text("0123456789abcdef", min_size=32, max_size=32)
+PARTS = st.just("") | FPS
 NUMBERS = st.integers(1, 10**9)
 
 
@@ -38,21 +41,27 @@ def test_keys_have_the_form_of_the_output_format() -> None:
     assert documents_key(SID) == f"documents/{SID}.parquet"
     assert label_key("toxic", FP, SID) == f"labels/toxic/{FP}/ab/{SID}.parquet"
     assert label_key("toxic", FP, SID, 2) == f"retries/toxic/{FP}/{SID}/0002.parquet"
+    part = f"{SID}.{FP}"
+    assert label_key("toxic", FP, part) == f"labels/toxic/{FP}/ab/{part}.parquet"
+    assert label_key("toxic", FP, part, 2) == f"retries/toxic/{FP}/{part}/0002.parquet"
     assert cuts_key(3) == "inputs/00000003.json"
     assert snapshot_key(42) == "snapshots/00000042.json"
     assert manifest_key(42) == "snapshots/00000042.parquet"
 
 
-@given(TASKS, FPS, SIDS, NUMBERS)
+@given(TASKS, FPS, SIDS, PARTS, NUMBERS)
 def test_a_key_that_was_built_is_parsed_into_its_parts(
-    task: str, fp: str, sid: str, number: int
+    task: str, fp: str, sid: str, part: str, number: int
 ) -> None:
+    cell = f"{sid}.{part}" if part else sid
     labels, retries = label_folders(task, fp)
-    label, retry = label_key(task, fp, sid), label_key(task, fp, sid, number)
+    label, retry = label_key(task, fp, cell), label_key(task, fp, cell, number)
     assert label.startswith(labels) and retry.startswith(retries)
     assert (listing_prefix(label), listing_prefix(retry)) == (labels, retries)
-    assert parse_key(label) == Key("labels/", task, fp, sid)
-    assert parse_key(retry) == Key("retries/", task, fp, sid, number)
+    assert parse_key(label) == Key("labels/", task, fp, sid, part)
+    assert parse_key(retry) == Key("retries/", task, fp, sid, part, number)
+    assert Key("labels/", task, fp, sid, part).cell == cell
+    assert is_part(label) == is_part(retry) == bool(part)
     assert parse_key(spec_key(task, fp)) == Key("specs/", task, fp)
     assert parse_key(calibration_key(task, fp)) == Key("specs/", task, fp)
     assert parse_key(documents_key(sid)) == Key("documents/", sid=sid)
@@ -61,6 +70,16 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     assert parse_key(snapshot_key(number)) == Key("snapshots/", number=number)
     assert parse_key(manifest_key(number)) == Key("snapshots/", number=number)
     assert parse_key(audit_key(fp)) == Key("audits/")
+
+
+@given(SIDS, st.binary(), st.binary())
+def test_the_cell_of_a_part_depends_on_its_rows_and_is_one_of_the_shard(
+    sid: str, rows: bytes, others: bytes
+) -> None:
+    cell = cell_of_part(sid, rows)
+    key = parse_key(label_key("toxic", FP, cell))
+    assert key is not None and (key.sid, key.cell) == (sid, cell) and key.part
+    assert (cell == cell_of_part(sid, others)) == (rows == others)
 
 
 @given(SIDS, st.integers(0), st.integers(0), FPS)
@@ -90,6 +109,11 @@ def test_the_probe_of_conditional_create_is_below_attempts() -> None:
         f"labels/toxic/{FP}/{SID}.parquet",
         f"labels/Toxic/{FP}/ab/{SID}.parquet",
         f"labels/toxic/{FP}0/ab/{SID}.parquet",
+        f"documents/{SID}.{FP}.parquet",
+        f"labels/toxic/{FP}/ab/{SID}..parquet",
+        f"labels/toxic/{FP}/ab/{SID}.{FP[1:]}.parquet",
+        f"labels/toxic/{FP}/ab/{SID}.{FP}.{FP}.parquet",
+        f"retries/toxic/{FP}/{SID}./0001.parquet",
         f"retries/toxic/{FP}/{SID}/0000.parquet",
         f"retries/toxic/{FP}/{SID}/00001.parquet",
         f"retries/toxic/{FP}/{SID}/1.parquet",

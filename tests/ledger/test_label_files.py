@@ -15,10 +15,18 @@ from hypothesis import strategies as st
 from label_tables import label_table
 
 from pipeline.errors import StorageError
-from pipeline.ledger.keys import documents_key, label_key
-from pipeline.ledger.label_files import LabelFile, commit_shard, documents_table, to_parquet, verify
+from pipeline.ledger.keys import cell_of_part, documents_key, label_key
+from pipeline.ledger.label_files import (
+    LabelFile,
+    commit_shard,
+    documents_table,
+    read_file,
+    shard_in,
+    to_parquet,
+    verify,
+)
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
 from pipeline.stores.local import LocalStore
 
 LABELS = ("toxic", "clean", "it's other")
@@ -150,20 +158,17 @@ def test_the_same_table_is_the_same_file_and_it_keeps_types_and_metadata() -> No
     assert json.loads(metadata[b"assay.task"]) == {"labels": ["é"]}
 
 
-@pytest.mark.parametrize(
-    ("rows", "doc_ids"),
-    [(2, ["a", "b", "c"]), (3, ["a", "c", "b"]), (3, ["a", "b"]), (2, ["a", "b"])],
-)
-def test_a_file_with_other_rows_than_the_shard_is_noticed(rows: int, doc_ids: list[str]) -> None:
+@pytest.mark.parametrize("doc_ids", [["a", "c", "b"], ["a", "b"], ["a", "b", "c", "d"], []])
+def test_a_file_with_other_rows_than_the_shard_is_noticed(doc_ids: list[str]) -> None:
     with pytest.raises(StorageError, match="3 rows, which are not the"):
-        verify(to_parquet(toy_table(), {}), rows, pa.chunked_array([doc_ids]))
+        verify(to_parquet(toy_table(), {}), pa.chunked_array([pa.array(doc_ids, pa.string())]))
 
 
 def test_a_file_that_cannot_be_read_back_is_noticed() -> None:
     data = to_parquet(toy_table(), {})
-    verify(data, 3, DOCUMENTS.column("doc_id"))
+    verify(data, DOCUMENTS.column("doc_id"))
     with pytest.raises(StorageError, match="cannot be read back"):
-        verify(data[:-10], 3, DOCUMENTS.column("doc_id"))
+        verify(data[:-10], DOCUMENTS.column("doc_id"))
 
 
 def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> None:
@@ -181,6 +186,43 @@ def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> 
     metadata = pq.read_metadata(pa.BufferReader(store.read(made[1]))).metadata
     assert Shard.from_json(json.loads(metadata[b"assay.shard"])) == SHARD
     assert json.loads(metadata[b"assay.task"]) == {"question": "?"}
+
+
+def test_the_files_of_a_slice_are_the_whole_documents_and_the_labels_of_its_rows(
+    store: LocalStore,
+) -> None:
+    later = replace(SHARD, piece=Piece(7, 10, 8, 0, 10))
+    sliced = replace(later, slice=Slice(where="row > 1"))
+    inside = np.array([True, False, True])
+    file = replace(label_file("toxic", toy_table()), inside=inside)
+    made = commit_shard(store, sliced, DOCUMENTS, [file])
+    assert made == [documents_key(later.id), label_key("toxic", "f" * 8, sliced.cell)]
+    documents, labels = (pq.read_table(pa.BufferReader(store.read(key))) for key in made)
+    assert documents.equals(documents_table(DOCUMENTS))
+    assert labels.drop_columns(["row"]).equals(toy_table().filter(pa.array(inside)))
+    assert labels.column("row").to_pylist() == [7, 9]  # in the input object
+    assert shard_in(labels) == sliced and shard_in(documents) == later
+    # — the same shard without the slice has its documents file already
+    assert commit_shard(store, later, DOCUMENTS, [label_file("toxic", toy_table())]) == [
+        label_key("toxic", "f" * 8, later.id)
+    ]
+
+
+def test_a_part_of_a_whole_shard_is_a_cell_of_its_own(store: LocalStore) -> None:
+    inside = np.array([False, False, True])
+    cell = cell_of_part(SHARD.id, np.packbits(inside).tobytes())
+    part = replace(label_file("toxic", toy_table()), cell=cell, inside=inside)
+    made = commit_shard(store, SHARD, DOCUMENTS, [part, label_file("toxic", toy_table())])
+    assert made[1:] == [label_key("toxic", "f" * 8, of) for of in (cell, SHARD.id)]
+    assert read_file(store, made[1], ["doc_id", "row"]).to_pylist() == [{"doc_id": "c", "row": 2}]
+
+
+def test_a_part_with_another_order_commits_nothing(store: LocalStore) -> None:
+    swapped = label_file("toxic", toy_table(["a", "c", "b"]))
+    part = replace(swapped, inside=np.array([True, True, False]))
+    with pytest.raises(StorageError, match="2 rows, which are not the 2"):
+        commit_shard(store, SHARD, DOCUMENTS, [part])
+    assert list(store.list("")) == []
 
 
 def test_the_first_writers_file_stands(store: LocalStore) -> None:

@@ -14,13 +14,13 @@ import pytest
 from answer_rules import broken_answers
 
 from pipeline.ledger.blocks import LabelledDocuments, TaskScores
-from pipeline.ledger.cells import ReusableShard, WorkItem, committed
+from pipeline.ledger.cells import Source, committed
 from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns, answers_type
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key
 from pipeline.ledger.label_files import LabelFile, commit_shard, to_parquet
 from pipeline.ledger.label_rows import answers_table
-from pipeline.ledger.reuse import AnswerCache, overlaid
+from pipeline.ledger.reuse import StoredAnswers, overlaid
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
@@ -155,10 +155,9 @@ def test_ranked_answers_that_are_known_are_laid_over_those_that_are_computed(
     asked = task(top_k=3, separator="/")
     table = answers_table(labelled(3), asked)
     commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, table, {})])
-    earlier = ReusableShard(SHARD.id, {"topic": label_key("topic", "f" * 16, SHARD.id)})
-    work = WorkItem(shard=SHARD, tasks=("topic",), documents=False, reuse=(earlier,))
-    known = AnswerCache(store).find(work, DOCUMENTS, 0).answers["topic"]
-    assert known.is_valid().to_pylist() == [True, False, True]
+    source = Source(SHARD.id, label_key("topic", "f" * 16, SHARD.id))
+    known, _ = StoredAnswers(store).find(SHARD, DOCUMENTS, [source], is_retry=False)
+    assert known is not None and known.is_valid().to_pylist() == [True, False, True]
     other = answers_table(labelled(3, "xyz"), asked)
     blank = other.set_column(2, "top", pa.nulls(3, other.schema.field("top").type))
     merged = overlaid(blank, known)

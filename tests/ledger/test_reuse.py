@@ -1,23 +1,34 @@
-"""Answers that are taken over: each row's own, and only what has use for them is read."""
+"""Answers that are reused: each row's own, and only what has use for them is read."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from finished import toy_spec
+from hypothesis import given
+from hypothesis import strategies as st
 from label_tables import label_table
+from memory_store import MemoryStore
 
 from pipeline.errors import StorageError
-from pipeline.ledger.cells import ReusableShard, WorkItem, committed
-from pipeline.ledger.keys import documents_key, label_key
+from pipeline.hashes import canonical_json
+from pipeline.ledger.cells import Source, WorkItem, committed, unfinished, version_name
+from pipeline.ledger.columns import STAGE, structs
+from pipeline.ledger.keys import cell_of_part, documents_key, label_key
 from pipeline.ledger.label_files import LabelFile, commit_shard, documents_table, to_parquet
-from pipeline.ledger.reuse import AnswerCache, known_status, overlaid
+from pipeline.ledger.reuse import READ_THREADS, StoredAnswers, overlaid
+from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.outcome import retry_items
+from pipeline.runtime.placement import place, this_machine
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
+from pipeline.spec.parse import spec_of
 from pipeline.stores.store import Store
 
 LABELS = ("yes", "no")
@@ -25,9 +36,19 @@ FP = {"a": "a" * 16, "b": "b" * 16}
 SIZE = 3
 
 
-def shard_at(start: int, etag: str) -> Shard:
+@pytest.fixture(scope="module")
+def job(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job without stages."""
+    folder = tmp_path_factory.mktemp("job")
+    tasks = [{"name": task, "question": "?", "labels": list(LABELS)} for task in FP]
+    model = {"path": str(model_folder), "dtype": "float32"}
+    spec = spec_of(toy_spec(folder, tasks=tasks, model=model))
+    return make_job(spec, place(spec.model, this_machine()), folder / "cache")
+
+
+def shard_at(start: int, etag: str, rows: int = SIZE) -> Shard:
     version = ObjectVersion("/a.jsonl", 9, etag, "jsonl", "text", None)
-    return Shard(version, Piece(start, start + SIZE, 8, 0, 9))
+    return Shard(version, Piece(start, start + rows, 8, 0, 9))
 
 
 def documents(texts: Sequence[str]) -> pa.Table:
@@ -35,12 +56,13 @@ def documents(texts: Sequence[str]) -> pa.Table:
 
 
 def answers(status: Sequence[str], p: float = 0.75) -> pa.Table:
-    """A label file's rows; what is not ok has no answer."""
+    """A label file's rows; what is not ok has no answer. `n_tokens` has the number of the row."""
     answered = np.array([each == "ok" for each in status])
     values = np.where(answered[:, None], [[p, 1 - p]], np.nan).astype(np.float32)
     mass = np.where(answered, 0.5, np.nan).astype(np.float32)
-    ids = [f"d{row}" for row in range(len(status))]
-    return label_table(ids, values, mass, answered * 4, answered * 1, status, LABELS)
+    rows = np.arange(len(status))
+    ids = [f"d{row}" for row in rows]
+    return label_table(ids, values, mass, rows, answered * 1, status, LABELS)
 
 
 def commit(
@@ -51,78 +73,179 @@ def commit(
     commit_shard(store, shard, documents(texts), files)
 
 
-def tried_again(
-    store: Store, shard: Shard, texts: Sequence[str], tasks: Sequence[str]
-) -> list[tuple[WorkItem, dict[str, list[str]]]]:
-    """Every work of `--retry-failed`, and each task's statuses if all asked rows fail again."""
+def commit_part(store: Store, shard: Shard, texts: Sequence[str], rows: Sequence[int]) -> Source:
+    """Commits the answers to task `a` about these rows of the shard."""
+    inside = np.isin(np.arange(len(texts)), rows)
+    cell = cell_of_part(shard.id, np.packbits(inside).tobytes())
+    file = LabelFile("a", FP["a"], answers(["ok"] * len(texts)), {}, cell=cell, inside=inside)
+    commit_shard(store, shard, documents(texts), [file])
+    return Source(shard.id, label_key("a", FP["a"], cell))
+
+
+def source_of(shard: Shard, task: str = "a", retry: int = 0) -> Source:
+    return Source(shard.id, label_key(task, FP[task], shard.cell, retry))
+
+
+def found(
+    store: Store, shard: Shard, texts: Sequence[str], *sources: Source, is_retry: bool = False
+) -> tuple[list[str | None], dict[str, int]]:
+    """The status of the answer of each row, None without one; and the rows by other shard."""
+    rows, reused = StoredAnswers(store).find(shard, documents(texts), sources, is_retry=is_retry)
+    status = [None] * len(texts) if rows is None else rows.field("status").to_pylist()
+    return status, dict(reused)
+
+
+def retried(
+    store: Store, job: Job, shard: Shard, texts: Sequence[str], tasks: Sequence[str]
+) -> tuple[WorkItem, dict[str, list[int]]]:
+    """The work of `--retry-failed`, and the rows about which it asks each task."""
     done = committed(store, {task: FP[task] for task in tasks}, [shard.id])
-    tried = []
-    for work in retry_items(store, [shard], done):
-        known = AnswerCache(store).find(work, documents(texts), 0).answers
-        status = [answered or "quarantined" for answered in known_status(known, len(texts))]
-        rows = {task: overlaid(answers(status), of_task) for task, of_task in known.items()}
-        tried.append((work, {t: table.column("status").to_pylist() for t, table in rows.items()}))
-    return tried
+    (work,) = retry_items(job, store, [shard], done)
+    asked = {}
+    for task in work.tasks:
+        sources = work.sources[version_name(task, FP[task])]
+        status, _ = found(store, shard, texts, *sources, is_retry=True)
+        asked[task] = [row for row, each in enumerate(status) if each is None]
+    return work, asked
 
 
 FAILED_FIRST = ["quarantined", "ok", "ok"]
 FAILED_SECOND = ["ok", "error:out of memory, even alone", "ok"]
+TEXTS = ["one", "two", "three"]
 
 
-def test_a_retry_of_one_task_asks_about_no_row_that_only_another_failed_on(store: Store) -> None:
-    shard, texts = shard_at(0, "x"), ["one", "two", "three"]
-    commit(store, shard, texts, {"a": FAILED_FIRST, "b": FAILED_SECOND})
-    first, second = tried_again(store, shard, texts, "ab")
-    assert (first[0].tasks, first[1]) == (("a",), {"a": ["quarantined", "ok", "ok"]})
-    assert (second[0].tasks, second[1]) == (("b",), {"b": ["ok", "quarantined", "ok"]})
-
-
-def test_tasks_that_failed_on_the_same_readable_rows_are_tried_again_together(
-    store: Store,
+def test_a_retry_of_one_task_asks_about_no_row_that_only_another_failed_on(
+    store: Store, job: Job
 ) -> None:
-    shard, texts = shard_at(0, "x"), ["one", "two", "three"]
-    commit(store, shard, texts, {"a": FAILED_SECOND, "b": ["ok", "quarantined", "ok"]})
-    ((work, _),) = tried_again(store, shard, texts, "ab")
-    assert work.tasks == ("a", "b") and work.retry == 1
+    shard = shard_at(0, "x")
+    commit(store, shard, TEXTS, {"a": FAILED_FIRST, "b": FAILED_SECOND})
+    work, asked = retried(store, job, shard, TEXTS, "ab")
+    assert (work.tasks, work.retry, work.documents) == (("a", "b"), 1, False)
+    assert asked == {"a": [0], "b": [1]}
 
 
-def test_a_task_is_numbered_by_its_own_retries(store: Store) -> None:
-    shard, texts = shard_at(0, "x"), ["one", "two", "three"]
-    commit(store, shard, texts, {"a": FAILED_FIRST, "b": FAILED_SECOND})
-    commit(store, shard, texts, {"b": FAILED_SECOND}, retry=1)
-    work_items = [work for work, _ in tried_again(store, shard, texts, "ab")]
-    assert [(work.tasks, work.retry) for work in work_items] == [(("a",), 1), (("b",), 2)]
+def test_a_task_without_a_failed_row_is_not_tried_again(store: Store, job: Job) -> None:
+    shard = shard_at(0, "x")
+    commit(store, shard, TEXTS, {"a": ["ok"] * SIZE, "b": FAILED_SECOND})
+    work, asked = retried(store, job, shard, TEXTS, "ab")
+    assert work.tasks == ("b",) and asked == {"b": [1]}
+
+
+def test_a_row_that_could_not_be_read_is_not_tried_again(store: Store, job: Job) -> None:
+    shard, texts = shard_at(0, "x"), ["one", "", "three"]
+    commit(store, shard, texts, {"a": FAILED_SECOND})
+    done = committed(store, {"a": FP["a"]}, [shard.id])
+    assert retry_items(job, store, [shard], done) == []
+
+
+def test_a_retry_has_a_number_above_those_of_all_its_tasks(store: Store, job: Job) -> None:
+    shard = shard_at(0, "x")
+    commit(store, shard, TEXTS, {"a": FAILED_FIRST, "b": FAILED_SECOND})
+    commit(store, shard, TEXTS, {"b": FAILED_SECOND}, retry=1)
+    work, asked = retried(store, job, shard, TEXTS, "ab")
+    assert (work.tasks, work.retry, asked) == (("a", "b"), 2, {"a": [0], "b": [1]})
+    # — what a run that was killed did not commit is left
+    commit(store, shard, TEXTS, {"a": ["ok"] * SIZE}, retry=2)
+    left = unfinished([work], committed(store, FP, [shard.id]))
+    assert left == [replace(work, tasks=("b",))]
+    commit(store, shard, TEXTS, {"b": ["ok"] * SIZE}, retry=2)
+    assert unfinished([work], committed(store, FP, [shard.id])) == []
 
 
 @pytest.mark.parametrize("status", [FAILED_FIRST, FAILED_SECOND])
 def test_of_equal_texts_that_one_failed_on_is_tried_again_alone(
-    store: Store, status: list[str]
+    store: Store, job: Job, status: list[str]
 ) -> None:
     shard, texts = shard_at(0, "x"), ["same", "same", "same"]
     commit(store, shard, texts, {"a": status})
-    ((_, statuses),) = tried_again(store, shard, texts, "a")
-    assert statuses == {"a": [each if each == "ok" else "quarantined" for each in status]}
+    _, asked = retried(store, job, shard, texts, "a")
+    assert asked == {"a": [row for row, each in enumerate(status) if each != "ok"]}
 
 
 def test_a_verdict_on_a_text_holds_in_its_own_shard_alone(store: Store) -> None:
-    first, texts = shard_at(0, "x"), ["one", "two", "three"]
-    commit(store, first, texts, {"a": FAILED_FIRST})
-    reuse = (ReusableShard(first.id, {"a": label_key("a", FP["a"], first.id)}),)
-    cache = AnswerCache(store)
-    again = WorkItem(first, ("a",), False, reuse=reuse)
-    assert known_status(cache.find(again, documents(texts), 0).answers, SIZE) == FAILED_FIRST
-    for number in range(1, 30):  # the text is asked about in every other shard
-        other = WorkItem(shard_at(number * SIZE, "y"), ("a",), True, reuse=reuse)
-        known = known_status(cache.find(other, documents(texts), 0).answers, SIZE)
-        assert known == [None, "ok", "ok"]
+    first = shard_at(0, "x")
+    commit(store, first, TEXTS, {"a": FAILED_FIRST})
+    assert found(store, first, TEXTS, source_of(first)) == (FAILED_FIRST, {})
+    other = shard_at(SIZE, "y")
+    assert found(store, other, TEXTS, source_of(first)) == ([None, "ok", "ok"], {first.id: 2})
 
 
-def test_a_slice_of_a_shard_takes_over_its_own_rows(store: Store) -> None:
-    shard, texts = shard_at(0, "x"), ["same", "same", "same"]
-    commit(store, shard, texts, {"a": FAILED_SECOND})
-    (work,) = retry_items(store, [shard], committed(store, {"a": FP["a"]}, [shard.id]))
-    known = AnswerCache(store).find(work, documents(texts[1:]), 1).answers
-    assert known_status(known, 2) == [None, "ok"]
+def test_an_error_is_an_answer_nowhere(store: Store) -> None:
+    shard = shard_at(0, "x")
+    commit(store, shard, TEXTS, {"a": FAILED_SECOND})
+    assert found(store, shard, TEXTS, source_of(shard))[0] == ["ok", None, "ok"]
+
+
+def numbers(rows: pa.StructArray | None) -> list[int | None]:
+    """Which row of its label file each answer is."""
+    assert rows is not None
+    values: list[int | None] = rows.field("n_tokens").to_pylist()
+    return [n if valid else None for n, valid in zip(values, rows.is_valid(), strict=True)]
+
+
+@given(rows=st.sets(st.integers(0, 5), min_size=1), start=st.integers(0, 10**6))
+def test_the_rows_of_a_part_are_found_by_row_in_their_own_shard(rows: set[int], start: int) -> None:
+    """All texts are equal: a text says nothing about the row."""
+    store, shard, texts = MemoryStore(), shard_at(start, "x", rows=6), ["same"] * 6
+    part = commit_part(store, shard, texts, sorted(rows))
+    own, _ = StoredAnswers(store).find(shard, documents(texts), [part], is_retry=False)
+    assert numbers(own) == [row if row in rows else None for row in range(6)]
+
+
+@given(rows=st.sets(st.integers(0, 5), min_size=1), asking=st.permutations([*range(6)] * 2))
+def test_the_rows_of_a_part_are_found_by_text_in_another_shard(
+    rows: set[int], asking: list[int]
+) -> None:
+    store, texts = MemoryStore(), [f"text {row}" for row in range(6)]
+    part = commit_part(store, shard_at(600, "x", rows=6), texts, sorted(rows))
+    other = shard_at(0, "y", rows=12)
+    answered, reused = StoredAnswers(store).find(
+        other, documents([texts[row] for row in asking]), [part], is_retry=False
+    )
+    assert numbers(answered) == [row if row in rows else None for row in asking]
+    assert reused == {part.sid: 2 * len(rows)}
+
+
+def test_a_slice_of_a_shard_reuses_its_own_rows(store: Store) -> None:
+    """The label files of a slice and of the whole shard have the same documents file."""
+    whole, texts = shard_at(5, "x"), ["same", "same", "same"]
+    commit(store, whole, texts, {"a": FAILED_SECOND})
+    sliced = replace(whole, slice=Slice(where="true"))
+    assert found(store, sliced, texts, source_of(whole)) == (["ok", None, "ok"], {})
+
+
+def test_of_several_sources_the_first_with_an_answer_counts(store: Store) -> None:
+    texts = ["one", "two", "three", "four"]
+    first, second = shard_at(0, "x", rows=4), shard_at(4, "x", rows=4)
+    commit(store, first, texts, {"a": ["error:x", "ok", "error:x", "error:x"]})
+    by_other_rows = ["two", "one", "new", "three"]
+    commit(store, second, by_other_rows, {"a": ["ok", "ok", "ok", "ok"]})
+    asking = shard_at(8, "x", rows=4)
+    rows, reused = StoredAnswers(store).find(
+        asking, documents(texts), [source_of(first), source_of(second)], is_retry=False
+    )
+    assert numbers(rows) == [1, 1, 3, None] and reused == {first.id: 1, second.id: 2}
+    own = commit_part(store, asking, texts, [1, 3])
+    rows, reused = StoredAnswers(store).find(
+        asking, documents(texts), [own, source_of(first), source_of(second)], is_retry=False
+    )
+    assert numbers(rows) == [1, 1, 3, 3] and reused == {second.id: 2}
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_what_was_added_to_answers_is_reused_with_whole_rows_alone(
+    store: Store, is_whole: bool
+) -> None:
+    """Such as the stage that decided: it depends on the version that asks."""
+    shard = shard_at(0, "x")
+    table = answers(["ok"] * SIZE).append_column(STAGE, pa.array([1, 2, 1], pa.int8()))
+    commit_shard(store, shard, documents(TEXTS), [LabelFile("a", FP["a"], table, {})])
+    rows, _ = StoredAnswers(store).find(
+        shard, documents(TEXTS), [source_of(shard)], is_retry=False, is_whole=is_whole
+    )
+    assert rows is not None
+    assert (STAGE in {field.name for field in rows.type}) == is_whole
+    assert "doc_id" not in {field.name for field in rows.type}
 
 
 class Counting:
@@ -138,66 +261,91 @@ class Counting:
 
 
 def rewritten(
-    store: Store, count: int, changed: Callable[[str], str], slice_rows: int = SIZE
-) -> tuple[Counter[str], list[str | None]]:
+    store: Store, count: int, changed: Callable[[str], str]
+) -> tuple[Counter[str], list[str | None], Counter[str]]:
     """What is read to look for a file's changed texts in its `count` earlier shards.
 
-    With the status of each row that is taken over. The old texts are `0`, `1` and so on.
+    With the status of each row that is reused, and the rows of each earlier shard. The old texts
+    are `0`, `1` and so on.
     """
     texts = [str(row) for row in range(count * SIZE)]
     old = [shard_at(start, "old") for start in range(0, len(texts), SIZE)]
     for shard in old:
         start = shard.piece.start_row
-        commit(store, shard, texts[start : start + SIZE], dict.fromkeys("ab", ["ok"] * SIZE))
-    counting, status = Counting(store), list[str | None]()
-    labels = [{t: label_key(t, FP[t], shard.id) for t in "ab"} for shard in old]
-    earlier = tuple(ReusableShard(shard.id, keys) for shard, keys in zip(old, labels, strict=True))
-    answers = AnswerCache(counting)  # type: ignore[arg-type]  # reads alone
-    new = [changed(text) for text in texts]
-    for start in range(0, len(new), SIZE):
-        work = WorkItem(shard_at(start, "new"), ("a", "b"), documents=True, reuse=earlier)
-        for row in range(0, SIZE, slice_rows):
-            slice = documents(new[start + row : start + row + slice_rows])
-            status += known_status(answers.find(work, slice, row).answers, slice.num_rows)
-    return counting.reads, status
+        commit(store, shard, texts[start : start + SIZE], {"a": ["ok"] * SIZE})
+    counting, new = Counting(store), shard_at(0, "new", rows=len(texts))
+    status, reused = found(
+        counting,  # type: ignore[arg-type]  # reads alone
+        new,
+        [changed(text) for text in texts],
+        *map(source_of, old),
+    )
+    return counting.reads, status, Counter(reused)
 
 
 @pytest.mark.parametrize("count", [3, 20])
 def test_a_file_with_one_new_text_has_each_earlier_file_read_once(store: Store, count: int) -> None:
-    reads, status = rewritten(store, count, lambda text: "new" if text == "4" else text)
+    reads, status, reused = rewritten(store, count, lambda text: "new" if text == "4" else text)
     assert [row for row, answered in enumerate(status) if answered is None] == [4]
-    assert reads == {"documents": count, "labels": 2 * count}
+    assert reads == {"documents": count, "labels": count}
+    assert sorted(reused.values()) == [SIZE - 1, *[SIZE] * (count - 1)]
 
 
-def test_of_a_file_with_new_texts_alone_no_answers_are_read(store: Store) -> None:
-    reads, status = rewritten(store, 3, lambda text: f"new {text}")
-    assert set(status) == {None} and reads == {"documents": 3}
+def test_no_more_sources_are_read_when_every_row_has_an_answer(store: Store) -> None:
+    """They are read at most `READ_THREADS` at a time."""
+    count = 2 * READ_THREADS + 1
+    reads, status, reused = rewritten(store, count, lambda _: "1")
+    assert set(status) == {"ok"} and list(reused.values()) == [count * SIZE]
+    assert reads == {"documents": READ_THREADS, "labels": READ_THREADS}
 
 
-def test_rows_without_text_have_no_answers_looked_up(store: Store) -> None:
-    old, texts = shard_at(0, "old"), [" ", "one", ""]
-    commit(store, old, texts, {"a": ["empty", "ok", "empty"]})
-    labels = {"a": label_key("a", FP["a"], old.id)}
-    work = WorkItem(
-        shard_at(0, "new"), ("a",), documents=True, reuse=(ReusableShard(old.id, labels),)
-    )
-    counting = Counting(store)
-    answers = AnswerCache(counting)  # type: ignore[arg-type]  # reads alone
-    assert answers.find(work, documents(["", "two", " "]), 0).answers == {}
-    assert counting.reads == {"documents": 1}
+def test_without_a_row_with_text_no_source_is_read(store: Store) -> None:
+    reads, status, _ = rewritten(store, 2, lambda text: " " * int(text))
+    assert set(status) == {None} and reads == {}
 
 
-def test_the_slices_of_a_shard_share_what_is_read(store: Store) -> None:
-    reads, status = rewritten(store, 2, str, slice_rows=1)
-    assert set(status) == {"ok"} and reads["labels"] == 2 * 2
+def test_rows_without_text_have_no_answers(store: Store) -> None:
+    old = shard_at(0, "old")
+    commit(store, old, [" ", "one", ""], {"a": ["ok", "ok", "ok"]})  # as no run does
+    answered = found(store, shard_at(0, "new"), ["", "one", " "], source_of(old))
+    assert answered == ([None, "ok", None], {old.id: 1})
 
 
-def test_a_damaged_documents_file_of_the_shard_itself_is_named(store: Store) -> None:
+@pytest.mark.parametrize("own", [True, False])
+def test_a_damaged_documents_file_is_named(store: Store, own: bool) -> None:
     shard = shard_at(0, "x")
-    commit(store, shard, ["one", "two", "three"], {"a": FAILED_FIRST})
-    (work,) = retry_items(store, [shard], committed(store, {"a": FP["a"]}, [shard.id]))
+    commit(store, shard, TEXTS, {"a": FAILED_FIRST})
     store.delete([documents_key(shard.id)])
-    longer = to_parquet(documents_table(documents(["one", "two", "three", "four"])), {})
-    store.create(documents_key(shard.id), longer)
-    with pytest.raises(StorageError, match=r"has 4 rows of a shard of 3; `assay verify`"):
-        AnswerCache(store).find(work, documents(["one", "two", "three"]), 0)
+    longer = [*TEXTS, "four"]
+    store.create(documents_key(shard.id), to_parquet(documents_table(documents(longer)), {}))
+    asking = shard if own else shard_at(9, "y", rows=4)
+    with pytest.raises(StorageError, match=r"has 3 rows and its documents file 4; `assay verify`"):
+        found(store, asking, longer, source_of(shard))
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_part_with_rows_of_another_shard_is_named(store: Store, own: bool, shift: int) -> None:
+    """Its metadata, or its key, are of a shard whose rows begin elsewhere."""
+    shard = shard_at(10, "x")
+    part = commit_part(store, shard, TEXTS, [0, 2])
+    moved = shard_at(10 + shift, "x")
+    other = Source(moved.id, part.key.replace(shard.id, moved.id))
+    data = to_parquet(
+        answers(["ok"] * 2).append_column("row", pa.array([10, 12], pa.int64())),
+        {"shard": canonical_json(moved.to_json()).decode()},
+    )
+    commit_shard(store, moved, documents(TEXTS), [])
+    store.create(other.key, data)
+    asking = moved if own else shard_at(50, "y")
+    with pytest.raises(StorageError, match="`assay verify` reports more"):
+        found(store, asking, TEXTS, other)
+
+
+def test_answers_stand_in_place_of_the_rows_that_have_one() -> None:
+    rows = answers(["error:x", "ok", "error:y"], p=0.5)
+    others = answers(["ok"] * SIZE)
+    known = structs(others.drop_columns(["doc_id"])).take(pa.array([0, None, None]))
+    merged = overlaid(rows, known)
+    assert merged.schema == rows.schema
+    assert merged.to_pylist() == [others.to_pylist()[0], *rows.to_pylist()[1:]]

@@ -202,7 +202,7 @@ def test_a_file_made_again_is_other_content(full: LocalStore) -> None:
 
 def test_unfinished_work_has_no_snapshot(full: LocalStore) -> None:
     (full.root / label_key("topic", F2, FIRST.id)).unlink()
-    assert not is_whole(FIRST.id, FPS, committed(full, FPS, SIDS))
+    assert not is_whole(FIRST, FPS, committed(full, FPS, SIDS))
     with pytest.raises(StorageError, match="not complete"):
         publish_now(full)
     assert snapshot_numbers(full) == []
