@@ -171,7 +171,7 @@ def test_engines_that_die_while_they_start_are_replaced_and_too_many_end_the_run
     assert len(list(graph.label_items(items, job))) == SHARDS
     assert graph.build(items, job).context.execution_no_progress_timeout_s == -1
     (tmp_path / "more").mkdir()
-    monkeypatch.setattr(graph, "ShardStage", stub(tmp_path / "more", graph.START_DEATHS + 1))
+    monkeypatch.setattr(graph, "ShardStage", stub(tmp_path / "more", 30))
     with pytest.raises(
         ModelError, match=r"keep ending while they start; .*for the model"
     ) as raised:

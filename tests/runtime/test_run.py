@@ -271,6 +271,7 @@ def test_on_ray_no_stage_is_fused_and_every_file_is_the_same(
         return built[-1]
 
     monkeypatch.setattr("pipeline.runtime.graph.WINDOW_SHARDS", 3)
+    monkeypatch.setattr("pipeline.runtime.graph.WINDOW_SHARDS_PER_ENGINE", 1)
     monkeypatch.setattr("pipeline.runtime.graph.build", keep)
     outcome = run_quietly(spec)
     assert outcome.complete and len(built) == -(-outcome.shards // 3) > 1
