@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby, zip_longest
 from operator import itemgetter
@@ -27,8 +27,7 @@ from pipeline.ledger.numbered import append_numbered, numbers
 from pipeline.sources.shards import Shard, Slice, fields_of
 from pipeline.stores.store import Store
 
-# A snapshot of more shards has its files in a manifest, in row groups of this many shards: as JSON,
-# 2.5 million shards of 8 tasks would be more than one PUT may have.
+# A snapshot of more shards has its files in a manifest, in row groups of this many shards.
 TABLE_SHARDS = 10_000
 
 _OF_SHARD = ("path", "start_row", "end_row")
@@ -53,8 +52,7 @@ class SnapshotTask:
 
     def to_json(self) -> dict[str, object]:
         """The JSON form. Default columns are left out, so older snapshots keep their form."""
-        entry = asdict(self)
-        return {k: v for k, v in entry.items() if k != "columns" or v != ANSWER_COLUMNS}
+        return {k: v for k, v in asdict(self).items() if k != "columns" or v != ANSWER_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,11 +287,9 @@ def counts_in(store: Store, snapshot: Mapping[str, Any] | None, done: Committed)
 
 def _json(data: bytes) -> dict[str, Any] | None:
     """The JSON object, or None."""
-    try:
-        content = parse_json(data)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
+    with suppress(ValueError):
+        return content if isinstance(content := parse_json(data), dict) else None
+    return None
 
 
 def _tables(

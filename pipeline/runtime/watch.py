@@ -91,7 +91,8 @@ class Watch:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
         # — only the main thread takes signals; from another, `run` names stalled workers
-        self._main = threading.get_ident() if _in_main_thread() else None
+        is_main = threading.current_thread() is threading.main_thread()
+        self._main = threading.get_ident() if is_main else None
 
     def __enter__(self) -> Watch:
         # — a stalled run is ended by SIGINT, which a shell's background job ignores
@@ -395,7 +396,3 @@ def _is_alive(report: WorkerReport) -> bool:
     if not report.actor_id:
         return report.worker == DRIVER or report.phase != WAITING
     return is_alive(report.actor_id, report.pid)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()

@@ -24,8 +24,8 @@ from pipeline.ledger.keys import cell_of_part, documents_key, label_key
 from pipeline.ledger.label_files import LabelFile, commit_shard, documents_table, to_parquet
 from pipeline.ledger.reuse import READ_THREADS, StoredAnswers, overlaid
 from pipeline.runtime.job import Job, make_job
-from pipeline.runtime.outcome import retry_items
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.retries import retry_items
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
 from pipeline.spec.parse import spec_of
