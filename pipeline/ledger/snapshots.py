@@ -318,10 +318,7 @@ def _tables(
 
 
 def _create(store: Store, content: dict[str, Any], tables: Iterator[pa.Table]) -> bool:
-    """Creates the snapshot; False if its number is taken.
-
-    The manifest is created first: a snapshot that exists is whole.
-    """
+    """Creates the manifest, if there is one, then the snapshot; False if its number is taken."""
     number, first = content["number"], next(tables, _SCHEMA.empty_table())
     second = next(tables, None)
     if second is None:
