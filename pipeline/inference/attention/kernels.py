@@ -228,9 +228,8 @@ def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
         # — documented as [tokens, heads]; the kernels of torch 2.11 to 2.13 return [heads, tokens]
         x = torch.zeros(1, 2, dim, device=device, dtype=dtype)  # one token, two heads
         starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
-        _, lse = varlen(
-            x, x, x, starts, starts, 2, 1, return_aux=AuxRequest(lse=True), scale=dim**-0.5
-        )
+        options = {"return_aux": AuxRequest(lse=True), "scale": dim**-0.5, **grouped}
+        _, lse = varlen(x, x, x, starts, starts, 2, 1, **options)
         return bool(lse.shape == (2, 1))
 
     def flash(
