@@ -150,20 +150,17 @@ def test_the_same_table_is_the_same_file_and_it_keeps_types_and_metadata() -> No
     assert json.loads(metadata[b"assay.task"]) == {"labels": ["é"]}
 
 
-@pytest.mark.parametrize(
-    ("rows", "doc_ids"),
-    [(2, ["a", "b", "c"]), (3, ["a", "c", "b"]), (3, ["a", "b"]), (2, ["a", "b"])],
-)
-def test_a_file_with_other_rows_than_the_shard_is_noticed(rows: int, doc_ids: list[str]) -> None:
-    with pytest.raises(StorageError, match="3 rows, which are not the"):
-        verify(to_parquet(toy_table(), {}), rows, pa.chunked_array([doc_ids]))
+@pytest.mark.parametrize("doc_ids", [["a", "c", "b"], ["a", "b"], ["a", "b", "c", "d"]])
+def test_a_file_with_other_rows_than_the_shard_is_noticed(doc_ids: list[str]) -> None:
+    with pytest.raises(StorageError, match=f"3 rows, which are not the {len(doc_ids)} documents"):
+        verify(to_parquet(toy_table(), {}), pa.chunked_array([doc_ids]))
 
 
 def test_a_file_that_cannot_be_read_back_is_noticed() -> None:
     data = to_parquet(toy_table(), {})
-    verify(data, 3, DOCUMENTS.column("doc_id"))
+    verify(data, DOCUMENTS.column("doc_id"))
     with pytest.raises(StorageError, match="cannot be read back"):
-        verify(data[:-10], 3, DOCUMENTS.column("doc_id"))
+        verify(data[:-10], DOCUMENTS.column("doc_id"))
 
 
 def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> None:
