@@ -14,7 +14,8 @@ from pipeline.ledger.text_index import Hashes, text_hashes
 from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import plan_reuse
 from pipeline.runtime.job import Job, Plan, jobs_for_each_dtype, list_missing, plan
-from pipeline.runtime.outcome import sliced_rows, with_retries
+from pipeline.runtime.outcome import sliced_rows
+from pipeline.runtime.retries import with_retries
 from pipeline.sources.shards import Slice
 from pipeline.sources.slices import read_inside
 from pipeline.spec.schema import JobSpec

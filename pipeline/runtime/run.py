@@ -23,7 +23,7 @@ from pipeline.runtime.cascades import conditions
 from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.connection import local_ray, remote_ray
 from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
-from pipeline.runtime.outcome import Outcome, Tally, with_retries
+from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.runtime.placement import (
     Machine,
     cluster,
@@ -43,6 +43,7 @@ from pipeline.runtime.progress import (
     ignore,
 )
 from pipeline.runtime.reading import commit_documents
+from pipeline.runtime.retries import with_retries
 from pipeline.runtime.rounds import label_rounds
 from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Slice

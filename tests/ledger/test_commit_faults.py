@@ -88,7 +88,7 @@ def test_every_row_is_there_once_and_every_maker_knows_it(
         makers = everyone_commits_everything(store)
         shards = [shard(number) for number in range(SHARDS)]
         done = committed(store, TASKS, [each.id for each in shards])
-        assert remaining(shards, list(TASKS), done, {}) == []
+        assert remaining(shards, list(TASKS), done) == []
         tasks = {task: SnapshotTask(fp, LABELS) for task, fp in TASKS.items()}
         number = publish(store, "job", tasks, shards, done, created_at="now")
     assert min(faults.counted[kind] for kind in SHARES) > 0, faults.counted

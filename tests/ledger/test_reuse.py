@@ -15,7 +15,7 @@ from pipeline.ledger.cells import ReusableShard, WorkItem, committed
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.ledger.label_files import LabelFile, commit_shard, documents_table, to_parquet
 from pipeline.ledger.reuse import AnswerCache, known_status, overlaid
-from pipeline.runtime.outcome import retry_items
+from pipeline.runtime.retries import retry_items
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.stores.store import Store
