@@ -219,12 +219,8 @@ def contents_of(
     sliced = slice_rows is not None
     named = [(s, s.rows if slice_rows is None else slice_rows[s.id]) for s in shards]
     tables = _tables(named, tasks, done)
-    return Contents(
-        0,
-        spec_name,
-        tasks,
-        tuple(each for table in tables for each in _shards(table, tasks, sliced)),
-    )
+    shown = tuple(each for table in tables for each in _shards(table, tasks, sliced))
+    return Contents(0, spec_name, tasks, shown)
 
 
 def last_snapshot(store: Store, spec_name: str) -> int | None:
@@ -371,16 +367,13 @@ def _parsing(store: Store, number: int) -> Iterator[None]:
 
 
 def _shows(
-    store: Store,
-    snapshot: Mapping[str, Any],
-    header: Mapping[str, Any],
-    tables: Iterator[pa.Table],
+    store: Store, snapshot: Mapping[str, Any], header: Mapping[str, Any], new: Iterator[pa.Table]
 ) -> bool:
     """Whether the snapshot shows the same work; its number, time and counts may differ."""
     expected = {"slice": None} | parse_json(canonical_json(header))
     return all(snapshot.get(name) == value for name, value in expected.items()) and all(
-        old is not None and new is not None and old.select(_NAMED).equals(new.select(_NAMED))
-        for old, new in zip_longest(_files(store, snapshot), tables)
+        was is not None and now is not None and was.select(_NAMED).equals(now.select(_NAMED))
+        for was, now in zip_longest(_files(store, snapshot), new)
     )
 
 

@@ -14,10 +14,7 @@ from datetime import UTC, datetime
 
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
 from pipeline.ledger.blocks import ShardCounts
-from pipeline.ledger.cells import (
-    Committed,
-    is_whole,
-)
+from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.failed_rows import (
     READ_THREADS,
     Counts,
@@ -358,11 +355,6 @@ class Outcome:
         return replace(self, snapshot=number, kept=kept)
 
 
-def published_counts(store: Store, spec_name: str, done: Committed) -> Counts:
-    """The counts that the spec's last snapshot has of the label files in `done`."""
-    return counts_in(store, last_published(store, spec_name, skip_damaged=True), done)
-
-
 def sliced_rows(store: Store, shards: Iterable[Shard], done: Committed) -> dict[str, int]:
     """The rows in the label files of each sliced shard that has one, by shard id."""
 
@@ -377,6 +369,11 @@ def sliced_rows(store: Store, shards: Iterable[Shard], done: Committed) -> dict[
     }
     with ThreadPoolExecutor(READ_THREADS) as pool:
         return dict(zip(files, pool.map(rows_in, files.values()), strict=True))
+
+
+def published_counts(store: Store, spec_name: str, done: Committed) -> Counts:
+    """The counts that the spec's last snapshot has of the label files in `done`."""
+    return counts_in(store, last_published(store, spec_name, skip_damaged=True), done)
 
 
 def failed_rows(counts: ShardCounts) -> int:

@@ -1,4 +1,4 @@
-"""Which rows are tried again. Entry point: `with_retries`. Must import neither torch nor Ray."""
+"""The work that tries failed rows again. Entry point: `with_retries`."""
 
 from __future__ import annotations
 

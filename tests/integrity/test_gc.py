@@ -19,6 +19,7 @@ from finished import (
     Corpus,
     commit_all,
     finish,
+    read_parquet,
     toy_fingerprints,
 )
 from memory_store import MemoryStore
@@ -127,14 +128,17 @@ def model(store: Store, keep: int, age_s: dict[str, float], days: float) -> set[
     count: dict[str, int] = defaultdict(int)
     published: dict[tuple[str, str], float] = {}
     kept = {key for key, age in age_s.items() if age < days * DAY_S}
-    for key in sorted((stored.key for stored in store.list("snapshots/0")), reverse=True):
+    snapshots = sorted((stored.key for stored in store.list("snapshots/0")), reverse=True)
+    for key in (each for each in snapshots if each.endswith(".json")):
         content = json.loads(store.read(key))
         count[content["spec"]] += 1
         for task, of in content["tasks"].items():
             last = published.get((task, of["fp"]), age_s[key])
             published[task, of["fp"]] = min(last, age_s[key])
         if count[content["spec"]] <= keep or key in kept:
-            kept |= {key, *(file["key"] for file in content["files"])}
+            manifest = content.get("manifest", key)
+            files = content.get("files") or read_parquet(store, manifest).to_pylist()
+            kept |= {key, manifest, *(file["key"] for file in files)}
             kept |= {f"specs/{task}/{of['fp']}.json" for task, of in content["tasks"].items()}
     answers = [key for key in age_s if key.startswith(("labels/", "retries/"))]
     answers = [key for key in answers if key not in FOREIGN]
@@ -156,9 +160,13 @@ def model(store: Store, keep: int, age_s: dict[str, float], days: float) -> set[
 @pytest.mark.parametrize(("keep", "days"), [(1, 0), (2, 0), (1, 7), (2, 7), (1, 20)])
 @pytest.mark.parametrize("seed", range(3))
 def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_else(
-    everything: Everything, seed: int, keep: int, days: float
+    everything: Everything, seed: int, keep: int, days: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, store = random.Random(seed), everything.store
+    if seed == 2:
+        monkeypatch.setattr("pipeline.ledger.snapshots.TABLE_SHARDS", 2)
+        # — its run was killed before it wrote the snapshot
+        store.create("snapshots/00000099.parquet", b"PAR1")
     for step in range(12):
         everything.clock.now_s += source.uniform(0, 6) * DAY_S
         match source.choice(["edit", "finish", "finish", "begin", "begin"]):

@@ -18,12 +18,13 @@ from pipeline.ledger.label_files import to_parquet
 from pipeline.ledger.snapshots import (
     SnapshotTask,
     contents,
+    contents_of,
     last_contents,
     publish,
     read_snapshot,
     snapshot_numbers,
 )
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 
@@ -156,6 +157,40 @@ def test_above_10_000_shards_the_files_are_in_a_manifest_and_no_label_file_is_re
     shown = contents(store, 1)
     assert [shard.start_row for shard in shown.shards] == list(range(count))
     assert {file.key for file in shown.files} == {key for _, _, key, *_ in expected}
+
+
+@pytest.mark.parametrize("shards_in_json", [1, 2])
+def test_a_slice_has_fewer_labels_than_documents_and_its_label_files_are_counted(
+    shards_in_json: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.ledger.snapshots.TABLE_SHARDS", shards_in_json)
+    store, part = Counting(), Slice(where="year = 2003")
+    fill(store)
+    sliced = [replace(shard, slice=part) for shard in SHARDS]
+    rows = {FIRST.id: 2, SIDS[1]: 1}
+    for shard in sliced:
+        for task, fp in FPS.items():
+            store.create(label_key(task, fp, shard.cell), labels_of(rows[shard.id], failed=1))
+
+    def publish_slice(tasks: dict[str, SnapshotTask]) -> int:
+        done = committed(store, FPS, SIDS)
+        store.read_keys.clear()
+        return publish(store, "job", tasks, sliced, done, created_at="", slice_rows=rows)
+
+    assert publish_slice(TASKS) == 1
+    labels = {label_key(task, fp, shard.cell) for task, fp in FPS.items() for shard in sliced}
+    assert {key for key in store.read_keys if key.startswith("labels/")} == labels
+    shown = contents(store)
+    assert (shown.rows, shown.missing_rows, shown.slice) == (3, 2, part)
+    assert [shard.documents.rows for shard in shown.shards] == [3, 2]
+    assert [f.rows for shard in shown.shards for f in shard.labels.values()] == [2, 2, 1, 1]
+    assert {f.key for shard in shown.shards for f in shard.labels.values()} == labels
+    assert not any(shard.has_own_documents for shard in shown.shards)
+    same = contents_of("job", TASKS, sliced, committed(store, FPS, SIDS), rows)
+    assert same.shards == shown.shards
+    # — of the next snapshot no label file is read
+    assert publish_slice({"toxic": TASKS["toxic"]}) == 2
+    assert not any(key.startswith("labels/") for key in store.read_keys)
 
 
 def test_a_manifest_without_its_snapshot_is_no_snapshot_and_takes_only_its_number(
