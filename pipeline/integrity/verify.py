@@ -160,7 +160,8 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
         doc_ids = documents.column("doc_id")
         if ROW in answers.column_names:
             numbers = pc.subtract(answers.column(ROW), shard.start_row)
-            doc_ids = doc_ids.take(numbers.filter(pc.less(numbers, len(documents))))
+            is_in = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(documents)))
+            doc_ids = doc_ids.take(numbers.filter(is_in))
         if where := _differing(answers.column("doc_id"), doc_ids):
             what = f"doc_id is not in the order of {shard.documents.key}: {where}"
             damages.append(Damage(file.key, what))

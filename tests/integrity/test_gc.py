@@ -8,9 +8,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from finished import (
     FILES,
@@ -18,7 +20,9 @@ from finished import (
     SHARD_BYTES,
     Corpus,
     commit_all,
+    documents_of,
     finish,
+    label_file,
     read_parquet,
     toy_fingerprints,
 )
@@ -31,7 +35,16 @@ from pipeline.integrity.gc import GcResult, collect_garbage
 from pipeline.integrity.verify import verify
 from pipeline.ledger import attempts
 from pipeline.ledger.attempts import ENDED_AFTER_S, in_use
-from pipeline.ledger.keys import audit_key, documents_key, index_key, label_key, parse_key, spec_key
+from pipeline.ledger.keys import (
+    audit_key,
+    cell_of_part,
+    documents_key,
+    index_key,
+    label_key,
+    parse_key,
+    spec_key,
+)
+from pipeline.ledger.label_files import commit_shard
 from pipeline.ledger.snapshots import contents
 from pipeline.ledger.text_index import cover
 from pipeline.spec.fingerprint import Fingerprint
@@ -87,6 +100,19 @@ class Everything:
         """Commits some of the shards, as a run that was interrupted did; the new keys."""
         before, shards = self.keys, self.corpus.shards(self.store)
         commit_all(self.store, [shards[n] for n in numbers], toy_fingerprints(version))
+        return self.keys - before
+
+    def begin_parts(self, version: str, *numbers: int) -> set[str]:
+        """Commits answers about some rows of these shards; the new keys."""
+        before, shards = self.keys, self.corpus.shards(self.store)
+        for shard in (shards[n] for n in numbers):
+            inside = np.arange(shard.rows) % 2 == 0
+            cell = cell_of_part(shard.id, version.encode())
+            files = [
+                replace(label_file(shard, task, f), cell=cell, inside=inside)
+                for task, f in toy_fingerprints(version).items()
+            ]
+            commit_shard(self.store, shard, documents_of(shard), files)
         return self.keys - before
 
     def try_again(self, version: str) -> tuple[str, str]:
@@ -152,7 +178,7 @@ def model(store: Store, keep: int, age_s: dict[str, float], days: float) -> set[
     for key in set(answers) & kept:
         parsed = parse_key(key)
         assert parsed is not None
-        kept.add(label_key(parsed.task, parsed.fp, parsed.sid))
+        kept.add(label_key(parsed.task, parsed.fp, parsed.cell))
         kept |= {documents_key(parsed.sid), spec_key(parsed.task, parsed.fp)}
     return kept & age_s.keys() | {key for key in age_s if key in FOREIGN or key[:7] == "inputs/"}
 
@@ -169,13 +195,15 @@ def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_
         store.create("snapshots/00000099.parquet", b"PAR1")
     for step in range(12):
         everything.clock.now_s += source.uniform(0, 6) * DAY_S
-        match source.choice(["edit", "finish", "finish", "begin", "begin"]):
+        match source.choice(["edit", "finish", "finish", "begin", "begin", "parts"]):
             case "edit":
                 everything.corpus.write_file(source.randrange(FILES), seed=step)
             case "finish":
                 everything.finish(source.choice("abc"), version=source.choice("123"))
             case "begin":
                 everything.begin(source.choice("1234"), source.randrange(2), 2)
+            case "parts":
+                everything.begin_parts(source.choice("1234"), source.randrange(4))
     store.create("attempts/x/0-3-abc", b"")
     for key in FOREIGN:
         store.create(key, b"mine")
@@ -253,6 +281,40 @@ def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
     removed = [parse_key(key) for key in everything.gc(1).keys]
     labels = [key for key in removed if key is not None and key.folder == "labels/"]
     assert len(labels) == 6 * len(gone) and {key.sid for key in labels} == gone
+
+
+def test_a_stages_answers_about_some_rows_stay_until_their_shard_is_gone(
+    everything: Everything,
+) -> None:
+    store, shards = everything.store, everything.corpus.shards(everything.store)
+    stage = toy_fingerprints("1")["toxic"]
+    cascade = Fingerprint({"task": "toxic", "cascade": {"stages": [stage.id]}})
+    parts = everything.begin_parts("1", *range(len(shards)))
+    unneeded = {key for key in parts if key.startswith("labels/topic/")}
+    of_stage = {key for key in parts if key.startswith("labels/toxic/")}
+    finish(store, shards, {"toxic": cascade}, "job")
+    removed = {key for key in everything.gc(1).keys if key.startswith("labels/")}
+    assert len(of_stage) == len(shards) and removed == unneeded
+    gone = {shard.id for shard in shards if shard.path.endswith("1.jsonl")}
+    (everything.corpus.folder / "1.jsonl").unlink()
+    finish(store, everything.corpus.shards(store), {"toxic": cascade}, "job")
+    removed = {key for key in everything.gc(1).keys if key.startswith("labels/")}
+    assert removed & of_stage == {key for key in of_stage if key.split("/")[-1][:32] in gone}
+
+
+def test_the_retry_of_some_rows_is_kept_with_what_it_stands_behind(everything: Everything) -> None:
+    (shard, *_), fp = everything.corpus.shards(everything.store), toy_fingerprints("1")["toxic"]
+    everything.begin_parts("1", 0)
+    first = label_key("toxic", fp.id, cell_of_part(shard.id, b"1"))
+    retry = label_key("toxic", fp.id, cell_of_part(shard.id, b"1"), 1)
+    everything.clock.now_s += 30 * DAY_S
+    assert everything.store.create(retry, everything.store.read(first))
+    everything.finish("job", "1")  # it names neither, so only the retry's age keeps both
+    everything.gc(1, older_than_days=7)
+    assert {first, retry} <= everything.keys
+    everything.clock.now_s += 8 * DAY_S
+    everything.gc(1, older_than_days=7)
+    assert not {first, retry} & everything.keys
 
 
 class Recording:

@@ -298,6 +298,38 @@ def test_another_specs_snapshot_is_not_a_change_of_this_ones(full: LocalStore) -
     assert publish_now(full) == 4  # and back
 
 
+def test_a_snapshot_of_a_slice_names_its_label_files_and_the_whole_documents(
+    store: LocalStore,
+) -> None:
+    sliced = [replace(shard, slice=Slice(sample="0.5")) for shard in SHARDS]
+    for shard in sliced:
+        store.create(documents_key(shard.id), bytes(12))
+        for task, fp in FPS.items():
+            store.create(label_key(task, fp, shard.cell), bytes(12))
+    done, rows = committed(store, FPS, SIDS), {SIDS[0]: 2, SIDS[1]: 0}
+    with pytest.raises(StorageError, match="not complete"):  # without the slice
+        publish_now(store)
+    publish(store, "job", TASKS, sliced, done, created_at="now", slice_rows=rows)
+    shown = contents(store)
+    assert (shown.slice, shown.rows) == (Slice(sample="0.5"), 2)
+    assert shown == replace(
+        contents_of("job", TASKS, sliced, done, rows),
+        number=1,
+        missing_rows=3,
+        slice=shown.slice,
+        created_at="now",
+    )
+    for shard, named in zip(sliced, shown.shards, strict=True):
+        assert (named.sid, named.rows) == (shard.id, rows[shard.id])
+        documents = named.documents
+        assert (documents.key, documents.rows) == (documents_key(shard.id), shard.rows)
+        assert {(file.key, file.rows) for file in named.labels.values()} == {
+            (label_key(task, fp, shard.cell), named.rows) for task, fp in FPS.items()
+        }
+        assert named.sliced and not named.has_own_documents
+    assert read_snapshot(store, 1)["complete"] is False
+
+
 def test_files_that_could_not_be_read_make_a_snapshot_partial(full: LocalStore) -> None:
     done = committed(full, FPS, SIDS)
     stamp = "2026-11-01T00:00:00Z"
