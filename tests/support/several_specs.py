@@ -1,0 +1,121 @@
+"""An output of several specs, with a clock of its own. Fixtures: `everything` and `clock`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from finished import (
+    SHARD_BYTES,
+    Corpus,
+    commit_all,
+    documents_of,
+    finish,
+    label_file,
+    toy_fingerprints,
+)
+from memory_store import MemoryStore
+
+from pipeline.integrity.gc import GcResult, collect_garbage
+from pipeline.ledger.keys import (
+    cell_of_part,
+    label_key,
+)
+from pipeline.ledger.label_files import commit_shard
+from pipeline.spec.parse import load_spec
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.store import Store
+
+DAY_S = 86_400.0
+# What people and other programs may have put beside assay's keys, or among them.
+FOREIGN = (
+    "README.md",
+    "labels/README.md",
+    "labels/toxic/notes.parquet",
+    "documents/copy of 00.parquet",
+    f"labels/toxic/{'a' * 16}/cc/{'b' * 32}.parquet",
+    "snapshots/latest.json",
+    "specs/toxic/mine.json",
+    "exports/labels/toxic.parquet",
+)
+
+
+class Clock:
+    """The time of the store and of gc. Each look at it takes a second."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        self.now_s += 1
+        return self.now_s
+
+
+class Everything:
+    """A corpus, a spec and a store, and what runs of any spec would do to them."""
+
+    def __init__(self, store: Store, spec: JobSpec, corpus: Corpus, clock: Clock) -> None:
+        self.store, self.spec, self.corpus, self.clock = store, spec, corpus, clock
+
+    @property
+    def keys(self) -> set[str]:
+        return {*self.made_s}
+
+    @property
+    def made_s(self) -> dict[str, float]:
+        listed = [*self.store.list(""), *self.store.list("attempts/")]
+        return {stored.key: stored.modified_s for stored in listed}
+
+    def finish(self, name: str, version: str) -> int:
+        return finish(self.store, self.corpus.shards(self.store), toy_fingerprints(version), name)
+
+    def begin(self, version: str, *numbers: int) -> set[str]:
+        """Commits some of the shards, as a run that was interrupted did; the new keys."""
+        before, shards = self.keys, self.corpus.shards(self.store)
+        commit_all(self.store, [shards[n] for n in numbers], toy_fingerprints(version))
+        return self.keys - before
+
+    def begin_parts(self, version: str, *numbers: int) -> set[str]:
+        """Commits answers about some rows of these shards; the new keys."""
+        before, shards = self.keys, self.corpus.shards(self.store)
+        for shard in (shards[n] for n in numbers):
+            inside = np.arange(shard.rows) % 2 == 0
+            cell = cell_of_part(shard.id, version.encode())
+            files = [
+                replace(label_file(shard, task, f), cell=cell, inside=inside)
+                for task, f in toy_fingerprints(version).items()
+            ]
+            commit_shard(self.store, shard, documents_of(shard), files)
+        return self.keys - before
+
+    def try_again(self, version: str) -> tuple[str, str]:
+        """Two retries of the first shard's labels, of which the second stands."""
+        shard, fp = self.corpus.shards(self.store)[0], toy_fingerprints(version)["toxic"].id
+        data = self.store.read(label_key("toxic", fp, shard.id))
+        first, second = (label_key("toxic", fp, shard.id, number) for number in (1, 2))
+        assert self.store.create(first, data) and self.store.create(second, data)
+        return first, second
+
+    def gc(self, keep: int, delete: bool = True, older_than_days: float = 0) -> GcResult:
+        days = {"older_than_days": older_than_days}
+        return collect_garbage(self.spec, keep=keep, delete=delete, store=self.store, **days)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.time", clock)
+    return clock
+
+
+@pytest.fixture
+def everything(tmp_path: Path, write_spec: Callable[..., Path], clock: Clock) -> Everything:
+    corpus = Corpus(tmp_path / "corpus", tmp_path / "cache")
+    corpus.write()
+    wanted = {"path": str(corpus.folder), "id": "id", "shard_bytes": SHARD_BYTES}
+    # — gc needs no model: this one does not exist
+    spec = load_spec(write_spec(input=wanted, model={"path": str(tmp_path / "nowhere")}))
+    return Everything(MemoryStore(), spec, corpus, clock)
