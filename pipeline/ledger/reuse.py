@@ -6,8 +6,9 @@ Entry points: `StoredAnswers.find`, and `overlaid`, which puts answers into othe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,8 @@ from pipeline.stores.store import Store
 
 # Sources that are read at once.
 READ_THREADS = 16
+# Other shards whose texts are kept: about a megabyte each.
+CACHED_SHARDS = 64
 
 
 class StoredAnswers:
@@ -32,6 +35,8 @@ class StoredAnswers:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        # — each task of a shard looks into the same other shards
+        self._texts: Callable[[str], pa.StringArray] = lru_cache(CACHED_SHARDS)(self._read_texts)
 
     def find(
         self,
@@ -95,8 +100,7 @@ class StoredAnswers:
             rows = self._rows(source, file, shard.piece.start_row, len(texts))
             at[rows] = np.arange(len(rows))
             return at, file
-        columns = ["content_hash", "n_chars"]
-        stored = text_hashes_and_lengths(read_file(self._store, documents_key(source.sid), columns))
+        stored = self._texts(source.sid)
         if ROW in file.column_names:
             start = shard_in(file).piece.start_row
             stored = stored.take(pa.array(self._rows(source, file, start, len(stored))))
@@ -104,6 +108,10 @@ class StoredAnswers:
             raise self._damaged(source, len(file), len(stored))
         places = pc.fill_null(pc.index_in(texts, value_set=stored), -1)
         return places.to_numpy(zero_copy_only=False).astype(np.int64), file
+
+    def _read_texts(self, sid: str) -> pa.StringArray:
+        columns = ["content_hash", "n_chars"]
+        return text_hashes_and_lengths(read_file(self._store, documents_key(sid), columns))
 
     def _rows(
         self, source: Source, file: pa.Table, start_row: int, count: int
