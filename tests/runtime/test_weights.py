@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import Any
 import fsspec
 import pytest
 from fake_hub import FakeHub, use_endpoint
-from fsspec import AbstractFileSystem
 from safetensors import SafetensorError
 from servers import Server
 
@@ -115,7 +115,6 @@ def test_a_plan_reads_no_weights_that_the_hub_or_the_cache_has_the_hash_of(
     model_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    moto: Server,
 ) -> None:
     hub.push("models/org/tiny", contents(model_folder))
     locate(ModelSpec(path="org/tiny"), tmp_path / "cache")
@@ -169,7 +168,7 @@ def test_a_store_that_does_not_answer_now_is_asked_again_later(
         raise ConnectionRefusedError("nobody there")
 
     monkeypatch.setattr("pipeline.runtime.weights.retry", lambda call, _: call())
-    monkeypatch.setattr(AbstractFileSystem, "find", away)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "find", away)
     use_endpoint(monkeypatch, "http://127.0.0.1:9")
     for path in ("memory://model", "org/tiny"):
         with pytest.raises(AssayError, match="run again to go on") as raised:
@@ -223,16 +222,22 @@ def test_processes_that_start_together_fetch_a_model_once(
     """Eight engines of a machine: each file is fetched by one of them, and all read it whole."""
     files = locate(ModelSpec(path=f"file://{model_folder}"), tmp_path / "driver")
     local = type(fsspec.filesystem("file"))
-    get = local.get_file
+    get, fork = local.get_file, multiprocessing.get_context("fork")
+    together = fork.Barrier(8)
 
     def counted(self: Any, source: str, *others: Any) -> None:
+        time.sleep(0.05)  # — as a store far away: without a lock, all would fetch now
         with (tmp_path / "fetched").open("a") as log:
             log.write(f"{source}\n")
         get(self, source, *others)
 
     monkeypatch.setattr(local, "get_file", counted)
-    fork = multiprocessing.get_context("fork")
-    engines = [fork.Process(target=fetch, args=(files, tmp_path / "cache", {})) for _ in range(8)]
+
+    def start() -> None:
+        together.wait()
+        fetch(files, tmp_path / "cache", {})
+
+    engines = [fork.Process(target=start) for _ in range(8)]
     for engine in engines:
         engine.start()
     for engine in engines:
