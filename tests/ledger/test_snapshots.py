@@ -309,7 +309,8 @@ def test_a_snapshot_of_a_slice_names_its_label_files_and_the_whole_documents(
     done, rows = committed(store, FPS, SIDS), {SIDS[0]: 2, SIDS[1]: 0}
     with pytest.raises(StorageError, match="not complete"):  # without the slice
         publish_now(store)
-    publish(store, "job", TASKS, sliced, done, created_at="now", slice_rows=rows)
+    counts = {task: {shard.cell: FileCounts(0, 0, 0) for shard in sliced} for task in FPS}
+    publish(store, "job", TASKS, sliced, done, created_at="now", slice_rows=rows, counts=counts)
     shown = contents(store)
     assert (shown.slice, shown.rows) == (Slice(sample="0.5"), 2)
     assert shown == replace(

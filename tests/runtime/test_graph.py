@@ -15,7 +15,7 @@ from pipeline.errors import AssayError, ModelError, Problem, SpecError, Unavaila
 from pipeline.runtime.graph import LabelStage, TokeniseStage
 
 STAGES = {
-    "Tokenise": lambda: list(TokeniseStage(ANY, [])(pa.table({}))),
+    "Tokenise": lambda: list(TokeniseStage(ANY)(pa.table({}))),
     "LabelDocuments": lambda: list(LabelStage(ANY, asks=True)(pa.table({}))),
 }
 ANY: Any = None  # a job that nothing is asked of

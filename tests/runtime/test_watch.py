@@ -49,7 +49,7 @@ BUSY = WorkerReport(
 
 def counts(sid: str, rows: int, failed: int = 0, read: int = 0) -> ShardCounts:
     status = {"ok": rows - failed, "error:no text": failed}
-    return ShardCounts(sid, rows, 1, status, {"t": {}}, LabelCost(1.0, read, 0, 0, 0))
+    return ShardCounts(sid, rows, status, {"t": {}}, {"0/0": LabelCost(1.0, read)}, created=1)
 
 
 @pytest.fixture
