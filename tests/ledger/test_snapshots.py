@@ -13,6 +13,7 @@ from memory_store import MemoryStore
 
 from pipeline.errors import StorageError, UnavailableError
 from pipeline.ledger.cells import committed, is_whole
+from pipeline.ledger.failed_rows import FileCounts
 from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key
 from pipeline.ledger.label_files import to_parquet
 from pipeline.ledger.snapshots import (

@@ -93,7 +93,7 @@ def test_a_large_input_is_read_on_the_workers_and_known_texts_not_again(
     command: Sequence[str], write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     large = SMALL_INPUT_BYTES // 16
-    known = [f"{number} says a lot. " * (large // 17) for number in range(9)]
+    known = [f"{number} says a lot. " * (large // 14) for number in range(9)]
     for name, part in (("a", known), ("b", known[::-1])):
         lines = [json.dumps({"id": f"{name}{n}", "text": text}) for n, text in enumerate(part)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
