@@ -18,15 +18,14 @@ from pipeline.runtime.worker import LabelDocuments, Tokenise
 
 def tokenise(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[TokenisedShard]]:
     """The blocks that the first stage makes of each work item."""
-    for blocks in _tokenised(job, work_items):
-        yield [TokenisedShard.from_table(block) for block in blocks]
-
-
-def _tokenised(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[pa.Table]]:
-    rows, reuse = work_rows(work_items)
-    stage = Tokenise(job, reuse)
+    stage, rows = _tokenising(job, work_items)
     for row in rows:
-        yield surviving(pa.Table.from_pylist([row]), stage, ignore)
+        yield [TokenisedShard.from_table(block) for block in stage(row)]
+
+
+def _tokenising(job: Job, work_items: Sequence[WorkItem]) -> tuple[Tokenise, list[pa.Table]]:
+    rows, reuse = work_rows(work_items)
+    return Tokenise(job, reuse), [pa.Table.from_pylist([row]) for row in rows]
 
 
 def label_and_commit(
@@ -37,8 +36,9 @@ def label_and_commit(
 ) -> Iterator[ShardCounts]:
     """What `graph.label_items` does."""
     worker = label or LabelDocuments(job, asks=any(work.asks for work in work_items))
-    for blocks in _tokenised(job, work_items):
-        for tokenised in blocks:
+    stage, rows = _tokenising(job, work_items)
+    for block in rows:
+        for tokenised in surviving(block, stage, ignore):
             for labelled in surviving(tokenised, worker, ignore):
                 (row,) = commit_block(labelled, job).to_pylist()
                 yield ShardCounts.from_row(row)
