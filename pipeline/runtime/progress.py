@@ -58,8 +58,9 @@ READING = "reading"
 COMMITTING = "committing"
 # In their order: a later phase replaces an earlier one.
 WORKER_PHASES = (STARTING_WORKERS, FETCHING, CONVERTING, LOADING, LABELLING)
-# In which the driver itself works; in the others it waits for workers.
-DRIVER_PHASES = (CONNECTING, LOCATING, LISTING, STARTING_RAY)
+# In which the driver itself works; in the others it waits for workers, or for Ray, which has limits
+# of its own for its start.
+DRIVER_PHASES = (LOCATING, LISTING)
 
 WorkKey = tuple[str, tuple[str, ...]]  # shard id and sorted tasks of a work item
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +14,12 @@ import pytest
 from counted_runs import Output, corpus
 from stages import read_and_commit
 
-from pipeline.errors import AssayError, StorageError, UnavailableError
+from pipeline.errors import AssayError, ModelError, StorageError, UnavailableError
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.report.run import summary_json
 from pipeline.runtime import graph
+from pipeline.runtime.graph import label_items, read_items  # not those that `output` replaces
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import Placement
 from pipeline.sources.source import read_documents
@@ -147,23 +147,28 @@ def stub(folder: Path, deaths: int) -> type:
                     continue
                 raise RuntimeError("no memory\nfor the model")
 
-        def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-            work = json.loads(block.column("work")[0].as_py())
-            counts = ShardCounts(work["shard"]["path"], 1, {}, {}, {})
-            yield counts.to_table()
+        def __call__(self, _block: pa.Table) -> Iterator[pa.Table]:
+            yield ShardCounts("s", 1, {}, {}, {}).to_table()
 
     return Stub
 
 
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("shared_ray")
-def test_engines_that_die_while_they_start_are_replaced(
+def test_engines_that_die_while_they_start_are_replaced_and_too_many_end_the_run(
     many: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     job, items = work_of(many)
     monkeypatch.setattr(graph, "ShardStage", stub(tmp_path, graph.START_DEATHS))
-    assert len(list(graph.label_items(items, job))) == SHARDS
+    assert len(list(label_items(items, job))) == SHARDS
     assert graph.build(items, job).context.execution_no_progress_timeout_s == -1
+    (tmp_path / "more").mkdir()
+    monkeypatch.setattr(graph, "ShardStage", stub(tmp_path / "more", 30))
+    with pytest.raises(
+        ModelError, match=r"keep ending while they start; .*for the model"
+    ) as raised:
+        list(label_items(items, job))
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.xdist_group("ray")
@@ -172,4 +177,4 @@ def test_on_ray_a_shard_whose_input_is_gone_is_named_and_the_others_are_read(man
     job, items = work_of(many)
     gone = many.folder / "in" / "f20.jsonl"
     gone.unlink()
-    assert sum(rows for _, rows in graph.read_items(items, job)) == 3 * (SHARDS - 1)
+    assert sum(rows for _, rows in read_items(items, job)) == 3 * (SHARDS - 1)

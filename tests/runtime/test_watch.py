@@ -27,6 +27,7 @@ from pipeline.runtime.progress import (
     LOADING,
     PUBLISHING,
     READING,
+    STARTING_RAY,
     STARTING_WORKERS,
     WAITING,
     WORKER_PHASES,
@@ -232,7 +233,7 @@ def test_a_driver_that_hangs_ends_the_run_in_its_own_phases_alone(
     nothing = (0.0, 0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.runtime.watch.work_done", lambda _machine: nothing)
-        for phase, silent_s in ((LISTING, 99), (STARTING_WORKERS, 0), (LABELLING, 0)):
+        for phase, silent_s in ((LISTING, 99), (STARTING_RAY, 0), (LABELLING, 0)):
             watch.enter(phase)
             for now_s in (1e6, 1e6 + 99):
                 report = watch._of_driver(now_s)

@@ -18,16 +18,13 @@ from pipeline.runtime.worker import LabelDocuments, Tokenise
 
 def tokenise(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[TokenisedShard]]:
     """The blocks that the first stage makes of each work item."""
-    stage = Tokenise(job)
-    for row in work_rows(work_items):
-        blocks = stage(pa.Table.from_pylist([row]))
-        yield [TokenisedShard.from_table(block) for block in blocks]
+    stage, rows = _tokenising(job, work_items)
+    for row in rows:
+        yield [TokenisedShard.from_table(block) for block in stage(row)]
 
 
-def _tokenised(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[pa.Table]]:
-    stage = Tokenise(job)
-    for row in work_rows(work_items):
-        yield surviving(pa.Table.from_pylist([row]), stage, ignore)
+def _tokenising(job: Job, work_items: Sequence[WorkItem]) -> tuple[Tokenise, list[pa.Table]]:
+    return Tokenise(job), [pa.Table.from_pylist([row]) for row in work_rows(work_items)]
 
 
 def label_and_commit(
@@ -38,8 +35,9 @@ def label_and_commit(
 ) -> Iterator[ShardCounts]:
     """What `graph.label_items` does."""
     worker = label or LabelDocuments(job, asks=any(work.asks for work in work_items))
-    for blocks in _tokenised(job, work_items):
-        for tokenised in blocks:
+    stage, rows = _tokenising(job, work_items)
+    for block in rows:
+        for tokenised in surviving(block, stage, ignore):
             for labelled in surviving(tokenised, worker, ignore):
                 (row,) = commit_block(labelled, job).to_pylist()
                 yield ShardCounts.from_row(row)
