@@ -107,8 +107,8 @@ def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) 
     # — once for each file: a file may have many shards
     paths = list(dict.fromkeys(shard.path for shard in snapshot.shards))
     with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(partial(_objects_at, cache_dir=cache_dir, options=options), paths)
-        inputs = dict(zip(paths, found, strict=True))
+        objects = pool.map(partial(_objects_at, cache_dir=cache_dir, options=options), paths)
+        inputs = dict(zip(paths, objects, strict=True))
         audit = _Audit(store, snapshot.tasks, changes, inputs, options)
         checked = list(pool.map(partial(_check_shard, audit), snapshot.shards))
     return VerifyResult(

@@ -24,6 +24,7 @@ from pipeline.sources.shards import Shard, fields_of
 
 Bools = NDArray[np.bool_]
 _HEADER = "header"  # the column with what is of the whole shard, as JSON
+CONTINUATIONS = "continuations"
 
 
 def work_rows(work_items: Sequence[WorkItem]) -> list[dict[str, str]]:
@@ -120,8 +121,8 @@ class ShardCounts:
     rows: int
     status: Mapping[str, int]  # rows by status
     labels: Mapping[str, Mapping[str, int]]  # rows by label, by task
-    # By `<stage>/<reader>`, of those that were asked; the stage is 0 without cascades, and -1 where
-    # answers are continued.
+    # By `<stage>/<reader>`, of those that were asked. The stage is 0 without cascades, and
+    # `CONTINUATIONS` where answers are continued.
     costs: Mapping[str, LabelCost]
     created: int = 0  # objects
     outside: int = 0  # rows of the input that were read and are not in the slice

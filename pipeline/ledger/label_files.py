@@ -83,7 +83,7 @@ def read_file(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table
 
 
 def metadata_of(table: pa.Table) -> dict[str, str]:
-    """What `to_parquet` was given as metadata."""
+    """The metadata that `to_parquet` wrote."""
     stored = (table.schema.metadata or {}).items()
     named = {name.decode(): value.decode() for name, value in stored}
     return {name.removeprefix(METADATA_PREFIX): value for name, value in named.items()}

@@ -271,8 +271,8 @@ def counts_in(store: Store, snapshot: Mapping[str, Any] | None, done: Committed)
     part = Slice(**snapshot["slice"]) if "slice" in snapshot else None
     interned: dict[FileCounts, FileCounts] = {}  # — a million equal tuples are kept once
     for table in _files(store, snapshot):
-        wanted = table.filter(pc.is_in(table["task"], pa.array(same, pa.string())))
-        columns = wanted.filter(wanted["failed"].is_valid()).select(_COUNTED).to_pydict()
+        labels = table.filter(pc.is_in(table["task"], pa.array(same, pa.string())))
+        columns = labels.filter(labels["failed"].is_valid()).select(_COUNTED).to_pydict()
         for task, sid, etag, failed, taken_over in zip(*columns.values(), strict=True):
             cell = sid if part is None else f"{sid}.{part.name}"
             if cell in done.labels[task] and done.label_file(task, cell).etag == etag:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.ledger.cells import Committed, Source, committed, version_name
+from pipeline.ledger.cells import Committed, Source, WorkItem, committed, version_name
 from pipeline.ledger.keys import DOCUMENTS, is_part, label_folders, parse_key
 from pipeline.ledger.text_index import Hashes, IndexObject, candidates, cover
 from pipeline.runtime.calibration_files import versions_with_equal_raw_answers
@@ -60,42 +60,21 @@ def plan_reuse(
     documents = {
         key.sid: stored.etag for stored in store.list(DOCUMENTS) if (key := parse_key(stored.key))
     }
-    planned = replace(
-        planned,
-        work_items=tuple(
-            replace(work, documents=work.shard.id not in documents) for work in planned.work_items
-        ),
-    )
-    chosen = {
-        id(work)
-        for work in planned.work_items
-        if work.tasks and not work.retry and (work.shard.id in documents or work.shard.id in known)
-    }
-    if not chosen:
+    items = [replace(w, documents=w.shard.id not in documents) for w in planned.work_items]
+    planned = replace(planned, work_items=tuple(items))
+    has_texts = documents.keys() | known.keys()
+    asking = [w for w in items if w.tasks and not w.retry and w.shard.id in has_texts]
+    if not asking:
         return planned
-    sids = list(dict.fromkeys(w.shard.id for w in planned.work_items if id(w) in chosen))
+    sids = list(dict.fromkeys(work.shard.id for work in asking))
     texts = known | cover(store, documents, set(sids) - known.keys(), keep=keep)
     unstored = None
     if not keep and len(documents) <= SMALL_INPUT_SHARDS:
         unstored = IndexObject.of(cover(store, documents, documents.keys(), keep=False))
     versions = _versions(job, store, planned, documents)
     places = _places(store, sids, texts, versions, unstored)
-    asked_by_model = {task.name for task in job.readers[0].spec.model_tasks}
-    items = []
-    for work in planned.work_items:
-        if id(work) not in chosen:
-            items.append(work)
-            continue
-        sources, to_ask, sid = {}, 0, work.shard.id
-        for version in versions:
-            if version.task not in work.tasks:
-                continue
-            sources[version.name], is_answered = version.sources(
-                sid, places[version.sids][sid], work.shard.rows
-            )
-            if version.is_of_first_reader and version.task in asked_by_model:
-                to_ask = max(to_ask, len(np.unique(texts[sid][~is_answered])))
-        items.append(replace(work, sources=sources, to_ask=to_ask))
+    with_sources = {id(work): _with_sources(work, texts, versions, places) for work in asking}
+    items = [with_sources.get(id(work), work) for work in items]
     return replace(planned, work_items=tuple(items), distinct=_distinct(planned, texts))
 
 
@@ -105,7 +84,7 @@ class _Version:
 
     task: str
     fp: str
-    is_of_first_reader: bool
+    is_asked_first: bool  # of the model of the first reader
     files: Sequence[Committed]  # of the version itself, then of those with equal raw answers
     sids: tuple[str, ...]  # the shards with such a file, and with a documents file; sorted
 
@@ -135,6 +114,24 @@ class _Version:
                 yield Source(sid, done.label_file(self.task, cell).key)
 
 
+def _with_sources(
+    work: WorkItem,
+    texts: Mapping[str, Hashes],
+    versions: Sequence[_Version],
+    places: Mapping[tuple[str, ...], Mapping[str, _Numbers]],
+) -> WorkItem:
+    """The work item with the sources of its answers, and the most texts that the model reads."""
+    sources, to_ask, sid = {}, 0, work.shard.id
+    for version in versions:
+        if version.task in work.tasks:
+            sources[version.name], is_answered = version.sources(
+                sid, places[version.sids][sid], work.shard.rows
+            )
+            if version.is_asked_first:
+                to_ask = max(to_ask, len(np.unique(texts[sid][~is_answered])))
+    return replace(work, sources=sources, to_ask=to_ask)
+
+
 def _fps(job: Job, store: Store, planned: Plan) -> Iterator[dict[str, str]]:
     """The versions of missing tasks whose raw answers the readers give: by task, one each time."""
     for _, of_reader in _fps_of_readers(job, store, planned):
@@ -162,13 +159,15 @@ def _versions(
     job: Job, store: Store, planned: Plan, documents: Mapping[str, str]
 ) -> list[_Version]:
     versions = []
+    first = {task.name for task in job.readers[0].spec.model_tasks}
     for number, (reader, fps) in enumerate(_fps_of_readers(job, store, planned)):
         listed = [committed(store, each, None, documents=documents) for each in fps if each]
         for task in fps[0]:
             files = [done for done in listed if task in done.fp]
             cells = {cell.partition(".")[0] for done in files for cell in done.labels[task]}
             sids = tuple(sorted(cells & documents.keys()))
-            versions.append(_Version(task, reader.fp[task], number == 0, files, sids))
+            is_asked_first = number == 0 and task in first
+            versions.append(_Version(task, reader.fp[task], is_asked_first, files, sids))
     return versions
 
 

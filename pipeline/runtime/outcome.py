@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
-from pipeline.ledger.blocks import ShardCounts
+from pipeline.ledger.blocks import CONTINUATIONS, ShardCounts
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.failed_rows import (
     READ_THREADS,
@@ -165,8 +165,10 @@ class Tally:
         """Of cascades: the texts that each stage's model read, and the seconds that it took."""
         stages: dict[int, tuple[int, float]] = {}
         for reader, cost in sorted(self._costs.items()) if self.decided else ():
-            if (stage := int(reader.partition("/")[0])) < 0:
-                continue  # — it continues answers
+            name, _, _ = reader.partition("/")
+            if name == CONTINUATIONS:
+                continue
+            stage = int(name)
             rows, seconds = stages.get(stage, (0, 0.0))
             stages[stage] = rows + cost["asked_rows"], seconds + cost["label_seconds"]
         return stages

@@ -18,6 +18,7 @@ from pipeline.hashes import canonical_json
 from pipeline.inference.schedules.batching import Usage
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.blocks import (
+    CONTINUATIONS,
     Bools,
     LabelCost,
     LabelledShard,
@@ -39,8 +40,6 @@ from pipeline.runtime.readers import Chunks, Reader, token_chunks
 from pipeline.sources.documents import OK, QUARANTINED
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store
-
-CONTINUATIONS = -1  # in place of the number of a stage, in the costs
 
 
 class ShardLabels:
@@ -93,6 +92,8 @@ class ShardLabels:
             attempts = Attempts(store, attempt_name(self._job.fp, self._work), self._job.run_id)
             for row in attempts.run(self._rows, ask):
                 self._status[row] = QUARANTINED
+        else:  # — no document has tokens: what could not be tokenised still gets its status
+            self._ask(0, self._rows, progress)
         files = [
             self._task_file(task) for task in self._job.spec.tasks if task.name in self._work.tasks
         ]
@@ -141,7 +142,12 @@ class ShardLabels:
                 self._add(reader.version(task.name), answers)
         if not by_model:
             return
-        reader.load()
+        chunks, status = self._chunks, self._shard.status
+        if number and not reader.job.continues:
+            some = np.any([*by_model.values()], axis=0)
+            chunks, status = reader.tokenise(self._documents, some)
+        if reader.job.continues or any(map(len, chunks)):
+            reader.load()
         started = time.perf_counter()
         read, usage = 0, Usage()
         if reader.job.continues:
@@ -155,15 +161,11 @@ class ShardLabels:
                     self._add(reader.version(task.name), answers)
                     read, usage = read + of_task, usage + used
         else:
-            chunks, status = self._chunks, self._shard.status
-            if number:
-                some = np.any([*by_model.values()], axis=0)
-                chunks, status = reader.tokenise(self._documents, some)
             by_task, read, usage = reader.label(self._documents, chunks, status, by_model, progress)
             for name, answers in by_task.items():
                 self._add(reader.version(name), answers)
         seconds = time.perf_counter() - started
-        stage = CONTINUATIONS if reader.job.continues else reader.job.stage
+        stage = CONTINUATIONS if reader.job.continues else str(reader.job.stage)
         self._costs[f"{stage}/{number}"].update(asdict(LabelCost(seconds, read, **asdict(usage))))
 
     def _decide(self, task: str, reader: Reader, stage: int, waiting: dict[str, Bools]) -> None:

@@ -79,13 +79,13 @@ def _matched(file_system: AbstractFileSystem, pattern: str) -> Collection[FileIn
     if isinstance(file_system, LocalFileSystem):
         steps = [pattern]
     last = next((number for number, step in enumerate(steps) if "**" in step), len(steps) - 1)
-    found: dict[str, FileInfo] = {"": {"type": "directory"}}
+    entries: dict[str, FileInfo] = {"": {"type": "directory"}}
     with ThreadPoolExecutor(LISTINGS_AT_ONCE) as pool:
         for step in [*steps[:last], "".join(steps[last:])]:
-            folders = [name for name, info in found.items() if info["type"] == "directory"]
+            folders = [name for name, info in entries.items() if info["type"] == "directory"]
             globs = (partial(file_system.glob, escape(f) + step, detail=True) for f in folders)
-            found = dict(chain.from_iterable(b.items() for b in pool.map(retry_transient, globs)))
-    return found.values()
+            entries = dict(chain.from_iterable(b.items() for b in pool.map(retry_transient, globs)))
+    return entries.values()
 
 
 def irregularity(file_system: AbstractFileSystem, info: FileInfo) -> str | None:

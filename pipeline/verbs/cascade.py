@@ -156,23 +156,7 @@ def _sample(
     announce: Callable[[Progress], None],
 ) -> Sample:
     """Labels the sample with every stage; texts that a stage cannot answer are left out."""
-    by_stage: list[tuple[str, pa.StructArray, pa.Table]] = []
-    share: str | None = None
-    # — the last first: a run cuts new input into shards for its largest model
-    for number, stage in reversed([*enumerate(stages)]):
-        with placed_in_stage(spec, stage, number):
-            if not by_stage:
-                store = open_store(spec.output, spec.storage_options)
-                rows = least_work(stage, store, cache_dir)[1].rows
-                share = f"{options.sample / rows:.9f}" if options.sample < rows else None
-            with label(
-                stage, cache_dir=cache_dir, options=RunOptions(sample=share), announce=announce
-            ) as labelled:
-                if labelled.plan.work_items:
-                    left = f"{labelled.plan.missing_rows:,} documents are left; run again"
-                    raise StorageError(left)
-                answers = _answers(labelled, options.task)
-            by_stage.insert(0, (labelled.job.fp[options.task], *answers))
+    by_stage, is_whole = _labelled(spec, options, stages, cache_dir, announce)
     # — of a stage that has labelled the whole input, these are more than the sample's
     documents = min((documents for _, _, documents in by_stage), key=len)
     _, firsts = np.unique(documents.column("content_hash").to_pylist(), return_index=True)
@@ -206,8 +190,36 @@ def _sample(
         truth=truth[usable],
         hashes=tuple(hashes.filter(pa.array(usable)).to_pylist()),
         fitted=int(seen.sum()),
-        is_whole=share is None,
+        is_whole=is_whole,
     )
+
+
+def _labelled(
+    spec: JobSpec,
+    options: CascadeOptions,
+    stages: Sequence[JobSpec],
+    cache_dir: Path,
+    announce: Callable[[Progress], None],
+) -> tuple[list[tuple[str, pa.StructArray, pa.Table]], bool]:
+    """The fingerprint of each stage, its answers and their documents; if they are of all texts."""
+    by_stage: list[tuple[str, pa.StructArray, pa.Table]] = []
+    share: str | None = None
+    # — the last first: a run cuts new input into shards for its largest model
+    for number, stage in reversed([*enumerate(stages)]):
+        with placed_in_stage(spec, stage, number):
+            if not by_stage:
+                store = open_store(spec.output, spec.storage_options)
+                rows = least_work(stage, store, cache_dir)[1].rows
+                share = f"{options.sample / rows:.9f}" if options.sample < rows else None
+            with label(
+                stage, cache_dir=cache_dir, options=RunOptions(sample=share), announce=announce
+            ) as labelled:
+                if labelled.plan.work_items:
+                    left = f"{labelled.plan.missing_rows:,} documents are left; run again"
+                    raise StorageError(left)
+                answers = _answers(labelled, options.task)
+            by_stage.insert(0, (labelled.job.fp[options.task], *answers))
+    return by_stage, share is None
 
 
 def _fitted(spec: JobSpec, name: str) -> frozenset[str]:

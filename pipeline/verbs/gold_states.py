@@ -104,12 +104,9 @@ def read_gold_states(
     )
     token_ids = list(documents.values())
     states = read(token_ids, layers=read_layers, on_documents=announce(len(token_ids)))
-    places = list(np.ndindex(states.shape[1:3]))  # — one at a time: all may not fit into memory
-    finite = np.all([np.isfinite(states[:, i, j]).all(axis=1) for i, j in places], axis=0)
+    finite = _finite_first(states)
     if not finite.all():
         left_out[OVERFLOWN] = int((~finite).sum())
-        for i, j in places:
-            states[: finite.sum(), i, j] = states[finite, i, j]
     # — long texts that differ only after `max_tokens` have the same tokens and states
     hashes = [
         short_hash(np.array(ids, np.int64).tobytes() + getattr(ids, "image", b""))
@@ -132,6 +129,15 @@ def read_gold_states(
         hashes=tuple(contents[row][-1] for row in np.array(list(documents))[finite].tolist()),
         left_out=dict(left_out),
     )
+
+
+def _finite_first(states: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """[docs] which documents have finite states alone; their states become the first ones."""
+    places = list(np.ndindex(states.shape[1:3]))  # — one at a time: all may not fit into memory
+    finite = np.all([np.isfinite(states[:, i, j]).all(axis=1) for i, j in places], axis=0)
+    for i, j in () if finite.all() else places:
+        states[: finite.sum(), i, j] = states[finite, i, j]
+    return np.asarray(finite, np.bool_)
 
 
 def chosen_layers(written: str | None, layers: int) -> tuple[int, ...]:

@@ -131,7 +131,7 @@ def test_gc_of_one_spec_keeps_the_unfinished_and_the_unpublished_work_of_the_oth
     assert begun <= everything.keys and index_key(1) in everything.keys
 
 
-def test_the_retry_that_stands_is_kept_and_so_is_what_it_stands_behind(
+def test_the_latest_retry_is_kept_and_so_is_the_first_try(
     everything: Everything,
 ) -> None:
     everything.finish("job", "1")
@@ -189,7 +189,7 @@ def test_a_stages_answers_about_some_rows_stay_until_their_shard_is_gone(
     assert removed & of_stage == {key for key in of_stage if key.split("/")[-1][:32] in gone}
 
 
-def test_the_retry_of_some_rows_is_kept_with_what_it_stands_behind(everything: Everything) -> None:
+def test_the_latest_retry_of_some_rows_is_kept_with_their_first_try(everything: Everything) -> None:
     (shard, *_), fp = everything.corpus.shards(everything.store), toy_fingerprints("1")["toxic"]
     everything.begin_parts("1", 0)
     first = label_key("toxic", fp.id, cell_of_part(shard.id, b"1"))

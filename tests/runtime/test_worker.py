@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from stages import tokenise
+from stages import label_and_commit, tokenise
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import StorageError
@@ -22,7 +22,7 @@ from pipeline.ledger.attempts import DEATHS_OF_A_READER
 from pipeline.ledger.blocks import TokenisedShard, work_rows
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
-from pipeline.runtime.worker import Tokenise
+from pipeline.runtime.worker import LabelDocuments, Tokenise
 from pipeline.sources import documents, source
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
@@ -140,6 +140,22 @@ def test_a_document_of_more_chunks_than_a_row_counts_is_set_aside_with_the_reaso
     ((block,),) = tokenised(write_spec, tmp_path, break_it=lambda: None, **chunks)
     assert block.status == ["ok", "error:more than 32,767 chunks"]
     assert [len(chunks) for chunks in block.chunks.to_pylist()] == [32_767, 0]
+
+
+def test_documents_that_cannot_be_tokenised_have_their_reason_and_load_no_model(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps({"id": "a", "text": "ab" * 32_768}))
+    rules = {"max_tokens": 2, "too_long": "chunk", "overlap_tokens": 0}
+    input_spec = {"path": str(tmp_path / "in.jsonl"), "id": "id"}
+    spec = load_spec(write_spec(input=input_spec, documents=rules))
+    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    label = LabelDocuments(job, asks=False)
+    (counts,) = label_and_commit(
+        plan(job, LocalStore(tmp_path / "out")).work_items, job, label=label
+    )
+    assert counts.status == {"error:more than 32,767 chunks": 1}
+    assert "_loaded" not in vars(label._readers[0])
 
 
 def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
