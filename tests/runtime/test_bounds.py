@@ -114,6 +114,9 @@ def test_the_end_of_a_run_is_by_the_drivers_clock_wherever_the_worker_is() -> No
     ray.get(mailbox.take.remote(time.time() + HOUR))
     assert ends - HOUR - 30 < post.on_this_clock(ends) < ends - HOUR + 30
     ray.kill(mailbox)
+    with pytest.raises(ray.exceptions.RayActorError):
+        while True:  # it may answer for a moment
+            ray.get(mailbox.take.remote(time.time()), timeout=60)
     assert post.on_this_clock(ends) == ends
 
 

@@ -233,6 +233,8 @@ def test_a_stale_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         stale = f"127.0.0.1:{closed.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", stale)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
+    # — it would end the token's mode of the Ray that the tests of this process share
+    monkeypatch.setattr("pipeline.runtime.connection.token_mode", nullcontext)
     reason = rf"answers at auto \({stale}\).*; RAY_ADDRESS names it; unset the variable"
     with pytest.raises(RefusedError, match=reason), remote_ray("auto"):
         pass
