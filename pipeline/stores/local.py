@@ -39,8 +39,9 @@ class LocalStore:
         final = self._path(key)
         try:
             for _ in range(CREATE_TRIES - 1):
-                # — another process may delete the last object of a folder, and then the folder
-                with suppress(FileNotFoundError):
+                # — another process may delete the last object of a folder, and then the folder;
+                # `mkdir` reports a folder that goes away meanwhile as one that exists
+                with suppress(FileNotFoundError, FileExistsError):
                     return self._create(final, data)
             return self._create(final, data)
         except OSError as error:

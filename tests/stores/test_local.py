@@ -118,3 +118,21 @@ def test_a_root_that_is_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "out").write_bytes(b"")
     with pytest.raises(StorageError, match="cannot be written"):
         LocalStore(tmp_path / "out").create("key", b"data")
+
+
+@pytest.mark.parametrize("kind", [FileNotFoundError, FileExistsError])
+def test_a_folder_that_another_process_deletes_meanwhile_is_made_again(
+    kind: type[OSError], store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`mkdir` raises FileExistsError if the folder is there at first and gone when it looks."""
+    mkdir, raised = Path.mkdir, list[Path]()
+
+    def deleted_meanwhile(folder: Path, *arguments: int, **named: bool) -> None:
+        if folder.name == "a" and not raised:
+            raised.append(folder)
+            raise kind(errno.EEXIST, "File exists")
+        mkdir(folder, *arguments, **named)
+
+    monkeypatch.setattr(Path, "mkdir", deleted_meanwhile)
+    assert store.create("attempts/a/key", b"") and raised
+    assert keys(store, "attempts/a/") == ["attempts/a/key"]
