@@ -31,6 +31,8 @@ pytest_plugins = [
 
 # Without it, a Ray that a test starts would write a token to ~/.ray/auth_token.
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+# As in a Ray that assay starts: the thread that counts leaves sockets open.
+os.environ.setdefault("RAY_DATA_USAGE_DISABLED", "1")
 
 # Laws: the same few examples in every run of `make test`, many random ones in `make test-slow`.
 settings.register_profile("few", max_examples=20, deadline=None, derandomize=True)

@@ -44,6 +44,8 @@ _FOR_PROCESSES = {
     "RAY_worker_niceness": "0",
     # By default as many workers as cores start together; the engine would be the third of three.
     "RAY_worker_maximum_startup_concurrency": "4",
+    # Ray Data would start an actor and a thread to count its own use.
+    "RAY_DATA_USAGE_DISABLED": "1",
 }
 # Functions of Ray that `local_ray` replaces: they start the autoscaler, the server of the dashboard
 # and the reader of the workers' logs, for which a run on one machine has no use. No option turns
