@@ -64,8 +64,6 @@ def summary_table(outcome: Outcome) -> Table:
             ("tokens read", _tokens(tally)),
             ("tokens saved", f"{saved}, compared with separate prompts"),
         ]
-    if (alone := tally.last_stage_alone) is not None:
-        lines.append(("last stage alone", f"workers would label for about {alone:.1f} s"))
     lines += [("left out", reason) for reason in outcome.unreadable]
     snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
     lines.append(("output", outcome.output + snapshot))
@@ -129,7 +127,6 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "status": dict(tally.status),
         "labels": {task: dict(labels) for task, labels in tally.labels.items()},
         "decided_by_stage": {task: dict(by) for task, by in tally.decided.items()},
-        "last_stage_alone_seconds": tally.last_stage_alone,
         "warnings": list(label_doubts(tally.labels)),
         "seconds": outcome.seconds,
         **{name: getattr(tally, name) for name in measured},

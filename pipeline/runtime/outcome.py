@@ -81,7 +81,6 @@ class Tally:
     prefix_tokens_computed: int = 0
     question_tokens_computed: int = 0
     tokens_saved: int = 0
-    last_stage: int | None = None  # of the cascade, if there is one alone
     # By task with a cascade, the documents that each stage decided.
     decided: dict[str, Counter[int]] = field(default_factory=dict)
     # Counts of label files: of those that this run created, and that `check_shards` read.
@@ -172,19 +171,6 @@ class Tally:
             rows, seconds = stages.get(stage, (0, 0.0))
             stages[stage] = rows + cost["asked_rows"], seconds + cost["label_seconds"]
         return stages
-
-    @property
-    def last_stage_alone(self) -> float | None:
-        """The seconds of labelling, had the last stage answered all texts of this run.
-
-        From the texts that it was asked about in this run; None if there are none, or with several
-        cascades. Where classifiers answer first, repeated texts count each time.
-        """
-        if self.last_stage is None:
-            return None
-        asked, seconds = self.stages.get(self.last_stage, (0, 0.0))
-        first, _ = self.stages.get(0, (0, 0.0))
-        return seconds / asked * (first or self.rows) if asked else None
 
     @property
     def reuse_ratio(self) -> float:
@@ -291,8 +277,8 @@ class Outcome:
         )
 
     @property
-    def more_complete_snapshot(self) -> int | None:
-        """The current snapshot if it shows more documents than this slice, which is not published.
+    def snapshot_to_keep_current(self) -> int | None:
+        """The current snapshot's number, if publishing this slice would hide documents.
 
         Readers who name no snapshot read the current one, of any spec.
         """
@@ -348,7 +334,7 @@ class Outcome:
         """
         number = kept = None
         if self.complete and not partial:
-            kept = self.more_complete_snapshot
+            kept = self.snapshot_to_keep_current
         if self.complete and kept is None:
             number = self.publish()
         elif partial:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import FailedRowsError, StorageError
 from pipeline.ledger.attempts import in_use
-from pipeline.ledger.cells import record_specs
+from pipeline.ledger.cells import WorkItem, record_specs, unfinished
 from pipeline.ledger.failpoints import failpoint
 from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import has_answers, plan_reuse
@@ -37,14 +37,15 @@ from pipeline.runtime.progress import (
     LISTING,
     LOCATING,
     PUBLISHING,
+    READING_TEXTS,
     STARTING_RAY,
     STARTING_WORKERS,
+    Post,
     Progress,
     ignore,
 )
 from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.retries import with_retries
-from pipeline.runtime.rounds import label_rounds
 from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Slice
 from pipeline.spec.problems import placed_in_stage
@@ -52,6 +53,9 @@ from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
 
 logger = logging.getLogger(__name__)
+
+# After the graph ends the output is listed again. What is still missing runs again, this often.
+EXTRA_ROUNDS = 2
 
 
 def run(
@@ -130,6 +134,7 @@ def _labelled(
     options: RunOptions,
     announce: Callable[[Progress], None],
 ) -> Outcome:
+    """The recipe of a run: plan, start Ray, and label in rounds."""
     started, began = time.monotonic(), time.time()
     part = Slice.parse(options.sample, options.where)
     failpoint("probed")
@@ -139,35 +144,41 @@ def _labelled(
         with remote_ray(address) as nodes:
             watch.enter(LOCATING)
             machine = cluster(nodes) if nodes else this_machine()
-            one_a_machine = place(spec.model, machine)
-            seconds, bound = options.bound(_most_workers(spec, machine)) or (None, None)
-            job = make_job(spec, one_a_machine, cache_dir)
-            job = replace(job, ends=None if seconds is None else began + seconds)
-            conditions(spec)
-            for each in job.with_stages:
-                with placed_in_stage(spec, each.spec, each.stage):
-                    check_classifiers(each.spec, each.fp, store, cache_dir)
+            bound = options.bound(_most_workers(spec, machine))
+            if bound is not None:
+                watch.limit_planning(began + bound[0], bound[1])
+            job = make_job(spec, place(spec.model, machine), cache_dir)
+            job = replace(job, ends=began + bound[0] if bound else None)
+            _check_tasks(job, store)
             watch.enter(LISTING)
-            last = plan(job, store, part=part)
-            for reason in last.cuts.unreadable:
+            planned = plan(job, store, part=part)
+            for reason in planned.cuts.unreadable:
                 logger.warning("left out: %s", reason)
-            limit, last_stage = spec.max_error_rate, _last_stage(spec)
-            counts = Tally(input_rows=last.rows, max_error_rate=limit, last_stage=last_stage)
-            last = _reusing_if_small(job, store, last, counts)
             if options.retry_failed:
-                last = with_retries(job, store, last)
+                planned = with_retries(job, store, planned)
             failpoint("planned")
-            job = _spread(job, machine, len(last.work_items))
-            watch.enter(STARTING_RAY if last.work_items else LISTING, last)
-            if last.work_items:
+            counts = Tally(input_rows=planned.rows, max_error_rate=spec.max_error_rate)
+            if planned.work_items:
+                job = _spread(job, machine, len(planned.work_items))
+                watch.enter(STARTING_RAY, planned)
                 with local_ray([each.placement for each in job.with_stages]):
-                    last = _label_missing(job, store, last, counts, watch, options)
-    slice_rows = _slice_rows(store, last, counts)
-    if not last.work_items:
-        counts.check_shards(store, spec.name, last.shards, last.done, slice_rows)
+                    planned = _label_missing(job, store, planned, counts, watch, options)
+            else:
+                watch.enter(LISTING, planned)
+    slice_rows = _slice_rows(store, planned, counts)
+    if not planned.work_items:
+        counts.check_shards(store, spec.name, planned.shards, planned.done, slice_rows)
     failpoint("labelled")
-    stopped = bound if last.work_items and job.is_over else None
-    return Outcome(job, store, last, counts, time.monotonic() - started, slice_rows, stopped)
+    stopped = bound[1] if bound and planned.work_items and job.is_over else None
+    return Outcome(job, store, planned, counts, time.monotonic() - started, slice_rows, stopped)
+
+
+def _check_tasks(job: Job, store: Store) -> None:
+    """SpecError unless the conditions and the classifiers of the tasks can be used."""
+    conditions(job.spec)
+    for each in job.with_stages:
+        with placed_in_stage(job.spec, each.spec, each.stage):
+            check_classifiers(each.spec, each.fp, store, Path(job.cache_dir))
 
 
 def _most_workers(spec: JobSpec, machine: Machine) -> int:
@@ -180,19 +191,13 @@ def _most_workers(spec: JobSpec, machine: Machine) -> int:
     return max(counts)
 
 
-def _last_stage(spec: JobSpec) -> int | None:
-    """The number of the last stage of the spec's cascade; None unless it has exactly one."""
-    stages = [len(task.cascade.stages) for task in spec.cascades if task.cascade is not None]
-    return stages[0] - 1 if len(stages) == 1 else None
-
-
 def _spread(job: Job, machine: Machine, work_items: int) -> Job:
     """The job with as many engines as it has work for, and its stages likewise."""
 
     def spread_one(each: Job) -> Job:
         with placed_in_stage(job.spec, each.spec, each.stage):
             placement = replace(place(each.spec.model, machine), dtype=each.placement.dtype)
-            if work_items and not placement.gpus:
+            if not placement.gpus:
                 needs = engine_bytes(each.spec, each.files, placement.dtype)
                 placement = spread(
                     placement, each.spec.model, machine, work_items=work_items, needs=needs
@@ -202,42 +207,81 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
     return replace(spread_one(job), stages=tuple(map(spread_one, job.stages)))
 
 
-def _reusing_if_small(job: Job, store: Store, planned: Plan, counts: Tally) -> Plan:
-    """The plan with what other shards answer, if the new texts are read faster than Ray starts."""
-    if not planned.reads_little or not has_answers(job, store, planned):
-        return planned
-    for work in planned.unread:
-        with suppress(StorageError):  # the labelling reads it again, and names it
-            counts.created += commit_documents(job, [work])[0]
-    return plan_reuse(job, store, planned)
-
-
-def _slice_rows(store: Store, last: Plan, counts: Tally) -> dict[str, int] | None:
-    return None if last.slice is None else counts.slice_rows(store, last.shards, last.done)
-
-
 def _label_missing(
-    job: Job, store: Store, first: Plan, counts: Tally, watch: Watch, options: RunOptions
+    job: Job, store: Store, planned: Plan, counts: Tally, watch: Watch, options: RunOptions
 ) -> Plan:
     """Records what the fingerprints mean, and labels; the plan of the last LIST."""
-    with watch.mailbox(job.spec.name, first) as mailbox:
+    with watch.mailbox(job.spec.name, planned) as mailbox:
         for each in job.with_stages:
             record_specs(store, each.fp, {n: f.json() for n, f in each.fingerprints.items()})
         failpoint("specs recorded")
         watch.enter(STARTING_WORKERS)
         try:
-            return label_rounds(job, store, first, counts, watch, mailbox)
+            return _label_rounds(job, store, planned, counts, watch, mailbox)
         except BaseException as error:
             if options.publish_partial and not isinstance(error, FailedRowsError):
-                _publish_after_error(job, store, first, counts)
+                _publish_after_error(job, store, planned, counts)
             raise
 
 
-def _publish_after_error(job: Job, store: Store, first: Plan, counts: Tally) -> None:
+def _label_rounds(
+    job: Job, store: Store, initial: Plan, counts: Tally, watch: Watch, mailbox: Post | None
+) -> Plan:
+    """Runs the graph, lists the output, and runs what is still missing; the plan of the last LIST.
+
+    FailedRowsError as soon as the share of failed rows exceeds `max_error_rate`.
+    """
+    # — imports Ray Data: `local_ray` has begun it
+    from pipeline.runtime.graph import label_items, read_items
+
+    planned, may_reuse = initial, has_answers(job, store, initial)
+    for round_number in range(1 + EXTRA_ROUNDS):
+        if round_number:
+            logger.warning("%d shards are still missing; they run again", len(planned.work_items))
+        if may_reuse and not job.is_over:
+            watch.enter(READING_TEXTS, replace(planned, work_items=planned.unread))
+            read = _read_small if planned.reads_little else read_items
+            for created, rows in read(planned.unread, job, mailbox):
+                watch.read(rows)
+                counts.created += created
+        if job.is_over:
+            break
+        if may_reuse:
+            planned = plan_reuse(job, store, planned)
+        watch.enter(STARTING_WORKERS, planned)
+        for shard in label_items(planned.work_items, job, mailbox):
+            watch.committed(shard)
+            counts.add(shard, engines=job.placement.actors)
+            if shard.not_continued:
+                logger.warning("%d answers could not be continued", shard.not_continued)
+        listed = list_missing(job, store, initial.cuts)
+        retries = unfinished(initial.work_items, listed.done)
+        planned = replace(listed, work_items=(*listed.work_items, *retries))
+        if not planned.work_items or job.is_over:
+            break
+    return planned
+
+
+def _read_small(
+    work_items: Sequence[WorkItem], job: Job, _post: Post | None
+) -> Iterator[tuple[int, int]]:
+    """What `read_items` does, in this process: faster for little text."""
+    for work in work_items:
+        with suppress(StorageError):  # the labelling reads it again, and names it
+            yield commit_documents(job, [work])
+
+
+def _publish_after_error(job: Job, store: Store, planned: Plan, counts: Tally) -> None:
     """Publishes the complete shards, unless too many of their rows failed."""
-    listed = list_missing(job, store, first.cuts)
+    listed = list_missing(job, store, planned.cuts)
     try:
         slice_rows = _slice_rows(store, listed, counts)
         Outcome(job, store, listed, counts, 0.0, slice_rows).publish_part()
     except FailedRowsError as error:  # the error that ended the run is raised by the caller
         logger.warning("no partial snapshot is published: %s", error)
+
+
+def _slice_rows(store: Store, planned: Plan, counts: Tally) -> dict[str, int] | None:
+    if planned.slice is None:
+        return None
+    return counts.slice_rows(store, planned.shards, planned.done)

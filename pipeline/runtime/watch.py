@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -22,7 +22,6 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from pipeline.errors import StalledError
 from pipeline.ledger.blocks import ShardCounts
-from pipeline.runtime.connection import is_alive
 from pipeline.runtime.job import Plan
 from pipeline.runtime.metrics import RunMetrics
 from pipeline.runtime.outcome import failed_rows
@@ -41,16 +40,14 @@ from pipeline.runtime.progress import (
     work_key,
 )
 from pipeline.runtime.ray_processes import Services, own_services
+from pipeline.runtime.stalls import DRIVER, Stall, Watchdog, is_worker_alive
 
 logger = logging.getLogger(__name__)
 
-DRIVER = "the driver"
 POLL_S = 1.0
 MAILBOX_TIMEOUT_S = 5.0
-# A worker ends itself at its limit. The run ends this much later, if the worker cannot do that.
-GRACE_S = 10.0
-# So many workers more than there are may end themselves without a commit between them.
-_MORE_ENDS = 2
+# What `--max-hours` leaves at least for the plan.
+LEAST_PLANNING_S = 60.0
 
 # Rows with a status, rows that failed, rows that the model read, rows by their cost.
 Counts = tuple[int, int, int, float]
@@ -81,6 +78,7 @@ class Watch:
         self._watchdog = Watchdog(stall_limit_s)
         self._stall_limit_s = stall_limit_s
         self._own = Silence(time.monotonic())  # of the driver
+        self._bound: tuple[float, str] | None = None  # when planning must be over, and the option
         self._stopped_s: float | None = None  # when a process of Ray was first seen stopped
         self._polling = threading.Lock()  # held while the mailbox is read
         self._mailbox: Any = None
@@ -134,6 +132,10 @@ class Watch:
                 self._committed_work.clear()
                 self._at_work.clear()
             self._announce(self._progress())
+
+    def limit_planning(self, ends: float, option: str) -> None:
+        """Ends the run if it still plans at `ends`, in seconds since the epoch, and in a minute."""
+        self._bound = max(ends, time.time() + LEAST_PLANNING_S), option
 
     def read(self, rows: int) -> None:
         """Announces that the texts of `rows` more documents are read."""
@@ -231,12 +233,15 @@ class Watch:
             now_s = time.monotonic()
             with self._changing:
                 self._watchdog.hear(self._of_driver(now_s), now_s)
-                stalls = list(self._watchdog.stalls(now_s, _is_alive))
+                stalls = list(self._watchdog.stalls(now_s, is_worker_alive))
                 progress = self._progress()
                 if self._metrics is not None:
                     self._metrics.tick(progress, now_s - last_s)
                 self._announce(progress)
             last_s = now_s
+            if self._bound and progress.phase in DRIVER_PHASES and time.time() >= self._bound[0]:
+                left = "nothing was labelled; run the same command again with more time"
+                self._end(f"ended by {self._bound[1]} while {progress.phase}; {left}")
             for stall in stalls:
                 self._tell(stall)
 
@@ -307,78 +312,6 @@ class Watch:
             raise KeyboardInterrupt
 
 
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """A worker, or the driver, that has shown no sign of life for too long."""
-
-    report: WorkerReport  # its last one
-    silent_s: float
-    then: str  # what is done about it
-    ends: bool = False  # the run ends
-
-    def __str__(self) -> str:
-        report = self.report
-        if report.phase == LABELLING and report.work is not None:
-            last = f"it labels {report.place} ({report.answered:,} rows are answered)"
-        else:
-            last = f"it is {report.phase}" + f" {report.place}" * bool(report.place)
-        return f"{report.worker} has shown no sign of life for {self.silent_s:.0f} s; {last}"
-
-
-class Watchdog:
-    """Knows how long each worker has been silent: by its own reports, or because none came."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._heard: dict[str, tuple[WorkerReport, float]] = {}  # by worker; when it came
-        self._at: dict[WorkKey, str] = {}  # the worker of each work, by the last report
-        self._named: set[str] = set()  # workers
-        self._ended = 0  # workers since the last commit
-
-    def hear(self, report: WorkerReport, now_s: float) -> None:
-        """Notes a report. Work of a worker that died is at work in another."""
-        if report.work is not None:
-            before = self._at.get(report.work, report.worker)
-            if before != report.worker:
-                self._heard.pop(before, None)  # — if it lives, its next report is a second away
-            self._at[report.work] = report.worker
-        self._heard[report.worker] = report, now_s
-
-    def committed(self, work: WorkKey) -> None:
-        """Notes that the work goes on."""
-        self._ended = 0
-        self._at.pop(work, None)
-
-    def excuse(self, now_s: float) -> None:
-        """Restarts the clock of each worker, because reports may have been lost."""
-        self._heard = {worker: (report, now_s) for worker, (report, _) in self._heard.items()}
-
-    def stalls(self, now_s: float, is_alive: Callable[[WorkerReport], bool]) -> Iterator[Stall]:
-        """The workers to name now, each once, those that end themselves, and the run's end."""
-        for worker, (report, came_s) in list(self._heard.items()):
-            named_after_s, limit_s = report.limits(self._limit_s)
-            absent_s = now_s - came_s  # its process is stopped, or its machine cannot be reached
-            is_absent = absent_s >= self._limit_s / 2
-            if report.ended:
-                del self._heard[worker]
-                self._ended += 1
-                ends = self._ended > _MORE_ENDS + len(self._heard)
-                yield Stall(report, report.silent_s, "it is ended, and Ray starts another", ends)
-            elif is_absent and not is_alive(report):
-                del self._heard[worker]  # Ray starts it again, and then it reports
-            elif is_absent or report.silent_s >= named_after_s:
-                then = f"it is replaced at {limit_s:.0f} s"
-                ends = worker == DRIVER and report.silent_s >= limit_s
-                if is_absent or worker == DRIVER:
-                    then = f"the run ends at {self._limit_s:.0f} s"
-                    ends = ends or absent_s >= self._limit_s + GRACE_S
-                if ends or worker not in self._named:
-                    self._named.add(worker)
-                    yield Stall(report, max(report.silent_s, absent_s), then, ends)
-            else:
-                self._named.discard(worker)
-
-
 def _added(a: Counts, b: Counts) -> Counts:
     return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
 
@@ -386,13 +319,3 @@ def _added(a: Counts, b: Counts) -> Counts:
 def _order(phase: str) -> int:
     """The position of a worker's phase. Other phases come last: no worker's phase replaces them."""
     return WORKER_PHASES.index(phase) if phase in WORKER_PHASES else len(WORKER_PHASES)
-
-
-def _is_alive(report: WorkerReport) -> bool:
-    """Whether the worker's process runs, or is stopped, as far as Ray knows.
-
-    Of processes that are no actors Ray knows nothing: they end when they have nothing to do.
-    """
-    if not report.actor_id:
-        return report.worker == DRIVER or report.phase != WAITING
-    return is_alive(report.actor_id, report.pid)

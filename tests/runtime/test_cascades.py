@@ -265,9 +265,7 @@ def test_a_plan_does_not_guess_the_time_of_a_cascade(staged: Staged) -> None:
     assert [part.tasks for part in found.parts] == [("toxic",)] and found.seconds > 0
 
 
-def test_the_last_stage_alone_would_have_read_every_text(
-    staged: Staged, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tally_counts_the_texts_that_each_stage_read(staged: Staged) -> None:
     corpus(staged)
     staged.decide(0.2, 0.8)
     tally = staged.run().tally
@@ -276,10 +274,6 @@ def test_the_last_stage_alone_would_have_read_every_text(
         for question in ("first", "second")
     )
     assert {stage: read for stage, (read, _) in tally.stages.items()} == {0: first, 1: second}
-    _, seconds = tally.stages[1]
-    assert tally.last_stage_alone == pytest.approx(seconds / second * first)
-    staged.decide(0.25, 0.75)
-    assert staged.run().tally.last_stage_alone is None
 
 
 def test_a_labeller_refuses_a_cascade(staged: Staged) -> None:

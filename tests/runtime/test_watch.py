@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -39,7 +40,8 @@ from pipeline.runtime.progress import (
     work_done,
     work_key,
 )
-from pipeline.runtime.watch import DRIVER, GRACE_S, Watch, Watchdog
+from pipeline.runtime.stalls import DRIVER, GRACE_S, Watchdog
+from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 
 LIMIT_S = 100.0
@@ -281,6 +283,18 @@ def test_a_stall_that_is_found_while_the_run_ends_takes_no_result_away(late: boo
             assert not watch._thread.is_alive()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_plan_that_takes_longer_than_the_run_may_take_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipeline.runtime.watch.LEAST_PLANNING_S", 0.0)
+    text = "ended by --max-hours 1 while listing the input; nothing was labelled"
+    watch = Watch(lambda _: None, stall_limit_s=LIMIT_S)
+    with pytest.raises(StalledError, match=text), watch:
+        watch.limit_planning(time.time(), "--max-hours 1")
+        watch.enter(LISTING)
+        time.sleep(30)
 
 
 def test_a_worker_reports_its_shard_its_batches_and_its_slowest_one(
