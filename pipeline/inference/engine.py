@@ -128,7 +128,7 @@ class LabelEngine:
         with count_tokens(self.model.network.get_input_embeddings()) as counter:
             labels = [len(q.labels) for q in to_read]
             log_probs, too_large, again = self._answer(documents, questions, labels, on_batch)
-        usage = self._usage(documents, questions)
+        usage = questions.tokens_read(documents)
         # — to compute the rows of an image, the model embeds its document's token ids, too
         embedded = sum(len(each) for each in documents if isinstance(each, ImageDocument))
         needed = usage.prefix_tokens_computed + usage.question_tokens_computed + embedded
@@ -210,14 +210,6 @@ class LabelEngine:
                 break
             on_batch(batch.documents)
         return [[tensor.numpy(force=True) for tensor in by_question] for by_question in answers]
-
-    def _usage(self, documents: Sequence[DocumentIds], questions: QuestionBatch) -> Usage:
-        suffixes = questions.suffix_lengths
-        above = sum(len(document) + len(self.prompt.prefix) for document in documents)
-        independent = len(suffixes) * above + len(documents) * sum(suffixes)
-        read = questions.tokens_read(documents)
-        computed = read.prefix_tokens_computed + read.question_tokens_computed
-        return replace(read, tokens_saved=independent - computed)
 
 
 def is_out_of_memory(error: Exception) -> bool:

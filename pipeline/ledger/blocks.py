@@ -110,7 +110,6 @@ class LabelCost:
     asked_rows: int = 0  # rows that a model was asked about
     prefix_tokens_computed: int = 0
     question_tokens_computed: int = 0
-    tokens_saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from pipeline.report.progress import REUSE
 
 if TYPE_CHECKING:
     from pipeline.runtime.job import Plan
-    from pipeline.runtime.outcome import Outcome, Tally
+    from pipeline.runtime.outcome import Outcome
     from pipeline.verbs.plan import Estimate
     from pipeline.verbs.status import Status
 
@@ -41,7 +41,7 @@ def show_summary(outcome: Outcome, console: Console) -> None:
 
 
 def summary_table(outcome: Outcome) -> Table:
-    """What was labelled, how fast, what reuse saved, and where the output is."""
+    """What was labelled, how fast, and where the output is."""
     tally = outcome.tally
     documents = f"{outcome.rows:,} in {outcome.shards:,} shard{'s' * (outcome.shards != 1)}"
     if outcome.slice is not None:
@@ -54,15 +54,17 @@ def summary_table(outcome: Outcome) -> Table:
         lines.append(("reused", f"{tally.taken_over:,} answers of other shards with equal texts"))
     if tally.rows:
         rate = tally.rows / tally.label_seconds if tally.label_seconds else 0.0
-        saved = f"{tally.tokens_saved:,} ({tally.reuse_ratio:.0%})"
         lines += [
             ("status", _shares(tally.status)),
             *((f"  {task}", _shares(labels)) for task, labels in tally.labels.items()),
             *((f"  {task} decided", _stages(by)) for task, by in tally.decided.items()),
             ("time", f"{outcome.seconds:.1f} s; workers labelled for {tally.label_seconds:.1f} s"),
             ("speed", f"{rate:.2f} documents per second and worker"),
-            ("tokens read", _tokens(tally)),
-            ("tokens saved", f"{saved}, compared with separate prompts"),
+            (
+                "tokens read",
+                f"{tally.prefix_tokens_computed:,} in instructions and documents, "
+                f"{tally.question_tokens_computed:,} in questions",
+            ),
         ]
     lines += [("left out", reason) for reason in outcome.unreadable]
     snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
@@ -78,11 +80,6 @@ def _stages(decided: Counter[int]) -> str:
     total = decided.total()
     parts = (f"by stage {n} {rows:,} ({rows / total:.0%})" for n, rows in sorted(decided.items()))
     return ", ".join(parts)
-
-
-def _tokens(tally: Tally) -> str:
-    documents, questions = tally.prefix_tokens_computed, tally.question_tokens_computed
-    return f"{documents:,} in instructions and documents, {questions:,} in questions"
 
 
 def _reading_command(output: str, storage_options: Mapping[str, Any]) -> str:
@@ -106,8 +103,7 @@ def _shares(counted: Counter[str]) -> str:
 def summary_json(outcome: Outcome) -> dict[str, Any]:
     """The same figures for other programs."""
     tally = outcome.tally
-    tokens = ("prefix_tokens_computed", "question_tokens_computed", "tokens_saved", "reuse_ratio")
-    measured = ("label_seconds", *tokens)
+    measured = ("label_seconds", "prefix_tokens_computed", "question_tokens_computed")
     return {
         "complete": outcome.complete,
         "documents": outcome.rows,

@@ -21,7 +21,7 @@ COUNTERS = {
     "assay_documents": ("Documents answered.", ()),
     "assay_rows": ("Rows of committed shards by status.", ("status",)),
     "assay_answers": ("Answers of committed shards by task and label.", ("task", "label")),
-    "assay_tokens": ("Tokens of committed shards: read, or saved by reuse.", ("kind",)),
+    "assay_tokens": ("Tokens that models read for committed shards.", ("kind",)),
     "assay_label_seconds": ("Seconds of the workers for committed shards, without loading.", ()),
     "assay_phase_seconds": ("Seconds of the driver by phase.", ("phase",)),
 }
@@ -68,12 +68,8 @@ class RunMetrics:
                 for label, rows in by_label.items():
                     self._add("assay_answers", rows, {"task": task, "label": label})
         for cost in counts.costs.values():
-            for kind, tokens in (
-                ("document", cost.prefix_tokens_computed),
-                ("question", cost.question_tokens_computed),
-                ("saved", cost.tokens_saved),
-            ):
-                self._add("assay_tokens", tokens, {"kind": kind})
+            self._add("assay_tokens", cost.prefix_tokens_computed, {"kind": "document"})
+            self._add("assay_tokens", cost.question_tokens_computed, {"kind": "question"})
             self._add("assay_label_seconds", cost.label_seconds, {})
         if is_planned:
             self._items[counts.sid] -= 1

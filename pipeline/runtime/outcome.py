@@ -80,7 +80,6 @@ class Tally:
     label_seconds: float = 0.0
     prefix_tokens_computed: int = 0
     question_tokens_computed: int = 0
-    tokens_saved: int = 0
     # By task with a cascade, the documents that each stage decided.
     decided: dict[str, Counter[int]] = field(default_factory=dict)
     # Counts of label files: of those that this run created, and that `check_shards` read.
@@ -100,7 +99,6 @@ class Tally:
             self.label_seconds += cost.label_seconds
             self.prefix_tokens_computed += cost.prefix_tokens_computed
             self.question_tokens_computed += cost.question_tokens_computed
-            self.tokens_saved += cost.tokens_saved
         for task, by_label in counts.labels.items():
             self.labels.setdefault(task, Counter()).update(by_label)
         for task, own in counts.files.items():
@@ -171,13 +169,6 @@ class Tally:
             rows, seconds = stages.get(stage, (0, 0.0))
             stages[stage] = rows + cost["asked_rows"], seconds + cost["label_seconds"]
         return stages
-
-    @property
-    def reuse_ratio(self) -> float:
-        """The share of the tokens of separate prompts that the model did not read."""
-        computed = self.prefix_tokens_computed + self.question_tokens_computed
-        whole = computed + self.tokens_saved
-        return self.tokens_saved / whole if whole else 0.0
 
     def _check(self, failed: int, of_rows: int | None = None) -> None:
         limit, rows = self.max_error_rate, self.input_rows if of_rows is None else of_rows

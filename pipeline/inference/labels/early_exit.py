@@ -129,8 +129,6 @@ class OnePassQuestions:
         self._reader = schedule.reader([at.point for at in self._by_layer.values()])
         # Tokens that go through the model together with every document.
         self.question_tokens = self._reader.question_tokens
-        # Tokens below the document of each independent prompt that would ask the same.
-        self.suffix_lengths = [n for question in questions for n in self._suffix_lengths(question)]
 
     def _layer_answers(self, layer: int) -> _LayerAnswers:
         scored: dict[int, Question] = {}
@@ -158,12 +156,6 @@ class OnePassQuestions:
             defaults,
             may_exit,
         )
-
-    def _suffix_lengths(self, question: Question) -> list[int]:
-        readout = self._readouts.get(question.name)
-        if readout is None:
-            return question.suffix_lengths
-        return [0 if readout.card.pooling == "mean" else len(question.token_ids)]
 
     def tokens_read(self, documents: Sequence[Sequence[int]]) -> Usage:
         """The tokens read of these documents and below them, once they are answered."""

@@ -63,11 +63,10 @@ class Question:
         return replace(self, labels=labels, trie=trie)
 
     @property
-    def suffix_lengths(self) -> list[int]:
-        """The length of the suffix of each independent prompt that would ask the same."""
-        if self.trie is None:
-            return [len(self.token_ids)]
-        return [len(self.token_ids) + self.trie.depths[end] - 1 for end, _ in self.trie.ends]
+    def longest_suffix(self) -> int:
+        """The most tokens below the document in a prompt that scores one of the labels."""
+        label_tokens = 1 if self.trie is None else max(self.trie.depths)
+        return len(self.token_ids) + label_tokens - 1  # a label's last token is not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class PromptTokens:
 
     def room(self, context_tokens: int) -> int:
         """How many tokens of a context are left for the document, with the longest question."""
-        longest = max(n for question in self.questions for n in question.suffix_lengths)
+        longest = max(question.longest_suffix for question in self.questions)
         return context_tokens - len(self.prefix) - longest
 
 

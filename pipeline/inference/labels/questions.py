@@ -56,7 +56,6 @@ class _TwoPassQuestions:
     ) -> None:
         self._one_pass, self._search, self._searched = one_pass, search, searched
         self.question_tokens = one_pass.question_tokens
-        self.suffix_lengths = [*one_pass.suffix_lengths, *search.suffix_lengths]
 
     def answers(self, documents: Sequence[Sequence[int]], *, max_tokens: int) -> list[Tensor]:
         one_pass = iter(self._one_pass.answers(documents, max_tokens=max_tokens))

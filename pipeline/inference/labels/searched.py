@@ -47,7 +47,6 @@ class SearchedQuestions:
         self._scorers = [label_scorer(question, model.device) for question in at_once]
         self._reader = schedule.reader([ReadPoint(model.layers, tuple(self._suffixes))])
         self._counter = TokenCounter()  # of documents and below them
-        self.suffix_lengths = [n for question in questions for n in question.suffix_lengths]
         self.question_tokens = self._reader.question_tokens  # searches come after these
 
     def tokens_read(self, documents: Sequence[Sequence[int]]) -> Usage:

@@ -32,13 +32,10 @@ def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that went through the model, and those that reuse saved."""
+    """Tokens that went through the model."""
 
     prefix_tokens_computed: int = 0  # of documents, and of the prefix where documents repeat it
     question_tokens_computed: int = 0
-    # what independent prompts would have read in addition: one for each question, or one for each
-    # verbalizer of a question whose labels are scored in full
-    tokens_saved: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*map(add, astuple(self), astuple(other)))

@@ -253,7 +253,7 @@ def test_the_longest_label_counts_in_what_a_context_leaves(
     assert short.room(1_000) - long.room(1_000) == 7
 
 
-def test_usage_counts_a_trie_once_and_spares_a_prompt_a_verbalizer(
+def test_usage_counts_a_trie_once(
     tiny_model: TinyModel,
 ) -> None:
     trie = LabelTrie.of([[(1, 2, 3, 4, 5)], [(1, 2, 3, 4, 6, 7)]])
@@ -261,8 +261,6 @@ def test_usage_counts_a_trie_once_and_spares_a_prompt_a_verbalizer(
     prompt = PromptTokens((1,) * 10, (question,))
     usage = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=99).label([[1] * 50]).usage
     assert (usage.prefix_tokens_computed, usage.question_tokens_computed) == (50, 4 + 4 + 1)
-    alone = (10 + 50 + 4 + 4) + (10 + 50 + 4 + 5)
-    assert usage.tokens_saved == alone - 50 - 9
 
 
 @pytest.mark.parametrize("scoring", ["auto", "full"])

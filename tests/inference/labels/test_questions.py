@@ -80,17 +80,18 @@ def test_each_kind_answers_in_any_company_as_its_own_prompts_do(
         assert labelled.usage.prefix_tokens_computed == readings * (38 + of_prefix)
 
 
-def test_a_whole_label_beside_a_map_is_saved_what_it_would_be_alone(tiny_model: TinyModel) -> None:
+def test_a_whole_label_reads_fewer_tokens_than_a_prompt_for_each_of_its_texts(
+    tiny_model: TinyModel,
+) -> None:
     model, document = tiny_model("llama"), [7] * 10
     prompt = PromptTokens(PREFIX, (TRAINED[0], WHOLE))
     engine = LabelEngine(
         model, prompt, max_batch_tokens=99, readouts={"shallow": READOUTS["shallow"]}
     )
     usage = engine.label([document]).usage
-    # — one prompt for the map, and one for each of the 5 verbalizers but its last token
+    # — one prompt for each of the 5 verbalizers but its last token
     of_forms = [3 + len(path) - 1 for paths in SHARED for path in paths]
-    alone = 6 * (10 + len(PREFIX)) + 3 + sum(of_forms)
-    assert usage.tokens_saved == alone - 10 - usage.question_tokens_computed
+    assert usage.prefix_tokens_computed == 10
     assert usage.question_tokens_computed < sum(of_forms)
 
 
