@@ -19,14 +19,13 @@ from torch import Tensor
 from pipeline.errors import ModelError
 from pipeline.fitted.calibration import Prior
 from pipeline.inference.images import ImageDocument
-from pipeline.inference.labels.early_exit import Readouts, check_readouts, layers_read
+from pipeline.inference.labels.answers import Readouts, check_readouts, layer_of
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.labels.questions import QuestionBatch, compile_questions
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.proof import proved_at
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import Usage, count_tokens, pack
-from pipeline.spec.model import ExitSpec
 
 DocumentIds = Sequence[int]
 
@@ -85,18 +84,16 @@ class LabelEngine:
         *,
         max_batch_tokens: int,
         readouts: Readouts | None = None,
-        exit_policy: ExitSpec | None = None,
     ) -> None:
         self.prompt = prompt
         self.max_batch_tokens = max_batch_tokens
         self._readouts: Readouts = readouts or {}
-        self._exit_policy = exit_policy
         deepest = None
         if readouts:
             hidden = model.network.config.get_text_config().hidden_size
             check_readouts(readouts, layers=model.layers, hidden=hidden)
-            layers = layers_read(prompt.questions, readouts, exit_policy, model.layers)
-            model, deepest = proved_at(model, layers), layers[-1]
+            layers = {layer_of(each, readouts, model.layers) for each in prompt.questions}
+            model, deepest = proved_at(model, layers), max(layers)
         self.model = model
         self._schedule = read_prefix(model, prompt.prefix, layers=deepest)
 
@@ -119,14 +116,9 @@ class LabelEngine:
         asked = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
         if not asked:
             return Labelled((), Usage())
-        # — a document exits once its answers to all questions are confident: all must be read
-        by_confidence = self._exit_policy is not None and self._exit_policy.layers
-        to_read = list(self.prompt.questions) if by_confidence else asked
-        questions = compile_questions(
-            to_read, self._schedule, self.model, self._readouts, self._exit_policy
-        )
+        questions = compile_questions(asked, self._schedule, self.model, self._readouts)
         with count_tokens(self.model.network.get_input_embeddings()) as counter:
-            labels = [len(q.labels) for q in to_read]
+            labels = [len(q.labels) for q in asked]
             log_probs, too_large, again = self._answer(documents, questions, labels, on_batch)
         usage = self._usage(documents, questions)
         # — to compute the rows of an image, the model embeds its document's token ids, too
@@ -137,8 +129,7 @@ class LabelEngine:
                 f"reuse was lost: the model read {counter.tokens:,} tokens, {needed:,} are needed; "
                 "this is a defect of assay, please report the model and the versions"
             )
-        by_name = {q.name: of_task for q, of_task in zip(to_read, log_probs, strict=True)}
-        return Labelled(tuple(by_name[q.name] for q in asked), usage, frozenset(too_large))
+        return Labelled(tuple(log_probs), usage, frozenset(too_large))
 
     def with_prompt(self, prompt: PromptTokens) -> LabelEngine:
         """The same model and readouts with other questions or another prefix."""
@@ -147,7 +138,6 @@ class LabelEngine:
             prompt,
             max_batch_tokens=self.max_batch_tokens,
             readouts={q.name: r for q in prompt.questions if (r := self._readouts.get(q.name))},
-            exit_policy=self._exit_policy,
         )
 
     def _answer(
@@ -231,7 +221,7 @@ def content_free_prior(engine: LabelEngine, documents: Sequence[DocumentIds], ta
 
     A document may be empty, which the engine does not accept: the question without its last token
     is read as the end of the document. The model reads the same tokens, and no span is empty. So
-    this prior is wrong for a readout of the document's own tokens, and for exits by confidence.
+    this prior is wrong for a readout of the document's own tokens.
     ModelError if an answer is not a number.
     """
     (question,) = [each for each in engine.prompt.questions if each.name == task]

@@ -152,22 +152,22 @@ def prove(
     model is loaded at a time. It also answers for documents without content. What the model keeps
     in 8 bits belongs to the second comparison alone: independent prompts keep nothing.
     """
-    is_int8 = job.spec.model.quantize == "int8_dynamic"
-    number_format = "int8_dynamic" if is_int8 else job.placement.dtype
+    quantize = job.spec.model.quantize
+    number_format = job.placement.dtype if quantize == "none" else quantize
     announce(WorkerReport(f"{COMPARING}, in {number_format}"))
     answers = _answers(job, folder, prompt, documents, None, content_free)
     in_float32 = rounding = None
-    wide_bytes = (4 if is_int8 else 2) * answers.memory.weights_bytes
+    wide_bytes = (2 if quantize == "none" else 4) * answers.memory.weights_bytes
     if number_format != "float32" and _have_room(wide_bytes, job.placement.device):
         announce(WorkerReport(f"{COMPARING}, in float32"))
         wide = _answers(_in_float32(job), folder, prompt, documents, answers.compared)
         in_float32, rounding = wide.change, change([answers.independent], [wide.independent])
     exactness = Exactness(number_format, answers.change, in_float32, rounding)
-    if (job.spec.model.quantize, job.spec.model.kv) == ("none", "none"):
+    if (quantize, job.spec.model.kv) == ("none", "none"):
         return Proof(answers.memory, exactness, None, answers.tree, answers.content_free)
     memory, tree, nothing = answers.memory, answers.tree, answers.content_free
     original = tree
-    if job.spec.model.quantize != "none":
+    if quantize != "none":
         unquantised = job_model(job, folder, quantize="none", kv="none")
         original = label_engine(job, unquantised, prompt).label(documents).log_probs
         del unquantised  # one model is loaded at a time
@@ -180,11 +180,9 @@ def prove(
 
 
 def _in_float32(job: Job) -> Job:
-    """The job with products of float32; 8-bit weights that are widened stay as they are."""
-    spec = job.spec
-    if spec.model.quantize == "int8_dynamic":
-        model = spec.model.model_copy(update={"quantize": "none"})
-        spec = spec.model_copy(update={"model": model})
+    """The job with products of float32."""
+    model = job.spec.model.model_copy(update={"quantize": "none"})
+    spec = job.spec.model_copy(update={"model": model})
     return replace(job, spec=spec, placement=replace(job.placement, dtype="float32"))
 
 
@@ -206,9 +204,7 @@ def _answers(
     independent = [
         answer
         for each in compared
-        for answer in answers_alone(
-            model, each.prompt, each.document, readouts=readouts, exit_policy=job.spec.exit
-        )
+        for answer in answers_alone(model, each.prompt, each.document, readouts=readouts)
     ]
     return _ModelAnswers(memory, tree, nothing, compared, independent)
 

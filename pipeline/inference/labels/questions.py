@@ -1,4 +1,4 @@
-"""Compile the questions of one call, so that they are answered with the fewest tokens read.
+"""Group questions by how they are scored, so that each document is read once if possible.
 
     trained readouts   ──┐
     first tokens       ──┼── one forward over whole documents
@@ -16,13 +16,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pipeline.inference.labels.early_exit import OnePassQuestions, Readouts
+from pipeline.inference.labels.answers import OnePassQuestions, Readouts
 from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import Schedule
 from pipeline.inference.schedules.batching import Usage
-from pipeline.spec.model import ExitSpec
 
 
 def compile_questions(
@@ -30,17 +29,16 @@ def compile_questions(
     schedule: Schedule,
     model: LoadedModel,
     readouts: Readouts,
-    exit_policy: ExitSpec | None,
 ) -> QuestionBatch:
     """The questions, in as few forward passes as their kinds allow."""
     searched = [question for question in questions if question.searched]
     if not searched:
-        return OnePassQuestions(questions, schedule, model, readouts, exit_policy)
+        return OnePassQuestions(questions, schedule, model, readouts)
     if not any(question.name in readouts for question in questions):
         return SearchedQuestions(questions, schedule, model)
     others = [question for question in questions if not question.searched]
     return _TwoPassQuestions(
-        OnePassQuestions(others, schedule, model, readouts, exit_policy),
+        OnePassQuestions(others, schedule, model, readouts),
         SearchedQuestions(searched, schedule, model),
         [question.searched for question in questions],
     )

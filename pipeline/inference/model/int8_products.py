@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from pipeline.errors import ModelError
 from pipeline.inference.model.llama_form import INT8_ROWS, use_row_blocks
-from pipeline.inference.model.quantisation import refuse_experts
 
 # Instructions that multiply unsigned by signed bytes and add in 32 bits. Without them oneDNN adds
 # pairs of products in 16 bits, which overflow.
@@ -136,9 +135,13 @@ def round_linear(network: PreTrainedModel, device: str) -> None:
     if device == "cpu" and not any(map(torch.cpu.get_capabilities().get, _CPU_FEATURES)):
         raise ModelError(
             "quantize: int8_dynamic needs a processor with VNNI or AMX "
-            f"({', '.join(_CPU_FEATURES)}), and this one has none; write int8 or none"
+            f"({', '.join(_CPU_FEATURES)}), and this one has none; write none"
         )
-    refuse_experts(network)
+    if expert_weights(network):
+        raise ModelError(
+            f"model family {network.config.get_text_config().model_type!r} keeps its experts' "
+            "weights in one tensor, which is not rounded; write quantize: none"
+        )
     head = getattr(network, "lm_head", None)
     for parent in list(network.modules()):
         rounding = RowRounding()
@@ -147,3 +150,17 @@ def round_linear(network: PreTrainedModel, device: str) -> None:
                 setattr(parent, name, Int8Linear(child, rounding))
     if device == "cpu":
         use_row_blocks(network.model, rows=INT8_ROWS)
+
+
+def expert_weights(module: nn.Module) -> list[Tensor]:
+    """The weights of mixtures of experts, each `[experts, rows, columns]`.
+
+    A convolution's weights, which also have three dimensions, are left out.
+    """
+    return [
+        parameter
+        for part in module.modules()
+        if not isinstance(part, nn.Conv1d)
+        for parameter in part.parameters(recurse=False)
+        if parameter.ndim == 3
+    ]

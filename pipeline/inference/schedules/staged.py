@@ -33,10 +33,8 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import (
     LayerStates,
-    OnLayer,
     ReadPoint,
     Suffix,
-    deliver,
     run_to_layers,
 )
 
@@ -234,20 +232,18 @@ class StagedReader:
         self.question_tokens = self._padded.token_ids.numel()
 
     @torch.inference_mode()
-    def read_layers(self, documents: Sequence[Sequence[int]], on_layer: OnLayer) -> None:
-        """Gives the states of every read point to `on_layer`; all documents go to the deepest."""
+    def read(self, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
+        """The states of every read point."""
         by_document = [self._read(document) for document in documents]
-        by_layer = (
+        return [
             LayerStates(
-                point.layer,
                 torch.stack([at_rows[point.layer] for at_rows, _ in by_document], dim=1),
                 torch.stack([means[point.layer] for _, means in by_document])
                 if point.mean
                 else None,
             )
             for point in self._points
-        )
-        deliver(by_layer, on_layer)
+        ]
 
     def _read(
         self, document: Sequence[int]

@@ -127,7 +127,7 @@ def test_whole_labels_compiled_for_a_fused_kernel_equal_independent_prompts(
     prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), tasks)
     searched = replace(prompt.questions[0], name="searched", beam=99)
     prompt = replace(prompt, questions=prompt.questions if cut else (*prompt.questions, searched))
-    model = model if cut else replace(model, stages=None)
+    model = replace(model, cuts_last_layer=cut)
     assert_as_independent(model, prompt, [[7] * 20, [8, 9]])
 
 

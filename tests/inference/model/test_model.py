@@ -29,7 +29,7 @@ from pipeline.inference.loading import (
 )
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.schedules import staged
-from pipeline.inference.schedules.forward import LayerStates, ReadPoint
+from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.inference.schedules.fused import FusedSchedule
 
 SIZES: dict[str, Any] = {
@@ -66,9 +66,8 @@ def difference_from_a_plain_forward(model: LoadedModel) -> float:
     source = torch.Generator().manual_seed(0)
     ids = torch.randint(300, (60,), generator=source).tolist()
     point = ReadPoint(model.layers, (tuple(ids[35:45]), tuple(ids[45:])))
-    by_layer: list[LayerStates] = []
-    FusedSchedule.below(model, ids[:15]).reader([point]).read_layers([ids[15:35]], by_layer.append)
-    read = model.unembed(by_layer[0].at_suffixes[1])[0].log_softmax(dim=-1)
+    [states] = FusedSchedule.below(model, ids[:15]).reader([point]).read([ids[15:35]])
+    read = model.unembed(states.at_suffixes[1])[0].log_softmax(dim=-1)
     alone = torch.tensor([ids[:35] + ids[45:]])
     with plain_attention(model.network, "eager"):
         plain = model.network(input_ids=alone, use_cache=False).logits[0, -1].log_softmax(dim=-1)

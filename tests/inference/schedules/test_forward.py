@@ -13,8 +13,8 @@ from torch import Tensor
 from pipeline.inference.attention.kernels import Attended, Runs
 from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
 from pipeline.inference.loading import prepare
-from pipeline.inference.model.loaded import LoadedModel, cut_last_layer
-from pipeline.inference.schedules.forward import LayerStates, ReadPoint
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.inference.schedules.fused import FusedReader, FusedSchedule
 
 
@@ -31,8 +31,7 @@ def model_without_numbers(tiny_model: Callable[[str], LoadedModel]) -> Callable[
     def make(family: str, *, cut: bool) -> LoadedModel:
         whole = tiny_model(family)
         network = copy.deepcopy(whole.network).to("meta")
-        stages = cut_last_layer(network.model) if cut else None
-        return replace(whole, network=network, stages=stages, kernel=on_paper)
+        return replace(whole, network=network, cuts_last_layer=cut, kernel=on_paper)
 
     return make
 
@@ -43,9 +42,8 @@ def last_layer_reader(model: LoadedModel, *suffixes: tuple[int, ...]) -> FusedRe
 
 def read_two_documents(reader: FusedReader) -> Tensor:
     """[suffixes, docs, hidden] below a prefix and two documents."""
-    by_layer: list[LayerStates] = []
-    reader.read_layers([[1] * 40, [1] * 3], by_layer.append)
-    return by_layer[0].at_suffixes
+    [read] = reader.read([[1] * 40, [1] * 3])
+    return read.at_suffixes
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3_text"])

@@ -1,13 +1,11 @@
-"""Read questions in one forward, and stop documents early where a trained readout is confident.
+"""Questions that are answered in one forward, by label tokens or by trained readouts.
 
-Entry point: `OnePassQuestions`. An exit policy is a fixed layer, or layers at which a document
-exits once its answers to all questions reach a confidence. Without a policy, each trained readout
-is read at its own layer, and label tokens after the last.
+Entry point: `OnePassQuestions`. Each trained readout is read after its own layer, and label tokens
+after the last.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,26 +21,14 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import Schedule, tokens_read
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.schedules.forward import LayerStates, ReadPoint
-from pipeline.spec.model import ExitSpec
 
 Readouts = Mapping[str, Readout]  # by task
 
 
-def _default_layers(
-    questions: Sequence[Question], readouts: Readouts, exit_policy: ExitSpec | None, layers: int
-) -> list[int]:
-    """For each question, the layer at which it is answered if its document does not exit before."""
-    fixed = exit_policy.layer if exit_policy else None
-    cards = [readouts[q.name].card if q.name in readouts else None for q in questions]
-    return [layers if card is None else fixed or card.layer for card in cards]
-
-
-def layers_read(
-    questions: Sequence[Question], readouts: Readouts, exit_policy: ExitSpec | None, layers: int
-) -> list[int]:
-    """The layers after which states are read, rising."""
-    default = _default_layers(questions, readouts, exit_policy, layers)
-    return sorted({*default, *(exit_policy.layers if exit_policy else ())})
+def layer_of(question: Question, readouts: Readouts, layers: int) -> int:
+    """The layer after which a question is answered by a model of this many layers."""
+    readout = readouts.get(question.name)
+    return layers if readout is None else readout.card.layer
 
 
 def check_readouts(readouts: Readouts, *, layers: int, hidden: int) -> None:
@@ -88,8 +74,6 @@ class _LayerAnswers:
     scorers: Mapping[int, LabelScorer]
     maps: Sequence[StackedMaps]
     mean_maps: StackedMaps | None
-    defaults: frozenset[int]  # questions that are answered here if the document did not exit
-    may_exit: bool
 
     def log_probs(self, states: LayerStates, model: LoadedModel) -> dict[int, Tensor]:
         """By question: [docs, labels] fp32."""
@@ -117,16 +101,11 @@ class OnePassQuestions:
         schedule: Schedule,
         model: LoadedModel,
         readouts: Readouts,
-        exit_policy: ExitSpec | None,
     ) -> None:
         self._questions, self._model, self._readouts = questions, model, readouts
-        self._exit_layers = frozenset(exit_policy.layers if exit_policy else ())
-        confidence = exit_policy.confidence if exit_policy else None
-        self._log_confidence = math.log(confidence) if confidence else 0.0
-        self._default = _default_layers(questions, readouts, exit_policy, model.layers)
-        layers = layers_read(questions, readouts, exit_policy, model.layers)
-        self._by_layer = {layer: self._layer_answers(layer) for layer in layers}
-        self._reader = schedule.reader([at.point for at in self._by_layer.values()])
+        layers = sorted({layer_of(question, readouts, model.layers) for question in questions})
+        self._layers = [self._layer_answers(layer) for layer in layers]
+        self._reader = schedule.reader([of_layer.point for of_layer in self._layers])
         # Tokens that go through the model together with every document.
         self.question_tokens = self._reader.question_tokens
         # Tokens below the document of each independent prompt that would ask the same.
@@ -136,12 +115,10 @@ class OnePassQuestions:
         scored: dict[int, Question] = {}
         by_suffix: dict[tuple[int, ...], dict[int, LinearMap]] = {}
         by_mean: dict[int, LinearMap] = {}
-        defaults = frozenset(i for i, default in enumerate(self._default) if default == layer)
-        may_exit = layer in self._exit_layers
         for i, question in enumerate(self._questions):
-            readout = self._readouts.get(question.name)
-            if i not in defaults and not (may_exit and readout):
+            if layer_of(question, self._readouts, self._model.layers) != layer:
                 continue
+            readout = self._readouts.get(question.name)
             if readout is None:
                 scored[i] = question
             elif readout.card.pooling == "mean":
@@ -155,8 +132,6 @@ class OnePassQuestions:
             {i: label_scorer(question, device) for i, question in scored.items()},
             [StackedMaps(maps, device) for maps in by_suffix.values()],
             StackedMaps(by_mean, device) if by_mean else None,
-            defaults,
-            may_exit,
         )
 
     def _suffix_lengths(self, question: Question) -> list[int]:
@@ -174,29 +149,7 @@ class OnePassQuestions:
         self, documents: Sequence[Sequence[int]], *, max_tokens: int
     ) -> list[Tensor]:  # one [docs, labels] fp32 a question
         """Label log-probabilities. `max_tokens` limits what a search reads at once."""
-        shapes = [(len(documents), len(question.labels)) for question in self._questions]
-        device = self._model.device
-        answers = [torch.full(s, torch.nan, dtype=torch.float32, device=device) for s in shapes]
-        remaining = list(range(len(documents)))
-
-        def on_layer(states: LayerStates) -> list[int] | None:
-            at = self._by_layer[states.layer]
-            log_probs = at.log_probs(states, self._model)
-            for i in at.defaults:
-                if len(remaining) == len(documents):  # no indices, for which a device would wait
-                    answers[i] = log_probs[i]
-                else:
-                    answers[i][remaining] = log_probs[i]
-            if not at.may_exit:
-                return None
-            best = torch.stack([of_question.amax(dim=1) for of_question in log_probs.values()])
-            confident = best.amin(dim=0) >= self._log_confidence  # [docs]: of all answers
-            exited: list[int] = confident.nonzero().flatten().tolist()
-            for i, of_question in log_probs.items():
-                answers[i][[remaining[d] for d in exited]] = of_question[exited]
-            continuing = sorted({*range(len(remaining))} - {*exited})
-            remaining[:] = [remaining[d] for d in continuing]
-            return continuing
-
-        self._reader.read_layers(documents, on_layer)
-        return answers
+        answers: dict[int, Tensor] = {}
+        for of_layer, states in zip(self._layers, self._reader.read(documents), strict=True):
+            answers |= of_layer.log_probs(states, self._model)
+        return [answers[number] for number in range(len(self._questions))]
