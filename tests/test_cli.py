@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 import pytest
 from local_cluster import command_line
 from many_rows import assert_every_row_once, has_begun, write_many
-from processors import needs_products
 from rich.console import Console
 
 from pipeline.cli import app, main
@@ -289,20 +288,6 @@ def test_bench_measures_every_method_on_equally_long_documents(
     assert measured["rows"][0]["times_tree"] == 1 and measured["matmul_flops"] > 0
     assert main(command) == 0
     assert "per_question" in capsys.readouterr().out
-
-
-@needs_products
-def test_bench_measures_the_quantised_model_where_the_spec_asks_for_it(
-    write_spec: Callable[..., Path], model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = write_spec(
-        model={"path": str(model_folder), "dtype": "float32", "quantize": "int8_dynamic"}
-    )
-    command = ["bench", str(spec), "--rounds", "1", "--tokens", "20"]
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["machine"]["quantize"] == "int8_dynamic"
-    assert main(command) == 0
-    assert "quantize: int8_dynamic on cpu" in capsys.readouterr().out
 
 
 # — from here on, whole runs in processes of their own, which are killed

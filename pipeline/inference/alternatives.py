@@ -25,8 +25,8 @@ from pipeline.inference.engine import DocumentIds
 from pipeline.inference.images import ImageDocument
 from pipeline.inference.labels.answers import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
-from pipeline.inference.labels.trie import LabelTrie
+from pipeline.inference.labels.scoring import LabelScorer
+from pipeline.inference.labels.trie import LabelTrie, first_token_trie
 from pipeline.inference.memory import shape_of
 from pipeline.inference.model.int8_products import Int8Linear, expert_weights
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
@@ -67,11 +67,12 @@ def _expand_batch(
         # A mask that hides nothing would keep sdpa from its faster causal kernel.
         attention_mask=_tensor(model, seen) if any(padding) else None,
         position_ids=_tensor(model, positions),
-        **model.reading(kv_cache),
+        **model.cache_kwargs(kv_cache),
     )
     states = _question_states(model, prompt.questions, kv_cache, seen, lengths)
-    first = [FirstTokens.of(list(q.labels.values()), model.device) for q in prompt.questions]
-    by_question = first_token_log_probs(states.transpose(0, 1), first, model.unembed)
+    tries = [first_token_trie(list(q.labels.values())) for q in prompt.questions]
+    scorer = LabelScorer(tries, model.device)
+    by_question = scorer.log_probs(states.transpose(0, 1), model.unembed)
     return [[log_probs[row] for log_probs in by_question] for row in range(len(documents))]
 
 
@@ -95,7 +96,7 @@ def _question_states(
         position_ids=_tensor(
             model, [[n + i for i in range(longest)] for n in lengths for _ in questions]
         ),
-        **model.reading(kv_cache),
+        **model.cache_kwargs(kv_cache),
     )
     states = output.last_hidden_state.view(len(lengths), len(questions), longest, -1)
     last = _tensor(model, [len(question.token_ids) - 1 for question in questions])
@@ -184,8 +185,8 @@ def _first_token_answer(
 ) -> Tensor:  # [labels]
     """The log-probability that each label's first token comes next."""
     states = _forward(model, prompt).last_hidden_state[:, -1:]  # [1, 1, hidden]
-    first = FirstTokens.of(labels, model.device)
-    [log_probs] = first_token_log_probs(states, [first], model.unembed)
+    scorer = LabelScorer([first_token_trie(labels)], model.device)
+    [log_probs] = scorer.log_probs(states, model.unembed)
     return log_probs[0]
 
 

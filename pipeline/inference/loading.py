@@ -95,14 +95,14 @@ def _config(folder: Path) -> Any:
 
 
 def _seeing_config(folder: Path) -> Any:
-    """As `_config`; ModelError if it has no vision tower, or its images are not modelled."""
+    """As `_config`; ModelError if it has no vision tower, or its images are not supported."""
     config = _config(folder)
     if getattr(config, "vision_config", None) is None:
         raise ModelError(f"{folder}: {_family(config)} has no vision tower, and {_NO_IMAGES}")
     if config.model_type in _BIDIRECTIONAL_IMAGES:
         raise ModelError(
-            f"{_family(config)}: the tokens of an image attend to later ones, which the tree does "
-            f"not model, so {_NO_IMAGES}"
+            f"{_family(config)}: the tokens of an image attend to later ones, which assay does "
+            f"not support, so {_NO_IMAGES}"
         )
     return config
 
@@ -112,7 +112,7 @@ def _family(config: Any) -> str:
 
 
 def refuse_unsupported(config: Any) -> None:
-    """ModelError for a family whose attention has something that the tree does not model."""
+    """ModelError for a family whose attention has something that assay does not support."""
     unknown = sorted(_layer_types(config) - _STATELESS - _RECURRENT)
     features = {
         f"layers of type {unknown}": bool(unknown),
@@ -122,7 +122,7 @@ def refuse_unsupported(config: Any) -> None:
     }
     if present := [feature for feature, is_present in features.items() if is_present]:
         raise ModelError(
-            f"{_family(config)} has {', '.join(present)}, which the tree does not model; "
+            f"{_family(config)} has {', '.join(present)}, which assay does not support; "
             f"{_SUPPORTED}"
         )
 

@@ -13,9 +13,10 @@ import torch
 from dense_oracle import attend_run_by_run
 
 from pipeline.errors import ModelError
-from pipeline.inference.engine import LabelEngine
+from pipeline.inference.engine import LabelEngine, read_in_batches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules.batching import pack
 from pipeline.inference.schedules.forward import LayerStates
 from pipeline.inference.schedules.fused import FusedReader
 
@@ -153,6 +154,34 @@ def test_usage_counts_what_was_read_and_what_was_spared(tiny_model: TinyModel) -
     assert usage.tokens_saved == 3 * (10 + 50) + 11 - 50 - 7
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("memory", [0, 12, 40, 100])
+def test_where_memory_is_short_only_that_batch_is_read_in_smaller_ones(
+    memory: int, padded: bool
+) -> None:
+    source = random.Random(memory)
+    lengths = [source.randint(1, 20) for _ in range(40)] + [90]
+
+    def tokens(batch: Sequence[int]) -> int:
+        own = [lengths[i] for i in batch]
+        return len(own) * max(own) if padded else sum(own)
+
+    def read(batch: list[int], max_tokens: int) -> str:
+        assert max_tokens == 60 or tokens(batch) <= 30
+        if tokens(batch) > memory:
+            raise MemoryError
+        return "answers"
+
+    results = list(read_in_batches(lengths, read, max_tokens=60, padded=padded))
+    assert sorted(i for batch, _ in results for i in batch) == list(range(41))
+    too_large = {i for batch, answers in results if answers is None for i in batch}
+    assert too_large == {i for i, length in enumerate(lengths) if length > memory}
+    fitting = [
+        each for each in pack(lengths, max_tokens=60, padded=padded) if tokens(each) <= memory
+    ]
+    assert all((batch, "answers") in results for batch in fitting)
+
+
 def batch_tokens(reader: FusedReader, documents: Sequence[Sequence[int]]) -> int:
     return sum(len(document) + reader.question_tokens for document in documents)
 
@@ -268,7 +297,7 @@ def test_answers_are_read_back_after_the_last_batch(
         events.append("laid out")
         return [Answers()]
 
-    monkeypatch.setattr("pipeline.inference.labels.answers.label_log_probs", answer)
+    monkeypatch.setattr("pipeline.inference.labels.scoring.LabelScorer.log_probs", answer)
     prompt = PromptTokens((), (Question("q", (1, 2), {"a": (4,), "b": (5,)}),))
     LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1).label([[1], [2], [3]])
     assert events == ["laid out"] * 3 + ["read"] * 3
@@ -302,5 +331,5 @@ def test_a_document_that_is_read_again_fails_loudly(
         return real(self, documents)
 
     monkeypatch.setattr(FusedReader, "read", twice)
-    with pytest.raises(ModelError, match="reuse was lost"):
+    with pytest.raises(ModelError, match="some were read twice"):
         engine.label([[1, 2, 3]])

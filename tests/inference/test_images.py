@@ -76,11 +76,11 @@ def questions() -> PromptTokens:
 
 
 @pytest.mark.parametrize("family", MODELLED)
-@pytest.mark.parametrize("cut", [True, False], ids=["in stages", "whole"])
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "whole"])
 def test_the_tree_equals_independent_prompts(family: str, cut: bool, seeing: MakeModel) -> None:
     model = seeing(family)
     if not cut:
-        model = replace(model, stages=None)
+        model = replace(model, cuts_last_layer=False)
     documents, prompt = documents_of(model), questions()
     engine = LabelEngine(model, prompt, max_batch_tokens=10_000)
     answers = engine.label(documents).log_probs

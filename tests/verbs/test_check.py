@@ -32,7 +32,13 @@ from pipeline.spec.model import Quantize
 from pipeline.spec.parse import load_spec
 from pipeline.verbs import exactness
 from pipeline.verbs.check import check
-from pipeline.verbs.exactness import Change, Exactness, change, choose_compared, compared_answers
+from pipeline.verbs.exactness import (
+    Difference,
+    Exactness,
+    choose_compared,
+    compared_answers,
+    difference,
+)
 
 WriteSpec = Callable[..., Path]
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -188,8 +194,8 @@ def test_without_room_for_float32_weights_half_precision_is_proved_alone(
     assert found["in_float32"] is None and found["mean_abs_dp"] > exactness.HALF_MEAN["bfloat16"]
 
 
-def far(mean: float, largest: float = 0.0) -> Change:
-    return Change(max_abs_dp=largest or mean, mean_abs_dp=mean, argmax_flips=0, answers=9)
+def far(mean: float, largest: float = 0.0) -> Difference:
+    return Difference(max_abs_dp=largest or mean, mean_abs_dp=mean, argmax_flips=0, answers=9)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +210,7 @@ def far(mean: float, largest: float = 0.0) -> Change:
     ],
 )
 def test_half_precision_is_exact_where_float32_is_and_rounding_explains_the_rest(
-    apart: Change, in_float32: Change, exact: bool
+    apart: Difference, in_float32: Difference, exact: bool
 ) -> None:
     assert (
         Exactness("bfloat16", apart, in_float32, rounding=far(0.006, largest=0.05)).exact == exact
@@ -225,7 +231,7 @@ def test_half_precision_is_exact_where_float32_is_and_rounding_explains_the_rest
         ("bfloat16", far(np.nan), False),
     ],
 )
-def test_alone_a_format_has_bounds_of_its_own(dtype: str, apart: Change, exact: bool) -> None:
+def test_alone_a_format_has_bounds_of_its_own(dtype: str, apart: Difference, exact: bool) -> None:
     assert Exactness(dtype, apart, in_float32=None, rounding=None).exact == exact
 
 
@@ -260,14 +266,14 @@ def test_a_check_compares_the_mass_as_well_as_the_shares(
     assert (float(max(shares)) < 1e-6) == (distort is less_mass)
     expected = float(max(*shares, *out_of_all))
     found = checked.proof.exactness
-    assert found.change.max_abs_dp == pytest.approx(expected, abs=1e-5)
+    assert found.difference.max_abs_dp == pytest.approx(expected, abs=1e-5)
     assert expected > exactness.FLOAT32_MAX and not found.exact
 
 
 def test_of_each_label_the_larger_difference_counts() -> None:
     answers = [np.log([[0.4, 0.4], [0.1, 0.3]])]
     others = [np.log([[0.2, 0.2], [0.3, 0.1]])]
-    found = change(answers, others)
+    found = difference(answers, others)
     assert (found.argmax_flips, found.answers) == (1, 2)
     assert found.max_abs_dp == pytest.approx(0.5)  # 1/4 -> 3/4 of the labels
     assert found.mean_abs_dp == pytest.approx((0.2 + 0.2 + 0.5 + 0.5) / 4)
@@ -288,7 +294,7 @@ def test_of_labels_with_several_forms_below_a_beam_nothing_is_claimed(
     assert reached[1::2].any() and reached[::2].any()  # of two forms, and of one
     (asked,) = choose_compared(prompt, [document], answers)
     alone = alternatives.answers_alone(model, asked.prompt, document, readouts={})
-    found = change([compared_answers([asked], answers)], [alone])
+    found = difference([compared_answers([asked], answers)], [alone])
     assert found.answers == 1 and found.max_abs_dp < 1e-4
 
 
@@ -318,12 +324,12 @@ def test_fewer_documents_than_none_are_refused(
 
 
 def test_an_answer_that_is_no_number_is_a_change() -> None:
-    found = change([np.array([[0.0, np.nan]])], [np.array([[0.0, 0.0]])])
+    found = difference([np.array([[0.0, np.nan]])], [np.array([[0.0, 0.0]])])
     assert np.isnan(found.max_abs_dp)
 
 
 def test_nothing_compared_is_no_change() -> None:
-    found = change([np.empty((0, 2))], [np.empty((0, 2))])
+    found = difference([np.empty((0, 2))], [np.empty((0, 2))])
     assert (found.max_abs_dp, found.mean_abs_dp, found.answers) == (0.0, 0.0, 0)
 
 
@@ -348,7 +354,7 @@ def test_8_bit_products_are_compared_with_the_models_own(
         .log_probs
         for quantize in get_args(Quantize)[::-1]
     )
-    expected = change(rounded, plain)
+    expected = difference(rounded, plain)
     assert found["model"]["quantize"] == kind
     assert found["quantization"] == {
         "max_abs_dp": pytest.approx(expected.max_abs_dp, abs=1e-6),

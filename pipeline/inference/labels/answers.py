@@ -1,7 +1,13 @@
-"""Questions that are answered in one forward, by label tokens or by trained readouts.
+"""Questions grouped by how they are scored, so that each document is read once if possible.
 
-Entry point: `OnePassQuestions`. Each trained readout is read after its own layer, and label tokens
-after the last.
+    trained readouts   ──┐
+    first tokens       ──┼── one forward over whole documents
+    full labels        ──┘
+    beams, large tries ──── a search below a document whose keys and values are kept
+
+Entry point: `group_questions`. Without readouts, first tokens and full labels are read below the
+kept document too, so a document is read once. A readout may need the states of any layer, which a
+kept document does not have: only a call with both readouts and searches reads documents twice.
 """
 
 from __future__ import annotations
@@ -16,13 +22,30 @@ from torch import Tensor
 from pipeline.errors import ModelError
 from pipeline.fitted.readout import LinearMap, Readout
 from pipeline.inference.labels.prompt_tokens import Question
-from pipeline.inference.labels.scoring import LabelScorer, label_log_probs, label_scorer
+from pipeline.inference.labels.scoring import LabelScorer
+from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import Schedule, tokens_read
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.schedules.forward import LayerStates, ReadPoint
 
 Readouts = Mapping[str, Readout]  # by task
+
+
+def group_questions(
+    questions: Sequence[Question], schedule: Schedule, model: LoadedModel, readouts: Readouts
+) -> list[OnePassQuestions | SearchedQuestions]:
+    """The questions in as few groups as their kinds allow; each group reads the documents once."""
+    searched = [question for question in questions if question.searched]
+    if searched and not any(question.name in readouts for question in questions):
+        return [SearchedQuestions(questions, schedule, model)]
+    others = [question for question in questions if not question.searched]
+    groups: list[OnePassQuestions | SearchedQuestions] = []
+    if others:
+        groups.append(OnePassQuestions(others, schedule, model, readouts))
+    if searched:
+        groups.append(SearchedQuestions(searched, schedule, model))
+    return groups
 
 
 def layer_of(question: Question, readouts: Readouts, layers: int) -> int:
@@ -46,44 +69,43 @@ def check_readouts(readouts: Readouts, *, layers: int, hidden: int) -> None:
 class StackedMaps:
     """The maps of all questions that read the same state, as one matrix."""
 
-    def __init__(self, maps: Mapping[int, LinearMap], device: torch.device) -> None:
-        """`maps` are by question number."""
+    def __init__(self, maps: Mapping[str, LinearMap], device: torch.device) -> None:
+        """`maps` are by question."""
         weight = np.concatenate([m.weight for m in maps.values()])  # [all labels, hidden]
         bias = np.concatenate([m.bias for m in maps.values()])  # [all labels]
         self._weight, self._bias = (torch.from_numpy(a).to(device) for a in (weight, bias))
-        self._questions = list(maps)
-        self._labels = [len(m.bias) for m in maps.values()]
+        self._labels = {name: len(m.bias) for name, m in maps.items()}
 
     def log_probs(
         self,
         states: Tensor,  # [docs, hidden]
-    ) -> Iterator[tuple[int, Tensor]]:  # a question's number and its [docs, labels] fp32
+    ) -> Iterator[tuple[str, Tensor]]:  # a question and its [docs, labels] fp32
         """The answers of every question, from one product for all."""
         _docs, _hidden = states.shape
         logits = torch.nn.functional.linear(states.float(), self._weight, self._bias)
-        by_question = torch.split(logits, self._labels, dim=1)
-        for question, of_question in zip(self._questions, by_question, strict=True):
-            yield question, of_question.log_softmax(dim=-1)
+        by_question = torch.split(logits, list(self._labels.values()), dim=1)
+        for name, of_question in zip(self._labels, by_question, strict=True):
+            yield name, of_question.log_softmax(dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
 class _LayerAnswers:
-    """What is answered from the states of one read point; questions are by number."""
+    """What is answered from the states of one read point."""
 
-    point: ReadPoint  # the suffixes of scorers first, then one for each of `maps`
-    scorers: Mapping[int, LabelScorer]
+    point: ReadPoint  # the suffixes of the scorer first, then one for each of `maps`
+    scored: Sequence[str]  # the questions of the scorer
+    scorer: LabelScorer
     maps: Sequence[StackedMaps]
     mean_maps: StackedMaps | None
 
-    def log_probs(self, states: LayerStates, model: LoadedModel) -> dict[int, Tensor]:
+    def log_probs(self, states: LayerStates, model: LoadedModel) -> dict[str, Tensor]:
         """By question: [docs, labels] fp32."""
-        answers: dict[int, Tensor] = {}
-        of_scorers = len(self.point.suffixes) - len(self.maps)
-        if self.scorers:
-            scored = states.at_suffixes[:of_scorers]
-            by_question = label_log_probs(scored, list(self.scorers.values()), model.unembed)
-            answers.update(zip(self.scorers, by_question, strict=True))
-        for maps, at_suffix in zip(self.maps, states.at_suffixes[of_scorers:], strict=True):
+        answers: dict[str, Tensor] = {}
+        of_scorer = len(self.point.suffixes) - len(self.maps)
+        if self.scored:
+            by_question = self.scorer.log_probs(states.at_suffixes[:of_scorer], model.unembed)
+            answers.update(zip(self.scored, by_question, strict=True))
+        for maps, at_suffix in zip(self.maps, states.at_suffixes[of_scorer:], strict=True):
             answers.update(maps.log_probs(at_suffix))
         if self.mean_maps is not None and states.mean is not None:
             answers.update(self.mean_maps.log_probs(states.mean))
@@ -91,9 +113,10 @@ class _LayerAnswers:
 
 
 class OnePassQuestions:
-    """Questions that are answered in one forward: by label tokens, or by trained readouts."""
+    """Questions that are answered in one forward: by label tokens, or by trained readouts.
 
-    has_searches = False  # whether `max_tokens` limits what is read at once for a document
+    Each readout is read after its own layer, and label tokens after the last.
+    """
 
     def __init__(
         self,
@@ -102,34 +125,35 @@ class OnePassQuestions:
         model: LoadedModel,
         readouts: Readouts,
     ) -> None:
-        self._questions, self._model, self._readouts = questions, model, readouts
-        layers = sorted({layer_of(question, readouts, model.layers) for question in questions})
-        self._layers = [self._layer_answers(layer) for layer in layers]
+        self._model, self._readouts = model, readouts
+        by_layer: dict[int, list[Question]] = {}
+        for question in questions:
+            by_layer.setdefault(layer_of(question, readouts, model.layers), []).append(question)
+        self._layers = [self._layer_answers(layer, by_layer[layer]) for layer in sorted(by_layer)]
         self._reader = schedule.reader([of_layer.point for of_layer in self._layers])
         # Tokens that go through the model together with every document.
         self.question_tokens = self._reader.question_tokens
         # Tokens below the document of each independent prompt that would ask the same.
         self.suffix_lengths = [n for question in questions for n in self._suffix_lengths(question)]
 
-    def _layer_answers(self, layer: int) -> _LayerAnswers:
-        scored: dict[int, Question] = {}
-        by_suffix: dict[tuple[int, ...], dict[int, LinearMap]] = {}
-        by_mean: dict[int, LinearMap] = {}
-        for i, question in enumerate(self._questions):
-            if layer_of(question, self._readouts, self._model.layers) != layer:
-                continue
+    def _layer_answers(self, layer: int, questions: Sequence[Question]) -> _LayerAnswers:
+        scored: list[Question] = []
+        by_suffix: dict[tuple[int, ...], dict[str, LinearMap]] = {}
+        by_mean: dict[str, LinearMap] = {}
+        for question in questions:
             readout = self._readouts.get(question.name)
             if readout is None:
-                scored[i] = question
+                scored.append(question)
             elif readout.card.pooling == "mean":
-                by_mean[i] = readout.maps[layer]
+                by_mean[question.name] = readout.maps[layer]
             else:
-                by_suffix.setdefault(question.token_ids, {})[i] = readout.maps[layer]
-        of_scorers = [suffix for question in scored.values() for suffix in question.suffixes]
+                by_suffix.setdefault(question.token_ids, {})[question.name] = readout.maps[layer]
+        of_scorer = [suffix for question in scored for suffix in question.suffixes]
         device = self._model.device
         return _LayerAnswers(
-            ReadPoint(layer, (*of_scorers, *by_suffix), mean=bool(by_mean)),
-            {i: label_scorer(question, device) for i, question in scored.items()},
+            ReadPoint(layer, (*of_scorer, *by_suffix), mean=bool(by_mean)),
+            [question.name for question in scored],
+            LabelScorer([question.scored for question in scored], device),
             [StackedMaps(maps, device) for maps in by_suffix.values()],
             StackedMaps(by_mean, device) if by_mean else None,
         )
@@ -147,9 +171,9 @@ class OnePassQuestions:
     @torch.inference_mode()
     def answers(
         self, documents: Sequence[Sequence[int]], *, max_tokens: int
-    ) -> list[Tensor]:  # one [docs, labels] fp32 a question
+    ) -> dict[str, Tensor]:  # by question: [docs, labels] fp32
         """Label log-probabilities. `max_tokens` limits what a search reads at once."""
-        answers: dict[int, Tensor] = {}
+        answers: dict[str, Tensor] = {}
         for of_layer, states in zip(self._layers, self._reader.read(documents), strict=True):
             answers |= of_layer.log_probs(states, self._model)
-        return [answers[number] for number in range(len(self._questions))]
+        return answers

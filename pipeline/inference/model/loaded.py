@@ -20,7 +20,7 @@ from transformers import Cache, PreTrainedModel
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import Kernel
 from pipeline.inference.images import ImageDocument, ImageReader
-from pipeline.inference.model.vision import ImageRows, read_image
+from pipeline.inference.model.vision import EmbeddedDocument, read_image
 from pipeline.spec.model import KeptFormat
 
 
@@ -51,8 +51,8 @@ class LoadedModel:
         layers = getattr(self.decoder, "layers", None)
         return len(layers) if isinstance(layers, nn.ModuleList) else 0
 
-    def reading(self, cache: Cache) -> dict[str, object]:
-        """Arguments of the decoder's forward that continues the cache and adds to it."""
+    def cache_kwargs(self, cache: Cache) -> dict[str, object]:
+        """The arguments of a forward of the decoder that reads the cache and adds to it."""
         has_new_name = "cache" in inspect.signature(self.decoder.forward).parameters
         # — transformers renamed it in 5.24
         return {"cache" if has_new_name else "past_key_values": cache, "use_cache": True}
@@ -60,11 +60,11 @@ class LoadedModel:
     def with_images(self, documents: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The documents, those with an image as the rows that the decoder reads of them."""
         return [
-            self._image_rows(document) if isinstance(document, ImageDocument) else document
+            self._embedded(document) if isinstance(document, ImageDocument) else document
             for document in documents
         ]
 
-    def _image_rows(self, document: ImageDocument) -> ImageRows:
+    def _embedded(self, document: ImageDocument) -> EmbeddedDocument:
         assert self.images is not None, "a model without images"
         inputs = self.images.inputs(document.image)
         text = document.token_ids[inputs["input_ids"].shape[1] :]

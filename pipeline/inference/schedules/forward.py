@@ -22,7 +22,7 @@ from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.attention.plan import plan_attention, plan_ends
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.model.vision import ImageRows
+from pipeline.inference.model.vision import EmbeddedDocument
 from pipeline.inference.schedules.inputs import batch_inputs, packed
 
 Suffix = tuple[int, ...]  # token ids that follow a document: a question, and perhaps label tokens
@@ -52,7 +52,7 @@ class LayerStates:
 @torch.inference_mode()
 def prefill(
     model: LoadedModel,
-    token_ids: Sequence[int],  # may be `ImageRows`
+    token_ids: Sequence[int],  # may be `EmbeddedDocument`
     *,
     prefix: PrefixKV | None = None,
     layers: int | None = None,
@@ -71,8 +71,8 @@ def prefill(
     inputs = batch_inputs(model, tree, [token_ids], (), prefix)
     arguments = inputs.arguments(attention)
     run_to_layers(model.decoder, [layers or model.layers], lambda *_: None, **arguments)
-    end = token_ids.end if isinstance(token_ids, ImageRows) else len(token_ids)
-    own = PrefixKV(keep, tokens=len(token_ids), shift=end - len(token_ids))
+    end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
+    own = PrefixKV(keep, tokens=len(token_ids), position_offset=end - len(token_ids))
     if model.kv != "none":
         own = own.rounded(model.kv)
     return prefix.followed_by(own) if prefix else own

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pipeline.inference.attention.hook import PrefixKV
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel, layer_alone
-from pipeline.inference.model.vision import ImageRows
+from pipeline.inference.model.vision import EmbeddedDocument
 from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import (
     LayerStates,
@@ -37,10 +37,10 @@ class FusedSchedule:
 
     model: LoadedModel
     prefix: PrefixKV | None
-    unread: Sequence[int] = ()  # a document's last token, which every forward below it reads
+    pending_tokens: Sequence[int] = ()  # a document's last token: every forward below reads it
 
     @classmethod
-    def below(
+    def from_prefix(
         cls, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
     ) -> FusedSchedule:
         return cls(model, prefill(model, prefix, layers=layers))
@@ -49,10 +49,10 @@ class FusedSchedule:
         """A reader of these points; tokens that several suffixes begin with are read once."""
         return FusedReader(self, points)
 
-    def extended(self, token_ids: Sequence[int], counter: TokenCounter) -> FusedSchedule:
+    def with_tokens(self, token_ids: Sequence[int], counter: TokenCounter) -> FusedSchedule:
         """The text followed by these tokens, at least one; `counter` counts what is read."""
-        spans = [self.unread, token_ids[:-1] if len(token_ids) > 1 else ()]
-        if not any(isinstance(span, ImageRows) for span in spans):
+        spans = [self.pending_tokens, token_ids[:-1] if len(token_ids) > 1 else ()]
+        if not any(isinstance(span, EmbeddedDocument) for span in spans):
             spans = [[token for span in spans for token in span]]
         prefix = self.prefix
         for span in spans:
@@ -65,8 +65,8 @@ class FusedSchedule:
     ) -> Tensor:  # [suffixes, hidden]
         """The last layer's normalised states at the suffixes' last tokens, in one forward."""
         reader = self.reader([ReadPoint(self.model.layers, tuple(suffixes))])
-        counter.tokens += len(self.unread) + reader.question_tokens
-        [read] = reader.read([self.unread])
+        counter.tokens += len(self.pending_tokens) + reader.question_tokens
+        [read] = reader.read([self.pending_tokens])
         return read.at_suffixes[:, 0]
 
 
@@ -99,7 +99,7 @@ class FusedReader:
 
     @torch.inference_mode()
     def read(self, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
-        """The states of every read point. A document may be `ImageRows`."""
+        """The states of every read point. A document may be `EmbeddedDocument`."""
         tree = Tree.of(
             [len(document) for document in documents],
             self._branches.nodes,

@@ -14,7 +14,7 @@ from pipeline.inference.attention.compiled import to_device
 from pipeline.inference.attention.hook import Attention, PrefixKV
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.model.vision import ImageRows
+from pipeline.inference.model.vision import EmbeddedDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ def batch_inputs(
     branch_ids: Sequence[int],  # of one copy of the branches
     prefix: PrefixKV | None,
 ) -> BatchInputs:
-    """The inputs of these documents, which may be `ImageRows`, and of the branches below each."""
+    """The inputs of the documents, some of them `EmbeddedDocument`, and of the branches below."""
     of_documents = [token for document in documents for token in document]
     token_ids = np.array([*of_documents, *list(branch_ids) * len(documents)], np.int64)
     assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
-    positions = tree.positions + (prefix.shift if prefix else 0)
+    positions = tree.positions + (prefix.position_offset if prefix else 0)
     images = {
         number: document
         for number, document in enumerate(documents)
-        if isinstance(document, ImageRows)
+        if isinstance(document, EmbeddedDocument)
     }
     if not images:
         ids, places = to_device([token_ids, positions], model.device)

@@ -46,11 +46,11 @@ def exact_product(linear: nn.Linear, x: Tensor) -> Tensor:
 def test_a_row_is_rounded_to_its_nearest_steps(seed: int, size: float) -> None:
     x = torch.randn(7, 33, generator=torch.Generator().manual_seed(seed)) * size
     rounded = round_rows(x)
-    steps = rounded.steps.int() - 128
+    steps = rounded.quantized.int() - 128
     assert steps.abs().max() == 127  # the largest of each row
-    moved = (steps * rounded.scales.double() - x.double()).abs()
+    moved = (steps * rounded.scale.double() - x.double()).abs()
     # — half a step, and the rounding of shifted values in float32: 256 x 2^-24
-    assert bool((moved <= rounded.scales.double() * (0.5 + 2**-15)).all())
+    assert bool((moved <= rounded.scale.double() * (0.5 + 2**-15)).all())
 
 
 def test_a_row_does_not_depend_on_its_batch_and_zeros_stay_zeros() -> None:
@@ -58,9 +58,9 @@ def test_a_row_does_not_depend_on_its_batch_and_zeros_stay_zeros() -> None:
     together = round_rows(x)
     for i, row in enumerate(x):
         alone = round_rows(row[None])
-        assert torch.equal(alone.steps[0], together.steps[i])
-        assert torch.equal(alone.scales[0], together.scales[i])
-    assert bool((together.steps[5] == 128).all())
+        assert torch.equal(alone.quantized[0], together.quantized[i])
+        assert torch.equal(alone.scale[0], together.scale[i])
+    assert bool((together.quantized[5] == 128).all())
 
 
 @needs_products
@@ -94,10 +94,10 @@ def test_the_layers_of_one_input_round_it_once() -> None:
     assert rounding(x) is rounding(x)
     other = torch.randn(3, 8)
     assert rounding(other) is not rounding(x)
-    torch.testing.assert_close(rounding(other).scales, round_rows(other).scales)
+    torch.testing.assert_close(rounding(other).scale, round_rows(other).scale)
     del x  # a new tensor may get its address
     again = torch.randn(3, 8)
-    assert torch.equal(rounding(again).steps, round_rows(again).steps)
+    assert torch.equal(rounding(again).quantized, round_rows(again).quantized)
 
 
 @needs_products

@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.inference.attention.kernels import Attended, Runs
-from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
+from pipeline.inference.attention.kernels import Attended, VarlenBatch
+from pipeline.inference.labels.scoring import LabelScorer
+from pipeline.inference.labels.trie import first_token_trie
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.inference.schedules.fused import FusedReader, FusedSchedule
 
 
-def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float) -> Attended:
+def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: VarlenBatch, scale: float) -> Attended:
     """A kernel that gives what has the shape of an answer."""
     tokens, heads, _ = q.shape
     return Attended(torch.empty_like(q)[None], q.new_empty(1, tokens, heads, dtype=torch.float32))
@@ -37,7 +38,7 @@ def model_without_numbers(tiny_model: Callable[[str], LoadedModel]) -> Callable[
 
 
 def last_layer_reader(model: LoadedModel, *suffixes: tuple[int, ...]) -> FusedReader:
-    return FusedSchedule.below(model, [1] * 9).reader([ReadPoint(model.layers, suffixes)])
+    return FusedSchedule.from_prefix(model, [1] * 9).reader([ReadPoint(model.layers, suffixes)])
 
 
 def read_two_documents(reader: FusedReader) -> Tensor:
@@ -52,10 +53,10 @@ def test_a_batch_goes_from_token_ids_to_answers_without_a_look_at_the_device(
     family: str, cut: bool, model_without_numbers: Callable[..., LoadedModel]
 ) -> None:
     model = model_without_numbers(family, cut=cut)
-    first = FirstTokens.of([[4], [5, 6]], model.device)
+    scorer = LabelScorer([first_token_trie([[4], [5, 6]])] * 4, model.device)
     suffixes = ((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 7, 8, 9), (1, 2, 3, 4), (5, 6))
     states = read_two_documents(last_layer_reader(model, *suffixes))
-    answers = first_token_log_probs(states, [first] * 4, model.unembed)
+    answers = scorer.log_probs(states, model.unembed)
     assert [answer.shape for answer in answers] == [(2, 2)] * 4
     assert answers[0].is_meta
 

@@ -178,7 +178,7 @@ def test_documents_read_the_last_token_of_the_prefix(
 ) -> None:
     model = tiny_model("lfm2")
     point = ReadPoint(model.layers, ((1,), (2,)))
-    reader = StagedSchedule.below(model, [5] * prefix).reader([point])
+    reader = StagedSchedule.from_prefix(model, [5] * prefix).reader([point])
     assert reader.repeated_prefix_tokens == left
     assert reader.question_tokens == 2 * 2
     [read] = reader.read([[1], [2, 3], [4]])
