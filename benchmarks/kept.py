@@ -30,7 +30,7 @@ from pipeline.runtime.assembly import local_files
 from pipeline.runtime.weights import locate
 from pipeline.spec.model import KeptFormat, ModelSpec
 from pipeline.spec.parse import spec_of
-from pipeline.verbs.exactness import change
+from pipeline.verbs.exactness import difference
 
 CORPUS = Path("jobs/corpus/train.jsonl")
 KINDS: tuple[KeptFormat, ...] = ("none", "int8", "fp8")
@@ -93,7 +93,7 @@ def _compare(
         assert prefix is not None, kept
         pairs = zip(seconds[kind], seconds["none"], strict=True)
         ratio = median(own / plain for own, plain in pairs)
-        rounding = change(answers[kind], answers["none"])
+        rounding = difference(answers[kind], answers["none"])
         print(
             f"  {kind:5} {_bytes(prefix) / 1e6:7.1f} MB, {median(seconds[kind]):6.2f} s, "
             f"ratio {ratio:.3f}, max |dp| {rounding.max_abs_dp:.4f}, mean "

@@ -15,7 +15,6 @@ import pyarrow as pa
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, structs
@@ -66,7 +65,6 @@ class Labeller:
         if self.spec.input.image is not None:
             fix = "a Labeller reads texts; `assay run` labels images"
             raise SpecError([Problem("input.image", fix, self.spec.input.image)])
-        require_torchao(self.spec.model.quantize)
         where = placement or place(self.spec.model, this_machine())
         cache = cache_dir or default_cache_dir()
         job = make_job(self.spec, where, cache, resumes=False)

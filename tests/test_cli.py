@@ -290,17 +290,6 @@ def test_bench_measures_every_method_on_equally_long_documents(
     assert "per_question" in capsys.readouterr().out
 
 
-def test_bench_measures_the_quantised_model_where_the_spec_asks_for_it(
-    write_spec: Callable[..., Path], model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = write_spec(model={"path": str(model_folder), "dtype": "float32", "quantize": "int8"})
-    command = ["bench", str(spec), "--rounds", "1", "--tokens", "20"]
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["machine"]["quantize"] == "int8"
-    assert main(command) == 0
-    assert "quantize: int8 on cpu" in capsys.readouterr().out
-
-
 # — from here on, whole runs in processes of their own, which are killed
 
 

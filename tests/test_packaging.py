@@ -41,7 +41,7 @@ def _imports(folder: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "folder, extras", [("pipeline", {"frames", "gcs", "plots", "quantize"}), ("jobs", {"dev"})]
+    "folder, extras", [("pipeline", {"frames", "gcs", "plots"}), ("jobs", {"dev"})]
 )
 def test_every_import_is_declared(folder: str, extras: set[str]) -> None:
     declared = _names(PROJECT["dependencies"])
@@ -55,7 +55,7 @@ def test_every_import_is_declared(folder: str, extras: set[str]) -> None:
     assert _imports(folder) and not missing
 
 
-@pytest.mark.parametrize("extra", ["classifiers", "frames", "gcs", "plots", "quantize"])
+@pytest.mark.parametrize("extra", ["classifiers", "frames", "gcs", "plots"])
 def test_an_error_names_the_extra_to_install(extra: str) -> None:
     sources = "".join(file.read_text() for file in (REPOSITORY / "pipeline").rglob("*.py"))
     assert f"pip install 'corpus-assay[{extra}]'" in sources

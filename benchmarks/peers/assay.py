@@ -1,4 +1,4 @@
-"""assay's own engine as a peer. Number formats: float32, bfloat16, int8, int8_dynamic."""
+"""assay's own engine as a peer. Number formats: float32, bfloat16, int8_dynamic."""
 
 from __future__ import annotations
 

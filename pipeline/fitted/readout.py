@@ -96,6 +96,10 @@ class Readout:
     def layers(self) -> list[int]:
         return sorted(self.maps)
 
+    def at(self, layer: int) -> Readout:
+        """The same maps, read after another of their layers."""
+        return Readout(self.card.model_copy(update={"layer": layer}), self.maps)
+
 
 def parse_readout(data: bytes) -> Readout:
     """The readout in the bytes of a file; ReadoutError if they are invalid."""
@@ -184,14 +188,12 @@ def differences(
                 f"{shown}; fit it again, or change the spec"
             )
             yield Problem(f"{place}.readout", fix, None if isinstance(own, dict) else own)
-    if spec.exit is not None:
-        layers = spec.exit.layers if spec.exit.layer is None else (spec.exit.layer,)
-        if missing := sorted(set(layers) - set(readout.maps)):
-            fix = (
-                f"the readout {task.readout} of task {task.name!r} has the layers "
-                f"{readout.layers}, not {missing}; choose among them, or fit the missing ones"
-            )
-            yield Problem("exit", fix, list(layers))
+    if spec.exit is not None and spec.exit.layer not in readout.maps:
+        fix = (
+            f"the readout {task.readout} of task {task.name!r} has the layers "
+            f"{readout.layers}; choose among them, or fit this one"
+        )
+        yield Problem("exit.layer", fix, spec.exit.layer)
     if isinstance(task.calibration, ContextualSpec) and card.pooling == "mean":
         fix = (
             f"the readout {task.readout} takes the mean over a document's tokens, and the empty "
@@ -203,12 +205,3 @@ def differences(
 def _files_that_differ(own: Mapping[str, str], fitted: object) -> str:
     other = fitted if isinstance(fitted, dict) else {}
     return ", ".join(n for n in sorted({*own, *other}) if own.get(n) != other.get(n))
-
-
-def pointless_layers(spec: JobSpec, readouts: Mapping[str, Readout]) -> Iterator[Problem]:
-    """A problem if an exit layer is not before the last layer that is read anyway."""
-    deepest = max((readout.card.layer for readout in readouts.values()), default=0)
-    layers = spec.exit.layers if spec.exit else ()
-    if readouts and layers and layers[-1] >= deepest:
-        fix = f"all readouts are read by layer {deepest}; name earlier layers"
-        yield Problem("exit.layers", fix, list(layers))

@@ -23,16 +23,14 @@ from pipeline.fitted.readout import Readout
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.engine import DocumentIds
 from pipeline.inference.images import ImageDocument
-from pipeline.inference.labels.early_exit import Readouts
+from pipeline.inference.labels.answers import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
-from pipeline.inference.labels.trie import LabelTrie
+from pipeline.inference.labels.scoring import LabelScorer
+from pipeline.inference.labels.trie import LabelTrie, first_token_trie
 from pipeline.inference.memory import shape_of
-from pipeline.inference.model.int8_products import Int8Linear
+from pipeline.inference.model.int8_products import Int8Linear, expert_weights
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
-from pipeline.inference.model.quantisation import expert_weights
 from pipeline.inference.model.vision import whole_prompt
-from pipeline.spec.model import ExitSpec
 
 LabelLogProbs = list[list[Tensor]]  # by document, by question: [labels]
 Floats = NDArray[np.float32]
@@ -69,11 +67,12 @@ def _expand_batch(
         # A mask that hides nothing would keep sdpa from its faster causal kernel.
         attention_mask=_tensor(model, seen) if any(padding) else None,
         position_ids=_tensor(model, positions),
-        **model.reading(kv_cache),
+        **model.cache_kwargs(kv_cache),
     )
     states = _question_states(model, prompt.questions, kv_cache, seen, lengths)
-    first = [FirstTokens.of(list(q.labels.values()), model.device) for q in prompt.questions]
-    by_question = first_token_log_probs(states.transpose(0, 1), first, model.unembed)
+    tries = [first_token_trie(list(q.labels.values())) for q in prompt.questions]
+    scorer = LabelScorer(tries, model.device)
+    by_question = scorer.log_probs(states.transpose(0, 1), model.unembed)
     return [[log_probs[row] for log_probs in by_question] for row in range(len(documents))]
 
 
@@ -97,7 +96,7 @@ def _question_states(
         position_ids=_tensor(
             model, [[n + i for i in range(longest)] for n in lengths for _ in questions]
         ),
-        **model.reading(kv_cache),
+        **model.cache_kwargs(kv_cache),
     )
     states = output.last_hidden_state.view(len(lengths), len(questions), longest, -1)
     last = _tensor(model, [len(question.token_ids) - 1 for question in questions])
@@ -139,7 +138,6 @@ def answers_alone(
     document: DocumentIds,
     *,
     readouts: Readouts,
-    exit_policy: ExitSpec | None,
 ) -> list[Floats]:  # by question: [labels]
     """Log-probabilities of one document: each task by a plain forward, then by its readout."""
     untrained = [question for question in prompt.questions if question.name not in readouts]
@@ -152,41 +150,21 @@ def answers_alone(
         with plain_attention(model.network, "sdpa"):
             return _states_by_layer(model, alone)
 
-    states: dict[str, list[Floats]] = {}
     for question in (q for q in prompt.questions if q.name in readouts):
-        averaged = readouts[question.name].card.pooling == "mean"
+        readout = readouts[question.name]
+        averaged = readout.card.pooling == "mean"
         by_layer = states_below(() if averaged else question.token_ids)
-        first = len(prompt.prefix) if averaged else -1
-        means = [of_layer[first:].float().mean(dim=0) for of_layer in by_layer]
-        states[question.name] = [mean.numpy(force=True) for mean in means]
-    layers = _exit_layers(states, readouts, exit_policy)
-    for name, by_layer_mean in states.items():
-        answers[name] = _readout_log_probs(by_layer_mean, readouts[name], layers[name])
+        own = by_layer[readout.card.layer][len(prompt.prefix) if averaged else -1 :]
+        answers[question.name] = _readout_log_probs(readout, own.float().mean(dim=0))
     return [answers[question.name] for question in prompt.questions]
 
 
-def _exit_layers(
-    states: Mapping[str, list[Floats]],  # by task, by layer: [hidden]
-    readouts: Readouts,
-    exit_policy: ExitSpec | None,
-) -> dict[str, int]:
-    """The layer at which each task of one document is read."""
-    if exit_policy is not None and exit_policy.layer is not None:
-        return dict.fromkeys(states, exit_policy.layer)
-    for layer in exit_policy.layers if exit_policy else ():
-        top = [_readout_log_probs(s, readouts[name], layer).max() for name, s in states.items()]
-        if exit_policy and exit_policy.confidence and min(top) >= np.log(exit_policy.confidence):
-            return dict.fromkeys(states, layer)
-    return {name: readouts[name].card.layer for name in states}
-
-
 def _readout_log_probs(
-    states: Sequence[Floats],  # by layer: [hidden]
     readout: Readout,
-    layer: int,
+    state: Tensor,  # [hidden] fp32
 ) -> Floats:  # [labels]
-    linear = readout.maps[layer]
-    logits = linear.weight @ states[layer] + linear.bias
+    linear = readout.maps[readout.card.layer]
+    logits = linear.weight @ state.numpy(force=True) + linear.bias
     return np.asarray(logits - np.logaddexp.reduce(logits), dtype=np.float32)
 
 
@@ -207,8 +185,8 @@ def _first_token_answer(
 ) -> Tensor:  # [labels]
     """The log-probability that each label's first token comes next."""
     states = _forward(model, prompt).last_hidden_state[:, -1:]  # [1, 1, hidden]
-    first = FirstTokens.of(labels, model.device)
-    [log_probs] = first_token_log_probs(states, [first], model.unembed)
+    scorer = LabelScorer([first_token_trie(labels)], model.device)
+    [log_probs] = scorer.log_probs(states, model.unembed)
     return log_probs[0]
 
 

@@ -21,7 +21,7 @@ from transformers import (
 
 from pipeline.errors import ModelError
 from pipeline.inference.classifiers import label_log_probs
-from pipeline.inference.engine import DocumentIds, Labelled, is_out_of_memory
+from pipeline.inference.engine import DocumentIds, Labelled, read_in_batches
 from pipeline.inference.labels.tokenizer import encode
 from pipeline.inference.loading import read_config, read_network
 from pipeline.inference.schedules.batching import Usage
@@ -90,32 +90,27 @@ class EncoderEngine:
         names = [name for name in self._labels if tasks is None or name in tasks]
         p = np.full((len(documents), len(self.classes)), np.nan, np.float32)
         too_large: set[int] = set()
-        # — neighbours in this order have nearly the same length: little of a batch is filled
-        waiting = sorted(range(len(documents)), key=lambda i: -len(documents[i]))
-        most_tokens = self._max_batch_tokens
-        while waiting:
-            length = len(documents[waiting[0]]) + self.special_tokens
-            batch = waiting[: max(1, most_tokens // length)]
-            try:
-                p[batch] = self._probabilities([documents[i] for i in batch], length)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                if len(batch) == 1:
-                    too_large.add(waiting.pop(0))
-                most_tokens = max(1, len(batch) // 2) * length
-                continue
-            most_tokens = self._max_batch_tokens
-            on_batch(batch)
-            waiting = waiting[len(batch) :]
-        read = sum(len(document) + self.special_tokens for document in documents)
-        answers = (label_log_probs(p, self.classes, self._labels[name]) for name in names)
-        return Labelled(tuple(answers), Usage(read), frozenset(too_large))
+        lengths = [len(document) + self.special_tokens for document in documents]
+
+        def read(batch: Sequence[int], _max_tokens: int) -> NDArray[np.float32]:  # [docs, classes]
+            return self._probabilities([documents[i] for i in batch])
+
+        for batch, answers in read_in_batches(
+            lengths, read, max_tokens=self._max_batch_tokens, padded=True
+        ):
+            if answers is None:
+                too_large.update(batch)
+            else:
+                p[batch] = answers
+                on_batch(batch)
+        by_task = (label_log_probs(p, self.classes, self._labels[name]) for name in names)
+        return Labelled(tuple(by_task), Usage(sum(lengths)), frozenset(too_large))
 
     @torch.inference_mode()
     def _probabilities(
-        self, documents: Sequence[DocumentIds], length: int
+        self, documents: Sequence[DocumentIds]
     ) -> NDArray[np.float32]:  # [docs, classes]
+        length = self.special_tokens + max(map(len, documents))
         ids = np.full((len(documents), length), self._fill, np.int64)
         mask = np.zeros((len(documents), length), np.int64)
         for row, document in enumerate(documents):

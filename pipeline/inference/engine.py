@@ -1,15 +1,15 @@
 """Label documents: pack them, read each once, answer all questions in that reading.
 
-Entry points: `LabelEngine.label`, from token ids to label log-probabilities, and
-`content_free_prior`, a task's answers about nothing. Must not import Ray or read files.
+Entry points: `LabelEngine.label`, from token ids to label log-probabilities; `read_in_batches`, for
+engines of any kind; and `content_free_prior`, a task's answers about nothing. Must not import Ray
+or read files.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,16 +19,20 @@ from torch import Tensor
 from pipeline.errors import ModelError
 from pipeline.fitted.calibration import Prior
 from pipeline.inference.images import ImageDocument
-from pipeline.inference.labels.early_exit import Readouts, check_readouts, layers_read
+from pipeline.inference.labels.answers import (
+    Readouts,
+    check_readouts,
+    group_questions,
+    layer_of,
+)
 from pipeline.inference.labels.prompt_tokens import PromptTokens
-from pipeline.inference.labels.questions import QuestionBatch, compile_questions
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.proof import proved_at
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import Usage, count_tokens, pack
-from pipeline.spec.model import ExitSpec
 
 DocumentIds = Sequence[int]
+Read = TypeVar("Read")
 
 # Memory is not short because of a batch smaller than this.
 _MIN_BATCH_TOKENS = 64
@@ -42,23 +46,6 @@ class Labelled:
     usage: Usage
     # documents too large even in a batch of their own: NaN in log_probs
     out_of_memory: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Documents that are read together."""
-
-    documents: tuple[int, ...]  # indices
-    max_tokens: int  # that a search below one of them reads at once
-
-    def halves(self, lengths: Sequence[int]) -> list[Batch]:
-        """The same documents in batches of half the tokens; one above that is a batch alone."""
-        own = [lengths[i] for i in self.documents]
-        half = sum(own) // 2
-        return [
-            Batch(tuple(self.documents[i] for i in part), min(half, self.max_tokens))
-            for part in pack(own, max_tokens=half)
-        ]
 
 
 class Engine(Protocol):
@@ -85,18 +72,16 @@ class LabelEngine:
         *,
         max_batch_tokens: int,
         readouts: Readouts | None = None,
-        exit_policy: ExitSpec | None = None,
     ) -> None:
         self.prompt = prompt
         self.max_batch_tokens = max_batch_tokens
         self._readouts: Readouts = readouts or {}
-        self._exit_policy = exit_policy
         deepest = None
         if readouts:
             hidden = model.network.config.get_text_config().hidden_size
             check_readouts(readouts, layers=model.layers, hidden=hidden)
-            layers = layers_read(prompt.questions, readouts, exit_policy, model.layers)
-            model, deepest = proved_at(model, layers), layers[-1]
+            layers = {layer_of(each, readouts, model.layers) for each in prompt.questions}
+            model, deepest = proved_at(model, layers), max(layers)
         self.model = model
         self._schedule = read_prefix(model, prompt.prefix, layers=deepest)
 
@@ -119,26 +104,46 @@ class LabelEngine:
         asked = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
         if not asked:
             return Labelled((), Usage())
-        # — a document exits once its answers to all questions are confident: all must be read
-        by_confidence = self._exit_policy is not None and self._exit_policy.layers
-        to_read = list(self.prompt.questions) if by_confidence else asked
-        questions = compile_questions(
-            to_read, self._schedule, self.model, self._readouts, self._exit_policy
-        )
+        groups = group_questions(asked, self._schedule, self.model, self._readouts)
+        lengths = [len(document) + groups[0].question_tokens for document in documents]
+        log_probs = [np.full((len(documents), len(q.labels)), np.nan, np.float32) for q in asked]
+        answered: list[tuple[list[int], list[Tensor]]] = []
+        tries = 0
+
+        def read(batch: Sequence[int], max_tokens: int) -> list[Tensor]:
+            nonlocal tries
+            tries += 1
+            of_batch = self.model.with_images([documents[i] for i in batch])
+            by_group = [group.answers(of_batch, max_tokens=max_tokens) for group in groups]
+            by_name = {name: own for group in by_group for name, own in group.items()}
+            return [by_name[question.name] for question in asked]
+
         with count_tokens(self.model.network.get_input_embeddings()) as counter:
-            labels = [len(q.labels) for q in to_read]
-            log_probs, too_large, again = self._answer(documents, questions, labels, on_batch)
-        usage = questions.tokens_read(documents)
+            batches = read_in_batches(
+                lengths,
+                read,
+                max_tokens=self.max_batch_tokens,
+                searches=any(q.searched for q in asked),
+            )
+            for batch, answers in batches:
+                if answers is not None:
+                    answered.append((batch, answers))
+                    on_batch(batch)
+        # — read back after the last batch: a device works on one while the next one is prepared
+        for batch, answers in answered:
+            for of_all, of_batch in zip(log_probs, answers, strict=True):
+                of_all[batch] = of_batch.numpy(force=True)
+        usage = sum((group.tokens_read(documents) for group in groups), Usage())
         # — to compute the rows of an image, the model embeds its document's token ids, too
         embedded = sum(len(each) for each in documents if isinstance(each, ImageDocument))
         needed = usage.prefix_tokens_computed + usage.question_tokens_computed + embedded
-        if not again and counter.tokens != needed:
+        if tries == len(answered) and counter.tokens != needed:
             raise ModelError(
-                f"reuse was lost: the model read {counter.tokens:,} tokens, {needed:,} are needed; "
-                "this is a defect of assay, please report the model and the versions"
+                f"internal error: the model embedded {counter.tokens:,} tokens instead of "
+                f"{needed:,} (some were read twice); please report the model and the versions"
             )
-        by_name = {q.name: of_task for q, of_task in zip(to_read, log_probs, strict=True)}
-        return Labelled(tuple(by_name[q.name] for q in asked), usage, frozenset(too_large))
+        too_large = set(range(len(documents))).difference(*(batch for batch, _ in answered))
+        return Labelled(tuple(log_probs), usage, frozenset(too_large))
 
     def with_prompt(self, prompt: PromptTokens) -> LabelEngine:
         """The same model and readouts with other questions or another prefix."""
@@ -147,69 +152,49 @@ class LabelEngine:
             prompt,
             max_batch_tokens=self.max_batch_tokens,
             readouts={q.name: r for q in prompt.questions if (r := self._readouts.get(q.name))},
-            exit_policy=self._exit_policy,
         )
 
-    def _answer(
-        self,
-        documents: Sequence[DocumentIds],
-        questions: QuestionBatch,
-        labels: Sequence[int],
-        on_batch: Callable[[Sequence[int]], None],
-    ) -> tuple[list[NDArray[np.float32]], set[int], bool]:  # one [docs, labels] a question
-        """Packs the documents and answers them; a batch for which memory is short is halved.
 
-        Other batches keep their size. Also returns the documents too large even alone, and whether
-        a batch was read again.
-        """
-        log_probs = [np.full((len(documents), n), np.nan, dtype=np.float32) for n in labels]
-        lengths = [len(document) + questions.question_tokens for document in documents]
-        packed = pack(lengths, max_tokens=self.max_batch_tokens)
-        waiting = deque(Batch(tuple(indices), self.max_batch_tokens) for indices in packed)
-        too_large: set[int] = set()
-        again = False
-        while waiting:
-            answers = self._answer_batches(documents, waiting, questions, on_batch)
-            for by_question in answers:
-                batch = waiting.popleft()
-                for of_all, of_batch in zip(log_probs, by_question, strict=True):
-                    of_all[list(batch.documents)] = of_batch
-            if not waiting:
-                break
-            again, short = True, waiting.popleft()  # memory was short for this batch
-            if len(short.documents) > 1:
-                waiting.extendleft(reversed(short.halves(lengths)))
-            elif questions.has_searches and short.max_tokens > _MIN_BATCH_TOKENS:
-                waiting.appendleft(Batch(short.documents, short.max_tokens // 2))
-            elif answers:  # — it was beside the answers of other batches, which are gone now
-                waiting.appendleft(short)
-            else:
-                too_large.update(short.documents)
-        return log_probs, too_large, again
+def read_in_batches(
+    lengths: Sequence[int],
+    read: Callable[[list[int], int], Read],
+    *,
+    max_tokens: int,
+    padded: bool = False,
+    searches: bool = False,
+) -> Iterator[tuple[list[int], Read | None]]:
+    """Items of these lengths in batches, each with what `read` returns; None: too large even alone.
 
-    def _answer_batches(
-        self,
-        documents: Sequence[DocumentIds],
-        batches: Iterable[Batch],
-        questions: QuestionBatch,
-        on_batch: Callable[[Sequence[int]], None],
-    ) -> list[list[NDArray[np.float32]]]:  # by batch and question: [docs, labels]
-        """The answers of each batch, up to the first for which memory is short.
-
-        They are read back after the last batch: a device works on one batch while the next one is
-        prepared. So preparing a batch can run out of the device's memory too.
-        """
-        answers: list[list[Tensor]] = []
-        for batch in batches:
-            try:
-                of_batch = self.model.with_images([documents[i] for i in batch.documents])
-                answers.append(questions.answers(of_batch, max_tokens=batch.max_tokens))
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                break
-            on_batch(batch.documents)
-        return [[tensor.numpy(force=True) for tensor in by_question] for by_question in answers]
+    Args:
+        lengths: Tokens of each item.
+        read: Takes the indices of the items in a batch, and the tokens that it may read at once.
+        max_tokens: Tokens of a batch. A batch for which memory is short is read again in halves;
+            other batches keep their size.
+        padded: Whether each item takes as many tokens as the longest of its batch.
+        searches: Whether an item may be read in smaller steps where it is alone in its batch.
+    """
+    batches = pack(lengths, max_tokens=max_tokens, padded=padded)
+    waiting = [(batch, max_tokens) for batch in reversed(batches)]
+    while waiting:
+        batch, tokens = waiting.pop()
+        try:
+            result = read(batch, tokens)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            yield batch, result
+            continue
+        # — only here: the error holds the tensors of the batch
+        own = [lengths[i] for i in batch]
+        if len(batch) > 1:
+            half = sum(own) // 2
+            parts = pack(own, max_tokens=half, padded=padded)
+            waiting += [([batch[i] for i in part], min(half, tokens)) for part in reversed(parts)]
+        elif searches and tokens > _MIN_BATCH_TOKENS:
+            waiting.append((batch, tokens // 2))
+        else:
+            yield batch, None
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -223,7 +208,7 @@ def content_free_prior(engine: LabelEngine, documents: Sequence[DocumentIds], ta
 
     A document may be empty, which the engine does not accept: the question without its last token
     is read as the end of the document. The model reads the same tokens, and no span is empty. So
-    this prior is wrong for a readout of the document's own tokens, and for exits by confidence.
+    this prior is wrong for a readout of the document's own tokens.
     ModelError if an answer is not a number.
     """
     (question,) = [each for each in engine.prompt.questions if each.name == task]

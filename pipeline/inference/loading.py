@@ -7,14 +7,12 @@ model gives the same answers under the tree. Code that a model folder carries is
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import dispatch_model
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
@@ -36,11 +34,9 @@ from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.llama_form import use_llama_form, use_row_blocks
 from pipeline.inference.model.loaded import (
     LoadedModel,
-    cut_last_layer,
     decoder_of,
     set_attention,
 )
-from pipeline.inference.model.quantisation import quantise
 from pipeline.inference.proof import image_error, tolerance, tree_error
 from pipeline.spec.model import Quantize
 
@@ -99,14 +95,14 @@ def _config(folder: Path) -> Any:
 
 
 def _seeing_config(folder: Path) -> Any:
-    """As `_config`; ModelError if it has no vision tower, or its images are not modelled."""
+    """As `_config`; ModelError if it has no vision tower, or its images are not supported."""
     config = _config(folder)
     if getattr(config, "vision_config", None) is None:
         raise ModelError(f"{folder}: {_family(config)} has no vision tower, and {_NO_IMAGES}")
     if config.model_type in _BIDIRECTIONAL_IMAGES:
         raise ModelError(
-            f"{_family(config)}: the tokens of an image attend to later ones, which the tree does "
-            f"not model, so {_NO_IMAGES}"
+            f"{_family(config)}: the tokens of an image attend to later ones, which assay does "
+            f"not support, so {_NO_IMAGES}"
         )
     return config
 
@@ -116,7 +112,7 @@ def _family(config: Any) -> str:
 
 
 def refuse_unsupported(config: Any) -> None:
-    """ModelError for a family whose attention has something that the tree does not model."""
+    """ModelError for a family whose attention has something that assay does not support."""
     unknown = sorted(_layer_types(config) - _STATELESS - _RECURRENT)
     features = {
         f"layers of type {unknown}": bool(unknown),
@@ -126,7 +122,7 @@ def refuse_unsupported(config: Any) -> None:
     }
     if present := [feature for feature, is_present in features.items() if is_present]:
         raise ModelError(
-            f"{_family(config)} has {', '.join(present)}, which the tree does not model; "
+            f"{_family(config)} has {', '.join(present)}, which assay does not support; "
             f"{_SUPPORTED}"
         )
 
@@ -164,33 +160,24 @@ def load_model(
     dtype: str,
     device: str,
     quantize: Quantize = "none",
-    gpus: int = 1,
     sees_images: bool = False,
 ) -> LoadedModel:
     """The model in a folder; ModelError names what makes it unusable.
 
-    With `gpus` above one, its layers are dispatched over this many devices of the process. With
-    `sees_images`, its vision tower and image processor are loaded, too.
+    With `sees_images`, its vision tower and image processor are loaded, too.
     """
     fix = "copy the whole folder again"
     if sees_images:
         kind: Any = AutoModelForImageTextToText
         network = read_network(folder, kind, _seeing_config, dtype=dtype, fix=fix)
-        quantise(network, quantize, device)
         nn.Module.to(network, device)
         return prepare(network, images=ImageReader(folder))
     network = read_network(folder, AutoModelForCausalLM, _config, dtype=dtype, fix=fix)
-    if gpus > 1:
-        dispatch(network, [f"{device}:{i}" for i in range(gpus)])
-        return prepare(network, dispatched=True)
-    if quantize != "int8_dynamic":
-        quantise(network, quantize, device)
-        nn.Module.to(network, device)
-        return prepare(network)
     nn.Module.to(network, device)
     # — proved before it is rounded: rounding turns differences of the last bit into whole steps
     model = prepare(network)
-    round_linear(network, device)
+    if quantize == "int8_dynamic":
+        round_linear(network, device)
     return model
 
 
@@ -253,38 +240,10 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def dispatch(network: PreTrainedModel, devices: Sequence[str]) -> None:
-    """Move the network's layers, in place, evenly over the devices."""
-    try:
-        dispatch_model(
-            network, device_map(network, devices), main_device=devices[0], force_hooks=True
-        )
-    except (RuntimeError, ValueError, AttributeError) as error:
-        raise ModelError(f"cannot be dispatched over {len(devices)} devices: {error}") from error
-
-
-def device_map(network: PreTrainedModel, devices: Sequence[str]) -> dict[str, str]:
-    """The device of each part of the network, by the part's name."""
-    decoder: Any = network.base_model
-    name, layers = network.base_model_prefix, len(decoder.layers)
-    if layers < len(devices):
-        raise ModelError(f"has {layers} layers; write gpus: {layers} or fewer")
-    heads = [child for child, _ in network.named_children() if child != name]
-    around = [f"{name}.{child}" for child, _ in decoder.named_children() if child != "layers"]
-    return {
-        **dict.fromkeys([*heads, *around], devices[0]),
-        **{f"{name}.layers.{i}": devices[i * len(devices) // layers] for i in range(layers)},
-    }
-
-
-def prepare(
-    network: PreTrainedModel, *, dispatched: bool = False, images: ImageReader | None = None
-) -> LoadedModel:
+def prepare(network: PreTrainedModel, *, images: ImageReader | None = None) -> LoadedModel:
     """The model with tree attention, after short forwards have proved its answers.
 
-    With `images`, images are proved, too. A dispatched model runs whole and without a fused
-    kernel: a compiled plan is on one device, and accelerate's hooks, which move states between
-    devices, belong to the whole decoder.
+    With `images`, images are proved, too.
     """
     config = network.config.get_text_config()
     refuse_unsupported(config)
@@ -293,25 +252,24 @@ def prepare(
     torch.backends.cuda.enable_cudnn_sdp(False)
     nn.Module.eval(network).requires_grad_(False)
     set_attention(network, hook.IMPLEMENTATION)
-    if not dispatched:
-        decoder = decoder_of(network) if images else network.base_model
-        use_llama_form(decoder)
-        if network.device.type == "cpu":
-            use_row_blocks(decoder, rows=MLP_ROWS)
+    decoder = decoder_of(network) if images else network.base_model
+    use_llama_form(decoder)
+    if network.device.type == "cpu":
+        use_row_blocks(decoder, rows=MLP_ROWS)
     # Some families keep the window on the attention module, others only in the configuration.
     windows = {getattr(module, "sliding_window", None) for module in network.modules()}
     whole = LoadedModel(
         network=network,
         windows=frozenset({*windows, getattr(config, "sliding_window", None), None}),
         context_tokens=_longest_prompt(config),
-        stages=None,
+        cuts_last_layer=True,
         # Layers that carry a state from token to token need the staged schedule.
         schedule="fused" if _RECURRENT.isdisjoint(_layer_types(config)) else "staged",
         images=images,
     )
     if images is not None and whole.schedule == "staged":
         raise ModelError(f"{_family(network.config)} has recurrent layers, and {_NO_IMAGES}")
-    for model in [whole] if dispatched else _variants(whole):
+    for model in _variants(whole):
         try:
             error = tree_error(model)
             if images is not None:
@@ -333,9 +291,7 @@ def _variants(whole: LoadedModel) -> list[LoadedModel]:
     """The ways to run the model, the fastest first."""
     if whole.schedule == "staged":
         return [whole]
-    plain = [whole]
-    with suppress(AttributeError):  # some decoders are not built of `layers` and a `norm`
-        plain.insert(0, replace(whole, stages=cut_last_layer(whole.decoder)))
+    plain = [whole, replace(whole, cuts_last_layer=False)]
     kernel = fused_kernel(whole.network)
     return [*(replace(model, kernel=kernel) for model in plain if kernel), *plain]
 

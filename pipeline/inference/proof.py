@@ -6,7 +6,7 @@ Entry points: `tree_error` and `image_error`, and `proved_at` for states between
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -79,9 +79,8 @@ def image_error(model: LoadedModel) -> float:
         Image.fromarray(pixels).save(sink, "PNG")
         image = sink.getvalue()
         documents.append(ImageDocument((*model.images.token_ids(image), *text), image))
-    by_layer: list[LayerStates] = []
     reader = read_prefix(model, prefix).reader([ReadPoint(model.layers, questions)])
-    reader.read_layers(model.with_images(documents), by_layer.append)
+    [read] = reader.read(model.with_images(documents))
     expected = []
     with plain_attention(model.network, "eager"):
         for question in questions:
@@ -94,7 +93,7 @@ def image_error(model: LoadedModel) -> float:
                 )
                 output = model.network(**prompt, use_cache=False, logits_to_keep=1)
                 expected.append(output.logits[0, -1])
-    states = by_layer[0].at_suffixes.flatten(0, 1)
+    states = read.at_suffixes.flatten(0, 1)
     return _relative_error(model.unembed(states), torch.stack(expected))
 
 
@@ -102,10 +101,8 @@ def _read(
     model: LoadedModel, prefix: Sequence[int], document: Sequence[int], points: list[ReadPoint]
 ) -> list[LayerStates]:
     """The states of one document at each of these points."""
-    by_layer: list[LayerStates] = []
     schedule = read_prefix(model, prefix, layers=points[-1].layer)
-    schedule.reader(points).read_layers([document], by_layer.append)
-    return by_layer
+    return schedule.reader(points).read([document])
 
 
 def _proof_ids(model: LoadedModel, tokens: int) -> list[int]:
@@ -119,13 +116,13 @@ def _relative_error(actual: Tensor, expected: Tensor) -> float:  # both [rows, d
     return float((actual.float() - expected.float()).norm() / expected.float().norm())
 
 
-def proved_at(model: LoadedModel, layers: Sequence[int]) -> LoadedModel:
-    """The model, in stages or whole, after a short forward has proved its states at the layers.
+def proved_at(model: LoadedModel, layers: Collection[int]) -> LoadedModel:
+    """The model after a short forward has proved its states at the layers, whole if necessary.
 
     ModelError where neither gives them: layers of some families read more than the layer before.
     """
     depths = sorted(set(layers))
-    variants = [model] if model.stages is None else [model, replace(model, stages=None)]
+    variants = [model, replace(model, cuts_last_layer=False)]
     errors = []
     for variant in variants:
         # — rounding of what is kept is no difference between the layers
@@ -146,6 +143,8 @@ def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
     prefix, below, document = ids[:3], tuple(ids[3:6]), ids[6:]
     points = [ReadPoint(layer, (below,), mean=True) for layer in layers]
     by_layer = _read(model, prefix, document, points)
+    # — where no mean is read, the deepest layer may be run at the suffix's last token alone
+    deepest = [_read(model, prefix, document, [ReadPoint(n, (below,))])[0] for n in layers]
     with plain_attention(model.network, "eager"):
         output = model.decoder(
             input_ids=torch.tensor([[*prefix, *document, *below]], device=model.device),
@@ -154,10 +153,11 @@ def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
         )
     own = slice(len(prefix), len(prefix) + len(document))
     errors = []
-    for read in by_layer:
-        states = output.hidden_states[read.layer][0].float()
-        alone = torch.stack([states[-1], states[own].mean(dim=0)])
-        assert read.mean is not None, read.layer
-        together = torch.stack([read.at_suffixes[0, 0].float(), read.mean[0]])
+    for layer, read, as_deepest in zip(layers, by_layer, deepest, strict=True):
+        states = output.hidden_states[layer][0].float()
+        alone = torch.stack([states[-1], states[-1], states[own].mean(dim=0)])
+        assert read.mean is not None, layer
+        at_end = (each.at_suffixes[0, 0].float() for each in (read, as_deepest))
+        together = torch.stack([*at_end, read.mean[0]])
         errors.append(_relative_error(together, alone))
     return max(errors)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pipeline.report.console import Grid, escape_controls, two_columns
 from pipeline.report.doubts import check_doubts
-from pipeline.verbs.exactness import FLOAT32_MAX, Change, Exactness
+from pipeline.verbs.exactness import FLOAT32_MAX, Difference, Exactness
 
 if TYPE_CHECKING:
     from pipeline.inference.memory import MemoryPlan
@@ -41,7 +41,7 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
     ]
     if quantization := findings.proof.quantization:
         rows.append(
-            ("quantized", f"{_change(quantization)}, against the model without quantisation")
+            ("quantized", f"{_difference(quantization)}, against the model without quantisation")
         )
     console.print(two_columns(rows))
     for doubt in check_doubts(findings):
@@ -63,17 +63,17 @@ def _memory(memory: MemoryPlan) -> str:
 
 def _exactness(exactness: Exactness) -> str:
     """The comparison in float32, which shows a wrong tree, and beside it the one in the dtype."""
-    if not exactness.change.answers:
+    if not exactness.difference.answers:
         return "not tested: no answers were compared"
-    float32 = exactness.change if exactness.number_format == "float32" else exactness.in_float32
+    float32 = exactness.difference if exactness.number_format == "float32" else exactness.in_float32
     verdict = "exact" if exactness.exact else "NOT exact"
     if float32 and not float32.max_abs_dp <= FLOAT32_MAX:
         verdict = f"{verdict}: {FLOAT32_MAX:g} is allowed"
     against = "all questions in one reading against a prompt for each question"
-    if float32 is exactness.change:
-        return f"{verdict}; {_change(float32)}, {against}"
+    if float32 is exactness.difference:
+        return f"{verdict}; {_difference(float32)}, {against}"
     half = (
-        f"in {exactness.number_format} {_change(exactness.change)} (allowed: at most "
+        f"in {exactness.number_format} {_difference(exactness.difference)} (allowed: at most "
         f"{exactness.allowed_max:.1e}, mean {exactness.allowed_mean:.1e})"
     )
     if float32 is None:
@@ -83,15 +83,16 @@ def _exactness(exactness: Exactness) -> str:
         )
     assert exactness.rounding
     return (
-        f"{verdict}; in float32 {_change(float32)}, {against}; {half}: prompts for each question "
-        f"differ by a mean of {exactness.rounding.mean_abs_dp:.1e} from their float32 answers"
+        f"{verdict}; in float32 {_difference(float32)}, {against}; {half}: prompts for each "
+        f"question differ by a mean of {exactness.rounding.mean_abs_dp:.1e} from their float32 "
+        "answers"
     )
 
 
-def _change(change: Change) -> str:
+def _difference(found: Difference) -> str:
     return (
-        f"p differs by at most {change.max_abs_dp:.1e}, mean {change.mean_abs_dp:.1e}; "
-        f"{change.argmax_flips} of {change.answers} answers have another label"
+        f"p differs by at most {found.max_abs_dp:.1e}, mean {found.mean_abs_dp:.1e}; "
+        f"{found.argmax_flips} of {found.answers} answers have another label"
     )
 
 
@@ -129,17 +130,17 @@ def findings_json(findings: Findings) -> dict[str, Any]:
         "prompts": [{**asdict(prompt), "scoring": prompt.scoring} for prompt in findings.prompts],
         "memory": {**asdict(findings.proof.memory), "peak_bytes": findings.proof.memory.peak_bytes},
         "exactness": {
-            **(_change_json(exactness.change) or {}),
+            **(_difference_json(exactness.difference) or {}),
             "exact": exactness.exact,
             "allowed": {
                 "max_abs_dp": _number(exactness.allowed_max),
                 "mean_abs_dp": _number(exactness.allowed_mean),
                 "max_abs_dp_in_float32": FLOAT32_MAX,
             },
-            "in_float32": _change_json(exactness.in_float32),
-            "rounding": _change_json(exactness.rounding),
+            "in_float32": _difference_json(exactness.in_float32),
+            "rounding": _difference_json(exactness.rounding),
         },
-        "quantization": _change_json(findings.proof.quantization),
+        "quantization": _difference_json(findings.proof.quantization),
         "answers": {
             task: {
                 **asdict(facts),
@@ -152,8 +153,8 @@ def findings_json(findings: Findings) -> dict[str, Any]:
     }
 
 
-def _change_json(change: Change | None) -> dict[str, Any] | None:
-    return None if change is None else {k: _number(v) for k, v in asdict(change).items()}
+def _difference_json(found: Difference | None) -> dict[str, Any] | None:
+    return None if found is None else {k: _number(v) for k, v in asdict(found).items()}
 
 
 def _number(value: float | None) -> float | None:

@@ -136,7 +136,6 @@ def job_model(
         dtype=placement.dtype,
         device=placement.device,
         quantize=chosen,
-        gpus=job.spec.model.gpus,
         sees_images=job.spec.input.image is not None,
     )
     kept = job.spec.model.kv if kv is None else kv
@@ -153,7 +152,6 @@ def label_engine(job: Job, model: LoadedModel, prompt: PromptTokens) -> LabelEng
         prompt,
         max_batch_tokens=memory_plan(model, prompt, engines=_engines_here(job)).max_batch_tokens,
         readouts=load_readouts(job.readouts, job.spec),
-        exit_policy=job.spec.exit,
     )
 
 

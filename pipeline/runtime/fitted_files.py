@@ -17,7 +17,6 @@ from pipeline.fitted.readout import (
     ReadoutError,
     differences,
     parse_readout,
-    pointless_layers,
 )
 from pipeline.fitted.thresholds import Thresholds, parse_thresholds
 from pipeline.hashes import sha256_hex
@@ -78,7 +77,6 @@ def find_readouts(
     """
     problems: list[Problem] = []
     hashes: dict[str, str] = {}
-    readouts: dict[str, Readout] = {}
     for place, task in enumerate(spec.tasks):
         if task.readout is None:
             continue
@@ -89,19 +87,20 @@ def find_readouts(
         except ReadoutError as error:
             problems.append(Problem(f"{where}.readout", str(error), task.readout))
             continue
-        readouts[task.name] = readout
         fitted = readout.card.model.weights
         own = fitted if fitted != weights and is_same_model(fitted) else weights
         problems += differences(spec, task, where, readout, weights=own, dtype=dtype)
         hashes[task.name] = sha256_hex(data)
-    problems += pointless_layers(spec, readouts)
     if problems:
         raise SpecError(problems)
     return hashes
 
 
 def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout]:  # by task
-    """The readouts; StorageError if a file does not have the hash that `find_readouts` gave."""
+    """The readouts, each of the layer that the spec reads.
+
+    StorageError if a file does not have the hash that `find_readouts` gave.
+    """
     loaded = {}
     for task in spec.tasks:
         if task.readout is None:
@@ -112,7 +111,8 @@ def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout
                 f"{task.readout}: the readout of {task.name!r} changed while the job ran; run "
                 f"again, with a file that all machines can read and that does not change"
             )
-        loaded[task.name] = parse_readout(data)
+        readout = parse_readout(data)
+        loaded[task.name] = readout if spec.exit is None else readout.at(spec.exit.layer)
     return loaded
 
 

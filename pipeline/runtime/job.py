@@ -102,8 +102,6 @@ class Job:
         elif task.classifier is not None:
             model = {task.classifier.kind: self.classifiers[task.name]}
             packages.append(RUNTIMES[task.classifier.kind][0])
-        elif self.spec.model.quantize in ("int8", "fp8"):
-            packages.append("torchao")
         return {
             "task": task.name,
             "fp": fingerprint.id,

@@ -59,7 +59,7 @@ _MIN_SHARD_BYTES = 32 * 1024
 class Machine:
     """The hardware of one machine, or of the nodes of a cluster."""
 
-    gpus: tuple[int, ...]  # the number of each node that has GPUs
+    gpus: int  # of all nodes
     cores: tuple[int, ...]  # the usable number of each node that has any
     memory_bytes: float = inf  # that the node with the least memory has free
     cpu_flags: frozenset[str] = frozenset()
@@ -128,8 +128,7 @@ def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
 def this_machine() -> Machine:
     """The cores, the memory and the GPUs that this process may use."""
     gpus = usable_gpus()
-    counts = (gpus.count,) if gpus.count else ()
-    return replace(_without_gpus(), gpus=counts, gpu_bfloat16=gpus.bfloat16)
+    return replace(_without_gpus(), gpus=gpus.count, gpu_bfloat16=gpus.bfloat16)
 
 
 def _without_gpus() -> Machine:
@@ -140,7 +139,7 @@ def _without_gpus() -> Machine:
         key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
     }
     return Machine(
-        gpus=(),
+        gpus=0,
         cores=(usable_cores(),),
         memory_bytes=available_bytes(),
         cpu_flags=frozenset(facts.get("flags", "").split()),
@@ -153,7 +152,7 @@ def cluster(nodes: Sequence[Resources]) -> Machine:
     working = [node for node in nodes if node.get("CPU", 0) >= 1]
     return replace(
         _without_gpus(),
-        gpus=tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1),
+        gpus=sum(int(node.get("GPU", 0)) for node in nodes),
         cores=tuple(int(node["CPU"]) for node in working) or (1,),
         memory_bytes=min([inf, *(node.get("memory", inf) for node in working)]),
         gpu_bfloat16=_WITHOUT_BFLOAT16.isdisjoint(name for node in nodes for name in node),
@@ -161,7 +160,7 @@ def cluster(nodes: Sequence[Resources]) -> Machine:
 
 
 def place(model: ModelSpec, machine: Machine) -> Placement:
-    """Where one engine a machine runs, or one for the GPUs that the spec gives it.
+    """Where one engine a machine runs, or one a GPU.
 
     On a CPU the engine has `model.threads` threads, or all cores. SpecError if the machine lacks
     what the spec asks for.
@@ -169,24 +168,18 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     if model.device == "cuda" and not machine.gpus:
         fix = "there is no GPU here; write device: auto or cpu"
         raise SpecError([Problem("model.device", fix, model.device)])
-    on_gpu = bool(machine.gpus) and model.device != "cpu"
+    on_gpu = machine.gpus > 0 and model.device != "cpu"
     if on_gpu:
         fastest = "bfloat16" if machine.gpu_bfloat16 else "float16"
     else:
         fastest = "bfloat16" if machine.fast_bfloat16 else "float32"
     dtype = fastest if model.dtype == "auto" else model.dtype
-    if not on_gpu and model.gpus > 1:
-        raise SpecError([Problem("model.gpus", "there is no GPU here; write 1", model.gpus)])
     if not on_gpu:
         nodes, cores = len(machine.cores), min(machine.cores)
         threads = cores if model.threads == "auto" else min(model.threads, cores)
         return Placement("cpu", dtype, actors=nodes, threads=threads, workers=nodes)
-    actors = sum(gpus // model.gpus for gpus in machine.gpus)  # one actor uses GPUs of one node
-    if not actors:
-        fix = f"no node has this many GPUs; the largest has {max(machine.gpus)}"
-        raise SpecError([Problem("model.gpus", fix, model.gpus)])
     threads = 1 if model.threads == "auto" else model.threads
-    return Placement("cuda", dtype, actors, threads, gpus=model.gpus, workers=actors)
+    return Placement("cuda", dtype, machine.gpus, threads, gpus=1, workers=machine.gpus)
 
 
 def spread(

@@ -159,10 +159,6 @@ def _of_decoder(
         content["quantize"] = spec.model.quantize
     if spec.model.kv != "none":
         content["kv"] = spec.model.kv
-    if spec.exit is not None and spec.exit.layer is not None:
+    if spec.exit is not None:
         content["exit"] = {"layer": spec.exit.layer}
-    elif spec.exit is not None:
-        # — by confidence, an answer depends on all tasks: only here does one change another's
-        content["exit"] = {**spec.exit.model_dump(mode="json", include={"layers", "confidence"})}
-        content["exit"]["readouts"] = sorted(readouts.values())
     return content

@@ -5,7 +5,8 @@ Also the base class of all parts of a spec, `Frozen`.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -19,7 +20,7 @@ from pydantic import (
 
 from pipeline.spec.locations import Location, StorageOptions
 
-Quantize = Literal["none", "int8", "int8_dynamic", "fp8"]
+Quantize = Literal["none", "int8_dynamic"]
 KeptFormat = Literal["none", "int8", "fp8"]
 
 
@@ -50,63 +51,58 @@ class ModelSpec(Frozen):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. `auto` takes a GPU if there is one."""
     gpus: PositiveInt = 1
-    """Number of GPUs of one worker. The model's layers are distributed over them."""
+    """Number of GPUs of one worker: 1."""
     threads: Literal["auto"] | PositiveInt = "auto"
     """Threads of one engine on a CPU; a machine has as many engines as its usable cores divided by
     this. `auto` takes one thread where there is enough work, else more."""
     quantize: Quantize = "none"
-    """8-bit weights: half the memory of 16-bit weights, and slightly different answers. `int8` runs
-    on CPUs and GPUs, `fp8` on recent GPUs. `int8_dynamic` also rounds activations and multiplies
-    8-bit integers, which is faster; it needs a processor with VNNI or AMX, or a GPU."""
+    """`int8_dynamic` rounds weights and activations and multiplies 8-bit integers: faster, with
+    slightly different answers. It needs a processor with VNNI or AMX, or a GPU."""
     kv: KeptFormat = "none"
     """Number format of cached keys and values, which outlive one forward: those of the instruction
     and its examples, and of documents whose labels are found by beam search. 8 bits take half the
     memory of 16, and change answers slightly."""
 
-    @field_validator("gpus", "quantize", "kv")
+    @field_validator("quantize", "kv")
     @classmethod
     def _suits_an_encoder(cls, value: object, other: ValidationInfo) -> object:
-        if other.data.get("kind") == "encoder" and value not in (1, "none"):
+        if other.data.get("kind") == "encoder" and value != "none":
             raise ValueError("not supported for an encoder; remove it")
         return value
 
     @field_validator("gpus")
     @classmethod
-    def _are_used(cls, gpus: int, other: ValidationInfo) -> int:
-        if gpus > 1 and other.data.get("device") == "cpu":
-            raise ValueError("device: cpu uses no GPU; write device: cuda, or gpus: 1")
+    def _is_one(cls, gpus: int) -> int:
+        if gpus > 1:
+            raise ValueError("models above one GPU are not supported by this engine; write 1")
         return gpus
 
-    @field_validator("quantize")
+    @field_validator("quantize", mode="before")
     @classmethod
-    def _runs(cls, quantize: str, other: ValidationInfo) -> str:
-        # torchao multiplies by the integers and then scales: products of 460,000 in SmolLM2-135M.
-        if quantize == "int8" and other.data.get("dtype") == "float16":
-            raise ValueError("sums of int8 weights overflow float16; write another dtype, or fp8")
-        if quantize != "none" and other.data.get("gpus", 1) > 1:
-            raise ValueError("8-bit weights run on one GPU only; write none, or gpus: 1")
+    def _is_not_of_weights_alone(cls, quantize: object) -> object:
+        if quantize in ("int8", "fp8"):
+            raise ValueError(
+                "8-bit weights alone are not supported any more; write int8_dynamic (CPUs), or "
+                "leave it out"
+            )
         return quantize
 
 
 class ExitSpec(Frozen):
-    """Early exit: all documents stop at one layer, or each stops when its answers are confident."""
+    """Early exit: every document stops at one layer."""
 
-    layer: PositiveInt | None = None
+    layer: PositiveInt
     """Layer at which every document stops. Layers are counted from 1."""
-    layers: tuple[PositiveInt, ...] = Field(default=(), strict=False)
-    """Rising layers at which a document may stop, together with `confidence`."""
-    confidence: float | None = Field(default=None, gt=0, le=1)
-    """Probability that the likeliest label of every task must reach for a document to stop."""
 
-    @model_validator(mode="after")
-    def _is_one_of_two(self) -> ExitSpec:
-        fixed = self.layer is not None and not self.layers and self.confidence is None
-        confident = self.layer is None and bool(self.layers) and self.confidence is not None
-        if not (fixed or confident):
-            raise ValueError("write {layer: N}, or {layers: [N, ...], confidence: P}")
-        if list(self.layers) != sorted(set(self.layers)):
-            raise ValueError("layers must rise")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_confidence(cls, content: Any) -> Any:
+        if isinstance(content, Mapping) and not content.keys().isdisjoint(("layers", "confidence")):
+            raise ValueError(
+                "layers and confidence are not supported any more; write {layer: N}, or a cascade "
+                "of two stages with the same model and another exit.layer in each"
+            )
+        return content
 
 
 # The model of a spec whose tasks all have a classifier.

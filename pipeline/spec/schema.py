@@ -193,7 +193,6 @@ class JobSpec(Frozen):
         if source.image is not None and model is not None:
             set_there = {
                 "kind: encoder": model.kind == "encoder",
-                "gpus": model.gpus > 1,
                 "quantize": model.quantize != "none",
             }
             if present := [key for key, is_set in set_there.items() if is_set]:
@@ -285,13 +284,6 @@ class JobSpec(Frozen):
                 f"tasks {plain} have no readout, and only a readout reads a layer before the last; "
                 f"give them one, or remove exit"
             )
-        measured = [task.name for task in tasks if isinstance(task.calibration, ContextualSpec)]
-        if exit is not None and exit.layers and measured:
-            raise ValueError(
-                f"tasks {measured} are calibrated by documents without content, and the layer at "
-                f"which these exit would depend on the other tasks; calibrate by a file, or write "
-                f"{{layer: N}}"
-            )
         return exit
 
     @field_validator("tasks")
@@ -347,8 +339,6 @@ def _cannot_answer(
     }
     if model.kind == "encoder" and task.explain is not None:
         return "explain", "an encoder has no text to continue; remove this, or name a decoder"
-    if model.gpus > 1 and task.explain is not None:
-        return "explain", "a model on several GPUs continues no answers; remove this, or model.gpus"
     if model.kind == "encoder":
         reason = "an encoder answers by its own head; remove this, or name a decoder"
         return next(((key, reason) for key, is_there in of_decoder.items() if is_there), None)

@@ -119,13 +119,6 @@ class StageSpec(Frozen):
     """The task's labels with the texts, or the classes, that mean them in this stage. Default: as
     in the task."""
 
-    @field_validator("exit")
-    @classmethod
-    def _is_at_one_layer(cls, exit: ExitSpec | None) -> ExitSpec | None:
-        if exit is not None and exit.layers:
-            raise ValueError("a stage stops at one layer; write {layer: N}")
-        return exit
-
 
 class CascadeSpec(Frozen):
     """Stages that answer one after the other: each only what those before it did not decide."""

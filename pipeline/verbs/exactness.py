@@ -1,9 +1,9 @@
 """Compares the tree's answers with those of independent prompts. Entry point: `prove`.
 
 Both are computed in the job's dtype and in float32. In bfloat16, two correct computations of one
-prompt differ by hundredths, so half precision alone proves little about the tree. Float32 alone
-proves nothing about the kernels of half precision. The same holds for activations that are rounded
-to 8 bits: a difference in the last bit of a float32 sum may become a whole step.
+prompt differ by about 0.01 in probability, so half precision alone proves little about the tree.
+Float32 alone proves nothing about the kernels of half precision. The same holds for activations
+that are rounded to 8 bits: a difference in the last bit of a float32 sum may become a whole step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LogProbs = Sequence[Iterable[Answer]]  # by question, by document
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Difference:
     """The difference between two sets of answers to the same questions."""
 
     max_abs_dp: float
@@ -66,9 +66,9 @@ class Exactness:
     """The tree against independent prompts."""
 
     number_format: str  # a dtype, or int8_dynamic
-    change: Change  # against independent prompts, in the job's number format
-    in_float32: Change | None  # the same in float32; None if that is the format, or has no room
-    rounding: Change | None  # independent prompts in the format against themselves in float32
+    difference: Difference  # against independent prompts, in the job's number format
+    in_float32: Difference | None  # the same in float32; None if that is the format, or has no room
+    rounding: Difference | None  # independent prompts in the format against themselves in float32
 
     @property
     def allowed_mean(self) -> float | None:
@@ -87,12 +87,12 @@ class Exactness:
     @property
     def exact(self) -> bool:
         """Whether rounding explains every difference. False for NaN."""
-        if not self.change.max_abs_dp <= self.allowed_max:
+        if not self.difference.max_abs_dp <= self.allowed_max:
             return False
         if self.allowed_mean is None:
             return True
         same_tree = self.in_float32 is None or self.in_float32.max_abs_dp <= FLOAT32_MAX
-        return same_tree and self.change.mean_abs_dp <= self.allowed_mean
+        return same_tree and self.difference.mean_abs_dp <= self.allowed_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Proof:
 
     memory: MemoryPlan
     exactness: Exactness
-    quantization: Change | None  # against the model without quantisation; None if it has none
+    quantization: Difference | None  # against the model without quantisation; None if it has none
     answers: LogProbs  # by question, by document, in the job's dtype
     content_free: LogProbs  # by question, by document without content
 
@@ -126,7 +126,7 @@ class _ModelAnswers:
     independent: list[Answer]  # by document and question: [compared labels]
 
     @property
-    def change(self) -> Change:
+    def difference(self) -> Difference:
         """Tree against independent prompts, for the labels that the tree's beam reached."""
         answers = compared_answers(self.compared, self.tree)
         pairs = [
@@ -135,7 +135,7 @@ class _ModelAnswers:
             # — a beam in another dtype may reach fewer labels
             if (reached := of_tree != -np.inf).any()
         ]
-        return change([[tree for tree, _ in pairs]], [[prompt for _, prompt in pairs]])
+        return difference([[tree for tree, _ in pairs]], [[prompt for _, prompt in pairs]])
 
 
 def prove(
@@ -152,22 +152,25 @@ def prove(
     model is loaded at a time. It also answers for documents without content. What the model keeps
     in 8 bits belongs to the second comparison alone: independent prompts keep nothing.
     """
-    is_int8 = job.spec.model.quantize == "int8_dynamic"
-    number_format = "int8_dynamic" if is_int8 else job.placement.dtype
+    quantize = job.spec.model.quantize
+    number_format = job.placement.dtype if quantize == "none" else quantize
     announce(WorkerReport(f"{COMPARING}, in {number_format}"))
     answers = _answers(job, folder, prompt, documents, None, content_free)
     in_float32 = rounding = None
-    wide_bytes = (4 if is_int8 else 2) * answers.memory.weights_bytes
+    wide_bytes = (2 if quantize == "none" else 4) * answers.memory.weights_bytes
     if number_format != "float32" and _have_room(wide_bytes, job.placement.device):
         announce(WorkerReport(f"{COMPARING}, in float32"))
         wide = _answers(_in_float32(job), folder, prompt, documents, answers.compared)
-        in_float32, rounding = wide.change, change([answers.independent], [wide.independent])
-    exactness = Exactness(number_format, answers.change, in_float32, rounding)
-    if (job.spec.model.quantize, job.spec.model.kv) == ("none", "none"):
+        in_float32, rounding = (
+            wide.difference,
+            difference([answers.independent], [wide.independent]),
+        )
+    exactness = Exactness(number_format, answers.difference, in_float32, rounding)
+    if (quantize, job.spec.model.kv) == ("none", "none"):
         return Proof(answers.memory, exactness, None, answers.tree, answers.content_free)
     memory, tree, nothing = answers.memory, answers.tree, answers.content_free
     original = tree
-    if job.spec.model.quantize != "none":
+    if quantize != "none":
         unquantised = job_model(job, folder, quantize="none", kv="none")
         original = label_engine(job, unquantised, prompt).label(documents).log_probs
         del unquantised  # one model is loaded at a time
@@ -176,15 +179,13 @@ def prove(
         memory, engine = memory_plan(model, prompt), label_engine(job, model, prompt)
         tree = engine.label(documents).log_probs
         nothing = engine.label(content_free).log_probs if content_free else ()
-    return Proof(memory, exactness, change(tree, original), tree, nothing)
+    return Proof(memory, exactness, difference(tree, original), tree, nothing)
 
 
 def _in_float32(job: Job) -> Job:
-    """The job with products of float32; 8-bit weights that are widened stay as they are."""
-    spec = job.spec
-    if spec.model.quantize == "int8_dynamic":
-        model = spec.model.model_copy(update={"quantize": "none"})
-        spec = spec.model_copy(update={"model": model})
+    """The job with products of float32."""
+    model = job.spec.model.model_copy(update={"quantize": "none"})
+    spec = job.spec.model_copy(update={"model": model})
     return replace(job, spec=spec, placement=replace(job.placement, dtype="float32"))
 
 
@@ -206,9 +207,7 @@ def _answers(
     independent = [
         answer
         for each in compared
-        for answer in answers_alone(
-            model, each.prompt, each.document, readouts=readouts, exit_policy=job.spec.exit
-        )
+        for answer in answers_alone(model, each.prompt, each.document, readouts=readouts)
     ]
     return _ModelAnswers(memory, tree, nothing, compared, independent)
 
@@ -261,7 +260,7 @@ def _compared_labels(question: Question, log_probs: Answer) -> list[int]:
     return sorted(known if len(log_probs) <= _ALL_LABELS else known[:_LIKELIEST])
 
 
-def change(answers: LogProbs, others: LogProbs) -> Change:
+def difference(answers: LogProbs, others: LogProbs) -> Difference:
     """The difference of label probabilities: for each label the larger of two differences.
 
     One is normalised over the labels, as `p` is; one over the vocabulary, as `mass` is.
@@ -277,7 +276,7 @@ def change(answers: LogProbs, others: LogProbs) -> Change:
             for a, b in pairs
         ]
         differences = np.concatenate([np.zeros(0), *largest])
-    return Change(
+    return Difference(
         max_abs_dp=float(differences.max(initial=0.0)),  # NaN where there is any
         mean_abs_dp=float(differences.mean()) if pairs else 0.0,
         argmax_flips=sum(int(a.argmax() != b.argmax()) for a, b in pairs),

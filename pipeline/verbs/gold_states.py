@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -31,7 +31,7 @@ from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import pack
-from pipeline.inference.schedules.forward import LayerStates, ReadPoint
+from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.runtime.assembly import DocumentReader, job_model, job_prompt, memory_plan
 from pipeline.runtime.job import Job, plan
 from pipeline.sources.documents import RawRow, documents_from, images_of
@@ -276,18 +276,15 @@ def document_states(
             f"{type(model.decoder).__name__} does not list its layers; use another model"
         )
     points = [ReadPoint(layer, tuple(map(tuple, suffixes)), mean=True) for layer in layers]
-    # — run whole: parts of a decoder may have other states between its layers
-    whole = replace(model, stages=None)
-    reader = read_prefix(whole, prefix, layers=layers[-1]).reader(points)
+    reader = read_prefix(model, prefix, layers=layers[-1]).reader(points)
     lengths = [len(document) + reader.question_tokens for document in documents]
     hidden = model.network.config.get_text_config().hidden_size
     states = _in_file(folder, (len(layers), len(suffixes) + 1, len(documents), hidden))
     states = states.transpose(2, 0, 1, 3)
     for batch in pack(lengths, max_tokens=max_batch_tokens):
-        by_layer: list[LayerStates] = []
-        reader.read_layers(model.with_images([documents[i] for i in batch]), by_layer.append)
+        by_layer = reader.read(model.with_images([documents[i] for i in batch]))
         for number, of_layer in enumerate(by_layer):
-            assert of_layer.mean is not None, of_layer.layer
+            assert of_layer.mean is not None, layers[number]
             kinds = torch.cat([of_layer.at_suffixes.float(), of_layer.mean.unsqueeze(0)])
             states[batch, number] = kinds.transpose(0, 1).numpy(force=True)
         on_documents(len(batch))

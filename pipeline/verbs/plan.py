@@ -14,7 +14,6 @@ from pathlib import Path
 from pipeline.errors import Problem, SpecError
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.memory import disable_malloc_trim
-from pipeline.inference.model.quantisation import require_torchao
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.options import PlanOptions
 from pipeline.runtime.assembly import DocumentReader, job_model, job_prompt, label_engine
@@ -129,7 +128,6 @@ def _measure(
     On a CPU, one engine is measured with as many threads as each engine of a run has, and a worker
     is the machine with all of them.
     """
-    require_torchao(spec.model.quantize)
     machine = this_machine()
     try:
         placement = place(spec.model, machine)

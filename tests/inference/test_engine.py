@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +13,11 @@ import torch
 from dense_oracle import attend_run_by_run
 
 from pipeline.errors import ModelError
-from pipeline.inference.engine import LabelEngine
-from pipeline.inference.labels import early_exit
+from pipeline.inference.engine import LabelEngine, read_in_batches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import Usage
+from pipeline.inference.schedules.batching import Usage, pack
+from pipeline.inference.schedules.forward import LayerStates
 from pipeline.inference.schedules.fused import FusedReader
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma3_text", "qwen3_moe"]
@@ -91,8 +90,8 @@ def test_the_tree_compiled_for_a_fused_kernel_equals_independent_prompts(
     prompt = replace(prompt, questions=(*shared, *prompt.questions[3:]))
     documents = [some_ids(source, tokens) for tokens in (1, 2, 15, 16, 17, 40, 90)]
     model = replace(tiny_model(family), kernel=attend_run_by_run)
-    assert model.stages is not None
-    model = model if cut else replace(model, stages=None)
+    assert model.cuts_last_layer
+    model = replace(model, cuts_last_layer=cut)
     assert_equal_to_reference(model, prompt, documents, 300)
 
 
@@ -154,6 +153,34 @@ def test_usage_counts_shared_tokens_once(tiny_model: TinyModel) -> None:
     assert usage.question_tokens_computed == 7
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("memory", [0, 12, 40, 100])
+def test_where_memory_is_short_only_that_batch_is_read_in_smaller_ones(
+    memory: int, padded: bool
+) -> None:
+    source = random.Random(memory)
+    lengths = [source.randint(1, 20) for _ in range(40)] + [90]
+
+    def tokens(batch: Sequence[int]) -> int:
+        own = [lengths[i] for i in batch]
+        return len(own) * max(own) if padded else sum(own)
+
+    def read(batch: list[int], max_tokens: int) -> str:
+        assert max_tokens == 60 or tokens(batch) <= 30
+        if tokens(batch) > memory:
+            raise MemoryError
+        return "answers"
+
+    results = list(read_in_batches(lengths, read, max_tokens=60, padded=padded))
+    assert sorted(i for batch, _ in results for i in batch) == list(range(41))
+    too_large = {i for batch, answers in results if answers is None for i in batch}
+    assert too_large == {i for i, length in enumerate(lengths) if length > memory}
+    fitting = [
+        each for each in pack(lengths, max_tokens=60, padded=padded) if tokens(each) <= memory
+    ]
+    assert all((batch, "answers") in results for batch in fitting)
+
+
 def batch_tokens(reader: FusedReader, documents: Sequence[Sequence[int]]) -> int:
     return sum(len(document) + reader.question_tokens for document in documents)
 
@@ -166,14 +193,14 @@ def test_running_out_of_memory_halves_the_batch_and_loses_nothing(
     documents = [some_ids(source, 20) for _ in range(12)]
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=100_000)
     whole = engine.label(documents).log_probs
-    real = FusedReader.read_layers
+    real = FusedReader.read
 
-    def small_memory(self: FusedReader, documents: Sequence[Sequence[int]], on_layer: Any) -> None:
+    def small_memory(self: FusedReader, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
         if batch_tokens(self, documents) > 300:
             raise torch.OutOfMemoryError("no room")
-        real(self, documents, on_layer)
+        return real(self, documents)
 
-    monkeypatch.setattr(FusedReader, "read_layers", small_memory)
+    monkeypatch.setattr(FusedReader, "read", small_memory)
     read: list[int] = []
     again = engine.label(documents, on_batch=read.extend).log_probs
     assert sorted(read) == list(range(12))  # a batch for which memory was short is not counted
@@ -212,15 +239,15 @@ def test_one_document_too_large_leaves_all_other_batches_as_large_as_planned(
     prompt = some_prompt(source, 1, prefix=4)
     others = [some_ids(source, 20) for _ in range(200)]
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1_000)
-    real, batches = FusedReader.read_layers, []
+    real, batches = FusedReader.read, []
 
-    def small_memory(self: FusedReader, documents: Sequence[Sequence[int]], on_layer: Any) -> None:
+    def small_memory(self: FusedReader, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
         if max(map(len, documents)) > 500:
             raise torch.OutOfMemoryError("no room")
         batches.append(len(documents))
-        real(self, documents, on_layer)
+        return real(self, documents)
 
-    monkeypatch.setattr(FusedReader, "read_layers", small_memory)
+    monkeypatch.setattr(FusedReader, "read", small_memory)
     engine.label(others)
     planned, batches[:] = list(batches), []
     assert engine.label([[7] * 600, *others]).out_of_memory == {0}
@@ -238,15 +265,15 @@ def test_batches_before_memory_ran_out_are_not_computed_again(
     documents = [some_ids(source, 20) for _ in range(12)]
     engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=400)
     whole = engine.label(documents).log_probs
-    real, tokens = FusedReader.read_layers, []
+    real, tokens = FusedReader.read, []
 
-    def once_small(self: FusedReader, documents: Sequence[Sequence[int]], on_layer: Any) -> None:
+    def once_small(self: FusedReader, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
         tokens.append(batch_tokens(self, documents))
         if len(tokens) == 2:
             raise torch.OutOfMemoryError("no room")
-        real(self, documents, on_layer)
+        return real(self, documents)
 
-    monkeypatch.setattr(FusedReader, "read_layers", once_small)
+    monkeypatch.setattr(FusedReader, "read", once_small)
     again = engine.label(documents).log_probs
     alone = 20 + sum(len(question.token_ids) for question in prompt.questions)
     assert sum(tokens) - tokens[1] == 12 * alone
@@ -269,7 +296,7 @@ def test_answers_are_read_back_after_the_last_batch(
         events.append("laid out")
         return [Answers()]
 
-    monkeypatch.setattr(early_exit, "label_log_probs", answer)
+    monkeypatch.setattr("pipeline.inference.labels.scoring.LabelScorer.log_probs", answer)
     prompt = PromptTokens((), (Question("q", (1, 2), {"a": (4,), "b": (5,)}),))
     LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1).label([[1], [2], [3]])
     assert events == ["laid out"] * 3 + ["read"] * 3
@@ -284,7 +311,7 @@ def test_another_error_of_the_model_is_not_taken_for_memory(
     def broken(*args: object, **kw: object) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(FusedReader, "read_layers", broken)
+    monkeypatch.setattr(FusedReader, "read", broken)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         engine.label([[1], [2]])
     assert engine.max_batch_tokens == 1_000
@@ -296,12 +323,12 @@ def test_a_document_that_is_read_again_fails_loudly(
 ) -> None:
     prompt = some_prompt(random.Random(5), 3, prefix=4)
     engine = LabelEngine(tiny_model(family), prompt, max_batch_tokens=1_000)
-    real = FusedReader.read_layers
+    real = FusedReader.read
 
-    def twice(self: FusedReader, documents: Sequence[Sequence[int]], on_layer: Any) -> None:
-        real(self, documents, on_layer)
-        real(self, documents, on_layer)
+    def twice(self: FusedReader, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
+        real(self, documents)
+        return real(self, documents)
 
-    monkeypatch.setattr(FusedReader, "read_layers", twice)
-    with pytest.raises(ModelError, match="reuse was lost"):
+    monkeypatch.setattr(FusedReader, "read", twice)
+    with pytest.raises(ModelError, match="some were read twice"):
         engine.label([[1, 2, 3]])

@@ -20,13 +20,12 @@ from pipeline.fitted.readout import LinearMap, Readout
 from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.images import ImageDocument
-from pipeline.inference.labels.early_exit import Readouts
+from pipeline.inference.labels.answers import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.loading import load_model
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import read_image
-from pipeline.spec.model import ExitSpec
 
 TOLERANCE = 1e-4
 MODELLED = [family for family in FAMILIES if family != "gemma3"]
@@ -77,16 +76,16 @@ def questions() -> PromptTokens:
 
 
 @pytest.mark.parametrize("family", MODELLED)
-@pytest.mark.parametrize("cut", [True, False], ids=["in stages", "whole"])
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "whole"])
 def test_the_tree_equals_independent_prompts(family: str, cut: bool, seeing: MakeModel) -> None:
     model = seeing(family)
     if not cut:
-        model = replace(model, stages=None)
+        model = replace(model, cuts_last_layer=False)
     documents, prompt = documents_of(model), questions()
     engine = LabelEngine(model, prompt, max_batch_tokens=10_000)
     answers = engine.label(documents).log_probs
     for row, document in enumerate(documents):
-        alone = answers_alone(model, prompt, document, readouts={}, exit_policy=None)
+        alone = answers_alone(model, prompt, document, readouts={})
         for question, expected in zip(answers, alone, strict=True):
             assert_allclose(softmax(question[row]), softmax(expected), rtol=0, atol=TOLERANCE)
     # — the image matters: two images have other answers
@@ -125,9 +124,9 @@ def test_the_vision_tower_runs_once_a_document(
 
 
 @pytest.mark.parametrize("family", MODELLED)
-@pytest.mark.parametrize("exits", [None, 1, 2, (1, 2)], ids=str)
-def test_readouts_and_exits_equal_independent_prompts(
-    family: str, exits: int | tuple[int, ...] | None, seeing: MakeModel
+@pytest.mark.parametrize("layers", [(3, 2), (1, 1), (2, 2), (1, 3)], ids=str)
+def test_readouts_of_any_layer_equal_independent_prompts(
+    family: str, layers: tuple[int, int], seeing: MakeModel
 ) -> None:
     model = seeing(family)
     rng = np.random.default_rng(0)
@@ -141,21 +140,15 @@ def test_readouts_and_exits_equal_independent_prompts(
         }
         return Readout(bare_card(3, pooling=pooling, layer=layer), maps)
 
-    readouts: Readouts = {"asked": readout("last", 3), "of_image": readout("mean", 2)}
+    asked, of_image = layers
+    readouts: Readouts = {"asked": readout("last", asked), "of_image": readout("mean", of_image)}
     labels = {f"l{i}": () for i in range(3)}
     prompt = PromptTokens(PREFIX, tuple(Question(name, (8, 9), labels) for name in readouts))
-    policy = None
-    if isinstance(exits, int):
-        policy = ExitSpec(layer=exits)
-    elif exits:
-        policy = ExitSpec(layers=exits, confidence=0.5)
     documents = documents_of(model)
-    engine = LabelEngine(
-        model, prompt, max_batch_tokens=10_000, readouts=readouts, exit_policy=policy
-    )
+    engine = LabelEngine(model, prompt, max_batch_tokens=10_000, readouts=readouts)
     answers = engine.label(documents).log_probs
     for row, document in enumerate(documents):
-        alone = answers_alone(model, prompt, document, readouts=readouts, exit_policy=policy)
+        alone = answers_alone(model, prompt, document, readouts=readouts)
         for question, expected in zip(answers, alone, strict=True):
             assert_allclose(softmax(question[row]), softmax(expected), rtol=0, atol=TOLERANCE)
 

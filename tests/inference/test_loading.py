@@ -108,7 +108,7 @@ def test_a_family_that_the_tree_does_not_model_is_refused_at_the_first_reading(
 ) -> None:
     AutoConfig.for_model(family).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelError, match="which the tree does not model; use a decoder"):
+    with pytest.raises(ModelError, match="which assay does not support; use a decoder"):
         read(tmp_path)
 
 

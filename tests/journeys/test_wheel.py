@@ -56,16 +56,11 @@ def test_the_wheel_alone_labels_and_names_the_extra_that_is_missing(stranger: Pe
     assert len(stranger.reads_csv("labels.csv")) == 20
 
     stranger.writes("language.yaml", LANGUAGE)
-    model = re.search(r"^model:.*?(?=^\w)", head, re.MULTILINE | re.DOTALL)
-    assert model is not None
-    quantized = "model: {path: smollm2.gguf, quantize: int8}\n"
-    stranger.writes("int8.yaml", f"{head.replace(model[0], quantized)}\n{TASK}")
     bucket = re.sub(r"^output:.*$", "output: gs://bucket/out", head, flags=re.MULTILINE)
     stranger.writes("gs.yaml", f"{bucket}\n{TASK}")
     frame = "import pipeline; pipeline.open_labels('out/corpus').to_polars()"
     for extra, line, code in (
         ("classifiers", "assay run language.yaml", 2),
-        ("quantize", "assay run int8.yaml", 2),
         ("gcs", "assay run gs.yaml", 2),
         ("plots", "assay report my.yaml --gold gold.csv --to report.html", 2),
         ("frames", f'python -c "{frame}" 2>&1 | tail -n 1', 0),

@@ -245,8 +245,10 @@ def test_what_is_wrong_with_a_stage_is_placed_in_the_whole_spec(staged: Staged) 
     staged.stages[1] = {"question": "second", "model": {"path": "no/such.gguf"}}
     with pytest.raises(SpecError, match=r"^tasks\.1\.cascade\.stages\.1\.model\.path: there is no"):
         staged.run()
-    staged.stages[1] = {"question": "second", "model": {**staged.model, "gpus": 2}}
-    with pytest.raises(SpecError, match=r"^tasks\.1\.cascade\.stages\.1\.model\.gpus: there is no"):
+    staged.stages[1] = {"question": "second", "model": {**staged.model, "device": "cuda"}}
+    with pytest.raises(
+        SpecError, match=r"^tasks\.1\.cascade\.stages\.1\.model\.device: there is no"
+    ):
         staged.run()
     staged.stages = [{"classifier": {"kind": "onnx", "path": "none"}}, {"question": "second"}]
     with pytest.raises(

@@ -59,7 +59,7 @@ def test_it_counts_without_the_gpu_that_the_spec_wants(
     write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = load_spec(str(write_spec())).model.path
-    spec = load_spec(str(write_spec(model={"path": folder, "device": "cuda", "gpus": 2})))
+    spec = load_spec(str(write_spec(model={"path": folder, "device": "cuda"})))
     assert dry_run(spec, cache_dir=tmp_path).missing_rows == 1
 
 

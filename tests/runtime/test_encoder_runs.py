@@ -113,8 +113,11 @@ def test_a_labeller_gives_the_answers_of_a_run(encoder: Path, tmp_path: Path) ->
             {},
             "tasks.0.calibration: an encoder answers by its own head; remove",
         ),
-        ({}, {"quantize": "int8"}, "model.quantize: not supported for an encoder; remove it"),
-        ({}, {"gpus": 2}, "model.gpus: not supported for an encoder; remove it"),
+        (
+            {},
+            {"quantize": "int8_dynamic"},
+            "model.quantize: not supported for an encoder; remove it",
+        ),
     ],
 )
 def test_what_an_encoder_has_not_is_one_line(

@@ -25,14 +25,13 @@ from pipeline.runtime.weights import ModelFiles
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.schema import JobSpec
 
-OLD = Machine(gpus=(), cores=(8,), cpu_flags=frozenset({"avx2"}))
-INTEL: dict[str, Any] = {"gpus": (), "cores": (8,), "cpu_vendor": "GenuineIntel"}
-AMD: dict[str, Any] = {"gpus": (), "cores": (8,), "cpu_vendor": "AuthenticAMD"}
+OLD = Machine(gpus=0, cores=(8,), cpu_flags=frozenset({"avx2"}))
+INTEL: dict[str, Any] = {"gpus": 0, "cores": (8,), "cpu_vendor": "GenuineIntel"}
+AMD: dict[str, Any] = {"gpus": 0, "cores": (8,), "cpu_vendor": "AuthenticAMD"}
 VECTORS = frozenset({"avx512_bf16"})
 AMX = VECTORS | {"amx_bf16"}
-GPUS = Machine(gpus=(2, 2), cores=(16, 16))
-OLD_GPUS = Machine(gpus=(1,), cores=(4,), cpu_flags=AMX, gpu_bfloat16=False)
-UNEVEN = Machine(gpus=(1, 5), cores=(16, 16))  # all GPUs of one actor are in one node
+GPUS = Machine(gpus=4, cores=(16, 16))
+OLD_GPUS = Machine(gpus=1, cores=(4,), cpu_flags=AMX, gpu_bfloat16=False)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +47,6 @@ UNEVEN = Machine(gpus=(1, 5), cores=(16, 16))  # all GPUs of one actor are in on
         ({}, GPUS, Placement("cuda", "bfloat16", actors=4, threads=1, gpus=1, workers=4)),
         ({"device": "cpu"}, GPUS, Placement("cpu", "float32", actors=2, threads=16, workers=2)),
         ({}, OLD_GPUS, Placement("cuda", "float16", actors=1, threads=1, gpus=1, workers=1)),
-        ({"gpus": 2}, GPUS, Placement("cuda", "bfloat16", actors=2, threads=1, gpus=2, workers=2)),
-        (
-            {"gpus": 2},
-            UNEVEN,
-            Placement("cuda", "bfloat16", actors=2, threads=1, gpus=2, workers=2),
-        ),
         (
             {"dtype": "float16", "threads": 2},
             GPUS,
@@ -72,15 +65,9 @@ def test_a_gpu_that_is_not_there_is_a_spec_error() -> None:
         place(ModelSpec(path="m", device="cuda"), OLD)
 
 
-@pytest.mark.parametrize(("machine", "fix"), [(OLD, "no GPU here"), (GPUS, "largest has 2")])
-def test_more_gpus_than_a_node_has_are_a_spec_error(machine: Machine, fix: str) -> None:
-    with pytest.raises(SpecError, match=rf"model\.gpus: .*{fix}"):
-        place(ModelSpec(path="m", gpus=3), machine)
-
-
 def test_a_cluster_is_as_wide_as_its_smallest_node_with_processors() -> None:
     machine = cluster([{"CPU": 0.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}])
-    assert (machine.gpus, machine.cores, machine.gpu_bfloat16) == ((1, 2), (16, 8), True)
+    assert (machine.gpus, machine.cores, machine.gpu_bfloat16) == (3, (16, 8), True)
     assert place(ModelSpec(path="m", device="cpu"), machine).threads == 8
 
 
@@ -163,7 +150,7 @@ def needs_of(folder: Path, config: dict[str, Any], max_tokens: int, **model: Any
     [
         ({}, 100, (16, 1)),
         ({}, 7.5, (5, 3)),  # 2 GiB of weights, which all engines share
-        ({"quantize": "int8"}, 7.5, (2, 8)),  # rounded weights are not shared
+        ({"quantize": "int8_dynamic"}, 7.5, (2, 8)),  # rounded weights are not shared
         ({"threads": 4}, 100, (4, 4)),
         ({"threads": 4}, 4.5, (2, 4)),
     ],
@@ -171,7 +158,7 @@ def needs_of(folder: Path, config: dict[str, Any], max_tokens: int, **model: Any
 def test_no_more_engines_than_fit_into_memory(
     model: dict[str, Any], gib: float, expected: tuple[int, int], tmp_path: Path
 ) -> None:
-    machine = Machine(gpus=(), cores=(16,), memory_bytes=gib * GIB)
+    machine = Machine(gpus=0, cores=(16,), memory_bytes=gib * GIB)
     spec, needs = ModelSpec(path="m", **model), needs_of(tmp_path, QWEN, 2_048, **model)
     placed = spread(place(spec, machine), spec, machine, work_items=1_000, needs=needs)
     assert (placed.actors, placed.threads, placed.workers) == (*expected, 1)
@@ -187,7 +174,7 @@ def test_engines_for_long_documents_never_take_more_than_the_machine_has(
     assert activations < needs.own - PROCESS_BYTES < 1.5 * activations + 0.5 * GIB
     spec = ModelSpec(path="m")
     for gib in (4, 8, 16, 64, 256):
-        machine = Machine(gpus=(), cores=(64,), memory_bytes=gib * GIB)
+        machine = Machine(gpus=0, cores=(64,), memory_bytes=gib * GIB)
         if needs.weights + needs.own > machine.memory_bytes:
             with pytest.raises(SpecError, match=r"documents\.max_tokens: .* GB .*are available"):
                 spread(place(spec, machine), spec, machine, work_items=9_000, needs=needs)

@@ -80,7 +80,7 @@ def test_a_readout_that_fits_is_found_and_loaded_whole(fitted: Make, tmp_path: P
         ({}, {"prompt": {"instruction": "Read."}}, "prompt.instruction: 'Read the text"),
         ({}, {"documents": {"max_tokens": 9}}, "documents.max_tokens: 2048"),
         ({}, {"documents": {"too_long": "tail"}}, "documents.too_long: 'head'"),
-        ({}, {"model": {"path": "m", "quantize": "int8"}}, "model.quantize: 'none'"),
+        ({}, {"model": {"path": "m", "quantize": "int8_dynamic"}}, "model.quantize: 'none'"),
         ({}, {"model": {"path": "m", "kv": "fp8"}}, "model.kv: 'none'"),
         (
             {"model": {"weights": {**WEIGHTS, "tokenizer.json": "3"}, "dtype": "float32"}},
@@ -110,18 +110,17 @@ def test_a_mean_is_not_calibrated_by_documents_without_content(fitted: Make) -> 
 
 def test_exit_at_a_layer_that_the_file_does_not_hold_is_refused(fitted: Make) -> None:
     task = fitted().tasks[0].model_dump(mode="json")
-    spec = fitted(tasks=[task], exit={"layers": [1, 3, 5], "confidence": 0.9})
-    line, _ = problems_of(spec)
-    assert line.startswith("exit: the readout ")
-    assert "has the layers [1, 2], not [3, 5]; choose among them" in line
+    (line,) = problems_of(fitted(tasks=[task], exit={"layer": 3}))
+    assert line.startswith("exit.layer: the readout ")
+    assert line.endswith("has the layers [1, 2]; choose among them, or fit this one (got 3)")
 
 
-def test_exit_where_every_task_has_been_read_is_refused(fitted: Make) -> None:
+def test_exit_reads_a_readout_at_that_layer(fitted: Make) -> None:
     task = fitted().tasks[0].model_dump(mode="json")
-    (line,) = problems_of(fitted(tasks=[task], exit={"layers": [1, 2], "confidence": 0.9}))
-    assert line == (
-        "exit.layers: all readouts are read by layer 2; name earlier layers (got [1, 2])"
-    )
+    spec = fitted(tasks=[task], exit={"layer": 1})
+    refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
+    own = load_readouts(refs, fitted(tasks=[task]))["a"]
+    assert (own.card.layer, load_readouts(refs, spec)["a"].card.layer) == (2, 1)
 
 
 def damaged(path: Path, how: str) -> None:
@@ -237,12 +236,3 @@ def test_with_exit_at_one_layer_tasks_stay_apart_and_each_names_the_layer(fitted
     ids = [fps(both_trained(fitted), readouts), fps(at_1, readouts), fps(at_2, readouts)]
     assert len({each["a"] for each in ids}) == 3
     assert fps(at_1, {**readouts, "b": "3"})["a"] == ids[1]["a"]
-
-
-def test_with_exit_by_confidence_every_task_names_all_readouts(fitted: Make) -> None:
-    spec = both_trained(fitted, exit={"layers": [1], "confidence": 0.9})
-    surer = both_trained(fitted, exit={"layers": [1], "confidence": 0.95})
-    readouts = {"a": "1", "b": "2"}
-    first = fps(spec, readouts)
-    assert first["a"] != fps(spec, {**readouts, "b": "3"})["a"]
-    assert first["a"] != fps(surer, readouts)["a"]

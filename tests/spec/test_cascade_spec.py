@@ -34,7 +34,7 @@ from pipeline.spec.parse import spec_of
         ),
         (
             [{"readout": "r", "exit": {"layers": [1, 2], "confidence": 0.9}}, {"question": "two"}],
-            "tasks.0.cascade.stages.0.exit: a stage stops at one layer; write {layer: N}",
+            "tasks.0.cascade.stages.0.exit: layers and confidence are not supported any more",
         ),
         (
             [{"question": "one", "model": {"path": "m", "kind": "encoder"}}, {"question": "two"}],

@@ -1,4 +1,4 @@
-"""A task without a question needs a readout, and exit one in every task; exit is one of two."""
+"""A task without a question needs a readout, and exit one in every task, at one layer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ def spec(*tasks: dict[str, Any], **changes: Any) -> JobSpec:
     return parse_spec(json.dumps({**content, "tasks": list(tasks), **changes}))
 
 
-def test_both_ways_to_exit_are_read_as_written() -> None:
+BY_CONFIDENCE = (
+    "exit: layers and confidence are not supported any more; write {layer: N}, or a cascade of two "
+    "stages with the same model and another exit.layer in each "
+)
+
+
+def test_an_exit_layer_is_read_as_written() -> None:
     assert spec(TRAINED, exit={"layer": 8}).exit.layer == 8  # type: ignore[union-attr]
-    way = spec(TRAINED, exit={"layers": [8, 16], "confidence": 0.9}).exit
-    assert way and (way.layer, way.layers, way.confidence) == (None, (8, 16), 0.9)
 
 
 @pytest.mark.parametrize(
@@ -34,24 +38,16 @@ def test_both_ways_to_exit_are_read_as_written() -> None:
             None,
             "tasks.0.question: a task needs a question, a readout or a classifier; write one",
         ),
-        ([TRAINED], {}, "exit: write {layer: N}, or {layers: [N, ...], confidence: P} (got {})"),
+        ([TRAINED], {}, "exit.layer: missing; add it"),
         (
             [TRAINED],
             {"layer": 8, "confidence": 0.9},
-            "exit: write {layer: N}, or {layers: [N, ...], confidence: P} "
-            "(got {'layer': 8, 'confidence': 0.9})",
+            f"{BY_CONFIDENCE}(got {{'layer': 8, 'confidence': 0.9}})",
         ),
         (
             [TRAINED],
-            {"layers": [9, 8], "confidence": 0.9},
-            "exit: layers must rise (got {'layers': [9, 8], 'confidence': 0.9})",
-        ),
-        (
-            [{**TRAINED, "calibration": {"method": "contextual"}}],
-            {"layers": [8], "confidence": 0.9},
-            "exit: tasks ['a'] are calibrated by documents without content, and the layer at which "
-            "these exit would depend on the other tasks; calibrate by a file, or write {layer: N} "
-            "(got {'layers': [8], 'confidence': 0.9})",
+            {"layers": [8, 9], "confidence": 0.9},
+            f"{BY_CONFIDENCE}(got {{'layers': [8, 9], 'confidence': 0.9}})",
         ),
         (
             [TRAINED, ASKED],

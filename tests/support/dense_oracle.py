@@ -13,7 +13,13 @@ from random_trees import DefinedTree
 from torch import Tensor
 
 from pipeline.inference.attention import kernels
-from pipeline.inference.attention.kernels import Attended, LayerKV, Runs, attend, attend_causally
+from pipeline.inference.attention.kernels import (
+    Attended,
+    LayerKV,
+    VarlenBatch,
+    attend,
+    attend_causally,
+)
 from pipeline.inference.attention.tree import Tree
 
 DIM = 8
@@ -115,14 +121,16 @@ def attend_run_by_run(
     q: Tensor,  # [tokens, heads, dim]
     k: Tensor,  # [keys, kv_heads, dim]
     v: Tensor,  # [keys, kv_heads, dim]
-    runs: Runs,
+    runs: VarlenBatch,
     scale: float,
 ) -> Attended:
     """The kernel's slow twin, for any device and dtype: one call of `attend` for each run."""
     tokens, heads, _ = q.shape
     out = torch.zeros_like(q).unsqueeze(0)
     lse = q.new_full((1, tokens, heads), -torch.inf, dtype=torch.float32)
-    edges = zip(pairwise(runs.q_starts.tolist()), pairwise(runs.k_starts.tolist()), strict=True)
+    edges = zip(
+        pairwise(runs.cu_seqlens_q.tolist()), pairwise(runs.cu_seqlens_k.tolist()), strict=True
+    )
     for (q_start, q_stop), (k_start, k_stop) in edges:
         if q_start == q_stop:
             continue

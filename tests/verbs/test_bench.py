@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from processors import needs_products
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
@@ -116,3 +118,17 @@ def test_the_peak_counts_what_a_method_held_and_gave_back() -> None:
 
 def test_the_rate_of_products_is_positive() -> None:
     assert matmul_flops(64, torch.device("cpu"), torch.float32) > 0
+
+
+@needs_products
+def test_bench_measures_the_quantised_model_where_the_spec_asks_for_it(
+    write_spec: Callable[..., Path], model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = write_spec(
+        model={"path": str(model_folder), "dtype": "float32", "quantize": "int8_dynamic"}
+    )
+    command = ["bench", str(spec), "--rounds", "1", "--tokens", "20"]
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["machine"]["quantize"] == "int8_dynamic"
+    assert main(command) == 0
+    assert "quantize: int8_dynamic on cpu" in capsys.readouterr().out

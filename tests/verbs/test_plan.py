@@ -32,7 +32,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, cores: int = 1) -> None:
         self.now = 0.0
-        machine = Machine(gpus=(), cores=(cores,))
+        machine = Machine(gpus=0, cores=(cores,))
         monkeypatch.setattr(planning, "this_machine", lambda: machine)
         label_rows = planning.ShardAnswers.label_rows
 
@@ -151,7 +151,7 @@ def test_numbers_that_give_no_estimate_are_refused(name: str, value: float) -> N
 def test_a_machine_without_the_gpu_says_what_to_give_instead(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    laptop = type(this_machine())(gpus=(), cores=(2,))
+    laptop = type(this_machine())(gpus=0, cores=(2,))
     monkeypatch.setattr(planning, "this_machine", lambda: laptop)
     gpu = spec.model_copy(update={"model": spec.model.model_copy(update={"device": "cuda"})})
     with pytest.raises(SpecError, match=r"--rate: .*the summary of a run"):

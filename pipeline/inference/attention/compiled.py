@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.inference.attention.kernels import Attended, Kernel, LayerKV, Runs
+from pipeline.inference.attention.kernels import Attended, Kernel, LayerKV, VarlenBatch
 from pipeline.inference.attention.merge import attend_segment, merge_into, view_attended
 from pipeline.inference.attention.plan import AttentionPlan, Level, Segment
 
@@ -36,7 +35,7 @@ class KernelCall:
     rows: slice | Tensor  # of the queries; [queries] int64 where they are not consecutive
     keys: slice
     from_prefix: bool  # keys of the kept prefix, not of this batch
-    runs: Runs
+    runs: VarlenBatch
 
     def attend(
         self,
@@ -98,17 +97,10 @@ class CompiledPlan:
 def compile_plans(
     plans: Mapping[int | None, AttentionPlan], device: torch.device, kernel: Kernel
 ) -> dict[int | None, CompiledPlan]:
-    """The compiled plan of each window's layers; all indices go to the device in one copy."""
-    drafts = {
-        window: [step for level in plan for step in _drafts(level)]
-        for window, plan in plans.items()
-    }
-    every_step = chain.from_iterable(drafts.values())
-    arrays = [array for step in every_step if isinstance(step, _Draft) for array in step.arrays]
-    tensors = iter(to_device(arrays, device))
+    """The compiled plan of each window's layers, with all indices on the device."""
     compiled: dict[int | None, CompiledPlan] = {}
-    for window, steps in drafts.items():
-        first, *merged = [s if isinstance(s, Segment) else s.call(tensors) for s in steps]
+    for window, plan in plans.items():
+        first, *merged = [step for level in plan for step in _calls(level, device)]
         assert isinstance(first, KernelCall), f"{first} hides keys of a row's own span"
         compiled[window] = CompiledPlan(first, tuple(merged), kernel)
     return compiled
@@ -123,38 +115,7 @@ def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tens
     return list(torch.split(on_device, [len(array) for array in arrays]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A kernel call whose indices are still on the host."""
-
-    rows: slice | Integers
-    keys: slice
-    q_tokens: Integers  # of each run
-    k_tokens: Integers
-    kind: Segment  # any of its segments: all agree on `from_prefix` and `causal`
-
-    @property
-    def arrays(self) -> list[NDArray[np.int32]]:
-        """What the call needs on the device."""
-        gathered = [] if isinstance(self.rows, slice) else [self.rows.astype(np.int32)]
-        starts = [np.concatenate([[0], n.cumsum()]) for n in (self.q_tokens, self.k_tokens)]
-        return [*(start.astype(np.int32) for start in starts), *gathered]
-
-    def call(self, tensors: Iterator[Tensor]) -> KernelCall:
-        """The call; takes its `arrays` from `tensors`, in their order."""
-        runs = Runs(
-            q_starts=next(tensors),
-            k_starts=next(tensors),
-            longest_q=int(self.q_tokens.max()),
-            longest_k=int(self.k_tokens.max()),
-            causal=self.kind.causal,
-            window=self.kind.window,
-        )
-        rows = self.rows if isinstance(self.rows, slice) else next(tensors).long()
-        return KernelCall(rows, self.keys, self.kind.from_prefix, runs)
-
-
-def _drafts(level: Level) -> Iterator[_Draft | Segment]:
+def _calls(level: Level, device: torch.device) -> Iterator[KernelCall | Segment]:
     alike: dict[tuple[bool, bool], list[Segment]] = {}
     for segment in level:
         if segment.window is not None and not segment.causal:
@@ -165,9 +126,9 @@ def _drafts(level: Level) -> Iterator[_Draft | Segment]:
         # A span that fits into the window has none; the window of a longer one hides none of it.
         kind = next((s for s in segments if s.window is not None), segments[0])
         runs = _runs(segments)
-        calls = _call_numbers(runs)
-        for number in range(int(calls.max()) + 1):
-            yield _draft(runs[calls == number], kind)
+        numbers = _call_numbers(runs)
+        for number in range(int(numbers.max()) + 1):
+            yield _call(runs[numbers == number], kind, device)
 
 
 _Runs = Integers  # [runs, 4]: one row for each run of queries, sorted by the keys
@@ -211,8 +172,11 @@ def _call_numbers(runs: _Runs) -> Integers:  # [runs]
     return of_runs
 
 
-def _draft(runs: _Runs, kind: Segment) -> _Draft:
-    """One call of runs whose keys do not overlap, with a run without queries for each gap."""
+def _call(runs: _Runs, kind: Segment, device: torch.device) -> KernelCall:
+    """One call of runs whose keys do not overlap, with a run without queries for each gap.
+
+    `kind` is any of their segments: all agree on `from_prefix` and `causal`.
+    """
     # keys      |  run  | gap |  run  |run|
     # q_tokens      5      0      3     4
     (first,) = np.nonzero(_is_first_of_keys(runs))
@@ -222,8 +186,26 @@ def _draft(runs: _Runs, kind: Segment) -> _Draft:
     q_tokens[::2] = np.add.reduceat(runs[:, _Q_TOKENS], first)
     k_tokens[::2], k_tokens[1::2] = tokens, k_start[1:] - k_stop[:-1]
     nonempty = k_tokens > 0
-    keys = slice(int(k_start[0]), int(k_stop[-1]))
-    return _Draft(_query_rows(runs), keys, q_tokens[nonempty], k_tokens[nonempty], kind)
+    rows = _query_rows(runs)
+    indices = [np.concatenate([[0], n[nonempty].cumsum()]) for n in (q_tokens, k_tokens)]
+    if not isinstance(rows, slice):
+        indices.append(rows)
+    cu_seqlens_q, cu_seqlens_k, *gathered = to_device(
+        [each.astype(np.int32) for each in indices], device
+    )
+    return KernelCall(
+        rows=rows if isinstance(rows, slice) else gathered[0].long(),
+        keys=slice(int(k_start[0]), int(k_stop[-1])),
+        from_prefix=kind.from_prefix,
+        runs=VarlenBatch(
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q=int(q_tokens.max()),
+            max_seqlen_k=int(k_tokens.max()),
+            causal=kind.causal,
+            window=kind.window,
+        ),
+    )
 
 
 def _query_rows(runs: _Runs) -> slice | Integers:  # [queries]

@@ -30,7 +30,8 @@ class PrefixKV:
 
     layers: Mapping[int, LayerKV | RoundedKV]
     tokens: int
-    shift: int = 0  # the position after the span, minus its tokens; below 0 after an image
+    # The next position minus the number of tokens: below 0 after an image.
+    position_offset: int = 0
 
     def layer(self, layer: int) -> LayerKV:
         """The layer's keys and values; rounded ones are widened each time."""
@@ -52,7 +53,8 @@ class PrefixKV:
             else:
                 assert isinstance(kv, RoundedKV) and isinstance(below, RoundedKV), (kv, below)
                 joined[layer] = kv.followed_by(below)
-        return PrefixKV(joined, self.tokens + other.tokens, self.shift + other.shift)
+        offset = self.position_offset + other.position_offset
+        return PrefixKV(joined, self.tokens + other.tokens, offset)
 
 
 class Attention(Protocol):
@@ -128,7 +130,8 @@ def _interface(
     _, _, _, dim = query.shape
     if attention_mask is not None:
         raise ModelError(
-            f"{type(module).__name__}: a mask of its own is not modelled; use another model"
+            f"{type(module).__name__} builds its own attention mask, which assay does not support; "
+            "use another model"
         )
     layer: int = module.layer_idx  # type: ignore[assignment]
     attended = tree.attend(

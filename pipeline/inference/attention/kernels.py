@@ -200,22 +200,22 @@ def out_of_window(
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class VarlenBatch:
     """Packed runs of queries, each over the run of packed keys with the same number.
 
     A run may have no queries: its keys are not read. Every run has keys.
     """
 
-    q_starts: Tensor  # [runs + 1] int32: the start of each run's queries, and the end of the last
-    k_starts: Tensor  # [runs + 1] int32
-    longest_q: int
-    longest_k: int
+    cu_seqlens_q: Tensor  # [runs + 1] int32: where each run's queries begin, and the last ends
+    cu_seqlens_k: Tensor  # [runs + 1] int32
+    max_seqlen_q: int
+    max_seqlen_k: int
     causal: bool = False  # each run over itself: a query sees the keys up to its own
     window: int | None = None  # of causal runs: only the last `window` of those keys
 
 
 # q [tokens, heads, dim], k and v [keys, kv_heads, dim], runs, scale -> all runs, as one copy.
-Kernel = Callable[[Tensor, Tensor, Tensor, Runs, float], Attended]
+Kernel = Callable[[Tensor, Tensor, Tensor, VarlenBatch, float], Attended]
 
 
 def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
@@ -236,7 +236,7 @@ def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
         q: Tensor,  # [tokens, heads, dim]
         k: Tensor,  # [keys, kv_heads, dim]
         v: Tensor,  # [keys, kv_heads, dim]
-        runs: Runs,
+        runs: VarlenBatch,
         scale: float,
     ) -> Attended:
         _tokens, _heads, dim = q.shape
@@ -247,11 +247,11 @@ def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
             q,
             k,
             v,
-            runs.q_starts,
-            runs.k_starts,
+            runs.cu_seqlens_q,
+            runs.cu_seqlens_k,
             # At 1 the kernel takes its decoding path, which requires a query in every run.
-            max(2, runs.longest_q),
-            runs.longest_k,
+            max(2, runs.max_seqlen_q),
+            runs.max_seqlen_k,
             return_aux=AuxRequest(lse=True),
             scale=scale,
             window_size=window_size,

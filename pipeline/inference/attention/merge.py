@@ -17,7 +17,7 @@ from pipeline.inference.attention.kernels import (
     attend_causally,
     out_of_window,
 )
-from pipeline.inference.attention.plan import AttentionPlan, Rows, Segment
+from pipeline.inference.attention.plan import AttentionPlan, Range, Segment
 
 
 def merge_into(a: Attended, b: Attended) -> None:
@@ -86,7 +86,7 @@ def attend_segment(
 
 def view_rows(
     x: Tensor,  # [tokens, ...]
-    rows: Rows,
+    rows: Range,
 ) -> Tensor:  # [copies, rows, ...]
     """These rows of a packed tensor, without copying."""
     if rows.copies == 1:
@@ -94,6 +94,6 @@ def view_rows(
     return x[rows.start :].unfold(0, rows.tokens, rows.stride).movedim(-1, 1)
 
 
-def view_attended(whole: Attended, rows: Rows) -> Attended:
+def view_attended(whole: Attended, rows: Range) -> Attended:
     """These rows of an attention of one copy, without copying."""
     return Attended(view_rows(whole.out[0], rows), view_rows(whole.lse[0], rows))

@@ -9,17 +9,18 @@ document's keys are read once for all its questions, as in Hydragen (Juravsky et
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.inference.attention.tree import Span, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Range:
     """Consecutive rows, and copies of them at equal distances."""
 
     start: int
     tokens: int
+    position: int = 0  # of the first row; copies below several documents count from their ends
     copies: int = 1
     stride: int = 0  # rows from one copy to the next
 
@@ -28,9 +29,10 @@ class Rows:
         """Where the first copy ends."""
         return self.start + self.tokens
 
-    def part(self, start: int, tokens: int) -> Rows:
+    def part(self, start: int, tokens: int) -> Range:
         """`tokens` of these rows, from number `start` on, in every copy."""
-        return Rows(self.start + start, tokens, self.copies, self.stride)
+        position = self.position + start
+        return replace(self, start=self.start + start, tokens=tokens, position=position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,19 @@ class Segment:
     """Attention of query rows over key rows, copy by copy.
 
     A query sees the keys up to its own position (`causal`), and only those less than `window`
-    positions before it; None where the window hides no key. `offset` is the first query's position
-    minus the first key's.
+    positions before it; None where the window hides no key.
     """
 
-    queries: Rows
-    keys: Rows
+    queries: Range
+    keys: Range
     from_prefix: bool = False  # keys of the kept prefix, not of this batch
     causal: bool = False
     window: int | None = None
-    offset: int = 0
+
+    @property
+    def offset(self) -> int:
+        """The first query's position minus the first key's, where there is a window."""
+        return self.queries.position - self.keys.position
 
 
 Level = tuple[Segment, ...]  # no row is a query twice
@@ -57,13 +62,14 @@ AttentionPlan = tuple[Level, ...]
 
 def plan_attention(tree: Tree, *, window: int | None) -> AttentionPlan:
     """The segments for layers that see `window` positions back; None: all positions."""
-    queries = tuple(_Queries(s.start, s.tokens, s.position, s.start) for s in tree.spans)
-    layout = _Layout(tree, queries, tree.document_rows, tree.branch_rows)
+    queries = tuple(Range(span.start, span.tokens, span.position) for span in tree.spans)
+    rows = tuple(span.start for span in tree.spans)
+    layout = _Layout(tree, queries, rows, tree.document_rows, tree.branch_rows)
     documents = _documents(tree)
-    every_span = (*documents, *(layout.all_copies(q) for q in queries)) if documents else ()
+    every_span = (*documents, *(layout.all_copies(each) for each in queries)) if documents else ()
     own = [
-        Segment(r, r, causal=True, window=None if window is None or r.tokens <= window else window)
-        for r in (placed.rows for placed in every_span)
+        Segment(each, each, causal=True, window=window if window and each.tokens > window else None)
+        for each in every_span
     ]
     return _plan(own, layout, documents, window)
 
@@ -74,22 +80,20 @@ def plan_ends(tree: Tree, ends: Sequence[int], *, window: int | None) -> Attenti
     `ends` are ascending rows of one copy. The query tensor has these rows only, document by
     document: row `document * len(ends) + i`. The keys are all of the tree's, in the tree's rows.
     """
-    spans = {span.stop - 1: span for span in tree.spans}
-    queries = tuple(
-        _Queries(i, 1, spans[row].position + spans[row].tokens - 1, row)
-        for i, row in enumerate(ends)
-    )
-    layout = _Layout(tree, queries, first=0, stride=len(ends))
+    span_at = {span.stop - 1: span for span in tree.spans}
+    spans = [span_at[row] for row in ends]
+    queries = tuple(Range(i, 1, span.position + span.tokens - 1) for i, span in enumerate(spans))
+    layout = _Layout(tree, queries, tuple(ends), first=0, stride=len(ends))
     own = [
         segment
-        for q in queries
-        for segment in _in_window(layout.all_copies(q), _keys(tree, spans[q.row]), window)
+        for each, span in zip(queries, spans, strict=True)
+        for segment in _in_window(layout.all_copies(each), _keys(tree, span), window)
     ]
     return _plan(own, layout, [], window)
 
 
 def _plan(
-    own: Sequence[Segment], layout: _Layout, documents: Sequence[_Placed], window: int | None
+    own: Sequence[Segment], layout: _Layout, documents: Sequence[Range], window: int | None
 ) -> AttentionPlan:
     """`documents` are those whose own rows are queries, before the rows of the branches."""
     over_spans = (_over_span(layout, span, window) for span in layout.tree.spans)
@@ -99,121 +103,98 @@ def _plan(
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """Rows, and the position of the first of them."""
-
-    rows: Rows
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Queries:
-    """Query rows of each copy of the branches: a whole span, or the last row of one."""
-
-    start: int  # counted from the first query row of the copy
-    tokens: int
-    position: int  # of the first, counted from the document's end
-    row: int  # of the first in the tree, counted from the first row of the copy
-
-
-@dataclass(frozen=True, slots=True)
 class _Layout:
     """Where the branches' queries are in the query tensor."""
 
     tree: Tree
-    queries: tuple[_Queries, ...]
+    # Of each copy of the branches: whole spans, or the last rows of some. Rows count from the first
+    # query row of the copy, positions from the document's end.
+    queries: tuple[Range, ...]
+    rows: tuple[int, ...]  # of the first query of each in the tree, counted from the copy's first
     first: int  # row where the first copy begins
     stride: int  # rows of a copy
 
-    def all_copies(self, queries: _Queries) -> _Placed:
-        """These queries below every document; their position counts from the document's end."""
-        copies = len(self.tree.documents)
-        rows = Rows(self.first + queries.start, queries.tokens, copies, self.stride)
-        return _Placed(rows, queries.position)
+    def all_copies(self, queries: Range) -> Range:
+        """These queries below every document."""
+        copies, start = len(self.tree.documents), self.first + queries.start
+        return replace(queries, start=start, copies=copies, stride=self.stride)
 
-    def one_copy(self, queries: _Queries, document: int) -> _Placed:
-        rows = Rows(self.first + document * self.stride + queries.start, queries.tokens)
+    def one_copy(self, queries: Range, document: int) -> Range:
+        """These queries below one document, at their positions from the root."""
+        start = self.first + document * self.stride + queries.start
         end = self.tree.prefix_tokens + self.tree.documents[document]
-        return _Placed(rows, end + queries.position)
+        return Range(start, queries.tokens, end + queries.position)
 
 
-def _documents(tree: Tree) -> list[_Placed]:
+def _documents(tree: Tree) -> list[Range]:
     starts = zip(tree.document_starts, tree.documents, strict=True)
-    return [_Placed(Rows(start, tokens), tree.prefix_tokens) for start, tokens in starts]
+    return [Range(start, tokens, tree.prefix_tokens) for start, tokens in starts]
 
 
-def _keys(tree: Tree, span: Span) -> _Placed:
+def _keys(tree: Tree, span: Span) -> Range:
     """A span's rows below every document, as keys."""
-    start = tree.document_rows + span.start
-    rows = Rows(start, span.tokens, len(tree.documents), tree.branch_rows)
-    return _Placed(rows, span.position)
+    start, copies = tree.document_rows + span.start, len(tree.documents)
+    return Range(start, span.tokens, span.position, copies, tree.branch_rows)
 
 
 def _over_prefix(
-    layout: _Layout, documents: Sequence[_Placed], window: int | None
+    layout: _Layout, documents: Sequence[Range], window: int | None
 ) -> Iterator[Segment]:
     tree = layout.tree
     if not tree.prefix_tokens or not tree.documents:
         return
-    prefix = _Placed(Rows(0, tree.prefix_tokens), 0)
+    prefix = Range(0, tree.prefix_tokens)
     farthest = tree.prefix_tokens + max(tree.documents) + tree.depth - 1
     if window is None or farthest < window:
         rows = layout.first + len(tree.documents) * layout.stride
-        yield Segment(Rows(0, rows), prefix.rows, from_prefix=True)
+        yield Segment(Range(0, rows), prefix, from_prefix=True)
         return
     below = (
         layout.one_copy(queries, document)
         for document in range(len(tree.documents))
         for queries in layout.queries
     )
-    for placed in (*documents, *below):
-        yield from _in_window(placed, prefix, window, from_prefix=True)
+    for queries in (*documents, *below):
+        yield from _in_window(queries, prefix, window, from_prefix=True)
 
 
 def _over_documents(layout: _Layout, window: int | None) -> Iterator[Segment]:
-    tree = layout.tree
-    for document, placed in enumerate(_documents(tree) if layout.queries else ()):
-        if window is None or placed.rows.tokens + tree.depth - 1 < window:
-            start = layout.first + document * layout.stride
-            yield Segment(Rows(start, layout.stride), placed.rows)
+    for number, document in enumerate(_documents(layout.tree) if layout.queries else ()):
+        if window is None or document.tokens + layout.tree.depth - 1 < window:
+            yield Segment(Range(layout.first + number * layout.stride, layout.stride), document)
             continue
         for queries in layout.queries:
-            yield from _in_window(layout.one_copy(queries, document), placed, window)
+            yield from _in_window(layout.one_copy(queries, number), document, window)
 
 
 def _over_span(layout: _Layout, span: Span, window: int | None) -> Iterator[Segment]:
-    below = [q for q in layout.queries if span.stop <= q.row < span.subtree_stop]
+    pairs = zip(layout.queries, layout.rows, strict=True)
+    below = [queries for queries, row in pairs if span.stop <= row < span.subtree_stop]
     if not below or not layout.tree.documents:
         return
     keys = _keys(layout.tree, span)
     farthest = max(queries.position + queries.tokens - 1 for queries in below)
     if window is None or farthest - span.position < window:
-        start, stop = below[0].start, below[-1].start + below[-1].tokens
-        whole = Rows(layout.first + start, stop - start, keys.rows.copies, layout.stride)
-        yield Segment(whole, keys.rows)
+        whole = replace(below[0], tokens=below[-1].stop - below[0].start)
+        yield Segment(layout.all_copies(whole), keys)
         return
     for queries in below:
         yield from _in_window(layout.all_copies(queries), keys, window)
 
 
 def _in_window(
-    queries: _Placed, keys: _Placed, window: int | None, *, from_prefix: bool = False
+    queries: Range, keys: Range, window: int | None, *, from_prefix: bool = False
 ) -> Iterator[Segment]:
     """The segment of the queries that still see some of the keys, all of which are before them."""
     if window is None:
-        yield Segment(queries.rows, keys.rows, from_prefix=from_prefix)
+        yield Segment(queries, keys, from_prefix)
         return
-    last_key = keys.position + keys.rows.tokens - 1
-    seeing = min(queries.rows.tokens, last_key + window - queries.position)
+    last_key = keys.position + keys.tokens - 1
+    seeing = min(queries.tokens, last_key + window - queries.position)
     if seeing <= 0:
         return
     unseen = max(0, queries.position - window + 1 - keys.position)  # keys that no query sees
-    offset = queries.position - keys.position - unseen
-    hides = offset + seeing > window
-    yield Segment(
-        queries.rows.part(0, seeing),
-        keys.rows.part(unseen, keys.rows.tokens - unseen),
-        from_prefix=from_prefix,
-        window=window if hides else None,
-        offset=offset if hides else 0,
+    segment = Segment(
+        queries.part(0, seeing), keys.part(unseen, keys.tokens - unseen), from_prefix, window=window
     )
+    yield segment if segment.offset + seeing > window else replace(segment, window=None)

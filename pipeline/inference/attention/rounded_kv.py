@@ -24,8 +24,8 @@ _SMALLEST_STEP = torch.finfo(torch.float32).tiny  # of a block of zeros
 class _Span:
     """The keys, or the values, of consecutive tokens of one layer."""
 
-    steps: Tensor  # [tokens, kv_heads, dim]: int8 or float8
-    sizes: Tensor  # [blocks, kv_heads] fp32: what one step is
+    quantized: Tensor  # [tokens, kv_heads, dim]: int8 or float8
+    scale: Tensor  # [blocks, kv_heads] fp32: what one step is
 
     @classmethod
     def of(
@@ -37,20 +37,20 @@ class _Span:
         number_format, largest = _FORMATS[kind]
         padded = pad(x.float(), (0, 0, 0, 0, 0, -tokens % KV_BLOCK_TOKENS))
         blocks = padded.view(-1, KV_BLOCK_TOKENS, heads, dim)
-        sizes = (blocks.abs().amax(dim=(1, 3)) / largest).clamp_(min=_SMALLEST_STEP)
-        assert sizes.shape == (-(-tokens // KV_BLOCK_TOKENS), heads), sizes.shape
-        scaled = (blocks / sizes[:, None, :, None]).flatten(0, 1)[:tokens]
+        scale = (blocks.abs().amax(dim=(1, 3)) / largest).clamp_(min=_SMALLEST_STEP)
+        assert scale.shape == (-(-tokens // KV_BLOCK_TOKENS), heads), scale.shape
+        scaled = (blocks / scale[:, None, :, None]).flatten(0, 1)[:tokens]
         if kind == "int8":
             scaled = scaled.round_()
-        return cls(scaled.clamp_(-largest, largest).to(number_format), sizes)
+        return cls(scaled.clamp_(-largest, largest).to(number_format), scale)
 
     def widened(self, dtype: torch.dtype) -> Tensor:  # [tokens, kv_heads, dim]
-        sizes = self.sizes.repeat_interleave(KV_BLOCK_TOKENS, dim=0)[: len(self.steps), :, None]
-        return (self.steps.float() * sizes).to(dtype)
+        scale = self.scale.repeat_interleave(KV_BLOCK_TOKENS, dim=0)[: len(self.quantized), :, None]
+        return (self.quantized.float() * scale).to(dtype)
 
     @property
     def nbytes(self) -> int:
-        return self.steps.nbytes + self.sizes.nbytes
+        return self.quantized.nbytes + self.scale.nbytes
 
 
 @dataclass(frozen=True, slots=True)

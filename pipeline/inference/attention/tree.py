@@ -174,18 +174,6 @@ class Tree:
         """These rows of every copy of the branches, document by document."""
         return np.add.outer(self.branch_starts, np.array(ends, np.int64)).ravel()
 
-    def rows_of(self, documents: Sequence[int]) -> NDArray[np.int64]:
-        """The rows of these documents and their branches, in the row order of `only(documents)`."""
-        starts = self.document_starts
-        own = [np.arange(starts[d], starts[d] + self.documents[d]) for d in documents]
-        chosen = self.branch_starts[np.array(documents, np.int64)]
-        below = np.add.outer(chosen, np.arange(self.branch_rows))
-        return np.concatenate([np.arange(0), *own, below.ravel()])
-
-    def only(self, documents: Sequence[int]) -> Tree:
-        """The tree of these documents alone."""
-        return replace(self, documents=tuple(self.documents[d] for d in documents))
-
     def cut_after(self, ends: Sequence[int]) -> Tree:
         """The same rows, with a span's end after each of these ascending rows of a copy."""
         spans = (part for span in self.spans for part in _cut(span, ends))

@@ -19,7 +19,7 @@ from pipeline.inference.labels.label_tokens import (
     tokens_after,
 )
 from pipeline.inference.labels.tokenizer import chat_template, encode
-from pipeline.inference.labels.trie import LabelTrie
+from pipeline.inference.labels.trie import LabelTrie, first_token_trie
 from pipeline.spec.prompts import prompt_text
 from pipeline.spec.schema import PromptSpec
 from pipeline.spec.tasks import TaskSpec
@@ -45,6 +45,13 @@ class Question:
         if self.trie is None:
             return [self.token_ids]
         return [(*self.token_ids, *self.trie.path(node)) for node in self.trie.inner]
+
+    @property
+    def scored(self) -> LabelTrie:
+        """The tokens that are scored: those of whole labels, or their first ones."""
+        if self.trie is not None:
+            return self.trie
+        return first_token_trie(list(self.labels.values()))
 
     @property
     def searched(self) -> bool:

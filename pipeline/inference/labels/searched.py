@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.inference.labels.prompt_tokens import Question
-from pipeline.inference.labels.scoring import (
-    Edges,
-    Unembed,
-    edge_log_probs,
-    label_log_probs,
-    label_scorer,
-)
+from pipeline.inference.labels.scoring import Edges, LabelScorer, Unembed, edge_log_probs
 from pipeline.inference.labels.trie import LabelTrie, Path
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import Schedule, tokens_read
@@ -36,15 +30,13 @@ States = Callable[[Sequence[Path]], Tensor]  # paths below a question -> [paths,
 class SearchedQuestions:
     """Questions of which some are searched, below documents whose keys and values are kept."""
 
-    has_searches = True
-
     def __init__(
         self, questions: Sequence[Question], schedule: Schedule, model: LoadedModel
     ) -> None:
         self._questions, self._schedule, self._unembed = questions, schedule, model.unembed
         at_once = [question for question in questions if not question.searched]
         self._suffixes = [suffix for question in at_once for suffix in question.suffixes]
-        self._scorers = [label_scorer(question, model.device) for question in at_once]
+        self._scorer = LabelScorer([question.scored for question in at_once], model.device)
         self._reader = schedule.reader([ReadPoint(model.layers, tuple(self._suffixes))])
         self._counter = TokenCounter()  # of documents and below them
         self.question_tokens = self._reader.question_tokens  # searches come after these
@@ -55,20 +47,22 @@ class SearchedQuestions:
         return Usage(of_documents, self._counter.tokens - of_documents)
 
     @torch.inference_mode()
-    def answers(self, documents: Sequence[Sequence[int]], *, max_tokens: int) -> list[Tensor]:
+    def answers(
+        self, documents: Sequence[Sequence[int]], *, max_tokens: int
+    ) -> dict[str, Tensor]:  # by question: [docs, labels] fp32
+        """Label log-probabilities. `max_tokens` limits what a search reads at once."""
         by_document = [self._answer(document, max_tokens) for document in documents]
-        return [torch.cat(of_question) for of_question in zip(*by_document, strict=True)]
+        pairs = zip(self._questions, zip(*by_document, strict=True), strict=True)
+        return {question.name: torch.cat(of_question) for question, of_question in pairs}
 
     def _answer(
         self, document: Sequence[int], max_tokens: int
     ) -> list[Tensor]:  # one [1, labels] a question
-        text = self._schedule.extended(document, self._counter)
+        text = self._schedule.with_tokens(document, self._counter)
         at_once: Iterator[Tensor] = iter(())
-        if self._scorers:
-            states = text.states(self._suffixes, self._counter).unsqueeze(
-                1
-            )  # [suffixes, 1, hidden]
-            at_once = iter(label_log_probs(states, self._scorers, self._unembed))
+        if self._suffixes:
+            states = text.states(self._suffixes, self._counter)  # [suffixes, hidden]
+            at_once = iter(self._scorer.log_probs(states.unsqueeze(1), self._unembed))
         return [
             self._search(text, question, max_tokens) if question.searched else next(at_once)
             for question in self._questions
@@ -77,7 +71,7 @@ class SearchedQuestions:
     def _search(self, text: Schedule, question: Question, max_tokens: int) -> Tensor:  # [1, labels]
         assert question.trie is not None, question.name
         *before, last = question.token_ids
-        with_question = text.extended(before, self._counter) if before else text
+        with_question = text.with_tokens(before, self._counter) if before else text
         log_probs = search(
             question.trie,
             lambda paths: with_question.states([(last, *p) for p in paths], self._counter),
@@ -106,7 +100,7 @@ def search(
         parts = []  # [edges] fp32: the log-probabilities of all children
         for group in _groups(trie, read, max_tokens):
             hidden = states([trie.path(node) for node in group]).unsqueeze(1)  # [nodes, 1, hidden]
-            below = Edges.below(trie, group, hidden.device)
+            below = Edges.of([trie.tokens_after(node) for node in group], hidden.device)
             parts.append(edge_log_probs(hidden, below, unembed)[:, 0])
         edges = iter(torch.cat(parts).numpy(force=True))
         for node in read:  # from the root down

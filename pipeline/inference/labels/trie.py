@@ -1,4 +1,7 @@
-"""The token paths of a question's labels, as a trie. Entry point: `LabelTrie.of`."""
+"""The token paths of a question's labels, as a trie.
+
+Entry points: `LabelTrie.of`, and `first_token_trie`.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +34,21 @@ class LabelTrie:
 
     @classmethod
     def of(cls, labels: Sequence[Collection[Path]], *, length_penalty: float = 0.0) -> LabelTrie:
-        """The trie of each label's verbalizers; no two labels share a verbalizer.
+        """The trie of each label's verbalizers.
 
         A verbalizer that continues another one of its label is left out: the probability of the
         shorter one includes it.
         """
-        owner = {path: label for label, paths in enumerate(labels) for path in _shortest(paths)}
-        paths = sorted(owner)
+        paths = sorted((path, i) for i, own in enumerate(labels) for path in _shortest(own))
         token_ids, parents, depths, ends = [-1], [-1], [0], []
         waiting = deque([(0, 0, len(paths))])  # a node, and the range of paths through it
         while waiting:
             node, start, stop = waiting.popleft()
             depth = depths[node]
-            if start < stop and len(paths[start]) == depth:
-                ends.append((node, owner[paths[start]]))
+            while start < stop and len(paths[start][0]) == depth:
+                ends.append((node, paths[start][1]))
                 start += 1
-            for token_id, group in groupby(range(start, stop), lambda i: paths[i][depth]):  # noqa: B023
+            for token_id, group in groupby(range(start, stop), lambda i: paths[i][0][depth]):  # noqa: B023
                 through = list(group)
                 waiting.append((len(token_ids), through[0], through[-1] + 1))
                 token_ids.append(token_id)
@@ -86,6 +88,10 @@ class LabelTrie:
     def children(self, node: int) -> range:
         return range(self.first_children[node], self.first_children[node + 1])
 
+    def tokens_after(self, node: int) -> tuple[int, ...]:
+        """The tokens that lead to the children."""
+        return self.token_ids[self.first_children[node] : self.first_children[node + 1]]
+
     def nodes_to(self, node: int) -> list[int]:
         """The nodes from below the root to the node itself."""
         nodes = []
@@ -104,6 +110,11 @@ class LabelTrie:
         while len(below := self.children(nodes[-1])) == 1 and self.children(below[0]):
             nodes.append(below[0])
         return nodes
+
+
+def first_token_trie(labels: Sequence[Collection[int]]) -> LabelTrie:
+    """The trie of the first tokens of each label's verbalizers: a root and its children."""
+    return LabelTrie.of([[(token,) for token in own] for own in labels])
 
 
 def _shortest(paths: Collection[Path]) -> list[Path]:

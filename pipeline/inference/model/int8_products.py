@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from pipeline.errors import ModelError
 from pipeline.inference.model.llama_form import INT8_ROWS, use_row_blocks
-from pipeline.inference.model.quantisation import refuse_experts
 
 # Instructions that multiply unsigned by signed bytes and add in 32 bits. Without them oneDNN adds
 # pairs of products in 16 bits, which overflow.
@@ -33,8 +32,8 @@ _CUDA_ROWS = 17  # torch._int_mm takes no fewer on CUDA
 class RoundedRows:
     """Activations in steps of 1/127 of each row's largest magnitude."""
 
-    steps: Tensor  # [rows, inputs]: uint8, shifted by _ZERO_POINT, on a CPU; int8 on CUDA
-    scales: Tensor  # [rows, 1] fp32: the size of a step
+    quantized: Tensor  # [rows, inputs]: uint8, shifted by _ZERO_POINT, on a CPU; int8 on CUDA
+    scale: Tensor  # [rows, 1] fp32: the size of a step
 
 
 def round_rows(
@@ -44,14 +43,14 @@ def round_rows(
     rows, inputs = x.shape
     # — amax and amin are vectorised; aminmax takes seven times as long
     largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
-    scales = (largest.float() / 127).clamp_(min=_SMALLEST_SCALE)
-    assert scales.shape == (rows, 1), f"{scales.shape} scales of {rows} rows"
+    scale = (largest.float() / 127).clamp_(min=_SMALLEST_SCALE)
+    assert scale.shape == (rows, 1), f"{scale.shape} scales of {rows} rows"
     shift = _ZERO_POINT + 0.5 if x.device.type == "cpu" else 0.5
     # — addcmul is vectorised where at most one operand is the same along a row
-    shifted = torch.addcmul(scales.new_full((inputs,), shift), x, 1 / scales)
+    shifted = torch.addcmul(scale.new_full((inputs,), shift), x, 1 / scale)
     if x.device.type == "cpu":  # — conversion truncates, and no shifted value is negative
-        return RoundedRows(shifted.to(torch.uint8), scales)
-    return RoundedRows(shifted.floor_().to(torch.int8), scales)
+        return RoundedRows(shifted.to(torch.uint8), scale)
+    return RoundedRows(shifted.floor_().to(torch.int8), scale)
 
 
 class RowRounding:
@@ -74,8 +73,8 @@ class RowRounding:
 class Int8Linear(nn.Module):
     """A linear layer whose weights and activations are multiplied as 8-bit integers."""
 
-    scales: Tensor  # [outputs] fp32: the size of a step of each output channel
-    steps: Tensor  # [outputs, inputs] int8; on a CPU in the layout of oneDNN
+    scale: Tensor  # [outputs] fp32: the size of a step of each output channel
+    quantized: Tensor  # [outputs, inputs] int8; on a CPU in the layout of oneDNN
     zero_points: Tensor  # [outputs] int32: zeros, which oneDNN asks for
 
     def __init__(self, linear: nn.Linear, rounding: RowRounding) -> None:
@@ -83,13 +82,13 @@ class Int8Linear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         weight = linear.weight.detach().float()  # [outputs, inputs]
-        scales = (weight.abs().amax(-1) / 127).clamp_(min=_SMALLEST_SCALE)
-        steps = (weight / scales[:, None]).round_().to(torch.int8)
-        self.register_buffer("scales", scales)
-        self.register_buffer("zero_points", torch.zeros_like(scales, dtype=torch.int32))
-        if steps.device.type == "cpu":
-            steps = torch.ops.onednn.qlinear_prepack(steps, None)
-        self.register_buffer("steps", steps)
+        scale = (weight.abs().amax(-1) / 127).clamp_(min=_SMALLEST_SCALE)
+        quantized = (weight / scale[:, None]).round_().to(torch.int8)
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero_points", torch.zeros_like(scale, dtype=torch.int32))
+        if quantized.device.type == "cpu":
+            quantized = torch.ops.onednn.qlinear_prepack(quantized, None)
+        self.register_buffer("quantized", quantized)
         self._rounding = rounding
 
     def forward(
@@ -97,7 +96,7 @@ class Int8Linear(nn.Module):
         x: Tensor,  # [..., inputs]
     ) -> Tensor:  # [..., outputs]
         rows = self._rounding(x)
-        on_cpu = rows.steps.dtype == torch.uint8
+        on_cpu = rows.quantized.dtype == torch.uint8
         product = self._of_bytes(rows) if on_cpu else self._of_integers(rows)
         if self.bias is not None:
             product += self.bias
@@ -105,11 +104,11 @@ class Int8Linear(nn.Module):
 
     def _of_bytes(self, rows: RoundedRows) -> Tensor:  # [rows, outputs] fp32
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            rows.steps,
+            rows.quantized,
             1.0,  # — oneDNN takes one scale for all rows: the rows' own are applied below
             _ZERO_POINT,
-            self.steps,
-            self.scales,
+            self.quantized,
+            self.scale,
             self.zero_points,
             None,
             1.0,
@@ -119,13 +118,13 @@ class Int8Linear(nn.Module):
             [],
             "",
         )
-        return product.mul_(rows.scales)
+        return product.mul_(rows.scale)
 
     def _of_integers(self, rows: RoundedRows) -> Tensor:  # [rows, outputs] fp32
-        count, _ = rows.steps.shape
-        steps = nn.functional.pad(rows.steps, (0, 0, 0, max(0, _CUDA_ROWS - count)))
-        sums = torch._int_mm(steps, self.steps.t())[:count]  # int32
-        return sums * rows.scales * self.scales
+        count, _ = rows.quantized.shape
+        quantized = nn.functional.pad(rows.quantized, (0, 0, 0, max(0, _CUDA_ROWS - count)))
+        sums = torch._int_mm(quantized, self.quantized.t())[:count]  # int32
+        return sums * rows.scale * self.scale
 
 
 def round_linear(network: PreTrainedModel, device: str) -> None:
@@ -136,9 +135,13 @@ def round_linear(network: PreTrainedModel, device: str) -> None:
     if device == "cpu" and not any(map(torch.cpu.get_capabilities().get, _CPU_FEATURES)):
         raise ModelError(
             "quantize: int8_dynamic needs a processor with VNNI or AMX "
-            f"({', '.join(_CPU_FEATURES)}), and this one has none; write int8 or none"
+            f"({', '.join(_CPU_FEATURES)}), and this one has none; write none"
         )
-    refuse_experts(network)
+    if expert_weights(network):
+        raise ModelError(
+            f"model family {network.config.get_text_config().model_type!r} keeps its experts' "
+            "weights in one tensor, which is not rounded; write quantize: none"
+        )
     head = getattr(network, "lm_head", None)
     for parent in list(network.modules()):
         rounding = RowRounding()
@@ -147,3 +150,17 @@ def round_linear(network: PreTrainedModel, device: str) -> None:
                 setattr(parent, name, Int8Linear(child, rounding))
     if device == "cpu":
         use_row_blocks(network.model, rows=INT8_ROWS)
+
+
+def expert_weights(module: nn.Module) -> list[Tensor]:
+    """The weights of mixtures of experts, each `[experts, rows, columns]`.
+
+    A convolution's weights, which also have three dimensions, are left out.
+    """
+    return [
+        parameter
+        for part in module.modules()
+        if not isinstance(part, nn.Conv1d)
+        for parameter in part.parameters(recurse=False)
+        if parameter.ndim == 3
+    ]

@@ -1,10 +1,10 @@
-"""Decoder layers of the Llama form, in fewer passes over memory than transformers' own take.
+"""A faster forward for Llama-style layers in float32: 4 % faster on SmolLM2 (Xeon model 207).
 
 Entry points: `use_llama_form` for a model in float32, and `use_row_blocks`, which lets the parts
 that treat each token by itself take a block of rows at a time, so that a long document needs the
 inner states of one block. Sums are written in place, and queries and keys are rotated in two passes
-instead of five: SmolLM2 took .96 of its time on a Xeon of model 207. Under the tree alone: separate
-prompts, with which the tree is compared, keep the family's own code.
+over memory instead of five. Under the tree alone: separate prompts, with which the tree is
+compared, keep the family's own code.
 """
 
 from __future__ import annotations

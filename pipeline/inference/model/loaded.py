@@ -1,4 +1,4 @@
-"""A loaded causal language model whose attention is the tree's, whole or cut into stages.
+"""A loaded causal language model whose attention is the tree's.
 
 Entry points: `LoadedModel`; `plain_attention`, which switches the tree off for a while. Must not
 read files: `loading` builds a LoadedModel.
@@ -20,7 +20,7 @@ from transformers import Cache, PreTrainedModel
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import Kernel
 from pipeline.inference.images import ImageDocument, ImageReader
-from pipeline.inference.model.vision import ImageRows, read_image
+from pipeline.inference.model.vision import EmbeddedDocument, read_image
 from pipeline.spec.model import KeptFormat
 
 
@@ -31,7 +31,7 @@ class LoadedModel:
     network: PreTrainedModel
     windows: frozenset[int | None]  # how many positions back its layers see; None: all
     context_tokens: int
-    stages: Stages | None  # None where the decoder cannot be cut before its last layer
+    cuts_last_layer: bool  # whether the last layer may be run at the answers alone
     schedule: Literal["fused", "staged"]  # staged where layers carry a recurrent state
     kernel: Kernel | None = None  # None where plans run segment by segment
     kv: KeptFormat = "none"  # of keys and values that outlive a forward; none: the model's own
@@ -51,8 +51,8 @@ class LoadedModel:
         layers = getattr(self.decoder, "layers", None)
         return len(layers) if isinstance(layers, nn.ModuleList) else 0
 
-    def reading(self, cache: Cache) -> dict[str, object]:
-        """Arguments of the decoder's forward that continues the cache and adds to it."""
+    def cache_kwargs(self, cache: Cache) -> dict[str, object]:
+        """The arguments of a forward of the decoder that reads the cache and adds to it."""
         has_new_name = "cache" in inspect.signature(self.decoder.forward).parameters
         # — transformers renamed it in 5.24
         return {"cache" if has_new_name else "past_key_values": cache, "use_cache": True}
@@ -60,11 +60,11 @@ class LoadedModel:
     def with_images(self, documents: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The documents, those with an image as the rows that the decoder reads of them."""
         return [
-            self._image_rows(document) if isinstance(document, ImageDocument) else document
+            self._embedded(document) if isinstance(document, ImageDocument) else document
             for document in documents
         ]
 
-    def _image_rows(self, document: ImageDocument) -> ImageRows:
+    def _embedded(self, document: ImageDocument) -> EmbeddedDocument:
         assert self.images is not None, "a model without images"
         inputs = self.images.inputs(document.image)
         text = document.token_ids[inputs["input_ids"].shape[1] :]
@@ -108,49 +108,21 @@ def plain_attention(network: PreTrainedModel, implementation: str) -> Iterator[N
         set_attention(network, hook.IMPLEMENTATION)
 
 
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """A decoder, and two shallow copies of it that share its weights."""
+def layer_alone(decoder: nn.Module, number: int) -> nn.Module:
+    """A shallow copy of the decoder with one of its layers, which shares its weights.
 
-    whole: nn.Module
-    body: nn.Module  # all layers except the last, without the norm
-    last: nn.Module  # the last layer and the norm
-
-    def part(self, start: int, stop: int) -> nn.Module:
-        """A shallow copy with the layers from `start` up to `stop`, exclusive.
-
-        Only the last layer's stage has the norm, so a stage's states are transformers'
-        `hidden_states[stop]`.
-        """
-        layers: Any = self.whole.layers
-        assert 0 <= start < stop <= len(layers), f"layers {start} to {stop} of {len(layers)}"
-        if (start, stop) == (0, len(layers) - 1):
-            return self.body
-        if (start, stop) == (len(layers) - 1, len(layers)):
-            return self.last
-        stage = _with_layers(self.whole, slice(start, stop))
-        if stop < len(layers):
-            stage.norm = nn.Identity()
-        return stage
-
-
-def cut_last_layer(decoder: nn.Module) -> Stages:
-    """The decoder's stages; AttributeError if it is not built of `layers` and a `norm`."""
+    Only the last layer is followed by the norm, so the states are transformers'
+    `hidden_states[number + 1]`.
+    """
+    alone = copy.copy(decoder)
+    alone._modules = dict(decoder._modules)
     layers: Any = decoder.layers
-    body = _with_layers(decoder, slice(0, len(layers) - 1))
-    body.norm = nn.Identity()
-    return Stages(decoder, body, _with_layers(decoder, slice(len(layers) - 1, len(layers))))
-
-
-def _with_layers(decoder: nn.Module, chosen: slice) -> nn.Module:
-    """A decoder of these layers, and a configuration to match: some families read it."""
-    stage = copy.copy(decoder)
-    stage._modules = dict(decoder._modules)
-    layers: Any = decoder.layers
-    config: Any = copy.copy(decoder.config)
-    stage.layers = nn.ModuleList(layers[chosen])
-    config.num_hidden_layers = len(stage.layers)
+    config: Any = copy.copy(decoder.config)  # — some families read it
+    alone.layers = nn.ModuleList([layers[number]])
+    config.num_hidden_layers = 1
     if getattr(config, "layer_types", None):
-        config.layer_types = list(config.layer_types)[chosen]
-    stage.config = config
-    return stage
+        config.layer_types = [config.layer_types[number]]
+    alone.config = config
+    if number < len(layers) - 1:
+        alone.norm = nn.Identity()
+    return alone

@@ -1,7 +1,7 @@
 """What a model's vision tower makes of an image: rows of the decoder's input.
 
-Entry points: `read_image`, `ImageRows`, and `whole_prompt`, the inputs of a prompt that is read
-without the tree.
+Entry points: `read_image`, `EmbeddedDocument`, and `whole_prompt`, the inputs of a prompt that is
+read without the tree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ImageRows(Sequence[int]):
+class EmbeddedDocument(Sequence[int]):
     """Consecutive rows of the decoder's input, some of which are of an image.
 
     Positions count from the one that a text would continue at.
@@ -45,8 +45,8 @@ class ImageRows(Sequence[int]):
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, index: slice) -> ImageRows: ...
-    def __getitem__(self, index: int | slice) -> int | ImageRows:
+    def __getitem__(self, index: slice) -> EmbeddedDocument: ...
+    def __getitem__(self, index: int | slice) -> int | EmbeddedDocument:
         """A token id, or some of the rows."""
         if isinstance(index, int):
             return self.token_ids[index]
@@ -57,7 +57,7 @@ class ImageRows(Sequence[int]):
             before = int(positions[:, :start].max(initial=-1)) + 1
             positions = positions[:, start:stop] - before
         deep = slice(*(int(self.is_image[:end].sum()) for end in (start, stop)))
-        return ImageRows(
+        return EmbeddedDocument(
             self.token_ids[start:stop],
             self.embeddings[start:stop],
             positions,
@@ -73,7 +73,7 @@ class _ReachedDecoderError(Exception):
 @torch.inference_mode()
 def read_image(
     network: PreTrainedModel, decoder: nn.Module, inputs: Mapping[str, Tensor], text: Sequence[int]
-) -> ImageRows:
+) -> EmbeddedDocument:
     """The rows of a document: those of its image, then those of its text.
 
     The whole model runs up to its decoder, so that the rows are those of transformers, whatever
@@ -86,7 +86,7 @@ def read_image(
         text: The token ids that follow the image.
 
     Raises:
-        ModelError: The model gives its decoder something that is not modelled.
+        ModelError: The model gives its decoder something that is not supported.
     """
     prompt = whole_prompt(network, inputs, before=(), after=text)
     taken: dict[str, Any] = {}
@@ -107,7 +107,7 @@ def read_image(
     [ids] = prompt["input_ids"].tolist()
     positions: Tensor | None = taken.get("position_ids")
     mask: Tensor | None = taken.get("visual_pos_masks")
-    return ImageRows(
+    return EmbeddedDocument(
         token_ids=tuple(ids),
         embeddings=taken["inputs_embeds"][0],
         positions=None if positions is None else positions[:, 0].numpy(force=True),

@@ -23,7 +23,7 @@ def read_prefix(
     With `layers`, the prefix is read to that layer, and no read point may be deeper.
     """
     schedule = StagedSchedule if model.schedule == "staged" else FusedSchedule
-    return schedule.below(model, prefix, layers=layers)
+    return schedule.from_prefix(model, prefix, layers=layers)
 
 
 def tokens_read(reader: FusedReader | StagedReader, documents: Sequence[Sequence[int]]) -> Usage:

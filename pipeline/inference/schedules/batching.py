@@ -13,20 +13,22 @@ from operator import add
 from torch import Tensor, nn
 
 
-def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+def pack(lengths: Sequence[int], *, max_tokens: int, padded: bool = False) -> list[list[int]]:
     """Indices of `lengths` in batches of at most `max_tokens`, longest first.
 
-    Every index is in exactly one batch. An item above the budget has a batch of its own.
+    Every index is in exactly one batch. An item above the budget has a batch of its own. With
+    `padded`, each item takes as many tokens as the longest of its batch.
     pack([5, 1, 4], max_tokens=6) -> [[0], [2, 1]]
     """
     batches: list[list[int]] = []
     room = 0
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if not batches or lengths[index] > room:
+        tokens = lengths[batches[-1][0]] if batches and padded else lengths[index]
+        if not batches or tokens > room:
             batches.append([])
-            room = max_tokens
+            room, tokens = max_tokens, lengths[index]
         batches[-1].append(index)
-        room -= lengths[index]
+        room -= tokens
     return batches
 
 

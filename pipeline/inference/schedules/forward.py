@@ -6,11 +6,10 @@ Entry points: `ReadPoint`, which says what is read; `prefill`, `run`, `run_at_en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.attention.plan import plan_attention, plan_ends
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.model.vision import ImageRows
-from pipeline.inference.schedules.inputs import NOTHING_DEEP, DeepRows, batch_inputs
+from pipeline.inference.model.vision import EmbeddedDocument
+from pipeline.inference.schedules.inputs import batch_inputs, packed
 
 Suffix = tuple[int, ...]  # token ids that follow a document: a question, and perhaps label tokens
 
@@ -46,20 +45,14 @@ class ReadPoint:
 class LayerStates:
     """The hidden states of one read point."""
 
-    layer: int
     at_suffixes: Tensor  # [suffixes, docs, hidden], in the order of the read point
     mean: Tensor | None  # [docs, hidden] fp32
-
-
-# Takes the states of the documents that are left. Returns which of these continue to the next read
-# point, as rising indices into them, or None if all do.
-OnLayer = Callable[[LayerStates], Sequence[int] | None]
 
 
 @torch.inference_mode()
 def prefill(
     model: LoadedModel,
-    token_ids: Sequence[int],  # may be `ImageRows`
+    token_ids: Sequence[int],  # may be `EmbeddedDocument`
     *,
     prefix: PrefixKV | None = None,
     layers: int | None = None,
@@ -76,10 +69,10 @@ def prefill(
     tree = Tree.of([len(token_ids)], prefix_tokens=prefix.tokens if prefix else 0)
     attention = attend_everywhere(model, tree, prefix, keep=keep)
     inputs = batch_inputs(model, tree, [token_ids], (), prefix)
-    arguments = packed(attention, inputs.positions, inputs.deep.from_layer(0), **inputs.rows)
+    arguments = inputs.arguments(attention)
     run_to_layers(model.decoder, [layers or model.layers], lambda *_: None, **arguments)
-    end = token_ids.end if isinstance(token_ids, ImageRows) else len(token_ids)
-    own = PrefixKV(keep, tokens=len(token_ids), shift=end - len(token_ids))
+    end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
+    own = PrefixKV(keep, tokens=len(token_ids), position_offset=end - len(token_ids))
     if model.kv != "none":
         own = own.rounded(model.kv)
     return prefix.followed_by(own) if prefix else own
@@ -102,31 +95,14 @@ def run(
     decoder: nn.Module,
     attention: Attention,
     positions: Tensor,  # [rows] or [axes, rows] int64
-    deep: Mapping[str, Any] = MappingProxyType({}),  # of `DeepRows.from_layer`
     **inputs: Tensor,  # input_ids [rows] int64 or inputs_embeds [rows, hidden]
 ) -> Tensor:  # [rows, hidden]
     """The final states of a decoder, or of a part of one."""
     rows = positions.shape[-1]
-    output = decoder(**packed(attention, positions, deep, **inputs))
+    output = decoder(**packed(attention, positions, **inputs))
     states: Tensor = output.last_hidden_state[0]
     assert len(states) == rows, f"{len(states)} states for {rows} rows"
     return states
-
-
-def packed(
-    attention: Attention,
-    positions: Tensor,
-    deep: Mapping[str, Any] = MappingProxyType({}),
-    **inputs: Tensor,
-) -> dict[str, Any]:
-    """The arguments of a decoder for one packed batch."""
-    return {
-        **{name: tensor.unsqueeze(0) for name, tensor in inputs.items()},
-        **deep,
-        "position_ids": positions.unsqueeze(-2),
-        "use_cache": False,
-        "tree": attention,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +112,6 @@ class PackedStates:
     tree: Tree
     positions: Tensor  # [rows] or [axes, rows] int64
     states: Tensor  # [rows, hidden]
-    deep: DeepRows = NOTHING_DEEP
 
     def at_ends(self, ends: Sequence[int]) -> Tensor:  # [docs, ends, hidden]
         """The states at these rows of every copy of the branches."""
@@ -150,16 +125,6 @@ class PackedStates:
         [lengths] = to_device([np.array(self.tree.documents)], self.states.device)
         # — `unsafe` leaves out a check of the lengths that would wait for the device
         return torch.segment_reduce(own, "mean", lengths=lengths, unsafe=True)
-
-    def of_documents(self, documents: Sequence[int]) -> PackedStates:
-        """The states of these documents and of their branches alone."""
-        [rows] = to_device([self.tree.rows_of(documents)], self.states.device)
-        return PackedStates(
-            self.tree.only(documents),
-            self.positions[..., rows],
-            self.states[rows],
-            self.deep.of_rows(rows),
-        )
 
 
 def run_at_ends(
@@ -193,15 +158,14 @@ def run_to_layers(
 ) -> None:
     """Runs a whole decoder to the deepest of these layers, and gives each one's states as it comes.
 
-    Layer N gives the `hidden_states[N]` of transformers. States are moved to the positions'
-    device: a model may be spread over several.
+    Layer N gives the `hidden_states[N]` of transformers.
     """
     blocks: Any = getattr(decoder, "layers", ())
-    home, deepest = inputs["position_ids"].device, max(layers)
+    deepest = max(layers)
     assert 0 <= min(layers) <= deepest <= len(blocks), f"layers {layers} of {len(blocks)}"
 
     def before_block(layer: int, _block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        on_states(layer, (args[0] if args else kwargs["hidden_states"]).to(home))
+        on_states(layer, args[0] if args else kwargs["hidden_states"])
         if layer == deepest:
             raise StopForward
 
@@ -211,19 +175,4 @@ def run_to_layers(
             handle = blocks[layer].register_forward_pre_hook(hook, with_kwargs=True)
             hooks.callback(handle.remove)
         output = decoder(**inputs)
-        on_states(len(blocks), output.last_hidden_state.to(home))
-
-
-def deliver(states_by_layer: Iterable[LayerStates], on_layer: OnLayer) -> None:
-    """Gives states that are all computed to `on_layer`, without the documents that left before."""
-    remaining: list[int] | None = None
-    for states in states_by_layer:
-        left = states
-        if remaining is not None:
-            mean = None if states.mean is None else states.mean[remaining]
-            left = LayerStates(states.layer, states.at_suffixes[:, remaining], mean)
-        continuing = on_layer(left)
-        if continuing is not None:
-            remaining = [d if remaining is None else remaining[d] for d in continuing]
-        if remaining == []:
-            return
+        on_states(len(blocks), output.last_hidden_state)

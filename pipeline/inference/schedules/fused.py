@@ -7,28 +7,24 @@ prefix. Entry point: `FusedSchedule`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.inference.attention.hook import PrefixKV, TreeAttention
+from pipeline.inference.attention.hook import PrefixKV
 from pipeline.inference.attention.tree import Branches, Tree
-from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.model.vision import ImageRows
+from pipeline.inference.model.loaded import LoadedModel, layer_alone
+from pipeline.inference.model.vision import EmbeddedDocument
 from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import (
     LayerStates,
-    OnLayer,
     PackedStates,
     ReadPoint,
     Suffix,
     attend_everywhere,
-    deliver,
-    packed,
     prefill,
-    run,
     run_at_ends,
     run_to_layers,
 )
@@ -41,10 +37,10 @@ class FusedSchedule:
 
     model: LoadedModel
     prefix: PrefixKV | None
-    unread: Sequence[int] = ()  # a document's last token, which every forward below it reads
+    pending_tokens: Sequence[int] = ()  # a document's last token: every forward below reads it
 
     @classmethod
-    def below(
+    def from_prefix(
         cls, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
     ) -> FusedSchedule:
         return cls(model, prefill(model, prefix, layers=layers))
@@ -53,10 +49,10 @@ class FusedSchedule:
         """A reader of these points; tokens that several suffixes begin with are read once."""
         return FusedReader(self, points)
 
-    def extended(self, token_ids: Sequence[int], counter: TokenCounter) -> FusedSchedule:
+    def with_tokens(self, token_ids: Sequence[int], counter: TokenCounter) -> FusedSchedule:
         """The text followed by these tokens, at least one; `counter` counts what is read."""
-        spans = [self.unread, token_ids[:-1] if len(token_ids) > 1 else ()]
-        if not any(isinstance(span, ImageRows) for span in spans):
+        spans = [self.pending_tokens, token_ids[:-1] if len(token_ids) > 1 else ()]
+        if not any(isinstance(span, EmbeddedDocument) for span in spans):
             spans = [[token for span in spans for token in span]]
         prefix = self.prefix
         for span in spans:
@@ -69,22 +65,9 @@ class FusedSchedule:
     ) -> Tensor:  # [suffixes, hidden]
         """The last layer's normalised states at the suffixes' last tokens, in one forward."""
         reader = self.reader([ReadPoint(self.model.layers, tuple(suffixes))])
-        counter.tokens += len(self.unread) + reader.question_tokens
-        by_layer: list[LayerStates] = []
-        reader.read_layers([self.unread], by_layer.append)
-        return by_layer[0].at_suffixes[:, 0]
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """How the decoder gets from one read point to the next."""
-
-    point: ReadPoint
-    ends: tuple[int, ...]  # rows of one copy of the branches: the suffixes' last tokens, rising
-    end_of_suffix: Tensor  # [suffixes] int64: index into `ends`
-    start: int  # the number of the first layer that is run
-    body: nn.Module | None  # the layers that are run at every row
-    last: nn.Module | None  # the layer after them, if it is run at the ends alone
+        counter.tokens += len(self.pending_tokens) + reader.question_tokens
+        [read] = reader.read([self.pending_tokens])
+        return read.at_suffixes[:, 0]
 
 
 class FusedReader:
@@ -93,109 +76,59 @@ class FusedReader:
     repeated_prefix_tokens = 0  # tokens of the prefix that are read again with every document
 
     def __init__(self, schedule: FusedSchedule, points: Sequence[ReadPoint]) -> None:
-        self._model, self._prefix = schedule.model, schedule.prefix
+        self._model, self._prefix, self._points = schedule.model, schedule.prefix, points
         suffixes = list(dict.fromkeys(suffix for point in points for suffix in point.suffixes))
         self._branches = Branches.of(suffixes)
         self._end_of = dict(zip(suffixes, self._branches.ends, strict=True))
-        starts = [0, *(point.layer for point in points)]
-        self._steps = [
-            self._step(start, point, deepest=point is points[-1])
-            for (start, _), point in zip(pairwise(starts), points, strict=True)
-        ]
+        deepest = points[-1]
+        # Of the deepest point: rows of one copy of the branches, rising, and each suffix's of them.
+        rows = np.array([self._end_of[suffix] for suffix in deepest.suffixes], np.int64)
+        ends, end_of_suffix = np.unique(rows, return_inverse=True)
+        self._ends: list[int] = ends.tolist()
+        self._end_of_suffix = torch.from_numpy(end_of_suffix).to(self._model.device)  # [suffixes]
+        # The layer that is run at the ends alone. The first one reads token ids, which go through
+        # the embedding once.
+        self._last_layer: nn.Module | None = None
+        if self._model.cuts_last_layer and not deepest.mean and deepest.layer > 1:
+            self._last_layer = layer_alone(self._model.decoder, deepest.layer - 1)
 
     @property
     def question_tokens(self) -> int:
         """Tokens below every document that go through the model."""
         return len(self._branches.token_ids)
 
-    def _step(self, start: int, point: ReadPoint, *, deepest: bool) -> _Step:
-        rows = [self._end_of[suffix] for suffix in point.suffixes]
-        number = {row: i for i, row in enumerate(sorted(set(rows)))}
-        ends = tuple(number)
-        numbers = [number[row] for row in rows]
-        end_of_suffix = torch.tensor(numbers, dtype=torch.int64, device=self._model.device)
-        body, last, stages, stop = None, None, self._model.stages, point.layer
-        if stages is not None:
-            # — the first layer reads token ids, which go through the embedding once
-            at_ends = deepest and not point.mean and stop > 1
-            if not at_ends:
-                body = stages.part(start, stop)
-            else:
-                body = stages.part(start, stop - 1) if start < stop - 1 else None
-                last = stages.part(stop - 1, stop)
-        return _Step(point, ends, end_of_suffix, start, body, last)
-
     @torch.inference_mode()
-    def read_layers(self, documents: Sequence[Sequence[int]], on_layer: OnLayer) -> None:
-        """Gives the states of every read point to `on_layer`, from the first layer down.
-
-        A document may be `ImageRows`.
-        """
+    def read(self, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
+        """The states of every read point. A document may be `EmbeddedDocument`."""
         tree = Tree.of(
             [len(document) for document in documents],
             self._branches.nodes,
             prefix_tokens=self._prefix.tokens if self._prefix else 0,
         )
         inputs = batch_inputs(self._model, tree, documents, self._branches.token_ids, self._prefix)
-        positions, deep = inputs.positions, inputs.deep.from_layer(0)
         attention = attend_everywhere(self._model, tree, self._prefix)
-        if self._model.stages is not None:
-            body = self._steps[0].body
-            assert body is not None, self._steps[0]
-            # — nothing here keeps these states while deeper layers replace them
-            self._read_in_parts(
-                PackedStates(
-                    tree,
-                    positions,
-                    run(body, attention, positions, deep, **inputs.rows),
-                    inputs.deep,
-                ),
-                attention,
-                on_layer,
-            )
-            return
-        steps = {step.point.layer: step for step in self._steps}
-        by_layer: list[LayerStates] = []
+        points = {point.layer: point for point in self._points}
+        deepest = self._points[-1].layer
+        stop = deepest if self._last_layer is None else deepest - 1
+        by_layer: dict[int, LayerStates] = {}
+        entering: list[PackedStates] = []  # the last layer
 
-        def keep(layer: int, states: Tensor) -> None:  # [1, rows, hidden]
-            batch = PackedStates(tree, positions, states[0])
-            by_layer.append(self._layer_states(steps[layer], batch))
+        def on_states(layer: int, states: Tensor) -> None:  # [1, rows, hidden]
+            batch = PackedStates(tree, inputs.positions, states[0])
+            if layer in points:
+                by_layer[layer] = self._layer_states(points[layer], batch)
+            if layer < deepest and layer == stop:
+                entering.append(batch)
 
-        # — the decoder cannot be cut: all documents go to the deepest layer
-        arguments = packed(attention, positions, deep, **inputs.rows)
-        run_to_layers(self._model.decoder, steps, keep, **arguments)
-        deliver(by_layer, on_layer)
+        layers = {min(layer, stop) for layer in points}
+        run_to_layers(self._model.decoder, layers, on_states, **inputs.arguments(attention))
+        if self._last_layer is not None:
+            [batch] = entering
+            at_ends = run_at_ends(self._model, self._last_layer, batch, self._prefix, self._ends)
+            at_suffixes = at_ends[:, self._end_of_suffix].transpose(0, 1)
+            by_layer[deepest] = LayerStates(at_suffixes, mean=None)
+        return [by_layer[point.layer] for point in self._points]
 
-    def _read_in_parts(
-        self, batch: PackedStates, attention: TreeAttention, on_layer: OnLayer
-    ) -> None:
-        """From the first read point on: deeper layers are run for documents that continue alone."""
-        first, *others = self._steps
-        continuing = on_layer(self._layer_states(first, batch))
-        for step in others:
-            if continuing is not None and len(continuing) < len(batch.tree.documents):
-                if not continuing:
-                    return
-                batch = batch.of_documents(continuing)
-                attention = attend_everywhere(self._model, batch.tree, self._prefix)
-            if step.body is not None:
-                states = run(
-                    step.body,
-                    attention,
-                    batch.positions,
-                    batch.deep.from_layer(step.start),
-                    inputs_embeds=batch.states,
-                )
-                batch = replace(batch, states=states)
-            continuing = on_layer(self._layer_states(step, batch))
-
-    def _layer_states(self, step: _Step, batch: PackedStates) -> LayerStates:
-        if step.last is None:
-            at_ends = batch.at_ends(step.ends)  # [docs, ends, hidden]
-        else:
-            at_ends = run_at_ends(self._model, step.last, batch, self._prefix, step.ends)
-        return LayerStates(
-            step.point.layer,
-            at_ends[:, step.end_of_suffix].transpose(0, 1),
-            batch.means() if step.point.mean else None,
-        )
+    def _layer_states(self, point: ReadPoint, batch: PackedStates) -> LayerStates:
+        at_ends = batch.at_ends([self._end_of[suffix] for suffix in point.suffixes])
+        return LayerStates(at_ends.transpose(0, 1), batch.means() if point.mean else None)

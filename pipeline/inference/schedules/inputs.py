@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pipeline.inference.attention.compiled import to_device
-from pipeline.inference.attention.hook import PrefixKV
+from pipeline.inference.attention.hook import Attention, PrefixKV
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.model.vision import ImageRows
-
-
-@dataclass(frozen=True, slots=True)
-class DeepRows:
-    """What is added to the rows of images after the first layers of a decoder."""
-
-    is_image: Tensor | None = None  # [rows] bool; None: nothing is added
-    by_layer: tuple[Tensor, ...] = ()  # [image rows, hidden]
-
-    def of_rows(self, rows: Tensor) -> DeepRows:
-        """The same of these rows of the batch, rising within each document."""
-        if self.is_image is None:
-            return self
-        chosen = self.is_image[rows]
-        places = (self.is_image.long().cumsum(0) - 1)[rows[chosen]]
-        return DeepRows(chosen, tuple(of_layer[places] for of_layer in self.by_layer))
-
-    def from_layer(self, start: int) -> dict[str, object]:
-        """The arguments of a part of the decoder that begins with this layer."""
-        if self.is_image is None or start >= len(self.by_layer):
-            return {}
-        return {
-            "visual_pos_masks": self.is_image.unsqueeze(0),
-            "deepstack_visual_embeds": list(self.by_layer[start:]),
-        }
-
-
-NOTHING_DEEP = DeepRows()
+from pipeline.inference.model.vision import EmbeddedDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +23,22 @@ class BatchInputs:
 
     positions: Tensor  # [rows] int64; [axes, rows] where images have several
     rows: dict[str, Tensor]  # `input_ids` [rows] or `inputs_embeds` [rows, hidden]
-    deep: DeepRows = NOTHING_DEEP
+    # What is added to the rows of images after the first layers (DeepStack, Meng et al., 2024).
+    deepstack: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self, attention: Attention) -> dict[str, Any]:
+        """The arguments of the decoder."""
+        return {**packed(attention, self.positions, **self.rows), **self.deepstack}
+
+
+def packed(attention: Attention, positions: Tensor, **inputs: Tensor) -> dict[str, Any]:
+    """The arguments of a decoder for one packed batch."""
+    return {
+        **{name: tensor.unsqueeze(0) for name, tensor in inputs.items()},
+        "position_ids": positions.unsqueeze(-2),
+        "use_cache": False,
+        "tree": attention,
+    }
 
 
 def batch_inputs(
@@ -60,15 +48,15 @@ def batch_inputs(
     branch_ids: Sequence[int],  # of one copy of the branches
     prefix: PrefixKV | None,
 ) -> BatchInputs:
-    """The inputs of these documents, which may be `ImageRows`, and of the branches below each."""
+    """The inputs of the documents, some of them `EmbeddedDocument`, and of the branches below."""
     of_documents = [token for document in documents for token in document]
     token_ids = np.array([*of_documents, *list(branch_ids) * len(documents)], np.int64)
     assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
-    positions = tree.positions + (prefix.shift if prefix else 0)
+    positions = tree.positions + (prefix.position_offset if prefix else 0)
     images = {
         number: document
         for number, document in enumerate(documents)
-        if isinstance(document, ImageRows)
+        if isinstance(document, EmbeddedDocument)
     }
     if not images:
         ids, places = to_device([token_ids, positions], model.device)
@@ -91,9 +79,11 @@ def batch_inputs(
     for number, rows in images.items():
         embeddings[starts[number] : starts[number] + len(rows)] = rows.embeddings
     deepest = max(len(rows.deep) for rows in images.values())
-    deep = NOTHING_DEEP
+    deepstack: dict[str, Any] = {}
     if deepest:
-        is_image = torch.from_numpy(of_image).to(model.device)
         layers = (torch.cat([r.deep[i] for r in images.values()]) for i in range(deepest))
-        deep = DeepRows(is_image, tuple(layers))
-    return BatchInputs(places, {"inputs_embeds": embeddings}, deep)
+        deepstack = {
+            "visual_pos_masks": torch.from_numpy(of_image).to(model.device).unsqueeze(0),
+            "deepstack_visual_embeds": list(layers),
+        }
+    return BatchInputs(places, {"inputs_embeds": embeddings}, deepstack)

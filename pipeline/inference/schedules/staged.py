@@ -33,10 +33,8 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import (
     LayerStates,
-    OnLayer,
     ReadPoint,
     Suffix,
-    deliver,
     run_to_layers,
 )
 
@@ -62,7 +60,7 @@ class Level:
 class StagedAttention:
     """Attention of copies of a span over themselves and over the levels above."""
 
-    above: tuple[Level, ...]
+    ancestors: tuple[Level, ...]
 
     def attend(
         self,
@@ -79,11 +77,11 @@ class StagedAttention:
         itself = attend_causally(q, own.k, own.v, scale=scale, window=window, softcap=softcap)
         rows = q.reshape(1, copies * tokens, heads, dim)
         seen = Attended(itself.out.reshape(rows.shape), itself.lse.reshape(1, -1, heads))
-        for level in self.above:
+        for level in self.ancestors:
             kv = level.kv(layer)
             hidden = None
             if window is not None:
-                offset = self.above[-1].stop - (level.stop - kv.k.shape[0])
+                offset = self.ancestors[-1].stop - (level.stop - kv.k.shape[0])
                 hidden = out_of_window(
                     tokens, kv.k.shape[0], offset=offset, window=window, device=q.device
                 ).repeat(copies, 1)
@@ -94,20 +92,20 @@ class StagedAttention:
 
 def read_level(
     model: LoadedModel,
-    above: tuple[Level, ...],
+    ancestors: tuple[Level, ...],
     token_ids: Tensor,  # [copies, tokens] int64
     layers: Sequence[int],
 ) -> tuple[dict[int, Tensor], Level]:  # by layer: [copies, tokens, hidden]
-    """The states of a span below `above` after each of these layers, and the span as a level.
+    """The states of a span below `ancestors` after each of these layers, and the span as a level.
 
     Layers below the deepest of these are not run.
     """
     copies, tokens = token_ids.shape
-    assert tokens >= _MIN_TOKENS or not above, f"a span of {tokens} tokens"
-    start = above[-1].stop if above else 0
+    assert tokens >= _MIN_TOKENS or not ancestors, f"a span of {tokens} tokens"
+    start = ancestors[-1].stop if ancestors else 0
     cache = DynamicCache(config=model.network.config)
-    if above:
-        clone_states(above[-1].cache, cache, copies)
+    if ancestors:
+        clone_states(ancestors[-1].cache, cache, copies)
     positions = torch.arange(start, start + tokens, device=token_ids.device)
     by_layer: dict[int, Tensor] = {}
     with torch.inference_mode():
@@ -117,8 +115,8 @@ def read_level(
             by_layer.__setitem__,
             input_ids=token_ids,
             position_ids=positions.expand(copies, tokens),
-            **model.reading(cache),
-            tree=StagedAttention(above),
+            **model.cache_kwargs(cache),
+            tree=StagedAttention(ancestors),
         )
     return by_layer, Level(cache, stop=start + tokens)
 
@@ -155,10 +153,10 @@ class PaddedSuffixes:
         return cls(token_ids.view(len(suffixes), width), last)
 
     def states(
-        self, model: LoadedModel, above: tuple[Level, ...], layers: Sequence[int]
+        self, model: LoadedModel, ancestors: tuple[Level, ...], layers: Sequence[int]
     ) -> dict[int, Tensor]:  # by layer: [suffixes, hidden]
         """The states at the suffixes' last tokens, below the levels."""
-        by_layer, _ = read_level(model, above, self.token_ids, layers)
+        by_layer, _ = read_level(model, ancestors, self.token_ids, layers)
         rows = torch.arange(len(self.last), device=self.last.device)
         return {layer: states[rows, self.last] for layer, states in by_layer.items()}
 
@@ -171,45 +169,45 @@ class StagedSchedule:
     """
 
     model: LoadedModel
-    above: tuple[Level, ...]
-    unread: tuple[int, ...]  # the text's last tokens, which are read with what follows
+    ancestors: tuple[Level, ...]
+    pending_tokens: tuple[int, ...]  # the text's last tokens, which are read with what follows
 
     @classmethod
-    def below(
+    def from_prefix(
         cls, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
     ) -> StagedSchedule:
-        above: tuple[Level, ...] = ()
+        ancestors: tuple[Level, ...] = ()
         if len(prefix) > 1:
             token_ids = torch.tensor([prefix[:-1]], device=model.device)
             _, level = read_level(model, (), token_ids, [layers or model.layers])
-            above = (level,)
-        return cls(model, above, tuple(prefix[-1:]))
+            ancestors = (level,)
+        return cls(model, ancestors, tuple(prefix[-1:]))
 
     def reader(self, points: Sequence[ReadPoint]) -> StagedReader:
         """A reader of these points, whose suffixes are padded to one batch."""
         return StagedReader(self, points)
 
-    def extended(self, token_ids: Sequence[int], counter: TokenCounter) -> StagedSchedule:
+    def with_tokens(self, token_ids: Sequence[int], counter: TokenCounter) -> StagedSchedule:
         """The text followed by these tokens; `counter` counts what is read.
 
         A text too short to be a level is read with what follows.
         """
-        together = (*self.unread, *token_ids)
-        if self.above and len(together) < _MIN_TOKENS:
-            return StagedSchedule(self.model, self.above, together)
+        together = (*self.pending_tokens, *token_ids)
+        if self.ancestors and len(together) < _MIN_TOKENS:
+            return StagedSchedule(self.model, self.ancestors, together)
         counter.tokens += len(together)
         ids = torch.tensor([together], device=self.model.device)
-        _, level = read_level(self.model, self.above, ids, [self.model.layers])
-        return StagedSchedule(self.model, (*self.above, level), ())
+        _, level = read_level(self.model, self.ancestors, ids, [self.model.layers])
+        return StagedSchedule(self.model, (*self.ancestors, level), ())
 
     def states(
         self, suffixes: Sequence[Suffix], counter: TokenCounter
     ) -> Tensor:  # [suffixes, hidden]
         """The last layer's normalised states at the suffixes' last tokens, in one padded batch."""
-        below = [(*self.unread, *suffix) for suffix in suffixes]
+        below = [(*self.pending_tokens, *suffix) for suffix in suffixes]
         padded = PaddedSuffixes.of(below, self.model.device)
         counter.tokens += padded.token_ids.numel()
-        return padded.states(self.model, self.above, [self.model.layers])[self.model.layers]
+        return padded.states(self.model, self.ancestors, [self.model.layers])[self.model.layers]
 
 
 class StagedReader:
@@ -229,38 +227,40 @@ class StagedReader:
         }
 
         # Tokens of the prefix that are read again with every document.
-        self.repeated_prefix_tokens = len(schedule.unread)
+        self.repeated_prefix_tokens = len(schedule.pending_tokens)
         # Tokens below every document that go through the model, padding included.
         self.question_tokens = self._padded.token_ids.numel()
 
     @torch.inference_mode()
-    def read_layers(self, documents: Sequence[Sequence[int]], on_layer: OnLayer) -> None:
-        """Gives the states of every read point to `on_layer`; all documents go to the deepest."""
+    def read(self, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
+        """The states of every read point."""
         by_document = [self._read(document) for document in documents]
-        by_layer = (
+        return [
             LayerStates(
-                point.layer,
                 torch.stack([at_rows[point.layer] for at_rows, _ in by_document], dim=1),
                 torch.stack([means[point.layer] for _, means in by_document])
                 if point.mean
                 else None,
             )
             for point in self._points
-        )
-        deliver(by_layer, on_layer)
+        ]
 
     def _read(
         self, document: Sequence[int]
     ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:  # by layer: [suffixes, hidden] and [hidden]
         """The states at the suffixes' last tokens, and the means of the document's own."""
-        model, above, unread = self._schedule.model, self._schedule.above, self._schedule.unread
-        [token_ids] = to_device([np.array([*unread, *document])], model.device)
-        states, level = read_level(model, above, token_ids[None], self._layers)
+        model, ancestors, pending_tokens = (
+            self._schedule.model,
+            self._schedule.ancestors,
+            self._schedule.pending_tokens,
+        )
+        [token_ids] = to_device([np.array([*pending_tokens, *document])], model.device)
+        states, level = read_level(model, ancestors, token_ids[None], self._layers)
         means = {
-            layer: of_layer[0, len(unread) :].float().mean(dim=0)
+            layer: of_layer[0, len(pending_tokens) :].float().mean(dim=0)
             for layer, of_layer in states.items()
         }
         if not len(self._padded.last):
             return {layer: of_layer[0, :0] for layer, of_layer in states.items()}, means
-        at_ends = self._padded.states(model, (*above, level), self._layers)
+        at_ends = self._padded.states(model, (*ancestors, level), self._layers)
         return {layer: at_ends[layer][rows] for layer, rows in self._rows.items()}, means

@@ -26,7 +26,13 @@ from random_trees import DefinedTree, defined_trees
 from torch import Tensor
 
 from pipeline.inference.attention.compiled import CompiledPlan, KernelCall, compile_plans, to_device
-from pipeline.inference.attention.kernels import Attended, Kernel, LayerKV, Runs, flash_kernel
+from pipeline.inference.attention.kernels import (
+    Attended,
+    Kernel,
+    LayerKV,
+    VarlenBatch,
+    flash_kernel,
+)
 from pipeline.inference.attention.merge import attend_tree
 from pipeline.inference.attention.plan import AttentionPlan, Segment, plan_attention, plan_ends
 from pipeline.inference.attention.tree import Node, Tree
@@ -109,7 +115,7 @@ def test_the_kernel_reads_all_keys_and_values_without_copying(
     q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), some_kv(3, 9, 2)
     reached: list[tuple[int, int]] = []
 
-    def watched(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float) -> Attended:
+    def watched(q: Tensor, k: Tensor, v: Tensor, runs: VarlenBatch, scale: float) -> Attended:
         reached.append((pointer(k), pointer(v)))
         return attend_run_by_run(q, k, v, runs, scale=scale)
 
@@ -135,7 +141,7 @@ def test_the_layer_loop_reads_nothing_back_from_the_device(defined: DefinedTree)
         attended.lse.max().item()
 
 
-def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float) -> Attended:
+def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: VarlenBatch, scale: float) -> Attended:
     tokens, heads, _ = q.shape
     return Attended(torch.empty_like(q)[None], q.new_empty(1, tokens, heads, dtype=torch.float32))
 

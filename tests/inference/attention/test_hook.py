@@ -29,7 +29,7 @@ from pipeline.inference.attention.hook import (
     TreeAttention,
     apply_attention_sinks,
 )
-from pipeline.inference.attention.kernels import Attended, LayerKV, Runs
+from pipeline.inference.attention.kernels import Attended, LayerKV, VarlenBatch
 from pipeline.inference.attention.plan import plan_attention, plan_ends
 from pipeline.inference.attention.tree import Node, Tree
 
@@ -99,7 +99,7 @@ def test_computed_keys_are_read_in_place_of_the_batchs_own() -> None:
     torch.testing.assert_close(out.double(), expected.out, rtol=0, atol=TOLERANCE)
 
 
-def all_ones(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float) -> Attended:
+def all_ones(q: Tensor, k: Tensor, v: Tensor, runs: VarlenBatch, scale: float) -> Attended:
     return Attended(torch.ones_like(q)[None], torch.zeros(1, *q.shape[:2]))
 
 
@@ -116,5 +116,5 @@ def test_a_compiled_plan_is_used_where_it_can_be_and_scores_are_not_capped(
 
 def test_a_layer_with_a_mask_of_its_own_is_refused() -> None:
     plans = {None: plan_attention(Tree.of([2], prefix_tokens=0), window=None)}
-    with pytest.raises(ModelError, match="a mask of its own is not modelled"):
+    with pytest.raises(ModelError, match="builds its own attention mask"):
         from_transformers(2, TreeAttention(plans), attention_mask=torch.zeros(1, 1, 2, 2))

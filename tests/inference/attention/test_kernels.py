@@ -35,7 +35,7 @@ from pipeline.inference.attention.kernels import (
     Attended,
     Kernel,
     LayerKV,
-    Runs,
+    VarlenBatch,
     attend,
     attend_causally,
     flash_kernel,
@@ -199,8 +199,8 @@ def starts(tokens: list[int]) -> Tensor:
     return torch.tensor([0, *torch.tensor(tokens).cumsum(0).tolist()], dtype=torch.int32)
 
 
-def some_runs(q_tokens: list[int], k_tokens: list[int], **kind: Any) -> Runs:
-    return Runs(starts(q_tokens), starts(k_tokens), max(q_tokens), max(k_tokens), **kind)
+def some_runs(q_tokens: list[int], k_tokens: list[int], **kind: Any) -> VarlenBatch:
+    return VarlenBatch(starts(q_tokens), starts(k_tokens), max(q_tokens), max(k_tokens), **kind)
 
 
 def block_mask(q_tokens: list[int], k_tokens: list[int], see: Callable[[Tensor], Tensor]) -> Tensor:

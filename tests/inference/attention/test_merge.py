@@ -38,7 +38,7 @@ from pipeline.inference.attention.kernels import (
     attend,
 )
 from pipeline.inference.attention.merge import attend_tree, merge_into, view_rows
-from pipeline.inference.attention.plan import Rows, plan_attention, plan_ends
+from pipeline.inference.attention.plan import Range, plan_attention, plan_ends
 from pipeline.inference.attention.tree import Node, Tree
 
 
@@ -143,9 +143,9 @@ def test_half_precision_is_merged_with_a_float32_denominator(defined: DefinedTre
 
 def test_rows_and_their_copies_are_views() -> None:
     x = torch.arange(23)
-    rows = view_rows(x, Rows(3, 2, copies=4, stride=5))
+    rows = view_rows(x, Range(3, 2, copies=4, stride=5))
     assert rows.tolist() == [[3, 4], [8, 9], [13, 14], [18, 19]]
-    assert pointer(rows) == pointer(view_rows(x, Rows(3, 2))) == pointer(x)
+    assert pointer(rows) == pointer(view_rows(x, Range(3, 2))) == pointer(x)
 
 
 @pytest.mark.parametrize("window", [None, 5])

@@ -13,7 +13,7 @@ from random_trees import DefinedTree, defined_trees
 
 from pipeline.inference.attention.plan import (
     AttentionPlan,
-    Rows,
+    Range,
     Segment,
     plan_attention,
     plan_ends,
@@ -21,7 +21,7 @@ from pipeline.inference.attention.plan import (
 from pipeline.inference.attention.tree import Node, Tree
 
 
-def rows_of(rows: Rows, copy: int) -> range:
+def rows_of(rows: Range, copy: int) -> range:
     start = rows.start + copy * rows.stride
     return range(start, start + rows.tokens)
 
@@ -100,15 +100,15 @@ def test_a_documents_keys_are_read_once_however_many_questions_follow(questions:
     below = 3 * questions
     plan = plan_attention(tree, window=None)
     assert plan[1:] == (
-        (Segment(Rows(0, 70 + 2 * below), Rows(0, 9), from_prefix=True),),
+        (Segment(Range(0, 70 + 2 * below), Range(0, 9), from_prefix=True),),
         (
-            Segment(Rows(70, below), Rows(0, 50)),
-            Segment(Rows(70 + below, below), Rows(50, 20)),
+            Segment(Range(70, below), Range(0, 50, 9)),
+            Segment(Range(70 + below, below), Range(50, 20, 9)),
         ),
     )
 
 
 def test_a_question_is_one_segment_for_all_documents() -> None:
     plan = plan_attention(Tree.of([5, 6, 7], [Node(3), Node(4)], prefix_tokens=0), window=None)
-    questions = [Rows(18, 3, copies=3, stride=7), Rows(21, 4, copies=3, stride=7)]
+    questions = [Range(18, 3, copies=3, stride=7), Range(21, 4, copies=3, stride=7)]
     assert plan[0][3:] == tuple(Segment(rows, rows, causal=True) for rows in questions)

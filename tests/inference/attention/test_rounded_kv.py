@@ -84,13 +84,13 @@ def answers_below_a_rounded_cache(
     network: Any = model.network
     with plain_attention(network, "eager"), torch.inference_mode():
         cache = DynamicCache(config=network.config)
-        network(input_ids=torch.tensor([prompt.prefix]), **model.reading(cache))
+        network(input_ids=torch.tensor([prompt.prefix]), **model.cache_kwargs(cache))
         for layer in cache.layers:
             kv = LayerKV(layer.keys[0].transpose(0, 1), layer.values[0].transpose(0, 1))
             kept = RoundedKV.of(kv, kind).widened()
             layer.keys, layer.values = (x.transpose(0, 1)[None] for x in (kept.k, kept.v))
         below = torch.tensor([[*document, *question.token_ids]])
-        logits = network(input_ids=below, **model.reading(cache)).logits[0, -1]
+        logits = network(input_ids=below, **model.cache_kwargs(cache)).logits[0, -1]
     log_probs = logits.float().log_softmax(-1)
     first = list(question.labels.values())
     return np.array([log_probs[list(tokens)].logsumexp(0).item() for tokens in first])

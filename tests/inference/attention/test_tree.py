@@ -51,18 +51,6 @@ def test_the_depth_is_the_longest_path_below_a_document(defined: DefinedTree) ->
     assert above + defined.tree.depth == max(len(path) for path in defined.paths)
 
 
-@given(defined_trees(), st.data())
-def test_the_tree_of_some_documents_has_their_rows(
-    defined: DefinedTree, data: st.DataObject
-) -> None:
-    tree = defined.tree
-    numbers = st.lists(st.sampled_from(range(len(tree.documents))), unique=True, min_size=1)
-    documents = sorted(data.draw(numbers))
-    only = tree.only(documents)
-    assert tree.positions[tree.rows_of(documents)].tolist() == only.positions.tolist()
-    assert only == Tree.of(only.documents, defined.branches, prefix_tokens=tree.prefix_tokens)
-
-
 @given(defined_trees(min_branches=1), st.data())
 def test_cutting_after_rows_ends_spans_there_and_moves_nothing(
     defined: DefinedTree, data: st.DataObject

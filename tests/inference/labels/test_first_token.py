@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
+from pipeline.inference.labels.scoring import LabelScorer
+from pipeline.inference.labels.trie import first_token_trie
 
 VOCAB, HIDDEN = 97, 16
 CPU = torch.device("cpu")
@@ -32,16 +33,10 @@ def states(docs: int, questions: int = len(LABELS)) -> Tensor:
     return 2 * torch.randn(questions, docs, HIDDEN, generator=generator)
 
 
-def read(hidden: Tensor, labels: Sequence[Sequence[Sequence[int]]]) -> list[Tensor]:
+def read(hidden: Tensor, labels: Sequence[Sequence[tuple[int, ...]]]) -> list[Tensor]:
     weights = unembedding().to(hidden.dtype)
-    questions = [FirstTokens.of(list(question), CPU) for question in labels]
-    return first_token_log_probs(hidden, questions, lambda rows: rows @ weights)
-
-
-def test_first_tokens_are_padded_to_a_rectangle() -> None:
-    first = FirstTokens.of([(7, 8), (9,)], CPU)
-    assert first.padding.tolist() == [[False, False], [False, True]]
-    assert first.token_ids[~first.padding].tolist() == [7, 8, 9]
+    scorer = LabelScorer([first_token_trie(question) for question in labels], CPU)
+    return scorer.log_probs(hidden, lambda rows: rows @ weights)
 
 
 @pytest.mark.parametrize("docs", [1, 2, 127, 128, 129, 300])
@@ -79,7 +74,7 @@ def test_the_logits_of_at_most_128_rows_stand_in_memory_at_once(
         asked.append(len(rows))
         return rows @ weights
 
-    first_token_log_probs(states(docs, 1), [FirstTokens.of([(1,), (2,)], CPU)], unembed)
+    LabelScorer([first_token_trie([(1,), (2,)])], CPU).log_probs(states(docs, 1), unembed)
     assert asked == calls
 
 
@@ -97,5 +92,5 @@ def test_no_documents_have_no_probabilities() -> None:
 
 
 def test_every_question_needs_its_states() -> None:
-    with pytest.raises(AssertionError, match="3 states for 4 questions"):
+    with pytest.raises(AssertionError, match="3 states for 4 nodes"):
         read(states(2, 3), LABELS)

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.errors import SpecError
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
-from pipeline.inference.labels.scoring import FullLabels
+from pipeline.inference.labels.scoring import LabelScorer
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.spec.schema import PromptSpec
@@ -127,7 +127,7 @@ def test_whole_labels_compiled_for_a_fused_kernel_equal_independent_prompts(
     prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), tasks)
     searched = replace(prompt.questions[0], name="searched", beam=99)
     prompt = replace(prompt, questions=prompt.questions if cut else (*prompt.questions, searched))
-    model = model if cut else replace(model, stages=None)
+    model = replace(model, cuts_last_layer=cut)
     assert_as_independent(model, prompt, [[7] * 20, [8, 9]])
 
 
@@ -230,7 +230,7 @@ def test_any_number_of_documents_and_nodes_is_read_in_parts(docs: int) -> None:
         rows.append(len(states))
         return states @ weights
 
-    found = FullLabels.of(trie, torch.device("cpu")).log_probs(hidden, unembed)
+    (found,) = LabelScorer([trie], torch.device("cpu")).log_probs(hidden, unembed)
     log_softmax = (hidden.double() @ weights.double()).log_softmax(-1)  # [nodes, docs, vocab]
     place = {node: i for i, node in enumerate(trie.inner)}
     for doc in {0, docs - 1}:
@@ -242,7 +242,7 @@ def test_any_number_of_documents_and_nodes_is_read_in_parts(docs: int) -> None:
             for end, _ in trie.ends
         ]
         np.testing.assert_allclose(found[doc], by_label(trie, sums), rtol=0, atol=1e-4)
-    assert max(rows) <= max(128, docs)
+    assert max(rows) <= 128
 
 
 def test_the_longest_label_counts_in_what_a_context_leaves(

@@ -189,14 +189,14 @@ def test_a_search_for_which_memory_does_not_suffice_names_its_document(
     question = replace(question_of(taxonomy(random.Random(1)), beam=2), name="x")
     prompt = PromptTokens((1, 2), (question,))
     engine = LabelEngine(model, prompt, max_batch_tokens=500)
-    extended = FusedSchedule.extended
+    with_tokens = FusedSchedule.with_tokens
 
     def small(self: FusedSchedule, tokens: list[int], counter: TokenCounter) -> FusedSchedule:
         if len(tokens) > 5:
             raise torch.OutOfMemoryError("no room")
-        return extended(self, tokens, counter)
+        return with_tokens(self, tokens, counter)
 
-    monkeypatch.setattr(FusedSchedule, "extended", small)
+    monkeypatch.setattr(FusedSchedule, "with_tokens", small)
     found = engine.label([[5] * 9, [6] * 3])
     assert found.out_of_memory == {0} and engine.max_batch_tokens == 500
     assert np.isnan(found.log_probs[0][0]).all() and np.isfinite(found.log_probs[0][1]).any()

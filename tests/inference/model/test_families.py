@@ -57,8 +57,8 @@ def some_prompt(source: random.Random, *, prefix: int) -> PromptTokens:
     asked.append((*asked[3][:9], *some_ids(source, 2)))
     questions = []
     for i, token_ids in enumerate(asked):
-        first = some_ids(source, 4)
-        labels = {"two forms": first[:2], "another": first[2:3], "third": first[3:]}
+        first = source.sample(range(300), 4)
+        labels = {"two forms": tuple(first[:2]), "another": (first[2],), "third": (first[3],)}
         questions.append(Question(f"task{i}", token_ids, labels))
     return PromptTokens(some_ids(source, prefix), tuple(questions))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from processors import HAS_PRODUCTS, needs_products
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
@@ -24,12 +25,6 @@ from pipeline.inference.model.int8_products import (
 from pipeline.inference.proof import proved_at, tree_error
 
 MakeNetwork = Callable[..., Any]
-HAS_PRODUCTS = any(
-    torch.cpu.get_capabilities().get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8")
-)
-needs_products = pytest.mark.skipif(
-    not HAS_PRODUCTS, reason="this processor has neither VNNI nor AMX"
-)
 
 
 def steps_of(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,11 +46,11 @@ def exact_product(linear: nn.Linear, x: Tensor) -> Tensor:
 def test_a_row_is_rounded_to_its_nearest_steps(seed: int, size: float) -> None:
     x = torch.randn(7, 33, generator=torch.Generator().manual_seed(seed)) * size
     rounded = round_rows(x)
-    steps = rounded.steps.int() - 128
+    steps = rounded.quantized.int() - 128
     assert steps.abs().max() == 127  # the largest of each row
-    moved = (steps * rounded.scales.double() - x.double()).abs()
+    moved = (steps * rounded.scale.double() - x.double()).abs()
     # — half a step, and the rounding of shifted values in float32: 256 x 2^-24
-    assert bool((moved <= rounded.scales.double() * (0.5 + 2**-15)).all())
+    assert bool((moved <= rounded.scale.double() * (0.5 + 2**-15)).all())
 
 
 def test_a_row_does_not_depend_on_its_batch_and_zeros_stay_zeros() -> None:
@@ -63,9 +58,9 @@ def test_a_row_does_not_depend_on_its_batch_and_zeros_stay_zeros() -> None:
     together = round_rows(x)
     for i, row in enumerate(x):
         alone = round_rows(row[None])
-        assert torch.equal(alone.steps[0], together.steps[i])
-        assert torch.equal(alone.scales[0], together.scales[i])
-    assert bool((together.steps[5] == 128).all())
+        assert torch.equal(alone.quantized[0], together.quantized[i])
+        assert torch.equal(alone.scale[0], together.scale[i])
+    assert bool((together.quantized[5] == 128).all())
 
 
 @needs_products
@@ -99,10 +94,10 @@ def test_the_layers_of_one_input_round_it_once() -> None:
     assert rounding(x) is rounding(x)
     other = torch.randn(3, 8)
     assert rounding(other) is not rounding(x)
-    torch.testing.assert_close(rounding(other).scales, round_rows(other).scales)
+    torch.testing.assert_close(rounding(other).scale, round_rows(other).scale)
     del x  # a new tensor may get its address
     again = torch.randn(3, 8)
-    assert torch.equal(rounding(again).steps, round_rows(again).steps)
+    assert torch.equal(rounding(again).quantized, round_rows(again).quantized)
 
 
 @needs_products
@@ -150,9 +145,7 @@ def test_a_processor_without_products_of_bytes_is_refused(
     make_network: MakeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    with pytest.raises(
-        ModelError, match=r"needs a processor with VNNI or AMX .*write int8 or none"
-    ):
+    with pytest.raises(ModelError, match=r"needs a processor with VNNI or AMX .*write none"):
         round_linear(make_network("llama"), "cpu")
 
 

@@ -29,7 +29,7 @@ from pipeline.inference.loading import (
 )
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.schedules import staged
-from pipeline.inference.schedules.forward import LayerStates, ReadPoint
+from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.inference.schedules.fused import FusedSchedule
 
 SIZES: dict[str, Any] = {
@@ -66,9 +66,8 @@ def difference_from_a_plain_forward(model: LoadedModel) -> float:
     source = torch.Generator().manual_seed(0)
     ids = torch.randint(300, (60,), generator=source).tolist()
     point = ReadPoint(model.layers, (tuple(ids[35:45]), tuple(ids[45:])))
-    by_layer: list[LayerStates] = []
-    FusedSchedule.below(model, ids[:15]).reader([point]).read_layers([ids[15:35]], by_layer.append)
-    read = model.unembed(by_layer[0].at_suffixes[1])[0].log_softmax(dim=-1)
+    [states] = FusedSchedule.from_prefix(model, ids[:15]).reader([point]).read([ids[15:35]])
+    read = model.unembed(states.at_suffixes[1])[0].log_softmax(dim=-1)
     alone = torch.tensor([ids[:35] + ids[45:]])
     with plain_attention(model.network, "eager"):
         plain = model.network(input_ids=alone, use_cache=False).logits[0, -1].log_softmax(dim=-1)
@@ -149,9 +148,9 @@ def test_unembedding_gives_the_networks_own_logits(family: str, changes: dict[st
     ids = torch.arange(20)[None]
     expected = network(input_ids=ids, use_cache=False).logits[0]
     states = network.model(input_ids=ids, use_cache=False).last_hidden_state[0]
-    logits = LoadedModel(network, frozenset({None}), 512, stages=None, schedule="fused").unembed(
-        states
-    )
+    logits = LoadedModel(
+        network, frozenset({None}), 512, cuts_last_layer=False, schedule="fused"
+    ).unembed(states)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
     raw = network.lm_head(states)
     assert (family == "llama") == torch.equal(raw, logits)

@@ -40,6 +40,20 @@ def test_packing_loses_nothing_and_keeps_its_budget(seed: int, max_tokens: int) 
     assert packed == sorted(lengths, reverse=True)
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("max_tokens", [1, 37, 100, 10_000])
+def test_padded_batches_keep_their_budget_with_padding(seed: int, max_tokens: int) -> None:
+    source = random.Random(seed)
+    lengths = [source.choice([1, 2, 9, 10, 11, 40, 150]) for _ in range(source.randint(1, 60))]
+    batches = pack(lengths, max_tokens=max_tokens, padded=True)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch, after in pairwise([*batches, []]):
+        longest = lengths[batch[0]]
+        assert longest == max(lengths[i] for i in batch)
+        assert len(batch) == 1 or longest * len(batch) <= max_tokens
+        assert not after or longest * (len(batch) + 1) > max_tokens
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_neighbouring_batches_could_not_have_been_one(seed: int) -> None:
     source = random.Random(seed)

@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.inference.attention.kernels import Attended, Runs
-from pipeline.inference.labels.scoring import FirstTokens, first_token_log_probs
+from pipeline.inference.attention.kernels import Attended, VarlenBatch
+from pipeline.inference.labels.scoring import LabelScorer
+from pipeline.inference.labels.trie import first_token_trie
 from pipeline.inference.loading import prepare
-from pipeline.inference.model.loaded import LoadedModel, cut_last_layer
-from pipeline.inference.schedules.forward import LayerStates, ReadPoint
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.inference.schedules.fused import FusedReader, FusedSchedule
 
 
-def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float) -> Attended:
+def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: VarlenBatch, scale: float) -> Attended:
     """A kernel that gives what has the shape of an answer."""
     tokens, heads, _ = q.shape
     return Attended(torch.empty_like(q)[None], q.new_empty(1, tokens, heads, dtype=torch.float32))
@@ -31,21 +32,19 @@ def model_without_numbers(tiny_model: Callable[[str], LoadedModel]) -> Callable[
     def make(family: str, *, cut: bool) -> LoadedModel:
         whole = tiny_model(family)
         network = copy.deepcopy(whole.network).to("meta")
-        stages = cut_last_layer(network.model) if cut else None
-        return replace(whole, network=network, stages=stages, kernel=on_paper)
+        return replace(whole, network=network, cuts_last_layer=cut, kernel=on_paper)
 
     return make
 
 
 def last_layer_reader(model: LoadedModel, *suffixes: tuple[int, ...]) -> FusedReader:
-    return FusedSchedule.below(model, [1] * 9).reader([ReadPoint(model.layers, suffixes)])
+    return FusedSchedule.from_prefix(model, [1] * 9).reader([ReadPoint(model.layers, suffixes)])
 
 
 def read_two_documents(reader: FusedReader) -> Tensor:
     """[suffixes, docs, hidden] below a prefix and two documents."""
-    by_layer: list[LayerStates] = []
-    reader.read_layers([[1] * 40, [1] * 3], by_layer.append)
-    return by_layer[0].at_suffixes
+    [read] = reader.read([[1] * 40, [1] * 3])
+    return read.at_suffixes
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3_text"])
@@ -54,10 +53,10 @@ def test_a_batch_goes_from_token_ids_to_answers_without_a_look_at_the_device(
     family: str, cut: bool, model_without_numbers: Callable[..., LoadedModel]
 ) -> None:
     model = model_without_numbers(family, cut=cut)
-    first = FirstTokens.of([[4], [5, 6]], model.device)
+    scorer = LabelScorer([first_token_trie([[4], [5, 6]])] * 4, model.device)
     suffixes = ((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 7, 8, 9), (1, 2, 3, 4), (5, 6))
     states = read_two_documents(last_layer_reader(model, *suffixes))
-    answers = first_token_log_probs(states, [first] * 4, model.unembed)
+    answers = scorer.log_probs(states, model.unembed)
     assert [answer.shape for answer in answers] == [(2, 2)] * 4
     assert answers[0].is_meta
 

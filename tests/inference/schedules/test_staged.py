@@ -18,7 +18,7 @@ from pipeline.inference.attention.kernels import Attended, LayerKV
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.forward import LayerStates, ReadPoint
+from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.inference.schedules.staged import (
     Level,
     StagedAttention,
@@ -176,9 +176,8 @@ def test_documents_read_the_last_token_of_the_prefix(
 ) -> None:
     model = tiny_model("lfm2")
     point = ReadPoint(model.layers, ((1,), (2,)))
-    reader = StagedSchedule.below(model, [5] * prefix).reader([point])
+    reader = StagedSchedule.from_prefix(model, [5] * prefix).reader([point])
     assert reader.repeated_prefix_tokens == left
     assert reader.question_tokens == 2 * 2
-    by_layer: list[LayerStates] = []
-    reader.read_layers([[1], [2, 3], [4]], by_layer.append)
-    assert by_layer[0].at_suffixes.shape == (2, 3, 48)
+    [read] = reader.read([[1], [2, 3], [4]])
+    assert read.at_suffixes.shape == (2, 3, 48)

@@ -73,7 +73,7 @@ def test_each_kind_answers_in_any_company_as_its_own_prompts_do(
         engine = LabelEngine(model, prompt, max_batch_tokens=budget, readouts=readouts)
         labelled = engine.label(documents)  # fails if more is read than it says
         for row, document in enumerate(documents):
-            alone = answers_alone(model, prompt, document, readouts=readouts, exit_policy=None)
+            alone = answers_alone(model, prompt, document, readouts=readouts)
             for found, expected in zip(labelled.log_probs, alone, strict=True):
                 np.testing.assert_allclose(found[row], expected, rtol=0, atol=TOLERANCE)
         of_prefix = len(documents) if model.schedule == "staged" else 0  # its last token
@@ -102,5 +102,5 @@ def test_asking_otherwise_keeps_the_model_and_the_maps(tiny_model: TinyModel) ->
     )
     other = engine.with_prompt(PromptTokens((5,), TRAINED[1:2]))
     (found,) = other.label([[7, 8]]).log_probs
-    (expected,) = answers_alone(model, other.prompt, [7, 8], readouts=readouts, exit_policy=None)
+    (expected,) = answers_alone(model, other.prompt, [7, 8], readouts=readouts)
     np.testing.assert_allclose(found[0], expected, rtol=0, atol=TOLERANCE)

@@ -20,9 +20,8 @@ from pipeline.fitted.readout import LinearMap, Readout
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
-from pipeline.inference.model.loaded import LoadedModel, Stages, plain_attention
+from pipeline.inference.model.loaded import LoadedModel, layer_alone, plain_attention
 from pipeline.inference.schedules import fused
-from pipeline.spec.model import ExitSpec
 
 Pooling = Literal["last", "mean"]
 # fp32 sums in another order, of states that grow from layer to layer.
@@ -42,7 +41,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "lfm2": {"num_hidden_layers": LAYERS, "layer_types": ["conv", "full_attention"] * 2},
 }
-PART = Stages.part
 SUFFIX = (280, 281, 282)  # of the empty question
 MakeNetwork = Callable[..., Any]
 SEEN: dict[Any, list[np.ndarray]] = {}  # one prompt's states answer many tasks and tests
@@ -63,7 +61,7 @@ def deep_model(make_network: MakeNetwork) -> Callable[[str], LoadedModel]:
 def executions(model: LoadedModel) -> dict[str, LoadedModel]:
     return {
         "in parts": model,
-        "whole": replace(model, stages=None),
+        "whole": replace(model, cuts_last_layer=False),
         "compiled": replace(model, kernel=attend_run_by_run),
     }
 
@@ -72,14 +70,12 @@ def some_ids(source: random.Random, tokens: int) -> list[int]:
     return [source.randrange(280) for _ in range(tokens)]
 
 
-def readout(
-    labels: int, *, layer: int, pooling: Pooling = "last", scale: float = 1.0, seed: int = 0
-) -> Readout:
+def readout(labels: int, *, layer: int, pooling: Pooling = "last", seed: int = 0) -> Readout:
     """Maps of chance for every layer."""
     source = np.random.default_rng([seed, labels, layer])
     maps = {
         at: LinearMap(
-            (scale * source.normal(size=(labels, HIDDEN)) / HIDDEN).astype(np.float32),
+            (source.normal(size=(labels, HIDDEN)) / HIDDEN).astype(np.float32),
             source.normal(size=labels).astype(np.float32),
         )
         for at in range(1, LAYERS + 1)
@@ -219,11 +215,11 @@ def rows_through(model: LoadedModel) -> Iterator[list[int]]:
 
 
 def document_tasks(
-    tasks: int, *, layer: int = LAYERS, pooling: Pooling = "last", scale: float = 1.0
+    tasks: int, *, layer: int = LAYERS, pooling: Pooling = "last"
 ) -> tuple[PromptTokens, dict[str, Readout]]:
     names = [f"t{i}" for i in range(tasks)]
     readouts = {
-        name: readout(2 + i % 3, layer=layer, pooling=pooling, scale=scale, seed=i)
+        name: readout(2 + i % 3, layer=layer, pooling=pooling, seed=i)
         for i, name in enumerate(names)
     }
     questions = [question(name, SUFFIX, 2 + i % 3) for i, name in enumerate(names)]
@@ -254,9 +250,8 @@ def test_exit_at_a_layer_reads_it_and_runs_nothing_deeper(
 ) -> None:
     model = executions(deep_model("llama"))[execution]
     prompt, readouts = document_tasks(3, pooling=pooling)
-    engine = LabelEngine(
-        model, prompt, max_batch_tokens=99, readouts=readouts, exit_policy=ExitSpec(layer=layer)
-    )
+    readouts = {name: fitted.at(layer) for name, fitted in readouts.items()}
+    engine = LabelEngine(model, prompt, max_batch_tokens=99, readouts=readouts)
     with rows_through(model) as rows:
         labelled = engine.label(documents())
     assert [count > 0 for count in rows] == [at < layer for at in range(LAYERS)]
@@ -267,94 +262,18 @@ def test_exit_at_a_layer_reads_it_and_runs_nothing_deeper(
         np.testing.assert_allclose(answers, expected, rtol=0, atol=TOLERANCE)
 
 
-def exit_layers(
-    model: LoadedModel,
-    prompt: PromptTokens,
-    readouts: dict[str, Readout],
-    policy: ExitSpec,
-    document: Sequence[int],
-) -> dict[str, int]:
-    """The layer at which each task is read for a document, by brute force."""
-    for layer in policy.layers:
-        best = [
-            oracle(model, prompt, document, q, readouts[q.name], layer).max()
-            for q in prompt.questions
-        ]
-        if min(best) >= np.log(policy.confidence or 1):
-            return dict.fromkeys(readouts, layer)
-    return {name: fitted.card.layer for name, fitted in readouts.items()}
-
-
-MANY = tuple(range(1, 31))
-
-
-@pytest.mark.parametrize("budget", [1, 300, 10_000])
-@pytest.mark.parametrize("execution", ["in parts", "whole", "compiled"])
-def test_exit_by_confidence_is_exit_at_the_layer_where_each_document_is_confident(
-    execution: str, budget: int, deep_model: Callable[[str], LoadedModel]
-) -> None:
-    model = executions(deep_model("llama"))[execution]
-    prompt, readouts = document_tasks(3, scale=8)
-    readouts["t2"] = readout(4, layer=2, scale=8, pooling="mean")  # and not as deep as others
-    assert_leaves_as_brute_force_says(model, prompt, readouts, budget)
-
-
-def test_exit_by_confidence_of_a_recurrent_family(
-    deep_model: Callable[[str], LoadedModel],
-) -> None:
-    prompt, readouts = document_tasks(2, scale=8)
-    assert_leaves_as_brute_force_says(deep_model("qwen3_5_text"), prompt, readouts, 300)
-
-
-def assert_leaves_as_brute_force_says(
-    model: LoadedModel, prompt: PromptTokens, readouts: dict[str, Readout], budget: int
-) -> None:
-    policy = ExitSpec(layers=(1, 3), confidence=0.8)
-    engine = LabelEngine(
-        model, prompt, max_batch_tokens=budget, readouts=readouts, exit_policy=policy
-    )
-    labelled = engine.label(documents(MANY))
-    last = prompt.questions[-1]
-    alone = engine.label(documents(MANY), tasks=[last.name]).log_probs
-    np.testing.assert_allclose(alone[0], labelled.log_probs[-1], rtol=0, atol=TOLERANCE)
-    left = [exit_layers(model, prompt, readouts, policy, d) for d in documents(MANY)]
-    assert {layers["t0"] for layers in left} == {1, 3, LAYERS}, "the case tells nothing"
-    for asked, answers in zip(prompt.questions, labelled.log_probs, strict=True):
-        expected = [
-            oracle(model, prompt, d, asked, readouts[asked.name], layers[asked.name])
-            for d, layers in zip(documents(MANY), left, strict=True)
-        ]
-        np.testing.assert_allclose(answers, expected, rtol=0, atol=TOLERANCE)
-
-
-def test_documents_that_exit_go_through_no_deeper_layer(
-    deep_model: Callable[[str], LoadedModel],
-) -> None:
-    model = deep_model("llama")
-    prompt, readouts = document_tasks(3, scale=8)
-    policy = ExitSpec(layers=(1, 3), confidence=0.8)
-    engine = LabelEngine(model, prompt, max_batch_tokens=300, readouts=readouts, exit_policy=policy)
-    with rows_through(model) as rows:
-        engine.label(documents(MANY))
-    left = [exit_layers(model, prompt, readouts, policy, d)["t0"] for d in documents(MANY)]
-    read = list(zip(MANY, left, strict=True))
-    lengths = {depth: sum(n + 3 for n, at in read if at >= depth) for depth in (1, 2)}
-    ends = sum(at == LAYERS for at in left)  # the last layer is run at these rows only
-    assert rows == [lengths[1], lengths[2], lengths[2], ends]
-
-
-def one_layer_less(stages: Stages, start: int, stop: int) -> nn.Module:
-    return PART(stages, start, max(start + 1, stop - 1))
+def the_layer_before(decoder: nn.Module, number: int) -> nn.Module:
+    return layer_alone(decoder, number - 1)
 
 
 def test_a_decoder_that_cannot_be_cut_there_is_run_whole(
     deep_model: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = deep_model("llama")  # — proved before anything is replaced
-    monkeypatch.setattr(Stages, "part", one_layer_less)
+    monkeypatch.setattr(fused, "layer_alone", the_layer_before)
     prompt, readouts = document_tasks(2, layer=3)
     engine = LabelEngine(model, prompt, max_batch_tokens=99, readouts=readouts)
-    assert engine.model.stages is None
+    assert not engine.model.cuts_last_layer
     asked = prompt.questions[0]
     expected = [oracle(model, prompt, d, asked, readouts["t0"], 3) for d in documents()]
     answers = engine.label(documents()).log_probs[0]
@@ -365,10 +284,11 @@ def test_states_that_are_wrong_either_way_are_refused(
     deep_model: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = deep_model("llama")  # — proved before anything is replaced
-    monkeypatch.setattr(Stages, "part", one_layer_less)
+    monkeypatch.setattr(fused, "layer_alone", the_layer_before)
 
-    def zeros(_decoder: object, _layers: object, on_states: Any, **_inputs: object) -> None:
-        on_states(3, torch.zeros(1, 99, 48))
+    def zeros(_decoder: object, layers: Sequence[int], on_states: Any, **_inputs: object) -> None:
+        for layer in layers:
+            on_states(layer, torch.zeros(1, 99, 48))
 
     monkeypatch.setattr(fused, "run_to_layers", zeros)
     prompt, readouts = document_tasks(2, layer=3)

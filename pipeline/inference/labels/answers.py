@@ -1,0 +1,171 @@
+"""Questions grouped by how they are scored, so that each document is read once if possible.
+
+    trained readouts   ──┐
+    first tokens       ──┼── one forward over whole documents
+    full labels        ──┘
+    beams, large tries ──── a search below a document whose keys and values are kept
+
+Entry point: `group_questions`. Without readouts, first tokens and full labels are read below the
+kept document too, so a document is read once. A readout may need the states of any layer, which a
+kept document does not have: only a call with both readouts and searches reads documents twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.errors import ModelError
+from pipeline.fitted.readout import LinearMap, Readout
+from pipeline.inference.labels.prompt_tokens import Question
+from pipeline.inference.labels.scoring import LabelScorer
+from pipeline.inference.labels.searched import SearchedQuestions
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules import Schedule, tokens_read
+from pipeline.inference.schedules.batching import Usage
+from pipeline.inference.schedules.forward import LayerStates, ReadPoint
+
+Readouts = Mapping[str, Readout]  # by task
+
+
+def group_questions(
+    questions: Sequence[Question], schedule: Schedule, model: LoadedModel, readouts: Readouts
+) -> list[OnePassQuestions | SearchedQuestions]:
+    """The questions in as few groups as their kinds allow; each group reads the documents once."""
+    searched = [question for question in questions if question.searched]
+    if searched and not any(question.name in readouts for question in questions):
+        return [SearchedQuestions(questions, schedule, model)]
+    others = [question for question in questions if not question.searched]
+    groups: list[OnePassQuestions | SearchedQuestions] = []
+    if others:
+        groups.append(OnePassQuestions(others, schedule, model, readouts))
+    if searched:
+        groups.append(SearchedQuestions(searched, schedule, model))
+    return groups
+
+
+def layer_of(question: Question, readouts: Readouts, layers: int) -> int:
+    """The layer after which a question is answered by a model of this many layers."""
+    readout = readouts.get(question.name)
+    return layers if readout is None else readout.card.layer
+
+
+def check_readouts(readouts: Readouts, *, layers: int, hidden: int) -> None:
+    """ModelError unless every readout fits a model of this many layers and this hidden size."""
+    for name, readout in readouts.items():
+        for layer, fitted in readout.maps.items():
+            _labels, width = fitted.weight.shape
+            if layer > layers or width != hidden:
+                raise ModelError(
+                    f"the readout of {name!r} reads states of {width} numbers after layer {layer}; "
+                    f"the model has {layers} layers of {hidden}; fit it on this model"
+                )
+
+
+class StackedMaps:
+    """The maps of all questions that read the same state, as one matrix."""
+
+    def __init__(self, maps: Mapping[str, LinearMap], device: torch.device) -> None:
+        """`maps` are by question."""
+        weight = np.concatenate([m.weight for m in maps.values()])  # [all labels, hidden]
+        bias = np.concatenate([m.bias for m in maps.values()])  # [all labels]
+        self._weight, self._bias = (torch.from_numpy(a).to(device) for a in (weight, bias))
+        self._labels = {name: len(m.bias) for name, m in maps.items()}
+
+    def log_probs(
+        self,
+        states: Tensor,  # [docs, hidden]
+    ) -> Iterator[tuple[str, Tensor]]:  # a question and its [docs, labels] fp32
+        """The answers of every question, from one product for all."""
+        _docs, _hidden = states.shape
+        logits = torch.nn.functional.linear(states.float(), self._weight, self._bias)
+        by_question = torch.split(logits, list(self._labels.values()), dim=1)
+        for name, of_question in zip(self._labels, by_question, strict=True):
+            yield name, of_question.log_softmax(dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerAnswers:
+    """What is answered from the states of one read point."""
+
+    point: ReadPoint  # the suffixes of the scorer first, then one for each of `maps`
+    scored: Sequence[str]  # the questions of the scorer
+    scorer: LabelScorer
+    maps: Sequence[StackedMaps]
+    mean_maps: StackedMaps | None
+
+    def log_probs(self, states: LayerStates, model: LoadedModel) -> dict[str, Tensor]:
+        """By question: [docs, labels] fp32."""
+        answers: dict[str, Tensor] = {}
+        of_scorer = len(self.point.suffixes) - len(self.maps)
+        if self.scored:
+            by_question = self.scorer.log_probs(states.at_suffixes[:of_scorer], model.unembed)
+            answers.update(zip(self.scored, by_question, strict=True))
+        for maps, at_suffix in zip(self.maps, states.at_suffixes[of_scorer:], strict=True):
+            answers.update(maps.log_probs(at_suffix))
+        if self.mean_maps is not None and states.mean is not None:
+            answers.update(self.mean_maps.log_probs(states.mean))
+        return answers
+
+
+class OnePassQuestions:
+    """Questions that are answered in one forward: by label tokens, or by trained readouts.
+
+    Each readout is read after its own layer, and label tokens after the last.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        schedule: Schedule,
+        model: LoadedModel,
+        readouts: Readouts,
+    ) -> None:
+        self._model, self._readouts = model, readouts
+        by_layer: dict[int, list[Question]] = {}
+        for question in questions:
+            by_layer.setdefault(layer_of(question, readouts, model.layers), []).append(question)
+        self._layers = [self._layer_answers(layer, by_layer[layer]) for layer in sorted(by_layer)]
+        self._reader = schedule.reader([of_layer.point for of_layer in self._layers])
+        # Tokens that go through the model together with every document.
+        self.question_tokens = self._reader.question_tokens
+
+    def _layer_answers(self, layer: int, questions: Sequence[Question]) -> _LayerAnswers:
+        scored: list[Question] = []
+        by_suffix: dict[tuple[int, ...], dict[str, LinearMap]] = {}
+        by_mean: dict[str, LinearMap] = {}
+        for question in questions:
+            readout = self._readouts.get(question.name)
+            if readout is None:
+                scored.append(question)
+            elif readout.card.pooling == "mean":
+                by_mean[question.name] = readout.maps[layer]
+            else:
+                by_suffix.setdefault(question.token_ids, {})[question.name] = readout.maps[layer]
+        of_scorer = [suffix for question in scored for suffix in question.suffixes]
+        device = self._model.device
+        return _LayerAnswers(
+            ReadPoint(layer, (*of_scorer, *by_suffix), mean=bool(by_mean)),
+            [question.name for question in scored],
+            LabelScorer([question.scored for question in scored], device),
+            [StackedMaps(maps, device) for maps in by_suffix.values()],
+            StackedMaps(by_mean, device) if by_mean else None,
+        )
+
+    def tokens_read(self, documents: Sequence[Sequence[int]]) -> Usage:
+        """The tokens read of these documents and below them, once they are answered."""
+        return tokens_read(self._reader, documents)
+
+    @torch.inference_mode()
+    def answers(
+        self, documents: Sequence[Sequence[int]], *, max_tokens: int
+    ) -> dict[str, Tensor]:  # by question: [docs, labels] fp32
+        """Label log-probabilities. `max_tokens` limits what a search reads at once."""
+        answers: dict[str, Tensor] = {}
+        for of_layer, states in zip(self._layers, self._reader.read(documents), strict=True):
+            answers |= of_layer.log_probs(states, self._model)
+        return answers
