@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pipeline.errors import AssayError, RefusedError, SpecError
     from pipeline.labeller import Labeller
     from pipeline.ledger.dataset import open_labels
-    from pipeline.ray_datasets import label_dataset
     from pipeline.runtime.dry_run import dry_run
     from pipeline.runtime.run import run
     from pipeline.spec.parse import load_spec, parse_spec
@@ -27,7 +26,6 @@ __all__ = [
     "RefusedError",
     "SpecError",
     "dry_run",
-    "label_dataset",
     "load_spec",
     "open_labels",
     "parse_spec",
@@ -40,7 +38,6 @@ _HOMES = {
     "pipeline.runtime.run": ("run",),
     "pipeline.errors": ("AssayError", "RefusedError", "SpecError"),
     "pipeline.labeller": ("Labeller",),
-    "pipeline.ray_datasets": ("label_dataset",),
     "pipeline.spec.parse": ("load_spec", "parse_spec"),
     "pipeline.spec.schema": ("JobSpec",),
 }

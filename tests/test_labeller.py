@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import pipeline
-from pipeline import Labeller, SpecError, label_dataset, load_spec
+from pipeline import Labeller, SpecError, load_spec
 
 TEXTS = ["Hello.", "", "<|im_end|> is only text", "a much longer text " * 20, "ünïcode 日本"]
 
@@ -178,79 +179,36 @@ def test_whole_ranked_and_calibrated_answers_are_columns_as_in_label_files(
 
 
 @pytest.mark.xdist_group("ray")
-def test_a_dataset_gets_a_struct_for_each_task_and_keeps_its_rows(
-    shared_ray: None, write_spec: Callable[..., Path], labeller: Labeller, tmp_path: Path
+def test_the_recipe_of_the_manual_labels_a_dataset_as_a_labeller_does(
+    shared_ray: None,
+    write_spec: Callable[..., Path],
+    labeller: Labeller,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import ray.data
 
     ray.data.DataContext.get_current().enable_progress_bars = False
-    spec = load_spec(write_spec(documents={"max_tokens": 64}))
+    page = Path(__file__).parents[1] / "docs" / "api.md"
+    (recipe,) = (code for code in page.read_text().split("```") if "map_batches(" in code)
+    write_spec(documents={"max_tokens": 64}).rename(tmp_path / "my.yaml")
+    (tmp_path / "data").mkdir()
     mine = pa.table({"url": [f"u{i}" for i in range(len(TEXTS))], "text": TEXTS})
-    labelled = label_dataset(
-        ray.data.from_arrow(mine), spec, cache_dir=tmp_path / "cache", batch_rows=2
-    )
-    rows = sorted(labelled.take_all(), key=lambda row: str(row["url"]))
-    expected = labeller.label(TEXTS).to_pylist()
+    pq.write_table(mine, tmp_path / "data" / "mine.parquet")
+    monkeypatch.chdir(tmp_path)
+    read: dict[str, Any] = {"__name__": "__main__"}
+    # — workers of the shared Ray are in another folder
+    exec(recipe.removeprefix("python\n").replace('"data"', repr(str(tmp_path / "data"))), read)
+    rows = sorted(read["labelled"].take_all(), key=lambda row: str(row["url"]))
     assert [row["text"] for row in rows] == TEXTS
-    for row, other in zip(rows, expected, strict=True):
-        for task in ("toxic", "topic"):
-            assert row[task]["label"] == other[task]["label"]
-            assert row[task]["status"] == other[task]["status"]
-
-
-def test_a_dataset_without_the_column_is_a_problem_of_the_spec(
-    write_spec: Callable[..., Path],
-) -> None:
-    from pipeline.ray_datasets import check_columns
-
-    with pytest.raises(SpecError) as raised:
-        check_columns(["body", "topic"], load_spec(write_spec()))
-    assert str(raised.value).splitlines() == [
-        "input.text: no such column; the dataset has: body, topic (got 'text')",
-        "tasks.1.name: the dataset has a column of this name (got 'topic')",
-    ]
-
-
-class UnstartedDataset:
-    """A dataset that knows its columns and may not be computed."""
-
-    def __init__(self, names: list[str] | None) -> None:
-        self.names = names
-
-    def columns(self, *, fetch_if_missing: bool) -> list[str] | None:
-        assert not fetch_if_missing
-        return self.names
-
-    def map_batches(self, *args: Any, **options: Any) -> Any:
-        pytest.fail("the dataset was started")
-
-
-@pytest.mark.parametrize(
-    ("names", "changes", "line"),
-    [
-        (["body"], {}, "input.text: no such column; the dataset has: body (got 'text')"),
-        (["text", "topic"], {}, "tasks.1.name: the dataset has a column of this name (got 'topic'"),
-        (["text"], {"tsks": []}, "tsks: no such key; write tasks (got [])"),
-        (None, {"model": {"path": "/nowhere.gguf"}}, "model.path: there is no such file"),
-    ],
-)
-def test_what_is_wrong_with_a_dataset_or_its_spec_is_refused_before_anything_starts(
-    names: list[str] | None,
-    changes: dict[str, Any],
-    line: str,
-    write_spec: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
-    spec = yaml.safe_load(write_spec().read_text()) | changes
-    dataset: Any = UnstartedDataset(names)
-    with pytest.raises(SpecError) as refused:
-        label_dataset(dataset, spec, cache_dir=tmp_path / "cache")
-    assert str(refused.value).startswith(line)
+    for row, other in zip(rows, labeller.label(TEXTS).to_pylist(), strict=True):
+        for column in ("label", "status"):
+            assert row["toxic"][column] == other["toxic"][column]
 
 
 def test_the_public_names_are_these_and_each_is_there() -> None:
     assert sorted(pipeline.__all__) == pipeline.__all__ and len(pipeline.__all__) <= 12
-    assert {"Labeller", "label_dataset", "load_spec", "open_labels", "run"} <= {*pipeline.__all__}
+    assert {"Labeller", "load_spec", "open_labels", "run"} <= {*pipeline.__all__}
     for name in pipeline.__all__:
         assert getattr(pipeline, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'labels'"):
@@ -264,7 +222,7 @@ def test_the_public_names_are_these_and_each_is_there() -> None:
         ("from pipeline import load_spec, AssayError", {"torch", "ray", "pyarrow"}),
         ("from pipeline import Labeller", {"ray"}),
         ("from pipeline import open_labels", {"torch", "ray"}),
-        ("from pipeline import label_dataset, run", {"torch", "transformers"}),
+        ("from pipeline import dry_run, run", {"torch", "transformers"}),
     ],
 )
 def test_a_name_brings_in_no_more_than_it_needs(code: str, never: set[str]) -> None:

@@ -28,7 +28,6 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 import yaml
 from command import SLOW_ON_RAY
 from stages import run_without_ray
@@ -231,24 +230,20 @@ def test_a_shell_block_runs(
 def examples() -> Iterator[Any]:
     """A doctest for each public docstring with an example."""
     names = {name: getattr(pipeline, name) for name in pipeline.__all__}
-    names |= {"Path": Path, "duckdb": duckdb, "ray": ray}
+    names |= {"Path": Path, "duckdb": duckdb}
     for each in [pipeline, *PUBLIC, *METHODS, LabelDataset.to_pandas, LabelDataset.to_polars]:
         name = getattr(each, "__qualname__", each.__name__)
-        marks = SLOW_ON_RAY if each is pipeline.label_dataset else MANUAL
         test = doctest.DocTestParser().get_doctest(each.__doc__ or "", dict(names), name, None, 0)
         if test.examples:
-            yield pytest.param(test, id=name, marks=marks)
+            yield pytest.param(test, id=name, marks=MANUAL)
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("example", [*examples()])
 def test_an_example_of_a_docstring_runs(
-    example: doctest.DocTest, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if example.name == "label_dataset":
-        request.getfixturevalue("shared_ray")
-    else:
-        run_without_ray(monkeypatch)
+    run_without_ray(monkeypatch)
     assert any(each.want for each in example.examples)  # an example shows a result
     runner = doctest.DebugRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert runner.run(example) == (0, len(example.examples))  # failed, attempted

@@ -48,15 +48,6 @@ print(json.dumps({
     "ray": ray.is_initialized(),
 }))
 """
-DATASET = """
-import json
-import ray, torch
-import pipeline
-
-documents = ray.data.read_json("comments.jsonl")
-labelled = pipeline.label_dataset(documents, "program.yaml").take_all()
-print(json.dumps({row["id"]: row["toxic"]["p"]["toxic"] for row in labelled}))
-"""
 
 
 @pytest.mark.xdist_group("ray")
@@ -72,19 +63,3 @@ def test_a_program_beside_ray_and_torch(person: Person) -> None:
     assert found["rows"] == [20, 20] and found["ids"][0] == found["ids"][1]
     assert found["largest"] < 1e-5, "float32: sums in another order"
     assert found["ray"] is False, "the run's own Ray has ended"
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("ray")
-def test_a_ray_dataset_of_ones_own(person: Person) -> None:
-    person.writes("program.yaml", SPEC)
-    rows = [{"id": row["id"], "text": row["text"]} for row in comments(12)]
-    person.writes("comments.jsonl", "\n".join(map(json.dumps, rows)))
-    person.writes("dataset.py", DATASET)
-    # — Ray is this person's own: it prints what it likes, and would write its token into the home
-    seen = person.types("RAY_AUTH_TOKEN=$(openssl rand -hex 16) python dataset.py 2> log")
-    answers = json.loads(seen.out.splitlines()[-1])
-    person.types("assay run program.yaml && assay export program.yaml --to out/labels.csv")
-    exported = {r["doc_id"]: float(r["toxic_p_toxic"]) for r in person.reads_csv("out/labels.csv")}
-    assert answers.keys() == exported.keys()
-    assert max(abs(answers[id] - exported[id]) for id in answers) < 1e-5
