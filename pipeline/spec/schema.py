@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.locations import Location, StorageOptions
 from pipeline.spec.model import NO_MODEL, ExitSpec, Frozen, ModelSpec
-from pipeline.spec.tasks import TASK_NAME, ContextualSpec, TaskSpec
+from pipeline.spec.tasks import TASK_NAME, TaskSpec
 
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 IN_WORDS = {  # what an error says instead of a pattern
@@ -285,13 +285,6 @@ class JobSpec(Frozen):
                 f"tasks {plain} have no readout, and only a readout reads a layer before the last; "
                 f"give them one, or remove exit"
             )
-        measured = [task.name for task in tasks if isinstance(task.calibration, ContextualSpec)]
-        if exit is not None and exit.layers and measured:
-            raise ValueError(
-                f"tasks {measured} are calibrated by documents without content, and the layer at "
-                f"which these exit would depend on the other tasks; calibrate by a file, or write "
-                f"{{layer: N}}"
-            )
         return exit
 
     @field_validator("tasks")
@@ -342,7 +335,6 @@ def _cannot_answer(
     of_decoder = {
         "question": task.question is not None,
         "readout": task.readout is not None,
-        "calibration": isinstance(task.calibration, ContextualSpec),
         "exit": exit is not None,
     }
     if model.kind == "encoder" and task.explain is not None:

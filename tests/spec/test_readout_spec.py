@@ -47,13 +47,6 @@ def test_both_ways_to_exit_are_read_as_written() -> None:
             "exit: layers must rise (got {'layers': [9, 8], 'confidence': 0.9})",
         ),
         (
-            [{**TRAINED, "calibration": {"method": "contextual"}}],
-            {"layers": [8], "confidence": 0.9},
-            "exit: tasks ['a'] are calibrated by documents without content, and the layer at which "
-            "these exit would depend on the other tasks; calibrate by a file, or write {layer: N} "
-            "(got {'layers': [8], 'confidence': 0.9})",
-        ),
-        (
             [TRAINED, ASKED],
             {"layer": 8},
             "exit: tasks ['b'] have no readout, and only a readout reads a layer before the last; "
