@@ -20,12 +20,7 @@ from pipeline.ledger.blocks import LabelledDocuments
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, structs
 from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.ledger.reuse import text_identities
-from pipeline.runtime.assembly import (
-    DocumentReader,
-    contextual_calibrations,
-    job_engine,
-    labelled_documents,
-)
+from pipeline.runtime.assembly import DocumentReader, job_engine, labelled_documents
 from pipeline.runtime.classifier_files import TextClassifiers
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement, place, this_machine
@@ -70,13 +65,10 @@ class Labeller:
         job = make_job(self.spec, where, cache, resumes=False)
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
         self._classifiers = TextClassifiers(self.spec, job.classifiers, cache)
-        self._calibrations = dict(job.calibrations)
+        self._calibrations = job.calibrations
         if self.spec.model_tasks:
             self._engine, tokenizer = job_engine(job)
-            encoder = DocumentTokenizer(tokenizer)
-            self._reader = DocumentReader(encoder, self.spec.documents)
-            contextual = contextual_calibrations(job, self._engine, encoder, job.fp)
-            self._calibrations |= contextual
+            self._reader = DocumentReader(DocumentTokenizer(tokenizer), self.spec.documents)
 
     def label(self, texts: Iterable[str | None], ids: Iterable[object] | None = None) -> pa.Table:
         """A row for each text, in order, with a struct of answers for each task.

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from fitted import write_calibration
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import pipeline
@@ -148,7 +149,7 @@ def test_a_spec_may_be_a_path_a_dictionary_or_a_spec(
 def test_whole_ranked_and_calibrated_answers_are_columns_as_in_label_files(
     write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
-    nothing = ["N/A", "[MASK]"]
+    prior = {"kind": 0.3, "harsh": 0.7}
     plain = {"name": "tone", "question": "Which?", "labels": ["kind", "harsh"]}
     shared: dict[str, Any] = {
         "labels": ["very/good", "very/bad", "dull"],
@@ -156,19 +157,18 @@ def test_whole_ranked_and_calibrated_answers_are_columns_as_in_label_files(
         "question": "How?",
     }
     tasks = [
-        {**plain, "calibration": {"method": "contextual", "documents": nothing}},
+        {**plain, "calibration": write_calibration(tmp_path / "c.json", prior)},
         {"name": "ranked", **shared, "top_k": 2, "separator": "/"},
         {"name": "whole", **shared, "labels": list(shared["labels"])},  # YAML without an anchor
     ]
     labeller = Labeller(write_spec(tasks=tasks), cache_dir=tmp_path / "cache")
-    table = labeller.label([*nothing, TEXTS[0]])
+    table = labeller.label([TEXTS[0]])
     wanted = {"tone": "calibrated", "ranked": "levels", "whole": "p"}
     for name, column in wanted.items():
         assert table.schema.field(name).type.get_field_index(column) >= 0
     assert table.schema.field("ranked").type.get_field_index("p") < 0
-    *of_nothing, row = table.to_pylist()
-    prior = np.mean([list(each["tone"]["p"].values()) for each in of_nothing], axis=0)
-    weights = np.array(list(row["tone"]["p"].values())) / prior
+    (row,) = table.to_pylist()
+    weights = np.array([row["tone"]["p"][label] / share for label, share in prior.items()])
     found = list(row["tone"]["calibrated"]["p"].values())
     np.testing.assert_allclose(found, weights / weights.sum(), atol=1e-5)
     by_rank = sorted(row["whole"]["p"].items(), key=lambda each: -each[1])[:2]

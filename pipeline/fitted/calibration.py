@@ -1,6 +1,7 @@
-"""Calibrations: maps from a task's raw probabilities to calibrated ones, and their JSON form.
+"""Calibrations: maps from a task's raw probabilities to calibrated ones, and their file.
 
-Entry points: `Calibration.apply` and `calibration_from_json`. `verbs.calibrate` fits them.
+Entry points: `Calibration.apply`, and `parse_calibration`, which reads the file. `verbs.calibrate`
+fits them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.hashes import canonical_json, parse_json, short_hash
+
+FORMAT = 1
 Probabilities = NDArray[np.float64]  # [docs, labels], each row summing to 1
 
 # The smallest normal float32. Raw probabilities are float32: below it they are 0.
@@ -23,9 +27,8 @@ SMALLEST_P = float(np.finfo(np.float32).tiny)
 class Prior:
     """Divides by each label's prior probability, and normalises.
 
-    The prior of contextual calibration (Zhao et al. 2021, "Calibrate Before Use") is the mean
-    answer about documents without content; that of batch calibration (Zhou et al. 2023, "Batch
-    Calibration") is the mean answer about the corpus.
+    The prior of batch calibration (Zhou et al. 2023, "Batch Calibration") is the mean answer about
+    the corpus.
     """
 
     prior: tuple[float, ...]  # [labels]
@@ -102,7 +105,7 @@ class Isotonic:
 class Calibration:
     """A calibration of a list of labels. Law: rows that sum to 1 still do afterwards."""
 
-    method: str  # contextual, batch, temperature or isotonic
+    method: str  # batch, temperature or isotonic
     labels: tuple[str, ...]
     change: Prior | Temperature | Isotonic
 
@@ -116,6 +119,42 @@ class Calibration:
         """The JSON form; `calibration_from_json` gives back an equal calibration."""
         parameters = asdict(self.change)
         return {"method": self.method, "labels": list(self.labels), "parameters": parameters}
+
+    @property
+    def hash(self) -> str:
+        """Changes exactly when the calibration does."""
+        return short_hash(canonical_json(self.to_json()))
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFile:
+    """A calibration and its origin."""
+
+    task: str
+    calibration: Calibration
+    fingerprint: str  # of the raw answers that it was fitted to
+    source: Mapping[str, Any]  # {"snapshot": number}, with {"gold": its SHA-256} for a gold set
+    rows: int
+
+    def json(self) -> bytes:
+        """The file's content: the same bytes for the same values."""
+        own = {"format": FORMAT, **asdict(self), **self.calibration.to_json()}
+        del own["calibration"]
+        return canonical_json(own) + b"\n"
+
+
+def parse_calibration(data: bytes) -> CalibrationFile:
+    """The file that `CalibrationFile.json` wrote; ValueError, KeyError or TypeError otherwise."""
+    content = parse_json(data)
+    if content["format"] != FORMAT:
+        raise ValueError(f"its format is {content['format']!r}, and {FORMAT} is read")
+    return CalibrationFile(
+        task=str(content["task"]),
+        calibration=calibration_from_json(content),
+        fingerprint=str(content["fingerprint"]),
+        source=dict(content["source"]),
+        rows=int(content["rows"]),
+    )
 
 
 def calibration_from_json(content: Mapping[str, Any]) -> Calibration:
@@ -146,7 +185,7 @@ def log_p(p: Probabilities) -> Probabilities:
 
 
 def _change(method: str, parameters: Mapping[str, Any]) -> Prior | Temperature | Isotonic:
-    if method in ("contextual", "batch"):
+    if method == "batch":
         return Prior(_floats(parameters["prior"]))
     if method == "temperature":
         return Temperature(float(parameters["temperature"]))

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from pipeline.errors import Problem
 from pipeline.hashes import parse_json
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import ContextualSpec, TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 _HEADER_LENGTH_BYTES = 8
 
@@ -163,8 +163,8 @@ def differences(
 ) -> Iterator[Problem]:
     """A problem for each setting of the task that the readout does not fit; `place` is the task's.
 
-    A setting differs from the card, `exit` reads the task at a layer that the readout does not
-    have, or the task has contextual calibration, which a readout of means cannot have.
+    A setting differs from the card, or `exit` reads the task at a layer that the readout does not
+    have.
     """
     card, model, rules = readout.card, spec.model, spec.documents
     settings: dict[str, tuple[object, object]] = {
@@ -194,12 +194,6 @@ def differences(
             f"{readout.layers}; choose among them, or fit this one"
         )
         yield Problem("exit.layer", fix, spec.exit.layer)
-    if isinstance(task.calibration, ContextualSpec) and card.pooling == "mean":
-        fix = (
-            f"the readout {task.readout} takes the mean over a document's tokens, and the empty "
-            f"documents of this method have none; use a calibration file of `assay calibrate`"
-        )
-        yield Problem(f"{place}.calibration", fix, task.calibration.method)
 
 
 def _files_that_differ(own: Mapping[str, str], fitted: object) -> str:

@@ -15,8 +15,7 @@ from pipeline.fitted.readout import ReadoutError, parse_readout
 from pipeline.fitted.thresholds import parse_thresholds
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.columns import RAW
-from pipeline.runtime.calibration_files import load_calibrations
-from pipeline.runtime.fitted_files import options_for, read_fitted
+from pipeline.runtime.fitted_files import load_calibrations, options_for, read_fitted
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 

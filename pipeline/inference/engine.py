@@ -1,14 +1,13 @@
 """Label documents: pack them, read each once, answer all questions in that reading.
 
-Entry points: `LabelEngine.label`, from token ids to label log-probabilities; `read_in_batches`, for
-engines of any kind; and `content_free_prior`, a task's answers about nothing. Must not import Ray
-or read files.
+Entry points: `LabelEngine.label`, from token ids to label log-probabilities, and `read_in_batches`,
+for engines of any kind. Must not import Ray or read files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import ModelError
-from pipeline.fitted.calibration import Prior
 from pipeline.inference.images import ImageDocument
 from pipeline.inference.labels.answers import (
     Readouts,
@@ -145,15 +143,6 @@ class LabelEngine:
         too_large = set(range(len(documents))).difference(*(batch for batch, _ in answered))
         return Labelled(tuple(log_probs), usage, frozenset(too_large))
 
-    def with_prompt(self, prompt: PromptTokens) -> LabelEngine:
-        """The same model and readouts with other questions or another prefix."""
-        return LabelEngine(
-            self.model,
-            prompt,
-            max_batch_tokens=self.max_batch_tokens,
-            readouts={q.name: r for q in prompt.questions if (r := self._readouts.get(q.name))},
-        )
-
 
 def read_in_batches(
     lengths: Sequence[int],
@@ -201,23 +190,3 @@ def is_out_of_memory(error: Exception) -> bool:
     """Whether an allocator failed: CUDA has an exception for it, the CPU only a message."""
     of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return of_memory or "can't allocate memory" in str(error)
-
-
-def content_free_prior(engine: LabelEngine, documents: Sequence[DocumentIds], task: str) -> Prior:
-    """The mean probability of each label over these documents (Zhao et al. 2021).
-
-    A document may be empty, which the engine does not accept: the question without its last token
-    is read as the end of the document. The model reads the same tokens, and no span is empty. So
-    this prior is wrong for a readout of the document's own tokens.
-    ModelError if an answer is not a number.
-    """
-    (question,) = [each for each in engine.prompt.questions if each.name == task]
-    *before, last = question.token_ids
-    prompt = PromptTokens(engine.prompt.prefix, (replace(question, token_ids=(last,)),))
-    read = [[*document, *before] for document in documents]
-    (log_probs,) = engine.with_prompt(prompt).label(read).log_probs
-    wide = log_probs.astype(np.float64)  # [docs, labels]
-    p = np.exp(wide - np.logaddexp.reduce(wide, axis=1, keepdims=True))
-    if not np.isfinite(p).all():
-        raise ModelError(f"task {task!r}: the model's answer about nothing is not a number")
-    return Prior(tuple(float(share) for share in p.mean(axis=0)))

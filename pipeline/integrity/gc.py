@@ -27,7 +27,6 @@ from pipeline.ledger.keys import (
     SNAPSHOTS,
     SPECS,
     Key,
-    calibration_key,
     documents_key,
     label_key,
     manifest_key,
@@ -168,7 +167,6 @@ def _named_keys(snapshot: Contents) -> Iterator[str]:
     yield manifest_key(snapshot.number)
     for name, task in snapshot.tasks.items():
         yield spec_key(name, task.fp)
-        yield calibration_key(name, task.fp)
     yield from (file.key for file in snapshot.files)
 
 
@@ -218,6 +216,6 @@ def _with_needed(names: Collection[str], index: Mapping[str, Collection[str]]) -
         *names,
         *(label_key(key.task, key.fp, key.cell) for key in keys),
         *map(documents_key, sids),
-        *(name_of(*version) for version in versions for name_of in (spec_key, calibration_key)),
+        *(spec_key(*version) for version in versions),
         *(name for name, indexed in index.items() if not sids.isdisjoint(indexed)),
     }

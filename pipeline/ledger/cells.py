@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pipeline.errors import StorageError
+from pipeline.hashes import parse_json
 from pipeline.ledger.keys import (
     DOCUMENTS,
+    SPECS,
     documents_key,
     label_folders,
     label_key,
@@ -21,6 +23,7 @@ from pipeline.ledger.keys import (
     spec_key,
 )
 from pipeline.sources.shards import Shard
+from pipeline.spec.fingerprint import Fingerprint
 from pipeline.stores.store import Store, StoredObject
 
 # A Parquet file has at least two magic numbers and the length of its footer.
@@ -175,6 +178,21 @@ def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, byt
                 f"{store.url}/{key}: its content was changed and no longer matches the "
                 f"fingerprint; restore it, or delete it and run again"
             )
+
+
+def stored_fps(store: Store, task: str) -> list[str]:
+    """The fingerprints of the task whose content the output has."""
+    keys = [(stored.key, parse_key(stored.key)) for stored in store.list(f"{SPECS}{task}/")]
+    return [own.fp for key, own in keys if own and key == spec_key(task, own.fp)]
+
+
+def stored_version(store: Store, task: str, fp: str) -> Fingerprint:
+    """The content of a fingerprint, as the output has it; a damaged file counts as empty."""
+    try:
+        content = parse_json(store.read(spec_key(task, fp)))
+    except ValueError:
+        content = None
+    return Fingerprint(content if isinstance(content, dict) else {})
 
 
 # The same id as a string that is in memory already, or None if the shard's files do not count.

@@ -1,7 +1,6 @@
 """The keys of all objects of an output. Entry points: the `*_key` functions and `parse_key`.
 
     specs/<task>/<fp>.json                       what a task's fingerprint was computed from
-    specs/<task>/<fp>.calibration.json           its contextual calibration, measured by a run
     documents/<sid>.parquet                      one file per shard: ids, hashes, status
     labels/<task>/<fp>/<sid[:2]>/<cell>.parquet  one file per shard and task, or some rows of it
     retries/<task>/<fp>/<cell>/<0001>.parquet    the same rows with the failed ones tried again
@@ -16,8 +15,8 @@
 `sid` is a shard's id, `fp` a task's fingerprint. `cell` is `<sid>` for all rows of the shard, and
 `<sid>.<part>` for some of them: those of a slice, or those that a stage was asked about.
 
-Law: `parse_key` accepts exactly the keys that these functions build, so an object with any other
-key was not written by assay.
+Law: `parse_key` accepts exactly the keys that these functions build, and those of objects that only
+earlier versions wrote, so an object with any other key was not written by assay.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ _CELL = rf"{_SID}(?:\.(?P<part>[0-9a-f]{{16}}))?"
 _NUMBER_8 = r"(?P<number>(?!0+\.)(?:\d{8}|[1-9]\d{8,}))"
 _NUMBER_4 = r"(?P<number>(?!0+\.)(?:\d{4}|[1-9]\d{4,}))"
 _PATTERNS = {
+    # — earlier versions kept a calibration beside a spec: nothing reads it, and gc removes it
     SPECS: re.compile(rf"{SPECS}{_TASK}/{_FP}(?:\.calibration)?\.json"),
     DOCUMENTS: re.compile(rf"{DOCUMENTS}{_SID}\.parquet"),
     LABELS: re.compile(rf"{LABELS}{_TASK}/{_FP}/(?P<first>..)/(?=(?P=first)){_CELL}\.parquet"),
@@ -82,7 +82,7 @@ class Attempt:
 
 
 def parse_key(key: str) -> Key | None:
-    """The parts of the key, or None where no function of this module builds it."""
+    """The parts of the key, or None if no version of assay writes it."""
     folder = key.partition("/")[0] + "/"
     pattern = _PATTERNS.get(folder)
     match = pattern.fullmatch(key) if pattern else None
@@ -97,11 +97,6 @@ def parse_key(key: str) -> Key | None:
 def spec_key(task: str, fp: str) -> str:
     """The file with the content of a task's fingerprint."""
     return f"{SPECS}{task}/{fp}.json"
-
-
-def calibration_key(task: str, fp: str) -> str:
-    """The contextual calibration of one version of a task, which a run measured."""
-    return f"{SPECS}{task}/{fp}.calibration.json"
 
 
 def documents_key(sid: str) -> str:

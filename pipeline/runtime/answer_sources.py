@@ -11,10 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.ledger.cells import Committed, Source, WorkItem, committed, version_name
+from pipeline.ledger.cells import (
+    Committed,
+    Source,
+    WorkItem,
+    committed,
+    stored_fps,
+    stored_version,
+    version_name,
+)
 from pipeline.ledger.keys import DOCUMENTS, is_part, label_folders, parse_key
 from pipeline.ledger.text_index import Hashes, IndexObject, candidates, cover
-from pipeline.runtime.calibration_files import versions_with_equal_raw_answers
 from pipeline.runtime.job import SMALL_INPUT_SHARDS, Job, Plan
 from pipeline.stores.store import Store
 
@@ -145,14 +152,13 @@ def _fps_of_readers(
     missing = {task for work in planned.work_items if not work.retry for task in work.tasks}
     for reader in job.readers:
         own = {task: version for task, version in reader.fingerprints.items() if task in missing}
-        others = versions_with_equal_raw_answers(store, own)
-        yield (
-            reader,
-            [
-                {task: version.id for task, version in own.items()},
-                *({task: fp} for task, fps in others.items() for fp in fps),
-            ],
-        )
+        equal = [
+            {task: fp}
+            for task, version in own.items()
+            for fp in stored_fps(store, task)
+            if fp != version.id and stored_version(store, task, fp).raw.id == version.raw.id
+        ]
+        yield reader, [{task: version.id for task, version in own.items()}, *equal]
 
 
 def _versions(

@@ -6,7 +6,7 @@ Imports torch, so the driver must not import it. Must not import Ray.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import DocumentError, Problem, SpecError
-from pipeline.fitted.calibration import Calibration
 from pipeline.inference.chunking import chunk_text
 from pipeline.inference.continuations import ContinuationEngine
 from pipeline.inference.encoder import EncoderEngine, encoder_context, load_encoder
-from pipeline.inference.engine import Engine, LabelEngine, content_free_prior
+from pipeline.inference.engine import Engine, LabelEngine
 from pipeline.inference.images import ImageReader
 from pipeline.inference.labels.prompt_tokens import PromptTokens, answered_suffixes, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
@@ -42,7 +41,6 @@ from pipeline.inference.model.casting import cast_files, needs_cast
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments, TaskScores
-from pipeline.runtime.calibration_files import CalibrationFile
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
 from pipeline.runtime.limits import available_bytes, usable_cores
@@ -60,7 +58,7 @@ from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.sources.streams import Options
 from pipeline.spec.model import KeptFormat, Quantize
 from pipeline.spec.schema import DocumentsSpec
-from pipeline.spec.tasks import ContextualSpec, TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 CUDA_BATCH_TOKENS = 65_536
 # The share of free memory that the keys and values of texts that are continued may take.
@@ -270,44 +268,6 @@ def job_prompt(
         )
         raise SpecError([Problem("documents.max_tokens", fix, max_tokens)])
     return folder, tokenizer, prompt
-
-
-def content_free_ids(job: Job, tokenizer: DocumentTokenizer) -> dict[str, list[list[int]]]:
-    """The token ids of each task's content-free documents; SpecError if one cannot be read."""
-    by_task: dict[str, list[list[int]]] = {}
-    for index, task in enumerate(job.spec.tasks):
-        if not isinstance(task.calibration, ContextualSpec):
-            continue
-        texts = task.calibration.documents
-        try:
-            ids = [tokenizer.encode(text) for text in texts]
-        except DocumentError as error:
-            place = f"tasks.{index}.calibration.documents"
-            raise SpecError([Problem(place, f"{error}; write others", texts)]) from error
-        by_task[task.name] = [each[: job.spec.documents.max_tokens] for each in ids]
-    return by_task
-
-
-def contextual_calibrations(
-    job: Job, engine: Engine, tokenizer: DocumentTokenizer, tasks: Collection[str]
-) -> dict[str, CalibrationFile]:
-    """The contextual calibrations of these tasks, measured on documents without content."""
-    if not isinstance(engine, LabelEngine):
-        return {}  # an encoder has no prompt
-    ids = content_free_ids(job, tokenizer)
-    files = {}
-    for task in job.spec.tasks:
-        if task.name not in tasks or not isinstance(task.calibration, ContextualSpec):
-            continue
-        prior = content_free_prior(engine, ids[task.name], task.name)
-        files[task.name] = CalibrationFile(
-            task=task.name,
-            calibration=Calibration("contextual", tuple(task.labels), prior),
-            fingerprint=job.fingerprints[task.name].raw.id,
-            source={"documents": list(task.calibration.documents)},
-            rows=len(task.calibration.documents),
-        )
-    return files
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
 """Files of readouts, calibrations and thresholds, named in a spec by a local path or an fsspec URL.
 
-Entry points: `find_readouts` and `load_thresholds` in the driver, `load_readouts` on a worker, and
-`read_fitted` and `write_fitted` for the bytes of any such file.
+Entry points: `find_readouts`, `load_calibrations` and `load_thresholds` in the driver,
+`load_readouts` on a worker, and `read_fitted` and `write_fitted` for the bytes of any such file.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.fitted.calibration import CalibrationFile, parse_calibration
 from pipeline.fitted.readout import (
     Readout,
     ReadoutError,
@@ -21,6 +23,7 @@ from pipeline.fitted.readout import (
 from pipeline.fitted.thresholds import Thresholds, parse_thresholds
 from pipeline.hashes import sha256_hex
 from pipeline.sources.streams import Options
+from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.named_files import open_target
@@ -31,6 +34,8 @@ from pipeline.stores.retries import (
     cause_of,
     option_errors,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def options_for(path: str, spec: JobSpec) -> Options:
@@ -116,6 +121,50 @@ def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout
     return loaded
 
 
+def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
+    """The calibration files that the tasks name; SpecError for files of other tasks."""
+    files: dict[str, CalibrationFile] = {}
+    problems: list[Problem] = []
+    for index, task in enumerate(spec.tasks):
+        if task.calibration is None:
+            continue
+        path, place = task.calibration.file, f"tasks.{index}.calibration.file"
+        data = read_fitted(path, options_for(path, spec), place=place, made_by="assay calibrate")
+        try:
+            files[task.name] = parse_calibration(data)
+            own = files[task.name].calibration
+            if own.method != task.calibration.method:
+                raise ValueError(f"it is of method {own.method!r}, not {task.calibration.method!r}")
+            if own.labels != tuple(task.labels):
+                raise ValueError(
+                    f"it is for the labels {list(own.labels)}, in this order, and the task has "
+                    f"{list(task.labels)}"
+                )
+        except (ValueError, KeyError, TypeError) as error:
+            what = _reason(error)
+            fix = f"cannot calibrate task {task.name!r}: {what}; `assay calibrate` makes another"
+            problems.append(Problem(place, fix, path))
+    if problems:
+        raise SpecError(problems)
+    return files
+
+
+def warn_of_stale_calibrations(
+    files: Mapping[str, CalibrationFile], fingerprints: Mapping[str, Fingerprint]
+) -> None:
+    """Logs the calibrations that were fitted to other answers than those they are applied to."""
+    for task, file in files.items():
+        raw = fingerprints[task].raw.id
+        if file.fingerprint != raw:
+            logger.warning(
+                "task %s: its calibration was fitted to the answers of fingerprint %s; the current "
+                "fingerprint is %s; `assay calibrate` fits a new one",
+                task,
+                file.fingerprint,
+                raw,
+            )
+
+
 def load_thresholds(
     spec: JobSpec, stages: Mapping[str, Sequence[str]]
 ) -> dict[str, Thresholds]:  # by task
@@ -137,12 +186,17 @@ def load_thresholds(
                 raise ValueError("they are of other stages, or of another version of these")
             loaded[task.name] = own
         except (ValueError, KeyError, TypeError) as error:
-            what = f"missing {error}" if isinstance(error, KeyError) else str(error)
+            what = _reason(error)
             fix = f"no thresholds for task {task.name!r}: {what}; `assay cascade` chooses them"
             problems.append(Problem(place, fix, path))
     if problems:
         raise SpecError(problems)
     return loaded
+
+
+def _reason(error: Exception) -> str:
+    """Why a file cannot be used."""
+    return f"missing {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _read(path: str, spec: JobSpec, place: str) -> bytes:

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
+from pipeline.fitted.calibration import CalibrationFile
 from pipeline.fitted.thresholds import Thresholds
 from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
@@ -22,14 +23,13 @@ from pipeline.ledger.cells import Committed, WorkItem, committed, remaining
 from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.cuts import Cuts, load_or_cut
 from pipeline.ledger.snapshots import SnapshotTask
-from pipeline.runtime.calibration_files import (
-    CalibrationFile,
-    calibration_hash,
+from pipeline.runtime.classifier_files import find_classifiers
+from pipeline.runtime.fitted_files import (
+    find_readouts,
     load_calibrations,
+    load_thresholds,
     warn_of_stale_calibrations,
 )
-from pipeline.runtime.classifier_files import find_classifiers
-from pipeline.runtime.fitted_files import find_readouts, load_thresholds
 from pipeline.runtime.placement import Placement, shard_bytes
 from pipeline.runtime.weights import ModelFiles, in_output, is_same_model, locate
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard, Slice
@@ -39,7 +39,7 @@ from pipeline.spec.fingerprint import Fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import ContextualSpec, TaskSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store, open_store
 
 # Read by one process before Ray has started.
@@ -108,15 +108,6 @@ class Job:
             "spec": fingerprint.json().decode(),
             "model": canonical_json(dict(model)).decode(),
             "versions": canonical_json(_versions(*packages)).decode(),
-        }
-
-    @property
-    def contextual(self) -> dict[str, Fingerprint]:
-        """The fingerprint of each task whose calibration is measured, and kept in the output."""
-        return {
-            task.name: self.fingerprints[task.name]
-            for task in self.spec.tasks
-            if isinstance(task.calibration, ContextualSpec)
         }
 
     @property
@@ -222,7 +213,7 @@ def make_job(spec: JobSpec, placement: Placement, cache_dir: Path, *, resumes: b
         weights=files.hashes,
         dtype=placement.dtype,
         readouts=readouts,
-        calibrations={name: calibration_hash(file) for name, file in calibrations.items()},
+        calibrations={name: file.calibration.hash for name, file in calibrations.items()},
         classifiers=classifiers,
         cascades={name: own.content for name, own in thresholds.items()},
     )

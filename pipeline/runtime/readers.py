@@ -20,7 +20,6 @@ from pipeline.inference.continuations import Continuation, ContinuationEngine, S
 from pipeline.inference.engine import Engine
 from pipeline.inference.images import as_document
 from pipeline.inference.labels.prompt_tokens import answered_suffixes
-from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers
@@ -31,19 +30,16 @@ from pipeline.ledger.label_rows import answers_table, continuations_table
 from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import (
     DocumentReader,
-    contextual_calibrations,
     continuation_engine,
     job_engine,
     labelled_documents,
     local_model,
 )
-from pipeline.runtime.calibration_files import CalibrationFile, stored_calibrations
 from pipeline.runtime.classifier_files import TextClassifiers
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import Send, ShardProgress
 from pipeline.sources.documents import OK
 from pipeline.spec.tasks import TaskSpec
-from pipeline.stores.store import Store
 
 _CONTINUED = pa.struct([("label", pa.string()), *EXPLANATION_TYPE])
 Chunks = Sequence[Sequence[Any]]  # [docs] chunks of token ids: arrays, or with an image
@@ -55,9 +51,9 @@ class Reader:
     Each is loaded when it is needed first. `send` takes reports of the progress.
     """
 
-    def __init__(self, job: Job, store: Store, send: Send) -> None:
+    def __init__(self, job: Job, send: Send) -> None:
         self.job = job
-        self._store, self._send = store, send
+        self._send = send
         self._classifiers = TextClassifiers(job.spec, job.classifiers, Path(job.cache_dir))
 
     def load(self) -> None:
@@ -67,12 +63,6 @@ class Reader:
     def version(self, task: str) -> str:
         """The name of the version of a task that this reader answers."""
         return version_name(task, self.job.fp[task])
-
-    @cached_property
-    def calibrations(self) -> dict[str, CalibrationFile]:
-        """By task; those that are measured, and that the output lacks, are measured now."""
-        contextual = stored_calibrations(self._store, self.job.contextual, self._measure)
-        return {**self.job.calibrations, **contextual}
 
     @cached_property
     def _loaded(self) -> tuple[Engine, PreTrainedTokenizerBase]:
@@ -86,10 +76,6 @@ class Reader:
     def _documents(self) -> DocumentReader:
         folder = local_model(self.job, self._send)
         return DocumentReader.of_job(self.job, folder, load_tokenizer(folder))
-
-    def _measure(self, tasks: Sequence[str]) -> dict[str, CalibrationFile]:
-        engine, tokenizer = self._loaded
-        return contextual_calibrations(self.job, engine, DocumentTokenizer(tokenizer), tasks)
 
     def tokenise(self, documents: pa.Table, asked: Bools) -> tuple[Chunks, list[str]]:
         """The chunks of the documents that are asked about, and the status of each document.

@@ -208,7 +208,7 @@ class ShardLabels:
         reader, *_ = self._readers_of(task.name)
         metadata = self._job.metadata(task)
         rows = _unanswered(self._documents, self._status, task)
-        calibration = reader.calibrations.get(task.name)
+        calibration = self._job.calibrations.get(task.name)
         if task.name in self._staged:
             decided_by = self._decided_by[task.name]
             rows = self._staged[task.name].rows(rows, self._stage_answers(task.name), decided_by)

@@ -30,7 +30,7 @@ from pipeline.errors import (
     StorageError,
 )
 from pipeline.hashes import canonical_json, content_hash, parse_json, short_hash
-from pipeline.runtime.calibration_files import stored_fps, stored_version
+from pipeline.ledger.cells import stored_fps, stored_version
 from pipeline.runtime.model_cache import (
     SUMS,
     cached_folder,

@@ -43,7 +43,7 @@ class Tokenise:
         self._send = send
         self._store = open_store(job.spec.output, job.spec.storage_options)
         self._stored = StoredAnswers(self._store)
-        self._reader = Reader(job.readers[0], self._store, send)
+        self._reader = Reader(job.readers[0], send)
         staged = (task.name for task in job.spec.in_stages)
         self._of_all_stages = {version_name(task, job.fp[task]) for task in staged}
 
@@ -179,8 +179,7 @@ class LabelDocuments:
     """Holds the models and answers a shard's missing tasks.
 
     With `asks` the constructor loads the first model. Otherwise the first document that needs it
-    does: no model is loaded where every answer is reused. The constructor also measures the
-    contextual calibrations that the output lacks. `send` takes reports of the progress.
+    does: no model is loaded where every answer is reused. `send` takes reports of the progress.
     """
 
     def __init__(self, job: Job, *, asks: bool, send: Send = ignore) -> None:
@@ -189,14 +188,10 @@ class LabelDocuments:
         self._send = send
         self._slowest_s: float | None = None  # the longest time between two batches
         self._store = open_store(job.spec.output, job.spec.storage_options)
-        self._readers = [Reader(reader, self._store, send) for reader in job.readers]
+        self._readers = [Reader(reader, send) for reader in job.readers]
         if asks and job.readers[0].spec.model_tasks:
             self._readers[0].load()
-        calibrations = {
-            task: file.calibration
-            for reader in self._readers
-            for task, file in reader.calibrations.items()
-        }
+        calibrations = {task: file.calibration for task, file in job.calibrations.items()}
         rules = conditions(job.spec)
         self._staged = {
             task.name: StagedTask(

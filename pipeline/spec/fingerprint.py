@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import ContextualSpec, TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 # Increased when this program answers the same spec differently, or writes answers differently.
 SCHEMA_VERSION = 1
@@ -77,9 +77,7 @@ def fingerprints(
             content = _of_encoder(spec, task, weights, dtype)
         else:
             content = _of_decoder(spec, task, weights, dtype, readouts)
-        if isinstance(task.calibration, ContextualSpec):
-            content["calibration"] = task.calibration.model_dump(mode="json")
-        elif task.calibration is not None:
+        if task.calibration is not None:
             method = task.calibration.method
             content["calibration"] = {"method": method, "hash": calibrations[task.name]}
         if task.explain is not None:

@@ -35,8 +35,6 @@ _FIXES = {
     "greater_than_equal": "write a number of at least {ge}",
     "less_than_equal": "write a number of at most {le}",
     "literal_error": "write {expected}",
-    "union_tag_invalid": "the key {discriminator} must be one of {expected_tags}",
-    "union_tag_not_found": "missing the key {discriminator}; add it",
 }
 
 

@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.locations import Location, StorageOptions
 from pipeline.spec.model import NO_MODEL, ExitSpec, Frozen, ModelSpec
-from pipeline.spec.tasks import TASK_NAME, ContextualSpec, TaskSpec
+from pipeline.spec.tasks import TASK_NAME, TaskSpec
 
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 IN_WORDS = {  # what an error says instead of a pattern
@@ -334,7 +334,6 @@ def _cannot_answer(
     of_decoder = {
         "question": task.question is not None,
         "readout": task.readout is not None,
-        "calibration": isinstance(task.calibration, ContextualSpec),
         "exit": exit is not None,
     }
     if model.kind == "encoder" and task.explain is not None:

@@ -53,16 +53,7 @@ Labels = Annotated[dict[str, Verbalizers], BeforeValidator(_as_verbalizers), Fie
 _BY_LABELS: Any = None
 
 
-class ContextualSpec(Frozen):
-    """Calibration by what the model answers about documents without content."""
-
-    method: Literal["contextual"]
-    """Divide by the answers to empty documents."""
-    documents: tuple[str, ...] = Field(default=("N/A", "[MASK]", ""), min_length=1, strict=False)
-    """Documents without content whose mean answer is divided out."""
-
-
-class FittedSpec(Frozen):
+class CalibrationSpec(Frozen):
     """Calibration by a file that `assay calibrate` wrote."""
 
     method: Literal["batch", "temperature", "isotonic"]
@@ -180,7 +171,7 @@ class TaskSpec(Frozen):
     labels."""
     separator: str | None = Field(default=None, min_length=1)
     """Text between the levels of hierarchical labels, such as `/`."""
-    calibration: ContextualSpec | FittedSpec | None = Field(default=None, discriminator="method")
+    calibration: CalibrationSpec | None = None
     """Adds calibrated probabilities to the answers. Default: none."""
     cascade: CascadeSpec | None = None
     """Answers in stages, for a task of two labels. Its stages have the question, the readout or the
@@ -294,23 +285,26 @@ class TaskSpec(Frozen):
             raise ValueError("no label contains it; write the text between the levels of a label")
         return separator
 
+    @field_validator("calibration", mode="before")
+    @classmethod
+    def _is_a_file(cls, calibration: object) -> object:
+        if isinstance(calibration, Mapping) and calibration.get("method") == "contextual":
+            raise ValueError(
+                "contextual calibration was removed; take it out, make a file with "
+                "`assay calibrate --method batch`, and write {method: batch, file: FILE}"
+            )
+        return calibration
+
     @field_validator("calibration")
     @classmethod
     def _knows_every_label(
-        cls, calibration: ContextualSpec | FittedSpec | None, other: ValidationInfo
-    ) -> ContextualSpec | FittedSpec | None:
+        cls, calibration: CalibrationSpec | None, other: ValidationInfo
+    ) -> CalibrationSpec | None:
         if calibration is not None and other.data.get("top_k") is not None:
             raise ValueError(
                 "a calibration changes the probabilities of all labels, and top_k keeps only the "
                 "likeliest; remove one of the two"
             )
-        if isinstance(calibration, ContextualSpec) and other.data.get("beam") is not None:
-            raise ValueError(
-                "contextual calibration needs the probability of every label, and a beam does not "
-                "reach every label; remove beam, or calibrate by a file"
-            )
-        if isinstance(calibration, ContextualSpec) and other.data.get("classifier") is not None:
-            raise ValueError("a classifier has no prompt to measure; calibrate by a file")
         return calibration
 
     @field_validator("cascade")

@@ -15,6 +15,7 @@ from pipeline.evaluation.metrics import Floats, Ints
 from pipeline.evaluation.readout_fitting import log_losses
 from pipeline.fitted.calibration import (
     Calibration,
+    CalibrationFile,
     Curve,
     Isotonic,
     Temperature,
@@ -25,11 +26,11 @@ from pipeline.fitted.calibration import (
 from pipeline.gold.answers import answers_for, sampling_of
 from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts, source_texts
 from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
+from pipeline.ledger.cells import stored_version
 from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import CalibrateOptions, GoldColumns
-from pipeline.runtime.calibration_files import CalibrationFile, raw_fingerprint
 from pipeline.runtime.fitted_files import options_for, write_fitted
 from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.spec.schema import JobSpec
@@ -72,8 +73,8 @@ def calibrate(
         calibration, hashes = _fitted(spec, task, options.method, gold, snapshot)
         rows = len(hashes)
         source |= source_texts(gold_hash(gold, task.name), hashes)
-    fingerprint = raw_fingerprint(store, task.name, snapshot.tasks[task.name].fp)
-    file = CalibrationFile(task.name, calibration, fingerprint, source, rows)
+    version = stored_version(store, task.name, snapshot.tasks[task.name].fp)
+    file = CalibrationFile(task.name, calibration, version.raw.id, source, rows)
     write_fitted(to, file.json(), options_for(to, spec))
     return Calibrated(to, file)
 
@@ -105,7 +106,7 @@ def _snapshot(spec: JobSpec, store: Store, options: CalibrateOptions, cache_dir:
         task = snapshot.tasks.get(options.task)
         if options.snapshot is None and snapshot.spec != spec.name:
             continue
-        if task is not None and raw_fingerprint(store, options.task, task.fp) in raw:
+        if task is not None and stored_version(store, options.task, task.fp).raw.id in raw:
             return snapshot
     fix = (
         f"{store.url} has no answers to the question that task {options.task!r} has now; take its "

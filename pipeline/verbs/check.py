@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 from pipeline.errors import Problem, RefusedError, SpecError, StorageError
 from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import context_tokens
 from pipeline.runtime.assembly import DocumentReader, job_prompt
 from pipeline.runtime.fitted_files import load_readouts
@@ -29,7 +28,6 @@ from pipeline.runtime.progress import LISTING, Send, WorkerReport, ignore
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import ContextualSpec
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
 from pipeline.verbs.exactness import Proof, prove
@@ -37,6 +35,7 @@ from pipeline.verbs.samples import Sample, take_samples
 
 DEFAULT_DOCUMENTS = 4
 READ_IDS = 10_000  # at least; fewer if the input has fewer rows
+CONTENT_FREE = ("N/A", "[MASK]")  # of Zhao et al. 2021, "Calibrate Before Use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,8 @@ def check(
     paths = {task.name: str(task.readout) for task in spec.tasks}
     documents_ids = [sample.token_ids for sample in samples]
     repeated, ids_read = _repeated_ids(planned.shards, spec)
-    proof = prove(job, folder, prompt, documents_ids, _content_free(tokenizer), announce)
+    content_free = [reader.tokenizer.encode(text) for text in CONTENT_FREE]
+    proof = prove(job, folder, prompt, documents_ids, content_free, announce)
     return Findings(
         output=store.url,
         documents=planned.rows,
@@ -179,13 +179,6 @@ def _repeated_ids(shards: Sequence[Shard], spec: JobSpec) -> tuple[int, int]:
         if len(ids) >= READ_IDS:
             break
     return sum(count for count in Counter(ids).values() if count > 1), len(ids)
-
-
-def _content_free(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Documents without content, as contextual calibration has them; an empty one has no token."""
-    encoder = DocumentTokenizer(tokenizer)
-    texts = ContextualSpec(method="contextual").documents
-    return [ids for text in texts if (ids := encoder.encode(text))]
 
 
 def _answer_facts(

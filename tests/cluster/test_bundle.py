@@ -138,7 +138,7 @@ def test_small_files_that_a_task_names_go_along(tmp_path: Path) -> None:
     tasks = [
         {"name": "a", "readout": str(readout)},
         {"name": "b", "calibration": {"method": "batch", "file": str(readout)}},
-        {"name": "c", "calibration": {"method": "contextual"}, "readout": "/nowhere/x"},
+        {"name": "c", "readout": "/nowhere/x"},
         {"name": "d", "classifier": {"kind": "onnx", "path": str(readout)}},
         {"name": "e", "cascade": {"file": str(readout), "stages": stages_of(str(readout))}},
     ]

@@ -128,7 +128,7 @@ def test_the_mean_answer_itself_becomes_uniform() -> None:
 
 LABELS = ("a", "b", "c")
 CALIBRATIONS = [
-    Calibration("contextual", LABELS, Prior((0.1, 0.2, 0.7))),
+    Calibration("batch", LABELS, Prior((0.1, 0.2, 0.7))),
     Calibration("batch", LABELS, mean_prior(overconfident(99, 3, seed=7)[0])),
     Calibration("temperature", LABELS, fit_temperature(*overconfident(99, 3, seed=8), np.ones(99))),
     Calibration("isotonic", LABELS, fit_isotonic(*overconfident(99, 3, seed=9), np.ones(99))),

@@ -16,6 +16,8 @@ from pipeline.ledger.cells import (
     is_whole,
     record_specs,
     remaining,
+    stored_fps,
+    stored_version,
     unfinished,
     version_name,
 )
@@ -165,6 +167,15 @@ def test_a_spec_is_written_down_once(store: LocalStore) -> None:
         record_specs(store, {"toxic": F1}, {"toxic": b"{changed}"})
     assert store.read(f"specs/toxic/{F1}.json") == b"{1}"
     assert store.read(f"specs/topic/{F2}.json") == b"{2}"
+
+
+def test_the_versions_of_a_task_are_those_whose_content_is_stored(store: LocalStore) -> None:
+    record_specs(store, {"toxic": F1}, {"toxic": b'{"task": "x", "calibration": "y"}'})
+    record_specs(store, {"toxic": F2}, {"toxic": b"not JSON"})
+    store.create(f"specs/toxic/{F3}.calibration.json", b"{}")  # of an earlier version of assay
+    assert sorted(stored_fps(store, "toxic")) == [F1, F2]
+    assert stored_version(store, "toxic", F1).raw.content == {"task": "x"}
+    assert stored_version(store, "toxic", F2).content == {}
 
 
 @pytest.mark.parametrize("kind", ["empty", "short", "link", "dangling"])

@@ -11,7 +11,6 @@ from pipeline.ledger.keys import (
     Key,
     attempt_key,
     audit_key,
-    calibration_key,
     cell_of_part,
     cuts_key,
     documents_key,
@@ -63,7 +62,8 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     assert Key("labels/", task, fp, sid, part).cell == cell
     assert is_part(label) == is_part(retry) == bool(part)
     assert parse_key(spec_key(task, fp)) == Key("specs/", task, fp)
-    assert parse_key(calibration_key(task, fp)) == Key("specs/", task, fp)
+    # — of an earlier version of assay
+    assert parse_key(f"specs/{task}/{fp}.calibration.json") == Key("specs/", task, fp)
     assert parse_key(documents_key(sid)) == Key("documents/", sid=sid)
     assert listing_prefix(documents_key(sid)) == "documents/"
     assert parse_key(cuts_key(number)) == Key("inputs/", number=number)

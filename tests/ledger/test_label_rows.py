@@ -1,4 +1,4 @@
-"""Ranked answers: rows are what the labelling stage answered, and edited ones are refused."""
+"""Ranked and calibrated answers: rows are what was answered, and edited ones are refused."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from answer_rules import broken_answers
+from label_tables import label_table
 
+from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.ledger.blocks import LabelledDocuments, TaskScores
 from pipeline.ledger.cells import Source, committed
-from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns, answers_type
+from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns, answers_type, calibrated_type
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key
 from pipeline.ledger.label_files import LabelFile, commit_shard, to_parquet
-from pipeline.ledger.label_rows import answers_table
+from pipeline.ledger.label_rows import answers_table, with_calibrated
 from pipeline.ledger.reuse import StoredAnswers, overlaid
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from
@@ -164,3 +166,47 @@ def test_ranked_answers_that_are_known_are_laid_over_those_that_are_computed(
     assert merged.schema == table.schema
     assert merged.drop_columns(["doc_id"]).equals(table.drop_columns(["doc_id"]))
     assert pq.read_table(pa.BufferReader(to_parquet(merged, {}))).num_rows == 3
+
+
+def answers() -> pa.Table:
+    p = np.array([[0.6, 0.4], [np.nan, np.nan], [0.9, 0.1]], np.float32)
+    mass = np.array([0.5, np.nan, 0.5], np.float32)
+    counts = np.array([1, 0, 1])
+    status = ["ok", "empty", "truncated"]
+    return label_table(["a", "b", "c"], p, mass, counts, counts, status, ("yes", "no"))
+
+
+def test_the_column_is_what_the_calibration_gives_and_null_without_an_answer() -> None:
+    table = with_calibrated(answers(), Calibration("batch", ("yes", "no"), Prior((0.75, 0.25))))
+    first, second, third = table.column("calibrated").to_pylist()
+    assert second is None
+    odds = (0.6 / 0.75) / (0.4 / 0.25), (0.9 / 0.75) / (0.1 / 0.25)  # by hand
+    for row, odd, label in ((first, odds[0], "no"), (third, odds[1], "yes")):
+        assert row["label"] == label
+        assert row["p"]["yes"] == pytest.approx(odd / (1 + odd), abs=1e-6)
+        assert row["margin"] == pytest.approx(abs(row["p"]["yes"] - row["p"]["no"]), abs=1e-6)
+    assert table.drop_columns(["calibrated"]).equals(answers())
+    assert table.column("label").to_pylist() == ["yes", None, "yes"]  # is always raw
+
+
+def test_a_damaged_column_is_reported() -> None:
+    table = with_calibrated(answers(), Calibration("temperature", ("yes", "no"), Temperature(2.0)))
+    assert list(broken_answers(table, ("yes", "no"))) == []
+    rows = table.column("calibrated").to_pylist()
+
+    def problems(changed: list[Any]) -> list[str]:
+        kind = calibrated_type(table.schema.field("p").type)
+        column = pa.array(changed, kind)
+        return list(broken_answers(table.set_column(8, "calibrated", column), ("yes", "no")))
+
+    assert problems([*rows[:2], None]) == [
+        "calibrated is null with an answer, or not null without one in row 2"
+    ]
+    assert problems([rows[0], rows[0], rows[2]]) == [
+        "calibrated is null with an answer, or not null without one in row 1"
+    ]
+    assert problems([{**rows[0], "label": "no"}, *rows[1:]]) == [
+        "calibrated.label is not the most probable in row 0"
+    ]
+    skewed = {**rows[2], "p": {"yes": 0.9, "no": 0.3}}
+    assert problems([*rows[:2], skewed])[0] == "calibrated.p does not sum to 1 in row 2"

@@ -242,7 +242,6 @@ def test_a_file_that_changes_while_the_job_runs_is_an_error(folder: Path, model_
         ({"question": "?"}, "tasks.0.question: a classifier reads the text alone"),
         ({"readout": "r"}, "tasks.0.classifier: a task has a readout or a classifier"),
         ({"scoring": "full"}, "tasks.0.scoring: a classifier reads no label's tokens"),
-        ({"calibration": {"method": "contextual"}}, "tasks.0.calibration.*no prompt to measure"),
         ({"labels": ["en", "zz"]}, r"tasks.0.classifier: has no class 'zz'; its 176 classes are "),
         ({"classifier": {"kind": "fasttext", "path": "no"}}, "classifier.path: there is no such"),
         ({"classifier": {"kind": "trees", "path": "no"}}, "tasks.0.classifier.kind: "),

@@ -109,11 +109,6 @@ def test_a_labeller_gives_the_answers_of_a_run(encoder: Path, tmp_path: Path) ->
         ({"question": "?"}, {}, "tasks.0.question: an encoder answers by its own head; remove"),
         ({"readout": "r"}, {}, "tasks.0.readout: an encoder answers by its own head; remove"),
         (
-            {"calibration": {"method": "contextual"}},
-            {},
-            "tasks.0.calibration: an encoder answers by its own head; remove",
-        ),
-        (
             {},
             {"quantize": "int8_dynamic"},
             "model.quantize: not supported for an encoder; remove it",

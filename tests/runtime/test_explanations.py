@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from command import WITH_MODEL, assay
+from fitted import write_calibration
 from generation import generated
 from stages import run_without_ray
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -206,7 +207,8 @@ def test_a_shard_that_is_read_in_parts_is_continued(
 
 
 def test_a_condition_reads_calibrated_answers_and_other_tasks_stay(explained: Explained) -> None:
-    explained.task["calibration"] = {"method": "contextual"}
+    file = explained.folder / "calibration.json"
+    explained.task["calibration"] = write_calibration(file, {"clean": 0.3, "toxic": 0.7})
     explained.others = [{**TOXIC, "name": "rude", "question": "Is it rude?"}]
     texts = explained.write("a", TEXTS[:8])
     explained.task["explain"]["when"] = "n_chars < 5"

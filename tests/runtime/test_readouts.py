@@ -100,14 +100,6 @@ def test_a_readout_fitted_for_something_else_is_refused_by_what_differs(
     )
 
 
-def test_a_mean_is_not_calibrated_by_documents_without_content(fitted: Make) -> None:
-    contextual = {"calibration": {"method": "contextual"}}
-    (line,) = problems_of(fitted({"pooling": "mean"}, task=contextual))
-    assert line.startswith("tasks.0.calibration: the readout ")
-    assert line.endswith("; use a calibration file of `assay calibrate` (got 'contextual')")
-    assert find_readouts(fitted(task=contextual), weights=WEIGHTS, dtype="float32")
-
-
 def test_exit_at_a_layer_that_the_file_does_not_hold_is_refused(fitted: Make) -> None:
     task = fitted().tasks[0].model_dump(mode="json")
     (line,) = problems_of(fitted(tasks=[task], exit={"layer": 3}))

@@ -18,6 +18,7 @@ from typing import Any
 import fsspec
 import pytest
 from fake_hub import FakeHub, use_endpoint
+from fitted import write_calibration
 from safetensors import SafetensorError
 from servers import Server
 
@@ -204,7 +205,8 @@ def test_answers_under_a_commit_or_etags_stay_valid_for_the_same_files(
     place.put({**files, "README.md": b"2"})
     assert job().fp == {**fresh.fp, "toxic": old}
     asked = [{"name": "toxic", "question": "Rude?", "labels": {"toxic": ["Yes"], "clean": ["No"]}}]
-    calibrated = job(tasks=[{**asked[0], "calibration": {"method": "contextual"}}])
+    batch = write_calibration(tmp_path / "c.json", {"toxic": 0.5, "clean": 0.5})
+    calibrated = job(tasks=[{**asked[0], "calibration": batch}])
     assert calibrated.fingerprints["toxic"].raw.id == old
     assert job(prompt=reworded).fingerprints["toxic"].content["weights"] == fresh.files.hashes
     place.put({**files, "generation_config.json": b"{}"})

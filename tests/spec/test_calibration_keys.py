@@ -11,10 +11,8 @@ from pipeline.errors import SpecError
 from pipeline.spec.fingerprint import Fingerprint, fingerprints
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import ContextualSpec
 
 BATCH = {"method": "batch", "file": "/b.json"}
-CONTEXTUAL = {"method": "contextual"}
 
 
 def spec(calibration: dict[str, Any] | None) -> JobSpec:
@@ -36,20 +34,12 @@ def versions(calibration: dict[str, Any] | None, hash: str = "1") -> dict[str, F
     return fingerprints(spec(calibration), weights={}, dtype="float32", calibrations=hashes)
 
 
-def test_the_papers_documents_are_the_default() -> None:
-    calibration = spec(CONTEXTUAL).tasks[0].calibration
-    assert isinstance(calibration, ContextualSpec)
-    assert calibration.documents == ("N/A", "[MASK]", "")
-
-
 @pytest.mark.parametrize(
     ("calibration", "place"),
     [
-        ({"method": "magic"}, "tasks.0.calibration"),
+        ({**BATCH, "method": "magic"}, "tasks.0.calibration.method"),
         ({"method": "batch"}, "tasks.0.calibration.file"),
         ({**BATCH, "documents": [""]}, "tasks.0.calibration.documents"),
-        ({**CONTEXTUAL, "documents": []}, "tasks.0.calibration.documents"),
-        ({**CONTEXTUAL, "file": "/b.json"}, "tasks.0.calibration.file"),
     ],
 )
 def test_a_mistake_is_named_where_it_is(calibration: dict[str, Any], place: str) -> None:
@@ -58,14 +48,25 @@ def test_a_mistake_is_named_where_it_is(calibration: dict[str, Any], place: str)
     assert [problem.place for problem in refused.value.problems] == [place]
 
 
+@pytest.mark.parametrize("more", [{}, {"documents": ["N/A", ""]}, {"file": "/b.json"}])
+def test_contextual_calibration_was_removed_and_one_line_says_what_to_write(
+    more: dict[str, Any],
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        spec({"method": "contextual", **more})
+    assert str(refused.value) == (
+        "tasks.0.calibration: contextual calibration was removed; take it out, make a file with "
+        "`assay calibrate --method batch`, and write {method: batch, file: FILE} "
+        f"(got { ({'method': 'contextual', **more}) }) in spec, line 10, task 'a'"
+    )
+
+
 def test_each_calibration_is_another_version_of_its_task_alone() -> None:
     kinds = [
         versions(None),
         versions(BATCH),
         versions(BATCH, hash="2"),
         versions({**BATCH, "method": "temperature"}),
-        versions(CONTEXTUAL),
-        versions({**CONTEXTUAL, "documents": ["N/A"]}),
     ]
     assert len({each["a"].id for each in kinds}) == len(kinds)
     assert len({each["b"].id for each in kinds}) == 1

@@ -52,7 +52,7 @@ def test_stages_that_do_not_fit_are_named(stages: list[dict[str, Any]], line: st
     [
         ({"question": "Why?"}, "tasks.0.cascade: its stages answer; remove the task's question"),
         (
-            {"calibration": {"method": "contextual"}},
+            {"calibration": {"method": "batch", "file": "f"}},
             "tasks.0.cascade: its stages answer; remove the task's calibration",
         ),
         (

@@ -40,7 +40,7 @@ tasks:
 - name: topic
   question: What
   lables: [x, y]
-  calibration: {method: contextual, documnets: [a]}
+  calibration: {method: batch, fiel: a}
   scoring: [first]
 """
 
@@ -55,7 +55,7 @@ def test_a_misspelt_key_offers_the_nearest_and_names_the_line_and_the_task(tmp_p
         f"input.txt: no such key; write text (got 'body') in {path}, line 5",
         "tasks.1.scoring: write 'auto', 'first_token' or 'full' (got ['first']) "
         f"in {path}, line 16, task 'topic'",
-        "tasks.1.calibration.documnets: no such key; write documents (got ['a']) "
+        "tasks.1.calibration.fiel: no such key; write file (got 'a') "
         f"in {path}, line 15, task 'topic'",
         "tasks.1.lables: no such key; write labels (got ['x', 'y']) "
         f"in {path}, line 14, task 'topic'",

@@ -60,10 +60,6 @@ def test_without_a_choice_first_tokens_are_scored_where_they_suffice_and_all_lab
             "tasks.0.calibration: a calibration changes the probabilities of all labels, and top_k",
         ),
         (
-            {"beam": 8, "calibration": {"method": "contextual"}},
-            "tasks.0.calibration: contextual calibration needs the probability of every label, ",
-        ),
-        (
             {"labels": MANY},
             "tasks.0.top_k: 1,001 labels are too many for a column each; keep the likeliest: "
             "top_k: 10",

@@ -139,8 +139,8 @@ def test_existing_answers_are_calibrated_without_the_model(
     made = in_file(batch)
     np.testing.assert_allclose(made["parameters"]["prior"], p.mean(axis=0), rtol=1e-6)
     assert made["source"] == {"snapshot": 1} and made["rows"] == len(p) == DOCUMENTS - 1
-    for method in ("temperature", "isotonic"):
-        fitted = in_file(output.calibrate(method, "--method", method, *gold))
+    files = {m: output.calibrate(m, "--method", m, *gold) for m in ("temperature", "isotonic")}
+    for fitted in map(in_file, files.values()):
         assert (fitted["rows"], fitted["labels"]) == (len(p), LABELS)
         assert fitted["fingerprint"] == made["fingerprint"]
 
@@ -159,14 +159,24 @@ def test_existing_answers_are_calibrated_without_the_model(
     newer = in_file(output.calibrate("newer", "--method", "batch"))
     assert newer == {**made, "source": {"snapshot": 2}}
 
-    output.tasks = [{**TOXIC, "calibration": {"method": "contextual"}}, TOPIC]
+    temperature = {"method": "temperature", "file": str(files["temperature"])}
+    output.tasks = [{**TOXIC, "calibration": temperature}, TOPIC]
     counted = output.run()
     assert asked(counted) == DOCUMENTS - 1  # about the new task alone
     rows = output.rows()
     assert without_calibrated(rows) == raw
-    assert_calibrated(rows, p / measured_prior(output))
+    parameters = in_file(files["temperature"])["parameters"]
+    assert_calibrated(rows, p ** (1 / parameters["temperature"]))
+    assert parameters in written_parameters(output)
     assert "calibrated" not in output.rows("topic")[0]
-    assert main(["verify", str(output.spec())]) == 0
+    # — readable also with a spec that has no calibration
+    for calibrated in (output.tasks[0], TOXIC):
+        output.tasks[0] = calibrated
+        assert main(["verify", str(output.spec())]) == main(["show", str(output.spec())]) == 0
+    exported = output.folder / "exported"
+    assert main(["export", str(output.spec()), "--to", str(exported)]) == 0
+    (file,) = exported.rglob("*.parquet")
+    assert "toxic_calibrated_p_toxic" in pq.read_schema(file).names
 
     output.tasks[1] = {**TOPIC, "calibration": {"method": "batch", "file": str(batch)}}
     capsys.readouterr()
@@ -176,15 +186,11 @@ def test_existing_answers_are_calibrated_without_the_model(
     assert "['clean', 'toxic']" in errors and str(batch) in errors
 
 
-def measured_prior(output: Output) -> NDArray[np.float64]:
-    """The measured prior in the label files: the same in all of them, and in the output's file."""
+def written_parameters(output: Output) -> list[Mapping[str, Any]]:
+    """The parameters of the calibrations in the label files' metadata."""
     files = (output.folder / "out" / "labels").rglob("*.parquet")
     values = [pq.read_metadata(file).metadata.get(b"assay.calibration") for file in files]
-    (written,) = {each for each in values if each and b"contextual" in each}
-    (stored,) = (output.folder / "out" / "specs" / "toxic").glob("*.calibration.json")
-    parameters = json.loads(written)["parameters"]
-    assert in_file(stored)["parameters"] == parameters
-    return np.array(parameters["prior"])
+    return [json.loads(value)["parameters"] for value in values if value]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in reduce:RuntimeWarning")  # NaN

@@ -93,14 +93,3 @@ def test_a_whole_label_reads_fewer_tokens_than_a_prompt_for_each_of_its_texts(
     of_forms = [3 + len(path) - 1 for paths in SHARED for path in paths]
     assert usage.prefix_tokens_computed == 10
     assert usage.question_tokens_computed < sum(of_forms)
-
-
-def test_asking_otherwise_keeps_the_model_and_the_maps(tiny_model: TinyModel) -> None:
-    model, readouts = tiny_model("llama"), {name: READOUTS[name] for name in ("shallow", "deep")}
-    engine = LabelEngine(
-        model, PromptTokens(PREFIX, TRAINED[:2]), max_batch_tokens=99, readouts=readouts
-    )
-    other = engine.with_prompt(PromptTokens((5,), TRAINED[1:2]))
-    (found,) = other.label([[7, 8]]).log_probs
-    (expected,) = answers_alone(model, other.prompt, [7, 8], readouts=readouts)
-    np.testing.assert_allclose(found[0], expected, rtol=0, atol=TOLERANCE)
