@@ -121,7 +121,7 @@ class _RayReports(io.TextIOBase):
 
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    with quick_imports():
+    with quick_imports("torchao"):  # — transformers imports it where it is, and it prints warnings
         imported = importlib.import_module(f"pipeline.{module}")
     called: Callable[..., Any] = getattr(imported, function)
     return called

@@ -13,17 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fitted import card_of, write_readout
-from stages import label_and_commit
+from stages import label_and_commit, run_without_ray
 from transformers import AutoModelForCausalLM
 
 from pipeline.cli import main
 from pipeline.fitted.readout import parse_readout
+from pipeline.fitted.thresholds import Thresholds
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.forward import PackedStates
+from pipeline.ledger.dataset import open_labels
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.run import run
 from pipeline.runtime.weights import locate
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
@@ -155,6 +158,34 @@ def test_check_shows_readouts_and_proves_them_against_plain_forwards(
     assert report["label_tokens"] == {}
     assert {task: facts["layer"] for task, facts in report["readouts"].items()} == layer
     assert report["readouts"]["form"]["pooling"] == "mean"
+
+
+def test_a_cascade_over_two_layers_reads_the_deeper_one_where_the_first_is_uncertain(
+    write_spec_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = write_spec_file()
+    plain, cache = parse_spec(file.read_text()), tmp_path / "cache"
+    readout, thresholds = str(tmp_path / "form"), tmp_path / "thresholds"
+    stages = [{"readout": readout, "exit": {"layer": layer}} for layer in (1, 2)]
+    cascade = {"stages": stages, "file": str(thresholds)}
+    content = json.loads(file.read_text())
+    content["tasks"] = [{"name": "form", "labels": LABELS["form"], "cascade": cascade}]
+    spec = parse_spec(json.dumps(content))
+    jobs = (make_job(own, place(own.model, this_machine()), cache) for [own] in spec.stage_specs())
+    p_of_x = {text: float(expected(plain, "form", text, 1)[0]) for text in TEXTS if text}
+    least, second, _ = sorted(p_of_x.values())
+    fps = tuple(job.fp["form"] for job in jobs)
+    decided = Thresholds("form", ("x", "y"), "x", fps, low=(least + second) / 2, high=1.5)
+    thresholds.write_bytes(decided.json())
+    run_without_ray(monkeypatch)
+    run(spec, cache_dir=cache)
+    rows = open_labels(spec.output).to_table(columns=["doc_id", "form"]).to_pylist()
+    for row, text in zip(rows, TEXTS, strict=True):
+        if text:
+            layer = 1 if p_of_x[text] == least else 2
+            assert row["form"]["stage"] == layer
+            p = list(row["form"]["p"].values())
+            np.testing.assert_allclose(p, expected(plain, "form", text, layer), atol=1e-4)
 
 
 def test_check_says_so_where_a_readout_is_read_wrongly(
