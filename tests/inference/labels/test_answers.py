@@ -286,9 +286,9 @@ def test_states_that_are_wrong_either_way_are_refused(
     model = deep_model("llama")  # — proved before anything is replaced
     monkeypatch.setattr(fused, "layer_alone", the_layer_before)
 
-    def zeros(_decoder: object, layers: Sequence[int], on_states: Any, **_inputs: object) -> None:
+    def zeros(_decoder: object, layers: Sequence[int], on_states: Any, **inputs: Any) -> None:
         for layer in layers:
-            on_states(layer, torch.zeros(1, 99, 48))
+            on_states(layer, torch.zeros(1, inputs["position_ids"].shape[-1], HIDDEN))
 
     monkeypatch.setattr(fused, "run_to_layers", zeros)
     prompt, readouts = document_tasks(2, layer=3)
