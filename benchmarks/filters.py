@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.ledger.cells import committed, record_specs
+from pipeline.ledger.columns import ANSWER_COLUMNS
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.label_rows import probability_columns, reading_columns
@@ -112,11 +113,11 @@ def _commit(store: LocalStore, shard: Shard, source: np.random.Generator) -> Non
         tokens, ones = source.integers(20, 200, rows), np.ones(rows, np.int64)
         mass = source.uniform(0.5, 1, rows).astype(np.float32)
         read = reading_columns(mass, tokens, ones, status)
-        columns = {"doc_id": documents.column("doc_id").combine_chunks()}
-        columns |= probability_columns(p, labels) | read
-        ordered = ("doc_id", "label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
-        table = pa.table({name: columns[name] for name in ordered})
-        files.append(LabelFile(task, FINGERPRINTS[task].id, table, {"task": task}))
+        columns = probability_columns(p, labels) | read
+        answers = pa.StructArray.from_arrays(
+            [columns[name] for name in ANSWER_COLUMNS], names=ANSWER_COLUMNS
+        )
+        files.append(LabelFile(task, FINGERPRINTS[task].id, shard.id, answers, {"task": task}))
     commit_shard(store, shard, documents, files)
 
 

@@ -76,7 +76,7 @@ def main() -> None:
         listed = time.perf_counter()
         planned = plan_reuse(job, store, planned, read=known, keep=False)
         done = time.perf_counter()
-        to_ask = sum(work.to_ask or 0 for work in planned.work_items)
+        to_ask = sum(work.rows_without_answer or 0 for work in planned.work_items)
         status = Path("/proc/self/status").read_text()
         peak = int(status.split("VmHWM:")[1].split()[0]) / 1_000
         print(f"{len(cuts.shards):,} new shards; {to_ask:,} of {options.new:,} texts to ask")

@@ -17,8 +17,8 @@ from pipeline.errors import Problem, SpecError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.blocks import LabelledDocuments
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, structs
-from pipeline.ledger.label_rows import answers_table, with_calibrated
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.label_rows import answer_rows, with_calibrated
 from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import DocumentReader, job_engine, labelled_documents
 from pipeline.runtime.classifier_files import TextClassifiers
@@ -117,7 +117,7 @@ class Labeller:
         answers = ShardAnswers(chunks, self.spec.model_tasks, text_identities(documents))
         with self._lock:
             answers.label_rows(self._engine, 0, len(chunks))
-        return labelled_documents(documents, answers, [status for _, status in fitted])
+        return labelled_documents(answers, [status for _, status in fitted])
 
     def _classified(self, documents: pa.Table) -> LabelledDocuments:
         """The documents with the classifiers' answers."""
@@ -127,11 +127,11 @@ class Labeller:
         rows = [row for row, each in enumerate(status) if each == OK]
         names = [task.name for task in tasks]
         answers.add_classified(self._classifiers.answers(names, documents, rows), rows)
-        return labelled_documents(documents, answers, documents.column("status").to_pylist())
+        return labelled_documents(answers, status)
 
     def _struct(self, labelled: LabelledDocuments, task: TaskSpec) -> pa.StructArray:
         """The rows of a label file without their ids, as one column."""
-        table = answers_table(labelled, task)
+        rows = answer_rows(labelled, task)
         if task.name in self._calibrations:
-            table = with_calibrated(table, self._calibrations[task.name].calibration)
-        return structs(table.drop_columns(["doc_id"]))
+            rows = with_calibrated(rows, self._calibrations[task.name].calibration)
+        return rows

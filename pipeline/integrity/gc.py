@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -34,7 +34,7 @@ from pipeline.ledger.keys import (
     snapshot_key,
     spec_key,
 )
-from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
+from pipeline.ledger.snapshots import contents, snapshot_numbers
 from pipeline.ledger.text_index import shards_of_objects
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import JobSpec
@@ -156,18 +156,11 @@ def _read(
             read.former |= sids
             continue
         read.kept.append(number)
-        read.keys.update(_named_keys(snapshot))
+        read.keys |= {snapshot_key(number), manifest_key(number)}
+        read.keys.update(file.key for file in snapshot.files)
         read.versions |= versions
         read.sids |= sids
     return read
-
-
-def _named_keys(snapshot: Contents) -> Iterator[str]:
-    yield snapshot_key(snapshot.number)
-    yield manifest_key(snapshot.number)
-    for name, task in snapshot.tasks.items():
-        yield spec_key(name, task.fp)
-    yield from (file.key for file in snapshot.files)
 
 
 def _made_of(store: Store, read: _Snapshots, known: Mapping[str, Key]) -> set[str]:

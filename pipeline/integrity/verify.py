@@ -5,7 +5,6 @@ Entry point: `verify_output`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import sha256_hex
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, ROW, SLICED_FILE_COLUMNS
-from pipeline.ledger.keys import documents_key, is_part, label_key, parse_key, spec_key
-from pipeline.ledger.label_files import METADATA_PREFIX
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, ROW
+from pipeline.ledger.keys import parse_key, spec_key
+from pipeline.ledger.label_files import metadata_of, shard_in
 from pipeline.ledger.rows import MISSING, changed_files
 from pipeline.ledger.snapshots import (
     Contents,
@@ -173,7 +172,7 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
     now = audit.inputs[shard.path]
     if not any(each.version(columns) == version for each in now):
         return _CheckedShard(tuple(damages), changed=shard.path)
-    compared = ["doc_id", "content_hash", *([ROW] if shard.has_own_documents else [])]
+    compared = [name for name in ("doc_id", "content_hash", ROW) if name in documents.column_names]
     slices = read_inside(origin, audit.options)
     again = pa.concat_tables(each.select(compared) for each in slices)
     for column in compared:
@@ -191,17 +190,14 @@ def _checked(
         damages.append(Damage(file.key, change))
         if change == MISSING:
             return None
-    task = None if file.task is None else audit.tasks[file.task]
-    columns = ("doc_id", *task.columns) if task else DOCUMENTS_FILE_COLUMNS
-    if task is None and shard.has_own_documents:
-        columns = SLICED_FILE_COLUMNS
-    if is_part(file.key):
-        columns = (*columns, ROW)
     data = _read(audit.store, file.key, damages)
     if data is None:
         return None
+    task = None if file.task is None else audit.tasks[file.task]
+    columns = DOCUMENTS_FILE_COLUMNS if task is None else ("doc_id", *task.columns)
     try:
-        table = pq.read_table(pa.BufferReader(data), use_threads=False).select(list(columns))
+        table = pq.read_table(pa.BufferReader(data), use_threads=False)
+        table = table.select([*columns, *({ROW} & {*table.column_names})])
     except (pa.ArrowException, OSError, KeyError) as error:
         what = f"is not a label or documents file of assay: {' '.join(str(error).split())}"
         damages.append(Damage(file.key, what))
@@ -229,38 +225,25 @@ def _misplaced(
 ) -> Iterator[str]:
     """Where the key or the metadata of the file name another shard, task or fingerprint."""
     fp = None if task is None else task.fp
-    key = parse_key(file.key)
-    expected_key = documents_key(file.sid)
-    if file.task is not None and fp is not None:
-        expected_key = label_key(file.task, fp, file.sid, 0)
-        if key and key.sid == file.sid:
-            expected_key = label_key(file.task, fp, key.cell, key.number)
-    if file.key != expected_key:
+    key, metadata, origin = parse_key(file.key), metadata_of(table), _origin(table)
+    if key is None or (key.task, key.fp, key.sid) != (file.task or "", fp or "", file.sid):
         yield f"is not a key of shard {shard.sid}"
-    if file.task is not None:
-        for name, expected in (("task", file.task), ("fp", fp)):
-            if (value := _metadata(table, name)) != expected:
-                yield f"its metadata says {name} {value!r}, and its key says {expected!r}"
-    origin = _origin(table)
-    sid = origin.id if origin else None
-    if origin and shard.sid == origin.earlier_id:
-        sid = shard.sid  # of a slice, as earlier versions named it
-    if sid != shard.sid:
+    for name, expected in (("task", file.task), ("fp", fp)):
+        if metadata.get(name) != expected:
+            yield f"its metadata says {name} {metadata.get(name)!r}, and its key says {expected!r}"
+    # — of a slice, earlier versions named a shard of its own
+    if origin is None or shard.sid not in (origin.id, origin.earlier_id):
+        sid = None if origin is None else origin.id
         yield f"its metadata says shard {sid!r}, and its key says {shard.sid!r}"
-    elif origin and (origin.path, origin.piece.start_row) != (shard.path, shard.start_row):
+    elif (origin.path, origin.piece.start_row) != (shard.path, shard.start_row):
         yield f"is of {origin.path} from row {origin.piece.start_row}, not of {shard.path}"
 
 
 def _origin(table: pa.Table) -> Shard | None:
     try:
-        return Shard.from_json(json.loads(_metadata(table, "shard") or ""))
+        return shard_in(table)
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _metadata(table: pa.Table, name: str) -> str | None:
-    value = (table.schema.metadata or {}).get(f"{METADATA_PREFIX}{name}".encode())
-    return None if value is None else value.decode("utf-8", "backslashreplace")
 
 
 def _read(store: Store, key: str, damages: list[Damage], fix: str = MAKE_AGAIN) -> bytes | None:

@@ -12,6 +12,7 @@ A run also renews one marker of its own, which shows to `assay gc` that the outp
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -25,7 +26,6 @@ from math import inf
 from pipeline.errors import RefusedError, StorageError, UnavailableError
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.keys import Attempt, attempt_key, parse_attempt, reading_key
 from pipeline.stores.store import ATTEMPTS, Store
 
 IN_USE = f"{ATTEMPTS}in-use/"
@@ -44,6 +44,8 @@ OTHER_RUNS_DEATHS = 2
 DEATHS_OF_A_READER = 5
 
 RowRange = tuple[int, int]  # start, end (exclusive)
+# The name of a marker: its rows, the id of the run, and a nonce, so that each marker is new.
+_MARKER = re.compile(r"(\d+)-(\d+)-([^/-]+)-[^/-]+")
 
 
 def attempt_name(fp: Mapping[str, str], work: WorkItem) -> str:
@@ -75,7 +77,7 @@ class Attempts:
         for start, end in parts:
             if (start, end) in deadly:
                 continue
-            key = attempt_key(self.name, Attempt(start, end, self.run_id), uuid.uuid4().hex)
+            key = f"{self._folder}{start}-{end}-{self.run_id}-{uuid.uuid4().hex}"
             self.store.create(key, b"")
             done = [key]
             try:
@@ -93,7 +95,7 @@ class Attempts:
         StorageError, with the place, if readers of this run died there too often.
         """
         numbers = range(DEATHS_OF_A_READER)
-        keys = [reading_key(self.name, self.run_id, number) for number in numbers]
+        keys = [f"{self._folder}reading-{self.run_id}-{number}" for number in numbers]
         # — a number is taken if its reader died, so no LIST is needed to count deaths
         made = next((n for n in numbers if self.store.create(keys[n], b"")), None)
         if made is None:
@@ -115,9 +117,9 @@ class Attempts:
         """The remaining markers of each range: key -> id of the run."""
         markers: dict[RowRange, dict[str, str]] = {}
         for stored in self.store.list(self._folder):
-            if (attempt := parse_attempt(stored.key)) is not None:
-                of_range = markers.setdefault((attempt.start, attempt.end), {})
-                of_range[stored.key] = attempt.run_id
+            if match := _MARKER.fullmatch(stored.key.removeprefix(self._folder)):
+                start, end, run_id = match.groups()
+                markers.setdefault((int(start), int(end)), {})[stored.key] = run_id
         return markers
 
     @property

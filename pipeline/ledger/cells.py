@@ -1,12 +1,13 @@
 """What an output has and what it lacks. Entry points: `committed` and `remaining`.
 
-A cell is the answers to one task about all rows of a shard, or about some of them: one file, and
-its retries. It is done if the file exists.
+A cell is the answers to one task about all rows of a shard, or about some of them. It has a file in
+`labels/`, and one in `retries/` for each time that its failed rows were tried again; the current
+answers are those of the file with the highest number. A cell is done if it has a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,6 @@ from pipeline.hashes import parse_json
 from pipeline.ledger.keys import (
     DOCUMENTS,
     SPECS,
-    documents_key,
     label_folders,
     label_key,
     parse_key,
@@ -24,7 +24,7 @@ from pipeline.ledger.keys import (
 )
 from pipeline.sources.shards import Shard
 from pipeline.spec.fingerprint import Fingerprint
-from pipeline.stores.store import Store, StoredObject
+from pipeline.stores.store import Store
 
 # A Parquet file has at least two magic numbers and the length of its footer.
 LEAST_FILE_BYTES = 12
@@ -34,17 +34,9 @@ LEAST_FILE_BYTES = 12
 CONCURRENT_LISTS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class File:
-    """A file of results, as a snapshot names it."""
-
-    key: str
-    etag: str
-
-
 @dataclass(frozen=True)
 class Committed:
-    """The files that a LIST shows: documents files by shard id, label files by cell.
+    """The files that a LIST shows: documents files by shard id, current label files by cell.
 
     Only etags are kept, because a job of 200,000 shards has millions of keys: each key follows
     from its cell and task.
@@ -52,8 +44,8 @@ class Committed:
 
     fp: Mapping[str, str]  # by task
     documents: Mapping[str, str]  # etags
-    labels: Mapping[str, Mapping[str, str]]  # etags; by task first
-    retries: Mapping[str, Mapping[str, tuple[int, str]]]  # the highest number and its etag
+    labels: Mapping[str, Mapping[str, str]]  # etags of the current files; by task first
+    retries: Mapping[str, Mapping[str, int]]  # the numbers of these files, if they are retries
 
     @cached_property
     def parts(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
@@ -66,30 +58,19 @@ class Committed:
                     parts[task].setdefault(sid, []).append(cell)
         return parts
 
-    def documents_file(self, sid: str) -> File:
-        return File(documents_key(sid), self.documents[sid])
+    def label_key(self, task: str, cell: str) -> str:
+        """The key of the cell's current label file."""
+        return label_key(task, self.fp[task], cell, self.retry(task, cell))
 
-    def label_file(self, task: str, cell: str) -> File:
-        """The file with the cell's current labels: its latest retry, else the first try."""
-        number, etag = self.retries[task].get(cell) or (0, self.labels[task][cell])
-        return File(label_key(task, self.fp[task], cell, number), etag)
-
-    def cells(self, task: str, sid: str) -> list[str]:
-        """The cells of a shard: that of all its rows first, then those of parts."""
+    def label_keys(self, task: str, sid: str) -> tuple[str, ...]:
+        """The current label files of a shard: that of all its rows first, then those of parts."""
+        cells = (sid, *self.parts.get(task, {}).get(sid, ()))
         labels = self.labels.get(task, {})
-        return [sid] * (sid in labels) + [*self.parts.get(task, {}).get(sid, ())]
+        return tuple(self.label_key(task, cell) for cell in cells if cell in labels)
 
     def retry(self, task: str, cell: str) -> int:
         """The number of the cell's latest retry; 0 without one."""
-        return self.retries[task].get(cell, (0, ""))[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A label file with answers that can be reused."""
-
-    sid: str  # of the shard whose documents file has the texts
-    key: str
+        return self.retries[task].get(cell, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +80,18 @@ class WorkItem:
     shard: Shard
     tasks: tuple[str, ...]
     documents: bool
-    sources: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)  # by `version_name`
+    # By `version_name`, the keys of label files with answers that can be reused.
+    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     retry: int = 0  # the number of this retry of failed rows; 0: the labels are missing
-    to_ask: int | None = None  # rows that no source answers for the model; None: not known yet
+    # The most rows that no source answers for the model; None: not known yet.
+    rows_without_answer: int | None = None
 
     @property
     def asked_rows(self) -> int:
         """The most rows that the model reads."""
         if not self.tasks:
             return 0
-        return self.shard.rows if self.to_ask is None else self.to_ask
-
-    @property
-    def asks(self) -> bool:
-        """Whether the item probably needs a model: not if its rows have answers already."""
-        return self.asked_rows > 0
+        return self.shard.rows if self.rows_without_answer is None else self.rows_without_answer
 
 
 def version_name(task: str, fp: str) -> str:
@@ -130,18 +108,17 @@ def committed(
 ) -> Committed:
     """The existing files of these shards for these tasks; of all shards of the output for None.
 
-    Makes two LISTs for each task, concurrently, and one of the documents unless they are passed.
+    Makes two LISTs for each task, and one of the documents unless they are passed.
     """
-    known: _Known = str if sids is None else {sid: sid for sid in sids}.get
+    interned: _Interned = str if sids is None else {sid: sid for sid in sids}.get
     with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
-        labels = pool.map(lambda t: _list_files(store, label_folders(t, fp[t])[0], known), fp)
-        retries = pool.map(lambda task: _list_retries(store, task, fp[task], known), fp)
-        return Committed(
-            fp=dict(fp),
-            documents=_list_files(store, DOCUMENTS, known) if documents is None else documents,
-            labels=dict(zip(fp, labels, strict=True)),
-            retries=dict(zip(fp, retries, strict=True)),
-        )
+        listed = pool.map(lambda task: _list_labels(store, task, fp[task], interned), fp)
+        if documents is None:
+            documents = {sid: etag for sid, _, etag in _list_files(store, DOCUMENTS, interned)}
+        labels, retries = {}, {}
+        for task, of_task in zip(fp, listed, strict=True):
+            labels[task], retries[task] = of_task
+    return Committed(dict(fp), documents, labels, retries)
 
 
 def is_whole(shard: Shard, tasks: Collection[str], done: Committed) -> bool:
@@ -195,36 +172,38 @@ def stored_version(store: Store, task: str, fp: str) -> Fingerprint:
     return Fingerprint(content if isinstance(content, dict) else {})
 
 
-# The same id as a string that is in memory already, or None if the shard's files do not count.
-_Known = Callable[[str], str | None]
+# The same string object as in memory already; None if the shard's files do not count.
+_Interned = Callable[[str], str | None]
 
 
-def _list_files(store: Store, prefix: str, known: _Known) -> dict[str, str]:
-    """The etags of the files of shards, by cell; other files are not looked at."""
-    listed = ((parse_key(stored.key), stored) for stored in store.list(prefix))
-    return {
-        (key.cell if key.part else sid): _etag_of(store, stored)
-        for key, stored in listed
-        if key and (sid := known(key.sid))
-    }
+def _list_labels(
+    store: Store, task: str, fp: str, interned: _Interned
+) -> tuple[dict[str, str], dict[str, int]]:
+    """By cell, the etag of the file with the highest number, and the number of a retry."""
+    etags: dict[str, str] = {}
+    retries: dict[str, int] = {}
+    for folder in label_folders(task, fp):
+        for cell, number, etag in _list_files(store, folder, interned):
+            if number >= retries.get(cell, 0):
+                etags[cell] = etag
+                if number:
+                    retries[cell] = number
+    return etags, retries
 
 
-def _etag_of(store: Store, stored: StoredObject) -> str:
-    """The etag of a file of results; StorageError if it is too short to be one."""
-    if stored.size_bytes < LEAST_FILE_BYTES:
-        raise StorageError(
-            f"{store.url}/{stored.key}: has {stored.size_bytes} bytes of its own, or is a link, so "
-            f"it is not a file of results; restore it, or delete it and run again"
-        )
-    return stored.etag
+def _list_files(store: Store, prefix: str, interned: _Interned) -> Iterator[tuple[str, int, str]]:
+    """The cell, number and etag of each file of the shards; other files are not looked at.
 
-
-def _list_retries(store: Store, task: str, fp: str, known: _Known) -> dict[str, tuple[int, str]]:
-    """The highest number of each cell, with its etag."""
-    latest: dict[str, tuple[int, str]] = {}
-    for stored in store.list(label_folders(task, fp)[1]):
+    StorageError if a file is too short to be one of results.
+    """
+    for stored in store.list(prefix):
         key = parse_key(stored.key)
-        if key and known(key.sid):
-            retry = key.number, _etag_of(store, stored)
-            latest[key.cell] = max(latest.get(key.cell, retry), retry)
-    return latest
+        sid = interned(key.sid) if key else None
+        if key is None or sid is None:
+            continue
+        if stored.size_bytes < LEAST_FILE_BYTES:
+            raise StorageError(
+                f"{store.url}/{stored.key}: has {stored.size_bytes} bytes of its own, or is a "
+                f"link, so it is not a file of results; restore it, or delete it and run again"
+            )
+        yield key.cell if key.part else sid, key.number, stored.etag

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from pipeline.spec.tasks import TaskSpec
 
 DOCUMENTS_FILE_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")  # of a documents file
-# Of a label file with some rows of its shard: the row in the input object.
+# The row in the input object: of a label file with some rows of its shard, and of a documents file
+# that an earlier version wrote for a slice.
 ROW = "row"
-# Of a documents file that an earlier version wrote for a slice.
-SLICED_FILE_COLUMNS = (*DOCUMENTS_FILE_COLUMNS, ROW)
 # Of a task with the probabilities of all labels in a struct, and without calibration.
 ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
 # The two versions of probabilities; the second is also a column, of tasks with a calibration.
@@ -77,13 +76,33 @@ def versions(task_type: pa.StructType) -> tuple[str, ...]:
 
 def structs(table: pa.Table) -> pa.StructArray:
     """The rows of the table as structs, with strings for dictionaries."""
-    columns = [column.cast(plain_type(column.type)).combine_chunks() for column in table.columns]
+    columns = [column.cast(_plain(column.type)).combine_chunks() for column in table.columns]
     return pa.StructArray.from_arrays(columns, names=table.column_names)
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
+def _plain(kind: pa.DataType) -> pa.DataType:
     """The type of a dictionary's values; any other type as it is."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def with_column(rows: pa.StructArray, name: str, values: pa.Array) -> pa.StructArray:
+    """The rows with one more column."""
+    names = [field.name for field in rows.type]
+    return pa.StructArray.from_arrays([*rows.flatten(), values], names=[*names, name])
+
+
+def only(answers: pa.StructArray, rows: NDArray[np.bool_]) -> pa.StructArray:
+    """[docs] the answers in these rows, null in others."""
+    return pc.if_else(pa.array(rows), answers, None)
+
+
+def overlaid(answers: pa.StructArray | None, below: pa.StructArray) -> pa.StructArray:
+    """[docs] the answers, and the rows below where there is none; with the columns of these."""
+    if answers is None:
+        return below
+    columns = [pc.struct_field(answers, field.name) for field in below.type]
+    aligned = pa.StructArray.from_arrays(columns, fields=list(below.type), mask=answers.is_null())
+    return pc.coalesce(aligned, below)
 
 
 def probabilities(

@@ -8,14 +8,14 @@ opens no input.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import canonical_json, parse_json
 from pipeline.ledger.keys import cuts_key
-from pipeline.ledger.numbered import append_numbered, numbers
+from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice, fields_of
 from pipeline.sources.source import InputObject, cut
 from pipeline.spec.schema import Columns
@@ -26,8 +26,6 @@ from pipeline.stores.store import Store
 WRITE_SECONDS = 30.0
 CUT_THREADS = 16
 
-_Cut = tuple[ObjectVersion, list[Shard] | str]  # an object's shards, or why it cannot be read
-
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
@@ -35,16 +33,7 @@ class Cuts:
 
     shards: tuple[Shard, ...]
     unreadable: tuple[str, ...] = ()  # the error of each object whose rows cannot be counted
-    slices: tuple[Slice, ...] = ()  # that earlier versions of assay labelled, or began
     uncut: int = 0  # the number of objects that are not in the log
-
-    @property
-    def earlier_slices(self) -> dict[str, tuple[str, ...]]:
-        """By shard, the shards that earlier versions made of some of its rows."""
-        return {
-            shard.id: tuple(replace(shard, slice=part).earlier_id for part in self.slices)
-            for shard in (self.shards if self.slices else ())
-        }
 
 
 def load_or_cut(
@@ -64,19 +53,28 @@ def load_or_cut(
     log = _Log(store)
     take = log.append if keep else log.take_in
     versions = {each.version(columns): each for each in objects}
-
-    def cut_or_reason(version: ObjectVersion) -> _Cut:
-        try:
-            return version, cut(versions[version], columns, target_bytes)
-        except UnreadableError as error:
-            return version, str(error)
-
     new = [version for version in versions if version not in log.cuts]
     unreadable: list[str] = []
+    unwritten: dict[ObjectVersion, Sequence[Shard]] = {}
+    written_s = time.monotonic()
+
+    def cut_or_reason(version: ObjectVersion) -> Sequence[Shard] | str:
+        try:
+            return cut(versions[version], columns, target_bytes)
+        except UnreadableError as error:
+            return str(error)
+
     with ThreadPoolExecutor(CUT_THREADS) as pool:
-        for batch in _batches(pool.map(cut_or_reason, new)):
-            unreadable += [shards for _, shards in batch if isinstance(shards, str)]
-            take({version: s for version, s in batch if not isinstance(s, str)})
+        for version, shards in zip(new, pool.map(cut_or_reason, new), strict=True):
+            if isinstance(shards, str):
+                unreadable.append(shards)
+            else:
+                unwritten[version] = shards
+            if time.monotonic() - written_s >= WRITE_SECONDS:
+                take(unwritten)
+                unwritten, written_s = {}, time.monotonic()
+    if unwritten:
+        take(unwritten)
     cuts = log.cuts_of(versions, tuple(unreadable))
     if not cuts.shards and unreadable:
         raise StorageError("\n".join(" ".join(reason.splitlines()) for reason in unreadable))
@@ -109,20 +107,18 @@ def logged_shards(
 
 
 class _Log:
-    """The log in memory: all cuts, and the slices of earlier versions, in the order of writing."""
+    """All cuts in memory; of two cuts of one object the first is valid."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._last = 0
         self.cuts: dict[ObjectVersion, tuple[Shard, ...]] = {}
-        self.slices: list[Slice] = []
         for number in numbers(store, cuts_key):
             self._read(number)
 
     def append(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
         """Writes the cuts, except of objects that another run has cut in the meantime."""
-
-        def write(number: int) -> bool:
+        for number in free_numbers(self._store, cuts_key):
             for written in range(self._last + 1, number):
                 self._read(written)
             entries = [
@@ -134,28 +130,27 @@ class _Log:
                 if version not in self.cuts
             ]
             if not entries:
-                return True
-            created = self._store.create(cuts_key(number), canonical_json({"cuts": entries}))
-            self._last += created
-            return created
-
-        append_numbered(self._store, cuts_key, write)
+                break
+            if self._store.create(cuts_key(number), canonical_json({"cuts": entries})):
+                self._last = number
+                break
         self.take_in(cuts)
+
+    def take_in(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
+        """Adds the cuts in memory."""
+        for version, shards in cuts.items():
+            self.cuts.setdefault(version, tuple(shards))
 
     def cuts_of(self, current: Collection[ObjectVersion], unreadable: tuple[str, ...] = ()) -> Cuts:
         """The shards of the current objects."""
         cut = [self.cuts[version] for version in current if version in self.cuts]
         shards = tuple(shard for of_object in cut for shard in of_object)
-        return Cuts(shards, unreadable, tuple(self.slices), len(current) - len(cut))
+        return Cuts(shards, unreadable, len(current) - len(cut))
 
     def _read(self, number: int) -> None:
         key = cuts_key(number)
         try:
-            content = parse_json(self._store.read(key))
-            for part in content.get("slices", ()):
-                if Slice(**part) not in self.slices:
-                    self.slices.append(Slice(**part))
-            for entry in content["cuts"]:
+            for entry in parse_json(self._store.read(key))["cuts"]:
                 version = ObjectVersion(*entry["object"])
                 self.take_in({version: [Shard(version, Piece(*p)) for p in entry["pieces"]]})
         except (ValueError, KeyError, TypeError) as error:
@@ -164,21 +159,3 @@ class _Log:
                 f"it the input would be cut and labelled again"
             ) from error
         self._last = number
-
-    def take_in(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
-        """Adds the cuts in memory; of two cuts of one object the first is valid."""
-        for version, shards in cuts.items():
-            self.cuts.setdefault(version, tuple(shards))
-
-
-def _batches(cuts: Iterable[_Cut]) -> Iterator[list[_Cut]]:
-    """The cuts in batches, one each time that `WRITE_SECONDS` have passed."""
-    batch: list[_Cut] = []
-    since = time.monotonic()
-    for each in cuts:
-        batch.append(each)
-        if time.monotonic() - since >= WRITE_SECONDS:
-            yield batch
-            batch, since = [], time.monotonic()
-    if batch:
-        yield batch

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.ledger.cells import Committed
-from pipeline.ledger.label_files import TAKEN_OVER, LabelFile, metadata_of, read_file
+from pipeline.ledger.label_files import TAKEN_OVER, metadata_of, read_file
 from pipeline.sources.documents import QUARANTINED
 from pipeline.stores.store import Store
 
@@ -27,12 +26,11 @@ READ_THREADS = 16
 class FileCounts(NamedTuple):
     """The counts of one label file."""
 
-    retry: int  # the number of the retry that the file is of; 0: the first try
     failed: int  # rows
     taken_over: int  # rows with the answers of other shards
 
 
-Counts = Mapping[str, Mapping[str, FileCounts]]  # by task and cell
+Counts = Mapping[str, FileCounts]  # by the key of a label file
 NO_COUNTS: Counts = {}
 
 
@@ -41,48 +39,26 @@ def is_failed_status(status: str) -> bool:
     return status == QUARANTINED or status.startswith("error:")
 
 
-def failed_mask(answers: pa.Table) -> NDArray[np.bool_]:  # [rows]
-    """Which rows of a label file, of which this has the column `status`, failed."""
-    status = answers.column("status").cast(pa.string()).to_pylist()
-    return np.array([is_failed_status(each) for each in status], np.bool_)
+def failed_mask(status: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:  # [rows]
+    """Which rows of a label file failed, by its column `status`."""
+    values = status.cast(pa.string()).to_pylist()
+    return np.array([is_failed_status(each) for each in values], np.bool_)
 
 
-def counts_of(file: LabelFile) -> FileCounts:
-    """The counts of a label file: of its column `status`, and its metadata."""
-    status = file.table.column("status").cast(pa.string())
-    own = status if file.inside is None else status.filter(pa.array(file.inside))
-    by_status = pc.value_counts(own).to_pylist()
+def counts_of(status: pa.Array | pa.ChunkedArray, metadata: Mapping[str, str]) -> FileCounts:
+    """The counts of a label file with this column `status`, and these metadata."""
+    by_status = pc.value_counts(status.cast(pa.string())).to_pylist()
     failed = sum(each["counts"] for each in by_status if is_failed_status(each["values"]))
-    by_shard = json.loads(file.metadata.get(TAKEN_OVER, "{}"))
-    return FileCounts(file.retry, failed, sum(by_shard.values()))
+    return FileCounts(failed, sum(json.loads(metadata.get(TAKEN_OVER, "{}")).values()))
 
 
-def merged(first: Counts, second: Counts) -> dict[str, dict[str, FileCounts]]:
-    """The counts of both; of a file that both have, those of the second."""
-    return {task: {**first.get(task, {}), **second.get(task, {})} for task in {**first, **second}}
+def complete_counts(store: Store, keys: Iterable[str], known: Counts) -> dict[str, FileCounts]:
+    """The known counts, and those of these label files; a file that is not in `known` is read."""
 
+    def read(key: str) -> FileCounts:
+        answers = read_file(store, key, ["status"])
+        return counts_of(answers.column("status"), metadata_of(answers))
 
-def complete_counts(
-    store: Store, done: Committed, cells: Iterable[str], known: Counts
-) -> dict[str, dict[str, FileCounts]]:
-    """The counts of the cells' current label files; a file that is not in `known` is read."""
-
-    def read(of: tuple[str, str]) -> FileCounts:
-        task, cell = of
-        answers = read_file(store, done.label_file(task, cell).key, ["status"])
-        retry, metadata = done.retry(task, cell), metadata_of(answers)
-        return counts_of(LabelFile(task, done.fp[task], answers, metadata, retry))
-
-    counts: dict[str, dict[str, FileCounts]] = {task: {} for task in done.fp}
-    unknown = []
-    for cell in cells:
-        for task, of_task in counts.items():
-            own = known.get(task, {}).get(cell)
-            if own is not None and own.retry == done.retry(task, cell):
-                of_task[cell] = own
-            elif cell in done.labels[task]:
-                unknown.append((task, cell))
+    unknown = [key for key in keys if key not in known]
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        for (task, cell), own in zip(unknown, pool.map(read, unknown), strict=True):
-            counts[task][cell] = own
-    return counts
+        return {**known, **dict(zip(unknown, pool.map(read, unknown), strict=True))}

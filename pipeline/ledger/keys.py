@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.hashes import short_hash
 from pipeline.stores.store import ATTEMPTS
@@ -52,7 +53,6 @@ _PATTERNS = {
     AUDITS: re.compile(rf"{AUDITS}[0-9a-f]{{16}}\.json"),
     ATTEMPTS: re.compile(rf"{ATTEMPTS}.+"),
 }
-_ATTEMPT = re.compile(r".*/(?P<start>\d+)-(?P<end>\d+)-(?P<run_id>[^/-]+)-[^/-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,6 @@ class Key:
         return f"{self.sid}.{self.part}" if self.part else self.sid
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """The parts of an attempt's key: rows `start` to before `end`, in one run."""
-
-    start: int
-    end: int
-    run_id: str
-
-
 def parse_key(key: str) -> Key | None:
     """The parts of the key, or None if no version of assay writes it."""
     folder = key.partition("/")[0] + "/"
@@ -88,10 +79,9 @@ def parse_key(key: str) -> Key | None:
     match = pattern.fullmatch(key) if pattern else None
     if match is None:
         return None
-    parts = match.groupdict("")
-    number = int(parts.get("number") or 0)
-    own = {name: parts.get(name) or "" for name in ("task", "fp", "sid", "part")}
-    return Key(folder, **own, number=number)
+    parts: dict[str, Any] = match.groupdict("")
+    parts.pop("first", None)
+    return Key(folder, **{**parts, "number": int(parts.get("number", 0))})
 
 
 def spec_key(task: str, fp: str) -> str:
@@ -109,6 +99,13 @@ def label_key(task: str, fp: str, cell: str, retry: int = 0) -> str:
     if retry:
         return f"{RETRIES}{task}/{fp}/{cell}/{retry:04d}.parquet"
     return f"{LABELS}{task}/{fp}/{cell[:2]}/{cell}.parquet"
+
+
+def sid_of(key: str) -> str:
+    """The id of the shard of a label file."""
+    parsed = parse_key(key)
+    assert parsed is not None, key
+    return parsed.sid
 
 
 def is_part(key: str) -> bool:
@@ -156,19 +153,3 @@ def manifest_key(number: int) -> str:
 def audit_key(name: str) -> str:
     """The design of a sample that `assay audit` drew."""
     return f"{AUDITS}{name}.json"
-
-
-def attempt_key(name: str, attempt: Attempt, nonce: str) -> str:
-    """The marker of one attempt at the work of this name; the nonce makes each marker new."""
-    return f"{ATTEMPTS}{name}/{attempt.start}-{attempt.end}-{attempt.run_id}-{nonce}"
-
-
-def reading_key(name: str, run_id: str, number: int) -> str:
-    """The marker of a reader of the input; `number` counts the readers of this run."""
-    return f"{ATTEMPTS}{name}/reading-{run_id}-{number}"
-
-
-def parse_attempt(key: str) -> Attempt | None:
-    """The attempt, or None for another key below `attempts/`, such as a reader's marker."""
-    match = _ATTEMPT.fullmatch(key)
-    return Attempt(int(match["start"]), int(match["end"]), match["run_id"]) if match else None

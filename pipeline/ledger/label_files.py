@@ -9,45 +9,41 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json, parse_json
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, ROW
 from pipeline.ledger.failpoints import failpoint
-from pipeline.ledger.keys import documents_key, label_key
+from pipeline.ledger.keys import documents_key, is_part, label_key
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
 METADATA_PREFIX = "assay."
 TAKEN_OVER = "taken_over"  # by shard, the number of rows with its answers; absent without any
+_ENCODED = ("label", "status")  # columns of few values, which are stored as dictionaries
 
 
 @dataclass(frozen=True, slots=True)
 class LabelFile:
-    """One task's rows for one shard, and the metadata of their file."""
+    """One task's rows for one cell, and the metadata of their file."""
 
     task: str
     fp: str
-    table: pa.Table  # [docs]
+    cell: str
+    rows: pa.StructArray  # [docs] of the shard; null: the file, which is of a part, has no such row
     metadata: Mapping[str, str]
     retry: int = 0  # the number of the retry; 0: the first try
-    cell: str | None = None  # None: that of the shard
-    inside: NDArray[np.bool_] | None = None  # [docs]: the rows that the file has; None: all
 
-    def key(self, shard: Shard) -> str:
-        """The key of the file, if it is of this shard."""
-        return label_key(self.task, self.fp, self.cell or shard.cell, self.retry)
+    @property
+    def key(self) -> str:
+        return label_key(self.task, self.fp, self.cell, self.retry)
 
 
 def documents_table(documents: pa.Table) -> pa.Table:
     """The rows of a documents file: the documents without their texts."""
-    kept = documents.select(DOCUMENTS_FILE_COLUMNS)
-    status = kept.column("status").cast(pa.string()).dictionary_encode()
-    return kept.set_column(DOCUMENTS_FILE_COLUMNS.index("status"), "status", status)
+    return _encoded(documents.select(DOCUMENTS_FILE_COLUMNS))
 
 
 def to_parquet(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
@@ -85,8 +81,8 @@ def read_file(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table
 def metadata_of(table: pa.Table) -> dict[str, str]:
     """The metadata that `to_parquet` wrote."""
     stored = (table.schema.metadata or {}).items()
-    named = {name.decode(): value.decode() for name, value in stored}
-    return {name.removeprefix(METADATA_PREFIX): value for name, value in named.items()}
+    named = ((name.decode(), value.decode("utf-8", "backslashreplace")) for name, value in stored)
+    return {name.removeprefix(METADATA_PREFIX): value for name, value in named}
 
 
 def shard_in(table: pa.Table) -> Shard:
@@ -103,34 +99,29 @@ def commit_shard(
     with wrong rows leaves no file. StorageError if the documents are not the shard's rows, or not
     those of its documents file.
     """
-    if documents.num_rows != shard.rows:
-        raise StorageError(
-            f"{shard.path}: {documents.num_rows} documents for a shard of {shard.rows} rows; "
-            f"nothing was committed, run again"
-        )
-    whole = {"shard": canonical_json(shard.whole.to_json()).decode()}
-    origin = {"shard": canonical_json(shard.to_json()).decode()}
-    key, ids = documents_key(shard.id), documents.column("doc_id")
+    for rows in (documents.num_rows, *(len(file.rows) for file in label_files)):
+        if rows != shard.rows:
+            raise StorageError(
+                f"{shard.path}: {rows} rows for a shard of {shard.rows} rows; nothing was "
+                f"committed, run again"
+            )
+    documents_file, ids = documents_key(shard.id), documents.column("doc_id")
     exists = bool(label_files) and _has_documents(store, shard, ids)
-    built = {} if exists else {key: to_parquet(documents_table(documents), whole)}
-    for data in built.values():
-        verify(data, ids)
+    built = {}
+    if not exists:
+        origin = {"shard": canonical_json(shard.whole.to_json()).decode()}
+        built[documents_file] = to_parquet(documents_table(documents), origin)
+        verify(built[documents_file], ids)
     for file in label_files:
-        doc_ids, table = ids, file.table
-        if file.inside is not None:
-            first = shard.piece.start_row
-            rows = pa.array(range(first, first + shard.rows), pa.int64())
-            inside = pa.array(file.inside)
-            doc_ids, table = doc_ids.filter(inside), table.append_column(ROW, rows).filter(inside)
-        data = to_parquet(table, {**file.metadata, **origin})
-        verify(data, doc_ids)
-        built[file.key(shard)] = data
+        origin = {"shard": canonical_json(shard.to_json()).decode()}
+        built[file.key] = to_parquet(_label_table(file, shard, ids), {**file.metadata, **origin})
+        verify(built[file.key], ids.filter(file.rows.is_valid()) if is_part(file.key) else ids)
     made = []
-    for number, (name, data) in enumerate(built.items(), start=exists):
+    for number, (key, data) in enumerate(built.items(), start=exists):
         failpoint(f"create {number}")
-        if store.create(name, data):
-            made.append(name)
-        elif name == key:  # another run has created it since
+        if store.create(key, data):
+            made.append(key)
+        elif key == documents_file:  # another run has created it since
             _has_documents(store, shard, ids)
     failpoint("created")
     return made
@@ -152,3 +143,21 @@ def _has_documents(store: Store, shard: Shard, ids: pa.ChunkedArray) -> bool:
             f"committed; restore the input, or delete this file and its shard's label files"
         )
     return True
+
+
+def _label_table(file: LabelFile, shard: Shard, ids: pa.ChunkedArray) -> pa.Table:
+    """The rows of a label file; those of a part have the row in the input object, too."""
+    names = [field.name for field in file.rows.type]
+    table = pa.Table.from_arrays([ids, *file.rows.flatten()], names=["doc_id", *names])
+    if is_part(file.key):
+        piece = shard.piece
+        rows = pa.array(range(piece.start_row, piece.end_row), pa.int64())
+        table = table.append_column(ROW, rows)
+    return _encoded(table.filter(file.rows.is_valid()))
+
+
+def _encoded(table: pa.Table) -> pa.Table:
+    for name in (name for name in _ENCODED if name in table.column_names):
+        values = table.column(name).cast(pa.string()).combine_chunks().dictionary_encode()
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table

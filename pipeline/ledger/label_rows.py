@@ -1,4 +1,4 @@
-"""The rows of label files, from a model's scores. Entry points: `answers_table`, `with_calibrated`.
+"""The rows of label files, from a model's scores. Entry points: `answer_rows`, `with_calibrated`.
 
 A row has the best label, the probabilities and how sure the answer is, or null without an answer.
 """
@@ -19,8 +19,10 @@ from pipeline.ledger.columns import (
     RANKED,
     RAW,
     answer_columns,
+    answers_type,
     calibrated_type,
     probabilities,
+    with_column,
 )
 from pipeline.spec.tasks import TaskSpec
 
@@ -30,8 +32,8 @@ P_SUM_TOLERANCE = 1e-3
 SMALLEST_MASS = np.finfo(np.float32).smallest_subnormal
 
 
-def answers_table(labelled: LabelledDocuments, task: TaskSpec) -> pa.Table:
-    """The rows of the task's label file, without what is added to the answers."""
+def answer_rows(labelled: LabelledDocuments, task: TaskSpec) -> pa.StructArray:
+    """[docs] the rows of the task's label file, without what is added to the answers."""
     scores, labels = labelled.scores[task.name], list(task.labels)
     log_mass = scores.log_mass  # [docs]
     p = np.exp(scores.log_probs - log_mass[:, None])  # [docs, kept]
@@ -46,25 +48,24 @@ def answers_table(labelled: LabelledDocuments, task: TaskSpec) -> pa.Table:
         _mass(log_mass, task), labelled.n_tokens, labelled.n_chunks, labelled.status
     )
     names = [name for name in answer_columns(task) if name not in ADDED]
-    doc_ids = labelled.documents.column("doc_id").combine_chunks()
-    return pa.table({"doc_id": doc_ids, **{name: columns[name] for name in names}})
+    return pa.StructArray.from_arrays([columns[name] for name in names], names=names)
 
 
-def continuations_table(labelled: LabelledDocuments, continuations: pa.StructArray) -> pa.Table:
-    """The rows of a file of continuations: the answer, what follows it, and the status."""
-    columns = dict(zip(("label", "text", "tokens"), continuations.flatten(), strict=True))
-    return pa.table(
-        {
-            "doc_id": labelled.documents.column("doc_id").combine_chunks(),
-            **columns,
-            "status": pa.array(labelled.status, pa.string()).dictionary_encode(),
-        }
-    )
+def unanswered_rows(status: Sequence[str], task: TaskSpec) -> pa.StructArray:
+    """[docs] the same without any answer."""
+    names = [name for name in answer_columns(task) if name not in ADDED]
+    kind, rows = answers_type(names, list(task.labels)), len(status)
+    columns = {field.name: pa.nulls(rows, field.type) for field in kind}
+    columns |= {
+        "n_tokens": pa.array(np.zeros(rows, np.int32)),
+        "n_chunks": pa.array(np.zeros(rows, np.int16)),
+        "status": pa.array(status, pa.string()),
+    }
+    return pa.StructArray.from_arrays([columns[name] for name in names], fields=list(kind))
 
 
-def with_calibrated(table: pa.Table, calibration: Calibration) -> pa.Table:
-    """The label rows with the column `calibrated`, null where there is no answer."""
-    rows = table.select(["p"]).combine_chunks().to_struct_array().combine_chunks()
+def with_calibrated(rows: pa.StructArray, calibration: Calibration) -> pa.StructArray:
+    """The rows with the column `calibrated`, null where there is no answer."""
     raw = probabilities(rows, RAW, calibration.labels)  # [docs, labels]
     answered = ~np.isnan(raw).any(axis=1)  # [docs]
     p = np.full(raw.shape, np.nan, np.float32)
@@ -72,11 +73,9 @@ def with_calibrated(table: pa.Table, calibration: Calibration) -> pa.Table:
     columns = probability_columns(p, calibration.labels)
     struct = calibrated_type(columns["p"].type)
     calibrated = pa.StructArray.from_arrays(
-        [columns[field.name].cast(field.type) for field in struct],
-        fields=list(struct),
-        mask=pa.array(~answered),
+        [columns[field.name] for field in struct], fields=list(struct), mask=pa.array(~answered)
     )
-    return table.append_column(CALIBRATED, calibrated)
+    return with_column(rows, CALIBRATED, calibrated)
 
 
 def probability_columns(p: NDArray[np.float32], labels: Sequence[str]) -> dict[str, pa.Array]:
@@ -89,7 +88,7 @@ def probability_columns(p: NDArray[np.float32], labels: Sequence[str]) -> dict[s
     best = pa.array(np.where(unanswered, 0, p.argmax(axis=1)).astype(np.int32), mask=unanswered)
     largest = np.partition(p, label_count - 2, axis=1)[:, -2:]  # [docs, 2]: second, first
     return {
-        "label": pa.DictionaryArray.from_arrays(best, pa.array(list(labels), pa.string())),
+        "label": pa.array(list(labels), pa.string()).take(best),
         "p": pa.StructArray.from_arrays(
             [pa.array(np.ascontiguousarray(column), pa.float32()) for column in p.T],
             fields=[pa.field(label, pa.float32()) for label in labels],
@@ -112,7 +111,7 @@ def _ranked_answers(
     best = names.take(pa.array(label_ids[:, 0], mask=unanswered))
     top = names.take(pa.array(label_ids[:, :top_k][scored]))
     return {
-        "label": best.dictionary_encode(),
+        "label": best,
         "top": _ranked(top, p[:, :top_k][scored], scored.sum(axis=1), unanswered),
         "margin": pa.array(p[:, 0] - p[:, 1], pa.float32(), mask=unanswered),
     }
@@ -129,7 +128,7 @@ def reading_columns(
         "mass": pa.array(mass, pa.float32(), mask=np.isnan(mass)),
         "n_tokens": pa.array(n_tokens, pa.int32()),
         "n_chunks": pa.array(n_chunks, pa.int16()),
-        "status": pa.array(status, pa.string()).dictionary_encode(),
+        "status": pa.array(status, pa.string()),
     }
 
 

@@ -1,11 +1,11 @@
 """Numbered objects, to which several runs append: `inputs/`, `index/` and `snapshots/`.
 
-Entry points: `numbers` and `append_numbered`.
+Entry points: `numbers` and `free_numbers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pipeline.errors import StorageError
 from pipeline.ledger.keys import parse_key
@@ -23,17 +23,16 @@ def numbers(store: Store, key_of: KeyOf) -> list[int]:
     return sorted(key.number for name, key in listed if key and name == key_of(key.number))
 
 
-def append_numbered(store: Store, key_of: KeyOf, write: Callable[[int], bool]) -> None:
-    """Calls `write` with the next number, and with the one after it as long as it returns False.
+def free_numbers(store: Store, key_of: KeyOf) -> Iterator[int]:
+    """The next number, and the one after it if the caller could not create that object.
 
-    `write` creates the object, and returns whether nothing is left to append. StorageError after
-    `MAX_LOST_RACES` numbers.
+    StorageError after `MAX_LOST_RACES` numbers.
     """
     first = 1 + max(numbers(store, key_of), default=0)
-    if not any(map(write, range(first, first + MAX_LOST_RACES))):
-        raise StorageError(
-            f"{store.url}/{_folder(key_of)}: {MAX_LOST_RACES} numbers in a row were taken"
-        )
+    yield from range(first, first + MAX_LOST_RACES)
+    raise StorageError(
+        f"{store.url}/{_folder(key_of)}: {MAX_LOST_RACES} numbers in a row were taken"
+    )
 
 
 def _folder(key_of: KeyOf) -> str:

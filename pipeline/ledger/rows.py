@@ -17,14 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import StorageError
-from pipeline.ledger.columns import (
-    DOCUMENTS_FILE_COLUMNS,
-    ROW,
-    SLICED_FILE_COLUMNS,
-    answers_type,
-    structs,
-)
-from pipeline.ledger.keys import listing_prefix
+from pipeline.ledger.columns import ROW, answers_type, structs
+from pipeline.ledger.keys import is_part, listing_prefix
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard
 from pipeline.stores.local import ETAG as LOCAL_ETAG
@@ -130,13 +124,14 @@ def read_shard(
 
 def read_documents_file(store: Store, shard: NamedShard) -> pa.Table:
     """The shard's documents that the snapshot shows, with their `row` in the input object."""
-    if shard.has_own_documents:
-        return _read_whole(store, shard.documents, SLICED_FILE_COLUMNS)
-    documents = _read_whole(store, shard.documents, DOCUMENTS_FILE_COLUMNS)
-    if not shard.sliced:
-        rows = pa.array(range(shard.start_row, shard.start_row + shard.rows), pa.int64())
+    documents = _read_whole(store, shard.documents, None)
+    if ROW in documents.column_names:  # of a slice, as earlier versions wrote it
+        return documents
+    labels = next(iter(shard.labels.values()))
+    if not is_part(labels.key):
+        rows = pa.array(range(shard.start_row, shard.end_row), pa.int64())
         return documents.append_column(ROW, rows)
-    rows = _read_whole(store, next(iter(shard.labels.values())), [ROW]).column(ROW)
+    rows = _read_whole(store, labels, [ROW]).column(ROW)
     numbers = pc.subtract(rows, shard.start_row)
     if len(rows) and not 0 <= pc.min(numbers).as_py() <= pc.max(numbers).as_py() < len(documents):
         raise StorageError(
@@ -150,7 +145,7 @@ def _answers(
     store: Store, file: NamedFile, doc_ids: pa.Array, struct: pa.StructType
 ) -> pa.StructArray:
     """A label file's rows as structs; StorageError unless they are of these documents in order."""
-    table = _read_whole(store, file, ("doc_id", *(field.name for field in struct)))
+    table = _read_whole(store, file, ["doc_id", *(field.name for field in struct)])
     answers = structs(table.drop_columns(["doc_id"]))
     if not table.column("doc_id").combine_chunks().equals(doc_ids):
         raise StorageError(
@@ -163,8 +158,8 @@ def _answers(
     return answers
 
 
-def _read_whole(store: Store, file: NamedFile, columns: Sequence[str]) -> pa.Table:
-    table = read_file(store, file.key, list(columns))
+def _read_whole(store: Store, file: NamedFile, columns: Sequence[str] | None) -> pa.Table:
+    table = read_file(store, file.key, columns)
     if table.num_rows != file.rows:
         raise StorageError(
             f"{store.url}/{file.key}: has {table.num_rows} rows where {file.rows} were published; "

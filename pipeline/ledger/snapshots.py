@@ -9,37 +9,35 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import chain, groupby, zip_longest
+from itertools import groupby, islice, zip_longest
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json, parse_json
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
-from pipeline.ledger.failed_rows import NO_COUNTS, Counts, FileCounts, complete_counts, merged
-from pipeline.ledger.keys import is_part, manifest_key, snapshot_key
-from pipeline.ledger.numbered import append_numbered, numbers
+from pipeline.ledger.failed_rows import NO_COUNTS, Counts, FileCounts, complete_counts
+from pipeline.ledger.keys import documents_key, manifest_key, snapshot_key
+from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.sources.shards import Shard, Slice, fields_of
 from pipeline.stores.store import Store
 
 # A snapshot of more shards has its files in a manifest, in row groups of this many shards.
-TABLE_SHARDS = 10_000
+MANIFEST_SHARDS = 10_000
 
 _OF_SHARD = ("path", "start_row", "end_row")
-_COUNTED = ("task", "sid", "etag", "failed", "taken_over")
+# A row of a manifest is a file; the task of a documents file is null, and so are its counts.
 _SCHEMA = pa.schema(
     [
-        *((name, pa.string()) for name in ("sid", "task", "key", "etag")),  # task null: documents
-        *((name, pa.int64()) for name in ("rows", "failed", "taken_over")),  # of labels, if counted
+        *((name, pa.string()) for name in ("sid", "task", "key", "etag")),
+        *((name, pa.int64()) for name in ("rows", "failed", "taken_over")),
         *zip(_OF_SHARD, (pa.string(), pa.int64(), pa.int64()), strict=True),
     ]
 )
-_NAMED = [name for name in _SCHEMA.names if name not in ("failed", "taken_over")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +71,10 @@ class NamedShard:
     sid: str
     path: str
     start_row: int
-    rows: int
+    end_row: int
+    rows: int  # in the snapshot; fewer than in the input if it shows a slice
     documents: NamedFile
     labels: Mapping[str, NamedFile]  # by task
-    # Whether its label files have some rows of the shard; they name them. In snapshots of earlier
-    # versions the documents file has these rows alone, and names them.
-    sliced: bool = False
-
-    @property
-    def has_own_documents(self) -> bool:
-        """Whether the documents file is of the slice, as earlier versions wrote it."""
-        return self.sliced and not any(is_part(file.key) for file in self.labels.values())
 
     @property
     def files(self) -> tuple[NamedFile, ...]:
@@ -150,23 +141,20 @@ def publish(
         # — without a slice there is no such key, so snapshots keep their form
         **({} if part is None else {"slice": part.to_json()}),
     }
-    named = tuple(zip(whole, rows, strict=True))
-    published = 0
-
-    def write(number: int) -> bool:
-        nonlocal published, counts
+    known = counts
+    for number in free_numbers(store, snapshot_key):
         last = last_published(store, spec_name, skip_damaged=True)
-        if last is not None and _shows(store, last, header, _tables(named, tasks, done)):
-            published = last["number"]
-            return True
-        published = number
-        counts = merged(counts_in(store, last, done), counts)
-        counts = complete_counts(store, done, [shard.cell for shard in whole], counts)
+        shown = _shards(whole, rows, tasks, done)
+        if last is not None and _shows(store, last, header, shown):
+            number = int(last["number"])
+            break
+        keys = (done.label_key(task, shard.cell) for shard in whole for task in tasks)
+        known = complete_counts(store, keys, {**published_counts(store, last, done), **known})
         content = header | {"created_at": created_at, "number": number}
-        return _create(store, content, _tables(named, tasks, done, counts))
-
-    append_numbered(store, snapshot_key, write)
-    return published
+        shown = _shards(whole, rows, tasks, done)
+        if _create(store, content, shown, known, in_manifest=len(whole) > MANIFEST_SHARDS):
+            break
+    return number
 
 
 def contents(store: Store, number: int | None = None) -> Contents:
@@ -184,16 +172,14 @@ def contents(store: Store, number: int | None = None) -> Contents:
             )
             for name, task in content["tasks"].items()
         }
-        part = Slice(**content["slice"]) if "slice" in content else None
-        tables = _files(store, content)
         return Contents(
             number=int(content["number"]),
             spec=str(content["spec"]),
             tasks=tasks,
-            shards=tuple(s for table in tables for s in _shards(table, tasks, bool(part))),
+            shards=tuple(_read_shards(store, content)),
             missing_rows=int(content.get("missing_rows", 0)),
             missing_files=int(content.get("missing_files", 0)),
-            slice=part,
+            slice=Slice(**content["slice"]) if "slice" in content else None,
             created_at=str(content.get("created_at", "")),
         )
 
@@ -216,11 +202,8 @@ def contents_of(
     slice_rows: Mapping[str, int] | None = None,
 ) -> Contents:
     """The snapshot that this complete work would have; its number is 0, which no snapshot has."""
-    sliced = slice_rows is not None
-    named = [(s, s.rows if slice_rows is None else slice_rows[s.id]) for s in shards]
-    tables = _tables(named, tasks, done)
-    shown = tuple(each for table in tables for each in _shards(table, tasks, sliced))
-    return Contents(0, spec_name, tasks, shown)
+    rows = [shard.rows if slice_rows is None else slice_rows[shard.id] for shard in shards]
+    return Contents(0, spec_name, tasks, tuple(_shards(shards, rows, tasks, done)))
 
 
 def last_snapshot(store: Store, spec_name: str) -> int | None:
@@ -262,22 +245,21 @@ def snapshot_numbers(store: Store) -> list[int]:
     return numbers(store, snapshot_key)[::-1]
 
 
-def counts_in(store: Store, snapshot: Mapping[str, Any] | None, done: Committed) -> Counts:
-    """The counts in a snapshot of the label files that `done` has."""
-    counts: dict[str, dict[str, FileCounts]] = {task: {} for task in done.fp}
-    if snapshot is None:
-        return counts
-    same = [t for t, fp in done.fp.items() if snapshot["tasks"].get(t, {}).get("fp") == fp]
-    part = Slice(**snapshot["slice"]) if "slice" in snapshot else None
+def published_counts(
+    store: Store, snapshot: Mapping[str, Any] | None, done: Committed
+) -> dict[str, FileCounts]:
+    """The counts in a snapshot of the current label files."""
+    counts: dict[str, FileCounts] = {}
+    part = None if snapshot is None or "slice" not in snapshot else Slice(**snapshot["slice"])
     interned: dict[FileCounts, FileCounts] = {}  # — a million equal tuples are kept once
-    for table in _files(store, snapshot):
-        labels = table.filter(pc.is_in(table["task"], pa.array(same, pa.string())))
-        columns = labels.filter(labels["failed"].is_valid()).select(_COUNTED).to_pydict()
-        for task, sid, etag, failed, taken_over in zip(*columns.values(), strict=True):
-            cell = sid if part is None else f"{sid}.{part.name}"
-            if cell in done.labels[task] and done.label_file(task, cell).etag == etag:
-                own = FileCounts(done.retry(task, cell), failed, taken_over)
-                counts[task][cell] = interned.setdefault(own, own)
+    for file in () if snapshot is None else _files(store, snapshot):
+        cell = file["sid"] if part is None else f"{file['sid']}.{part.name}"
+        if (
+            file.get("failed") is not None
+            and done.labels.get(file["task"], {}).get(cell) == file["etag"]
+        ):
+            own = FileCounts(file["failed"], file["taken_over"])
+            counts[file["key"]] = interned.setdefault(own, own)
     return counts
 
 
@@ -288,70 +270,45 @@ def _json(data: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _tables(
-    named: Sequence[tuple[Shard, int]],
-    tasks: Iterable[str],
-    done: Committed,
-    counts: Counts = NO_COUNTS,
-) -> Iterator[pa.Table]:
-    """The files of all shards with their rows, in tables of `TABLE_SHARDS` shards each."""
-    for start in range(0, len(named), TABLE_SHARDS):
-        rows = []
-        for shard, count in named[start : start + TABLE_SHARDS]:
-            of_shard = {
-                "sid": shard.id,
-                "path": shard.path,
-                "start_row": shard.piece.start_row,
-                "end_row": shard.piece.end_row,
-            }
-            rows.append(fields_of(done.documents_file(shard.id)) | {"rows": shard.rows} | of_shard)
-            for task in tasks:
-                file = fields_of(done.label_file(task, shard.cell))
-                own = counts.get(task, {}).get(shard.cell)
-                counted = {} if own is None else own._asdict()
-                rows.append({"task": task, "rows": count} | file | counted | of_shard)
-        yield pa.Table.from_pylist(rows, _SCHEMA)
+def _shards(
+    shards: Sequence[Shard], rows: Iterable[int], tasks: Iterable[str], done: Committed
+) -> Iterator[NamedShard]:
+    """The shards with their current files; `rows` has the rows that are shown of each shard."""
+    for shard, count in zip(shards, rows, strict=True):
+        sid, piece, cell = shard.id, shard.piece, shard.cell
+        documents = NamedFile(documents_key(sid), done.documents[sid], shard.rows, sid, None)
+        labels = {
+            task: NamedFile(done.label_key(task, cell), done.labels[task][cell], count, sid, task)
+            for task in tasks
+        }
+        yield NamedShard(sid, shard.path, piece.start_row, piece.end_row, count, documents, labels)
 
 
-def _create(store: Store, content: dict[str, Any], tables: Iterator[pa.Table]) -> bool:
-    """Creates the manifest, if there is one, then the snapshot; False if its number is taken."""
-    number, first = content["number"], next(tables, _SCHEMA.empty_table())
-    second = next(tables, None)
-    if second is None:
-        files = [{k: v for k, v in each.items() if v is not None} for each in first.to_pylist()]
-        content["files"] = [
-            {"task": None} | {k: v for k, v in each.items() if k not in _OF_SHARD} for each in files
-        ]
-        shards = {each["sid"]: each for each in files}  # of a slice, label files have its rows
-        content["shards"] = [
-            {name: each[name] for name in ("sid", "rows", *_OF_SHARD)} for each in shards.values()
-        ]
-        return store.create(snapshot_key(number), canonical_json(content))
-    # — a row group at a time: all of them as tables would fill the memory
-    buffer = io.BytesIO()
-    repeated = ["sid", "task", "path"]
-    with pq.ParquetWriter(buffer, _SCHEMA, compression="zstd", use_dictionary=repeated) as writer:
-        for table in chain((first, second), tables):
-            writer.write_table(table, row_group_size=table.num_rows)
-    content["manifest"] = manifest_key(number)
-    return store.create(content["manifest"], buffer.getvalue()) and store.create(
-        snapshot_key(number), canonical_json(content)
-    )
+def _read_shards(store: Store, snapshot: Mapping[str, Any]) -> Iterator[NamedShard]:
+    """The shards of a snapshot, whose files follow one another."""
+    for sid, files in groupby(_files(store, snapshot), itemgetter("sid")):
+        named = {}
+        for file in files:
+            named[file["task"]] = NamedFile(**{name: file[name] for name in NamedFile.__slots__})
+        # — of a slice, label files have its rows
+        shown = {name: file[name] for name in ("rows", *_OF_SHARD)}
+        labels = {task: named[task] for task in snapshot["tasks"]}
+        yield NamedShard(sid=sid, **shown, documents=named[None], labels=labels)
 
 
-def _files(store: Store, snapshot: Mapping[str, Any]) -> Iterator[pa.Table]:
-    """The files that a snapshot names, in the tables of `_tables`."""
+def _files(store: Store, snapshot: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The files that a snapshot names, each as a row of a manifest; counts may be absent."""
     with _parsing(store, snapshot.get("number", 0)):
         if "manifest" in snapshot:
             manifest = pq.ParquetFile(pa.BufferReader(store.read(snapshot["manifest"])))
             for group in range(manifest.num_row_groups):
-                yield manifest.read_row_group(group, use_threads=False)
-        elif snapshot["shards"]:
-            files: dict[str, list[dict[str, Any]]] = {}
-            for file in snapshot["files"]:
-                files.setdefault(file["sid"], []).append(file)
-            rows = [shard | file for shard in snapshot["shards"] for file in files[shard["sid"]]]
-            yield pa.Table.from_pylist(rows, _SCHEMA)
+                yield from manifest.read_row_group(group, use_threads=False).to_pylist()
+            return
+        files: dict[str, list[dict[str, Any]]] = {}
+        for file in snapshot["files"]:
+            files.setdefault(file["sid"], []).append(file)
+        for shard in snapshot["shards"]:
+            yield from (shard | file for file in files[shard["sid"]])
 
 
 @contextmanager
@@ -367,25 +324,53 @@ def _parsing(store: Store, number: int) -> Iterator[None]:
 
 
 def _shows(
-    store: Store, snapshot: Mapping[str, Any], header: Mapping[str, Any], new: Iterator[pa.Table]
+    store: Store,
+    snapshot: Mapping[str, Any],
+    header: Mapping[str, Any],
+    shards: Iterator[NamedShard],
 ) -> bool:
     """Whether the snapshot shows the same work; its number, time and counts may differ."""
     expected = {"slice": None} | parse_json(canonical_json(header))
     return all(snapshot.get(name) == value for name, value in expected.items()) and all(
-        was is not None and now is not None and was.select(_NAMED).equals(now.select(_NAMED))
-        for was, now in zip_longest(_files(store, snapshot), new)
+        was == now for was, now in zip_longest(_read_shards(store, snapshot), shards)
     )
 
 
-def _shards(table: pa.Table, tasks: Iterable[str], sliced: bool = False) -> Iterator[NamedShard]:
-    """The shards of a table, whose files follow one another."""
-    for _, files in groupby(table.to_pylist(), itemgetter("sid")):
-        by_task = {file["task"]: file for file in files}
-        named = {
-            task: NamedFile(**{name: file[name] for name in NamedFile.__slots__})
-            for task, file in by_task.items()
-        }
-        *_, last = by_task.values()  # of a slice, label files have its rows
-        of_shard = {name: last[name] for name in ("sid", "path", "start_row", "rows")}
-        labels = {task: named[task] for task in tasks}
-        yield NamedShard(**of_shard, documents=named[None], labels=labels, sliced=sliced)
+def _create(
+    store: Store,
+    content: dict[str, Any],
+    shards: Iterator[NamedShard],
+    counts: Counts,
+    *,
+    in_manifest: bool,
+) -> bool:
+    """Creates the manifest, if there is one, then the snapshot; False if its number is taken."""
+
+    def files_of(shard: NamedShard) -> Iterator[dict[str, Any]]:
+        for file in shard.files:
+            own = counts.get(file.key)
+            yield fields_of(file) | ({} if own is None else own._asdict())
+
+    def place_of(shard: NamedShard) -> dict[str, Any]:
+        return {name: getattr(shard, name) for name in _OF_SHARD}
+
+    number = content["number"]
+    if in_manifest:
+        # — a row group at a time: all of them as tables would fill the memory
+        buffer, repeated = io.BytesIO(), ["sid", "task", "path"]
+        with pq.ParquetWriter(
+            buffer, _SCHEMA, compression="zstd", use_dictionary=repeated
+        ) as writer:
+            while group := list(islice(shards, MANIFEST_SHARDS)):
+                rows = [file | place_of(shard) for shard in group for file in files_of(shard)]
+                writer.write_table(pa.Table.from_pylist(rows, _SCHEMA), row_group_size=len(rows))
+        content["manifest"] = manifest_key(number)
+        if not store.create(content["manifest"], buffer.getvalue()):
+            return False
+    else:
+        shown = list(shards)
+        content["files"] = [file for shard in shown for file in files_of(shard)]
+        content["shards"] = [
+            {"sid": shard.sid, "rows": shard.rows} | place_of(shard) for shard in shown
+        ]
+    return store.create(snapshot_key(number), canonical_json(content))

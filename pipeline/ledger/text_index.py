@@ -1,15 +1,15 @@
 """Which shards have a text: `index/<number>.parquet`, from the hash of the text to the shard.
 
-Entry points: `cover`, which adds the shards that no object has, and `candidates`. An entry says
-only where to look: what a documents file says counts. Without the index, or with a damaged one,
-documents files are read again; no answer depends on it.
+Entry points: `index_missing_shards`, `hashes_of` and `candidates`. An entry says only where to
+look: what a documents file says counts. Without the index, or with a damaged one, documents files
+are read again; no answer depends on it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, index_key
 from pipeline.ledger.label_files import METADATA_PREFIX, read_file, to_parquet
-from pipeline.ledger.numbered import append_numbered, numbers
+from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.sources.documents import OK
 from pipeline.stores.store import Store
 
@@ -87,19 +87,15 @@ class IndexObject:
         parts = zip(numbers, edges, edges[1:], strict=False)
         return {self.sids[number]: hashes[order[start:end]] for number, start, end in parts}
 
-    def places(
-        self, hashes: Hashes, numbers: Mapping[str, int]
-    ) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
-        """The positions of the hashes that a numbered shard has, and the number of the first."""
-        number_of = np.array([numbers.get(sid, -1) for sid in self.sids], np.int32)
-        of_entries = number_of[self.shards]
-        numbered = of_entries >= 0
-        own, of_own = self.hashes[numbered], of_entries[numbered]
-        if not len(own):
-            return np.empty(0, np.intp), np.empty(0, np.int32)
-        at = np.minimum(np.searchsorted(own, hashes), len(own) - 1)
-        positions = np.flatnonzero(own[at] == hashes)
-        return positions, of_own[at[positions]]
+    def numbers_of(self, queries: Hashes, numbers: Mapping[str, int]) -> NDArray[np.int32]:
+        """[queries] the number of a shard with the text, of the shards with a number; else -1."""
+        of_shards = np.array([numbers.get(sid, -1) for sid in self.sids], np.int32)
+        of_entries = of_shards[self.shards]
+        hashes, of_hashes = self.hashes[of_entries >= 0], of_entries[of_entries >= 0]
+        if not len(hashes):
+            return np.full(len(queries), -1, np.int32)
+        at = np.minimum(np.searchsorted(hashes, queries), len(hashes) - 1)
+        return np.where(hashes[at] == queries, of_hashes[at], np.int32(-1))
 
 
 def text_hashes(documents: pa.Table) -> Hashes:
@@ -111,47 +107,35 @@ def text_hashes(documents: pa.Table) -> Hashes:
 
 def leading_bits(hashes: pa.StringArray) -> Hashes:
     """The first 64 bits of hashes of 32 hex digits."""
-    if not len(hashes):
-        return np.empty(0, np.uint64)
-    fixed = hashes.cast(pa.binary()).cast(pa.binary(32))  # ArrowInvalid if one has another length
-    digits = np.frombuffer(fixed.buffers()[1], np.uint8)[fixed.offset * 32 :]
-    digits = digits[: len(fixed) * 32].reshape(-1, 32)[:, :16]
-    values = (digits & 0x0F) + 9 * (digits > ord("9"))  # 0-9 are 0x30.., a-f are 0x61..
-    octets = (values[:, ::2] << 4 | values[:, 1::2]).astype(np.uint8)
-    return np.ascontiguousarray(octets).view(">u8").ravel().astype(np.uint64)
+    digits = "".join(pc.utf8_slice_codeunits(hashes, 0, 16).to_pylist())
+    assert len(digits) == 16 * len(hashes), hashes
+    return np.frombuffer(bytes.fromhex(digits), ">u8").astype(np.uint64)
 
 
-def cover(
-    store: Store,
-    sids: Collection[str],
-    needed: Collection[str] = frozenset(),
-    *,
-    keep: bool = True,
-) -> dict[str, Hashes]:
-    """Adds objects for the shards that no object has; the hashes of the texts of those `needed`.
+def index_missing_shards(store: Store, sids: Iterable[str]) -> None:
+    """Adds objects for the shards that no object has; each shard has a documents file.
 
-    Each shard has a documents file. An object that cannot be read is logged; its shards are added
-    again. Without `keep` nothing is written, and only documents files of `needed` are read.
+    An object that cannot be read is logged; its shards are added again.
     """
-    covered: set[str] = set()
-    texts: dict[str, Hashes] = {}
-    for each in _objects(store, logger.warning):
-        covered.update(each.sids)
-        texts |= each.texts_of(needed)
+    indexed = {sid for each in _objects(store, logger.warning) for sid in each.sids}
     new: dict[str, Hashes] = {}
     entries = 0
-    uncovered = [sid for sid in (sids if keep else needed) if sid not in covered]
-    for sid, hashes in _read_texts(store, uncovered):
+    for sid, hashes in _read_texts(store, [sid for sid in sids if sid not in indexed]):
         if new and entries + len(hashes) > MAX_ENTRIES:
             _append(store, IndexObject.of(new))
             new, entries = {}, 0
-        if keep:
-            new[sid] = hashes
-            entries += len(hashes)
-        if sid in needed:
-            texts[sid] = hashes
+        new[sid] = hashes
+        entries += len(hashes)
     if new:
         _append(store, IndexObject.of(new))
+
+
+def hashes_of(store: Store, sids: Collection[str]) -> dict[str, Hashes]:
+    """The hashes of the texts of these shards; documents files are read if no object has them."""
+    texts: dict[str, Hashes] = {}
+    for each in _objects(store):
+        texts |= each.texts_of(sids)
+    texts |= _read_texts(store, [sid for sid in sids if sid not in texts])
     return texts
 
 
@@ -163,16 +147,13 @@ def candidates(
     Only shards with a number are considered: of several the one that was indexed first. Holds one
     object of the index at a time; `unstored` is one more.
     """
-    order = np.argsort(hashes, kind="stable")
-    queries = hashes[order]
-    of_queries = np.full(len(hashes), -1, np.int32)
+    order = np.argsort(hashes, kind="stable")  # — sorted queries are found in far less time
+    queries, found = hashes[order], np.full(len(hashes), -1, np.int32)
     more = [] if unstored is None else [unstored]
     for each in chain(_objects(store), more) if numbers else ():
-        positions, shards = each.places(queries, numbers)
-        chosen = of_queries[positions] < 0
-        of_queries[positions[chosen]] = shards[chosen]
-    of_hashes = np.empty_like(of_queries)
-    of_hashes[order] = of_queries
+        found = np.where(found < 0, each.numbers_of(queries, numbers), found)
+    of_hashes = np.empty_like(found)
+    of_hashes[order] = found
     return of_hashes
 
 
@@ -198,7 +179,9 @@ def _objects(store: Store, log: Callable[..., None] = logger.debug) -> Iterator[
 
 def _append(store: Store, new: IndexObject) -> None:
     data = new.to_bytes()
-    append_numbered(store, index_key, lambda number: store.create(index_key(number), data))
+    for number in free_numbers(store, index_key):
+        if store.create(index_key(number), data):
+            break
     failpoint("indexed")
 
 

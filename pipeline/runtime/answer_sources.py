@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from pipeline.ledger.cells import (
     Committed,
-    Source,
     WorkItem,
     committed,
     stored_fps,
@@ -21,7 +20,13 @@ from pipeline.ledger.cells import (
     version_name,
 )
 from pipeline.ledger.keys import DOCUMENTS, is_part, label_folders, parse_key
-from pipeline.ledger.text_index import Hashes, IndexObject, candidates, cover
+from pipeline.ledger.text_index import (
+    Hashes,
+    IndexObject,
+    candidates,
+    hashes_of,
+    index_missing_shards,
+)
 from pipeline.runtime.job import SMALL_INPUT_SHARDS, Job, Plan
 from pipeline.stores.store import Store
 
@@ -74,10 +79,12 @@ def plan_reuse(
     if not asking:
         return planned
     sids = list(dict.fromkeys(work.shard.id for work in asking))
-    texts = known | cover(store, documents, set(sids) - known.keys(), keep=keep)
+    if keep:
+        index_missing_shards(store, documents)
+    texts = known | hashes_of(store, set(sids) - known.keys())
     unstored = None
     if not keep and len(documents) <= SMALL_INPUT_SHARDS:
-        unstored = IndexObject.of(cover(store, documents, documents.keys(), keep=False))
+        unstored = IndexObject.of(hashes_of(store, documents.keys()))
     versions = _versions(job, store, planned, documents)
     places = _places(store, sids, texts, versions, unstored)
     with_sources = {id(work): _with_sources(work, texts, versions, places) for work in asking}
@@ -90,21 +97,17 @@ class _Version:
     """One version of a task that a reader answers, and the files with its raw answers."""
 
     task: str
-    fp: str
+    name: str  # see `version_name`
     is_asked_first: bool  # of the model of the first reader
     files: Sequence[Committed]  # of the version itself, then of those with equal raw answers
     sids: tuple[str, ...]  # the shards with such a file, and with a documents file; sorted
 
-    @property
-    def name(self) -> str:
-        return version_name(self.task, self.fp)
-
     def sources(
         self, sid: str, places: _Numbers, rows: int
-    ) -> tuple[tuple[Source, ...], NDArray[np.bool_]]:
+    ) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
         """The files with answers to texts of a shard, and which of its texts they probably have."""
-        own = tuple(self._files_of(sid))
-        if not all(is_part(source.key) for source in own):
+        own = self._files_of(sid)
+        if not all(map(is_part, own)):
             return own, np.ones(len(places), np.bool_)
         shards, counts = np.unique(places[places >= 0], return_counts=True)
         most = shards[np.argsort(-counts, kind="stable")]
@@ -115,10 +118,8 @@ class _Version:
             is_answered |= np.array([n >= 0 and self.sids[n] == sid for n in places], np.bool_)
         return (*own, *(s for n in others for s in self._files_of(self.sids[n]))), is_answered
 
-    def _files_of(self, sid: str) -> Iterator[Source]:
-        for done in self.files:
-            for cell in done.cells(self.task, sid):
-                yield Source(sid, done.label_file(self.task, cell).key)
+    def _files_of(self, sid: str) -> tuple[str, ...]:
+        return tuple(key for done in self.files for key in done.label_keys(self.task, sid))
 
 
 def _with_sources(
@@ -128,15 +129,15 @@ def _with_sources(
     places: Mapping[tuple[str, ...], Mapping[str, _Numbers]],
 ) -> WorkItem:
     """The work item with the sources of its answers, and the most texts that the model reads."""
-    sources, to_ask, sid = {}, 0, work.shard.id
+    sources, unanswered, sid = {}, 0, work.shard.id
     for version in versions:
         if version.task in work.tasks:
             sources[version.name], is_answered = version.sources(
                 sid, places[version.sids][sid], work.shard.rows
             )
             if version.is_asked_first:
-                to_ask = max(to_ask, len(np.unique(texts[sid][~is_answered])))
-    return replace(work, sources=sources, to_ask=to_ask)
+                unanswered = max(unanswered, len(np.unique(texts[sid][~is_answered])))
+    return replace(work, sources=sources, rows_without_answer=unanswered)
 
 
 def _fps(job: Job, store: Store, planned: Plan) -> Iterator[dict[str, str]]:
@@ -173,7 +174,8 @@ def _versions(
             cells = {cell.partition(".")[0] for done in files for cell in done.labels[task]}
             sids = tuple(sorted(cells & documents.keys()))
             is_asked_first = number == 0 and task in first
-            versions.append(_Version(task, reader.fp[task], is_asked_first, files, sids))
+            name = version_name(task, reader.fp[task])
+            versions.append(_Version(task, name, is_asked_first, files, sids))
     return versions
 
 

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -318,13 +317,10 @@ class DocumentReader:
         return ((*before, *chunks.token_ids[0]),), TRUNCATED if chunks.truncated else OK
 
 
-def labelled_documents(
-    documents: pa.Table, answers: ShardAnswers, read: Sequence[str]
-) -> LabelledDocuments:
-    """The documents with their answers; `read` is the status of each after tokenising."""
+def labelled_documents(answers: ShardAnswers, read: Sequence[str]) -> LabelledDocuments:
+    """The documents' answers; `read` is the status of each after tokenising."""
     answers.copy_to_repeats()
     return LabelledDocuments(
-        documents=documents,
         n_tokens=np.array([sum(map(len, chunks)) for chunks in answers.chunks], np.int32),
         n_chunks=np.array([len(chunks) for chunks in answers.chunks], np.int16),
         status=answers.statuses(read),

@@ -24,11 +24,13 @@ from pipeline.ledger.columns import (
     STAGE,
     answer_columns,
     answers_type,
+    only,
+    overlaid,
     probabilities,
     structs,
+    with_column,
 )
 from pipeline.ledger.label_rows import with_calibrated
-from pipeline.ledger.reuse import overlaid
 from pipeline.sources.rule import Rule
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -58,38 +60,37 @@ class StagedTask:
         has_label = np.array(pc.is_valid(answers.field("label")), np.bool_)
         if self.condition is None:
             return ~has_label
-        rows = pa.Table.from_arrays(answers.flatten(), names=[f.name for f in answers.type])
+        rows = answers
         if self.calibration is not None:
-            rows = with_calibrated(rows, self.calibration)
+            rows = with_calibrated(answers, self.calibration)
         columns = [structs(documents).field(column) for column in _CONDITION_COLUMNS]
         schema = condition_schema(self.task)
-        own = structs(rows).cast(schema.field(self.task.name).type)
+        own = rows.cast(schema.field(self.task.name).type)
         batch = pa.record_batch([*columns, own], schema=schema)
         named = pc.fill_null(self.condition.verdicts(batch), False)
         return ~(has_label & np.array(named, np.bool_))
 
     def rows(
         self,
-        unanswered: pa.Table,  # [docs]: label rows without an answer
+        unanswered: pa.StructArray,  # [docs]: label rows without an answer
         stages: Sequence[pa.StructArray | None],  # [docs] by stage: its answers, or null
         decided_by: NDArray[np.int8],  # [docs]: the stage that decided, from 1; 0: none
-    ) -> pa.Table:
-        """The rows of the task's label file."""
-        table = unanswered
+    ) -> pa.StructArray:
+        """[docs] the rows of the task's label file."""
+        rows = unanswered
         if self.thresholds is not None:
             for number, answers in enumerate(stages, start=1):
                 chosen = decided_by == number
                 if answers is not None and chosen.any():
-                    table = overlaid(table, pc.if_else(pa.array(chosen), answers, None))
+                    rows = overlaid(only(answers, chosen), rows)
             stage = pa.array(decided_by, pa.int8(), mask=decided_by == 0)
-            return table.append_column(STAGE, stage)
+            return with_column(rows, STAGE, stage)
         answers, continuations = stages
-        if answers is not None:
-            table = overlaid(table, answers)
+        rows = overlaid(answers, rows)
         if self.calibration is not None:
-            table = with_calibrated(table, self.calibration)
+            rows = with_calibrated(rows, self.calibration)
         explained = _explanations(continuations, decided_by == len(stages))
-        return table.append_column(EXPLANATION, explained)
+        return with_column(rows, EXPLANATION, explained)
 
 
 def conditions(spec: JobSpec) -> dict[str, Rule]:

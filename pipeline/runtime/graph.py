@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import ray
 import ray.data
 from ray.exceptions import RayActorError, RayTaskError
@@ -127,7 +128,7 @@ def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) ->
     """
     _configure(job)
     rows = work_rows(work_items)
-    asks = any(work.asks for work in work_items)
+    asks = any(work.asked_rows for work in work_items)
     placement = job.placement
     # — actors that have work are requested together: by itself a pool grows one by one
     engines = ray.data.ActorPoolStrategy(
@@ -292,9 +293,12 @@ def _committed(shard: LabelledShard, job: Job) -> ShardCounts:
     made = commit_shard(store, of, shard.documents, shard.files)
     if shard.work.tasks:
         Attempts(store, attempt_name(job.fp, shard.work), job.run_id).forget()
-    final = [file for file in shard.files if file.cell is None and file.key(of) in made]
-    files = {file.task: counts_of(file) for file in final}
-    return replace(shard.counts, created=len(made), cell=of.cell, files=files)
+    files = {
+        file.key: counts_of(pc.struct_field(file.rows, "status").drop_null(), file.metadata)
+        for file in shard.files
+        if file.cell == of.cell and file.key in made
+    }
+    return replace(shard.counts, created=len(made), files=files)
 
 
 def _cause(error: RayTaskError) -> BaseException:

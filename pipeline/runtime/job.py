@@ -181,7 +181,7 @@ class Plan:
     @property
     def reuses(self) -> bool:
         """Whether some documents are answered by what is known of equal texts."""
-        return any(work.sources or work.to_ask is not None for work in self.work_items)
+        return any(work.sources or work.rows_without_answer is not None for work in self.work_items)
 
     @property
     def work_rows(self) -> int:
@@ -337,7 +337,7 @@ def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
 def _asked(job: Job, item: WorkItem) -> WorkItem:
     """The work item, of which the model reads nothing if classifiers answer its tasks."""
     by_model = {task.name for reader in job.readers for task in reader.spec.model_tasks}
-    return item if by_model.intersection(item.tasks) else replace(item, to_ask=0)
+    return item if by_model.intersection(item.tasks) else replace(item, rows_without_answer=0)
 
 
 @cache

@@ -11,26 +11,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
 from pipeline.ledger.blocks import CONTINUATIONS, ShardCounts
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.failed_rows import (
     READ_THREADS,
-    Counts,
     FileCounts,
     complete_counts,
     is_failed_status,
-    merged,
 )
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.snapshots import (
     Contents,
     contents_of,
-    counts_in,
     last_published,
     publish,
+    published_counts,
     read_snapshot,
     snapshot_numbers,
 )
@@ -83,7 +82,7 @@ class Tally:
     # By task with a cascade, the documents that each stage decided.
     decided: dict[str, Counter[int]] = field(default_factory=dict)
     # Counts of label files: of those that this run created, and that `check_shards` read.
-    files: dict[str, dict[str, FileCounts]] = field(default_factory=dict, repr=False)
+    files: dict[str, FileCounts] = field(default_factory=dict, repr=False)  # by key
     failed: FailedShards = field(default_factory=FailedShards, repr=False)
     _costs: dict[str, Counter[str]] = field(default_factory=dict, repr=False)  # by stage and reader
     _shards: dict[str, ShardCounts] = field(default_factory=dict, repr=False)
@@ -101,8 +100,7 @@ class Tally:
             self.question_tokens_computed += cost.question_tokens_computed
         for task, by_label in counts.labels.items():
             self.labels.setdefault(task, Counter()).update(by_label)
-        for task, own in counts.files.items():
-            self.files.setdefault(task, {})[counts.cell] = own
+        self.files.update(counts.files)
         for task, by_stage in counts.stages.items():
             numbers = {int(stage): rows for stage, rows in by_stage.items()}
             self.decided.setdefault(task, Counter()).update(numbers)
@@ -141,9 +139,11 @@ class Tally:
         """
         if self.max_error_rate is None:
             return
-        known = merged(published_counts(store, spec_name, done), self.files)
-        self.files = complete_counts(store, done, [shard.cell for shard in shards], known)
-        failed = (max(of[shard.cell].failed for of in self.files.values()) for shard in shards)
+        last = last_published(store, spec_name, skip_damaged=True)
+        known = {**published_counts(store, last, done), **self.files}
+        keys = [[done.label_key(task, s.cell) for task in done.fp] for s in shards]
+        self.files = complete_counts(store, chain.from_iterable(keys), known)
+        failed = (max(self.files[key].failed for key in of_shard) for of_shard in keys)
         rows = (shard.rows if slice_rows is None else slice_rows[shard.id] for shard in shards)
         self._check(sum(failed), sum(rows))
 
@@ -341,18 +341,13 @@ def sliced_rows(store: Store, shards: Iterable[Shard], done: Committed) -> dict[
         return int(read_file(store, file, ["doc_id"]).num_rows)
 
     files = {
-        shard.id: done.label_file(task, shard.cell).key
+        shard.id: done.label_key(task, shard.cell)
         for shard in shards
         for task in done.fp
         if shard.cell in done.labels[task]
     }
     with ThreadPoolExecutor(READ_THREADS) as pool:
         return dict(zip(files, pool.map(rows_in, files.values()), strict=True))
-
-
-def published_counts(store: Store, spec_name: str, done: Committed) -> Counts:
-    """The counts that the spec's last snapshot has of the label files in `done`."""
-    return counts_in(store, last_published(store, spec_name, skip_damaged=True), done)
 
 
 def failed_rows(counts: ShardCounts) -> int:

@@ -23,10 +23,10 @@ from pipeline.inference.labels.prompt_tokens import answered_suffixes
 from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers
-from pipeline.ledger.blocks import Bools, LabelledDocuments
+from pipeline.ledger.blocks import Bools
 from pipeline.ledger.cells import version_name
-from pipeline.ledger.columns import EXPLANATION_TYPE, structs
-from pipeline.ledger.label_rows import answers_table, continuations_table
+from pipeline.ledger.columns import EXPLANATION_TYPE, only, with_column
+from pipeline.ledger.label_rows import answer_rows
 from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import (
     DocumentReader,
@@ -100,7 +100,7 @@ class Reader:
         log_probs = self._classifiers.answers([task.name] if rows else [], documents, rows)
         answers.add_classified(log_probs, rows)
         status = documents.column("status").cast(pa.string()).to_pylist()
-        return _task_rows(labelled_documents(documents, answers, status), task, asked)
+        return only(answer_rows(labelled_documents(answers, status), task), asked)
 
     def label(
         self,
@@ -132,9 +132,9 @@ class Reader:
             if shard.asked_rows:
                 shard.label_rows(self._loaded[0], 0, len(rows), progress.advance)
             read, usage = read + shard.asked_rows, usage + shard.usage
-            labelled = labelled_documents(documents, shard, status)
+            labelled = labelled_documents(shard, status)
             for task in own:
-                answers[task.name].append(_task_rows(labelled, task, rows))
+                answers[task.name].append(only(answer_rows(labelled, task), rows))
         return {task: pc.coalesce(*parts) for task, parts in answers.items() if parts}, read, usage
 
     def continue_answers(
@@ -157,16 +157,9 @@ class Reader:
         if rows.asked_rows:
             rows.decode_rows(engine, 0, len(texts), progress.advance)
         pairs = zip(labels, rows.continuations(), strict=True)
-        columns = pa.array([_continued(tokenizer, *pair) for pair in pairs], _CONTINUED)
-        labelled = LabelledDocuments(
-            documents=documents,
-            n_tokens=np.array([len(text) for text in texts], np.int32),
-            n_chunks=np.array([len(of_row) for of_row in chunks], np.int16),
-            status=rows.statuses(status),
-            scores={},
-        )
-        table = continuations_table(labelled, columns)
-        return _only(structs(table.drop_columns(["doc_id"])), asked), rows.asked_rows, rows.usage
+        continued = pa.array([_continued(tokenizer, *pair) for pair in pairs], _CONTINUED)
+        answers = with_column(continued, "status", pa.array(rows.statuses(status), pa.string()))
+        return only(answers, asked), rows.asked_rows, rows.usage
 
 
 def token_chunks(chunks: pa.Array, images: pa.Array | None) -> Chunks:
@@ -183,15 +176,6 @@ def token_chunks(chunks: pa.Array, images: pa.Array | None) -> Chunks:
         return rows
     pairs = zip(rows, images, strict=True)
     return [[as_document(each, image.as_py()) for each in row] for row, image in pairs]
-
-
-def _task_rows(labelled: LabelledDocuments, task: TaskSpec, rows: Bools) -> pa.StructArray:
-    return _only(structs(answers_table(labelled, task).drop_columns(["doc_id"])), rows)
-
-
-def _only(answers: pa.StructArray, rows: Bools) -> pa.StructArray:
-    """[docs] the answers in these rows, null in others."""
-    return pc.if_else(pa.array(rows), answers, None)
 
 
 def _continued(

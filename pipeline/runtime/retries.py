@@ -10,11 +10,12 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.ledger.cells import Committed, Source, WorkItem, committed, version_name
+from pipeline.ledger.cells import Committed, WorkItem, committed, version_name
 from pipeline.ledger.failed_rows import NO_COUNTS, READ_THREADS, Counts, failed_mask
+from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
+from pipeline.ledger.snapshots import last_published, published_counts
 from pipeline.runtime.job import Job, Plan
-from pipeline.runtime.outcome import published_counts
 from pipeline.sources.documents import OK
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
@@ -22,7 +23,8 @@ from pipeline.stores.store import Store
 
 def with_retries(job: Job, store: Store, planned: Plan) -> Plan:
     """The plan, with the work that tries failed rows again."""
-    known = published_counts(store, job.spec.name, planned.done)
+    last = last_published(store, job.spec.name, skip_damaged=True)
+    known = published_counts(store, last, planned.done)
     retries = retry_items(job, store, planned.shards, planned.done, known)
     return replace(planned, work_items=(*planned.work_items, *retries))
 
@@ -35,33 +37,32 @@ def retry_items(
     No task is asked again about a row that it answered. Label files in which no row failed, by the
     `known` counts, are not read.
     """
-    in_stages = {task.name for task in job.spec.in_stages}
-    stages = [
-        committed(store, {t: f for t, f in reader.fp.items() if t in in_stages}, None)
-        for reader in job.stages
-    ]
+    # — where several stages make the answers, those of the stages are stored
+    read = [committed(store, stage.fp, None) for stage in job.stages] or [done]
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        items = pool.map(partial(_retry_of, store, [done, *stages], known), shards)
+        items = pool.map(partial(_retry_of, store, done, read, known), shards)
         return [item for item in items if item is not None]
 
 
 def _retry_of(
-    store: Store, versions: Sequence[Committed], known: Counts, shard: Shard
+    store: Store, done: Committed, read: Sequence[Committed], known: Counts, shard: Shard
 ) -> WorkItem | None:
-    """The retry of a shard; of `versions` the first has the tasks' own files, others of stages."""
-    cell, done = shard.cell, versions[0]
+    """The retry of a shard, which takes the answers that are there from the files in `read`."""
+    cell = shard.cell
     if shard.id not in done.documents:
         return None
-    counted = {task: known.get(task, {}).get(cell) for task in done.fp if cell in done.labels[task]}
-    tasks = [task for task, own in counted.items() if own is None or own.failed]
+    columns = ["doc_id", "status"]
     readable: frozenset[str] | None = None
     retried = []
-    for task in tasks:
-        columns = ["doc_id", "status"]
-        answers = read_file(store, done.label_file(task, cell).key, columns)
-        failed = answers.filter(pa.array(failed_mask(answers))).column("doc_id").to_pylist()
+    for task in (task for task in done.fp if cell in done.labels[task]):
+        key = done.label_key(task, cell)
+        if key in known and not known[key].failed:
+            continue
+        answers = read_file(store, key, columns)
+        is_failed = pa.array(failed_mask(answers.column("status")))
+        failed = answers.column("doc_id").filter(is_failed).to_pylist()
         if failed and readable is None:
-            documents = read_file(store, done.documents_file(shard.id).key, columns)
+            documents = read_file(store, documents_key(shard.id), columns)
             is_ok = pc.equal(documents.column("status").cast(pa.string()), OK)
             readable = frozenset(documents.filter(is_ok).column("doc_id").to_pylist())
         if readable is not None and not readable.isdisjoint(failed):
@@ -69,11 +70,8 @@ def _retry_of(
     if not retried:
         return None
     sources = {
-        version_name(task, version.fp[task]): tuple(
-            Source(shard.id, version.label_file(task, each).key)
-            for each in (version.cells(task, shard.id) if number else [cell])
-        )
-        for number, version in enumerate(versions)
+        version_name(task, version.fp[task]): version.label_keys(task, shard.id)
+        for version in read
         for task in retried
         if task in version.fp
     }

@@ -25,14 +25,12 @@ from pipeline.ledger.blocks import (
     ShardCounts,
     TokenisedShard,
 )
-from pipeline.ledger.cells import version_name
-from pipeline.ledger.columns import ADDED, DOCUMENTS_FILE_COLUMNS, answer_columns, answers_type
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, only, overlaid
 from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.keys import cell_of_part
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
-from pipeline.ledger.label_rows import with_calibrated
-from pipeline.ledger.reuse import overlaid
+from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
 from pipeline.runtime.cascades import StagedTask
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import ShardProgress
@@ -66,10 +64,8 @@ class ShardLabels:
         is_ok = pc.equal(self._documents.column("status").cast(pa.string()), OK)
         self._readable: Bools = shard.inside & np.array(is_ok, np.bool_)
         # By version: [docs] rows of label files, null without an answer.
-        self._answers: dict[str, pa.StructArray] = {**shard.stored}
-        self._new: set[str] = {version for version, of in shard.reused.items() if of}
-        for version, answers in shard.classified.items():
-            self._add(version, answers)
+        self._answers: dict[str, pa.StructArray] = dict(shard.answers)
+        self._new = set(shard.new)
         self._decided_by = {task: np.zeros(self._rows, np.int8) for task in staged}
         self._costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._chunks: Chunks = token_chunks(shard.chunks, shard.images)
@@ -107,8 +103,7 @@ class ShardLabels:
         """Answers the tasks about the rows from `start` to before `end`."""
         within = np.zeros(self._rows, np.bool_)
         within[start:end] = True
-        settled = {task: self._answered(self._final_version(task)) for task in self._work.tasks}
-        waiting = {task: self._readable & within & ~settled[task] for task in self._work.tasks}
+        waiting = dict.fromkeys(self._work.tasks, self._readable & within)
         stages: Counter[str] = Counter()
         for number, reader in enumerate(self._readers):
             tasks = [task for task in reader.job.spec.tasks if task.name in waiting]
@@ -173,7 +168,7 @@ class ShardLabels:
         version = reader.version(task)
         decided = waiting[task] & self._answered(version)
         waiting[task] = decided.copy()
-        if stage < self._stages(task) and decided.any():
+        if stage < len(self._readers_of(task)) and decided.any():
             decided &= self._staged[task].decides(self._documents, self._answers[version])
         self._decided_by[task][decided] = stage
         waiting[task] &= ~decided
@@ -181,7 +176,7 @@ class ShardLabels:
     def _add(self, version: str, answers: pa.StructArray) -> None:
         if answers.null_count < len(answers):
             known = self._answers.get(version)
-            self._answers[version] = answers if known is None else pc.coalesce(answers, known)
+            self._answers[version] = answers if known is None else overlaid(answers, known)
             self._new.add(version)
 
     def _answered(self, version: str) -> Bools:
@@ -190,42 +185,30 @@ class ShardLabels:
             return np.zeros(self._rows, np.bool_)
         return np.array(answers.is_valid(), np.bool_)
 
-    def _final_version(self, task: str) -> str:
-        """The version of the task's own label file, if several stages make it."""
-        return version_name(task, self._job.fp[task]) if task in self._staged else ""
-
     def _readers_of(self, task: str) -> list[Reader]:
         return [reader for reader in self._readers if task in reader.job.fp]
 
-    def _stages(self, task: str) -> int:
-        return len(self._readers_of(task))
-
-    def _stage_answers(self, task: str) -> list[pa.StructArray | None]:
-        return [self._answers.get(reader.version(task)) for reader in self._readers_of(task)]
-
     def _task_file(self, task: TaskSpec) -> LabelFile:
         """The task's label file."""
-        reader, *_ = self._readers_of(task.name)
+        readers = self._readers_of(task.name)
+        answers = [self._answers.get(reader.version(task.name)) for reader in readers]
         metadata = self._job.metadata(task)
-        rows = _unanswered(self._documents, self._status, task)
+        rows = unanswered_rows(self._status, task)
         calibration = self._job.calibrations.get(task.name)
         if task.name in self._staged:
             decided_by = self._decided_by[task.name]
-            rows = self._staged[task.name].rows(rows, self._stage_answers(task.name), decided_by)
-            if (settled := self._answers.get(self._final_version(task.name))) is not None:
-                rows = overlaid(rows, settled)
+            rows = self._staged[task.name].rows(rows, answers, decided_by)
         else:
-            answers = self._answers.get(reader.version(task.name))
-            rows = rows if answers is None else overlaid(rows, answers)
+            rows = overlaid(answers[0], rows)
             if calibration is not None:
                 rows = with_calibrated(rows, calibration.calibration)
         if calibration is not None:
             metadata["calibration"] = canonical_json(calibration.calibration.to_json()).decode()
-        if reused := self._shard.reused.get(reader.version(task.name)):
+        if reused := self._shard.reused.get(readers[0].version(task.name)):
             metadata[TAKEN_OVER] = canonical_json(dict(reused)).decode()
-        inside = None if self._work.shard.slice is None else self._shard.inside
+        rows, cell = only(rows, self._shard.inside), self._work.shard.cell
         fp = self._job.fp[task.name]
-        return LabelFile(task.name, fp, rows, metadata, self._work.retry, inside=inside)
+        return LabelFile(task.name, fp, cell, rows, metadata, self._work.retry)
 
     def _stage_files(self) -> Iterator[LabelFile]:
         """The answers of each stage, for later choices of thresholds."""
@@ -235,17 +218,16 @@ class ShardLabels:
                 answers = self._answers.get(version)
                 if version not in self._new or answers is None:
                     continue
-                inside = np.array(answers.is_valid(), np.bool_)
+                rows = np.packbits(self._answered(version)).tobytes()
                 # — what failed is asked again in a file of its own, not in the one that exists
                 salt = self._job.run_id.encode() if self._work.retry else b""
                 of_reader = next(each for each in reader.job.spec.tasks if each.name == task)
                 yield LabelFile(
                     task,
                     reader.job.fp[task],
-                    _with_ids(self._documents, answers),
+                    cell_of_part(self._work.shard.id, rows + salt),
+                    answers,
                     reader.job.metadata(of_reader),
-                    cell=cell_of_part(self._work.shard.id, np.packbits(inside).tobytes() + salt),
-                    inside=inside,
                 )
 
     def _counts(self, files: Sequence[LabelFile]) -> ShardCounts:
@@ -254,9 +236,9 @@ class ShardLabels:
         status = pa.array(self._status, pa.string()).filter(kept)
         labels, stages = {}, {}
         for file in files:
-            own = file.table.filter(kept)
-            labels[file.task] = dict(Counter(own.column("label").drop_null().to_pylist()))
-            of_task = own.column("status").cast(pa.string()).combine_chunks()
+            own = file.rows.filter(kept)
+            labels[file.task] = dict(Counter(own.field("label").drop_null().to_pylist()))
+            of_task = own.field("status")
             status = of_task if file is files[0] else _worse(status, of_task)
             if file.task in self._staged and self._staged[file.task].thresholds is not None:
                 decided_by = self._decided_by[file.task]
@@ -297,28 +279,3 @@ def _worse(status: pa.StringArray, other: pa.StringArray) -> pa.StringArray:
         [each for each in pc.unique(other).to_pylist() if is_failed_status(each)], pa.string()
     )
     return pc.if_else(pc.is_in(other, value_set=failed), other, status)
-
-
-def _with_ids(documents: pa.Table, answers: pa.StructArray) -> pa.Table:
-    """The rows of a label file, of which those without an answer are null."""
-    columns = {"doc_id": documents.column("doc_id")}
-    for field, column in zip(answers.type, answers.flatten(), strict=True):
-        is_repeated = field.name in ("label", "status")
-        columns[field.name] = column.dictionary_encode() if is_repeated else column
-    return pa.table(columns)
-
-
-def _unanswered(documents: pa.Table, status: Sequence[str], task: TaskSpec) -> pa.Table:
-    """The rows of a label file without any answer."""
-    rows = documents.num_rows
-    names = [name for name in answer_columns(task) if name not in ADDED]
-    columns = {
-        field.name: pa.nulls(rows, field.type) for field in answers_type(names, list(task.labels))
-    }
-    columns |= {
-        "label": columns["label"].dictionary_encode(),
-        "n_tokens": pa.array(np.zeros(rows, np.int32)),
-        "n_chunks": pa.array(np.zeros(rows, np.int16)),
-        "status": pa.array(status, pa.string()).dictionary_encode(),
-    }
-    return pa.table({"doc_id": documents.column("doc_id"), **columns})

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from pipeline.errors import StorageError
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.ledger.blocks import Bools, LabelledShard, TokenisedShard, work_items_of
-from pipeline.ledger.cells import WorkItem, version_name
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, overlaid
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.reuse import StoredAnswers
@@ -44,8 +44,6 @@ class Tokenise:
         self._store = open_store(job.spec.output, job.spec.storage_options)
         self._stored = StoredAnswers(self._store)
         self._reader = Reader(job.readers[0], send)
-        staged = (task.name for task in job.spec.in_stages)
-        self._of_all_stages = {version_name(task, job.fp[task]) for task in staged}
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         for work in work_items_of(block):
@@ -63,13 +61,7 @@ class Tokenise:
             key = documents_key(work.shard.id)
             known = read_file(self._store, key, list(DOCUMENTS_FILE_COLUMNS))
         for version, sources in work.sources.items() if known is not None else ():
-            answers, counts = self._stored.find(
-                work.shard,
-                known,
-                sources,
-                is_retry=work.retry > 0,
-                is_whole=version in self._of_all_stages,
-            )
+            answers, counts = self._stored.find(work.shard, known, sources, is_retry=work.retry > 0)
             if answers is not None:
                 stored[version], reused[version] = answers, dict(counts)
         mask = SliceMask(work.shard, self.job.spec.input.storage_options)
@@ -133,9 +125,7 @@ class Tokenise:
             inside=inside,
             chunks=pa.array(chunks, pa.list_(pa.list_(pa.int32()))),
             status=status,
-            stored={},
-            classified=classified,
-            reused={},
+            answers=classified,
             images=images,
         )
 
@@ -157,19 +147,23 @@ def _readable(documents: pa.Table, inside: Bools) -> Bools:
 def _joined(
     parts: _Parts, stored: dict[str, pa.StructArray], reused: dict[str, dict[str, int]]
 ) -> TokenisedShard:
-    """The shard of these parts."""
+    """The shard of these parts, with the stored answers."""
     first = parts[0]
+    classified = {
+        version: pa.concat_arrays([part.answers[version] for part in parts])
+        for version in first.answers
+    }
+    new = {version for version, rows in classified.items() if rows.null_count < len(rows)}
+    new |= {version for version, of_version in reused.items() if of_version}
     return TokenisedShard(
         work=first.work,
         documents=pa.concat_tables([part.documents for part in parts]),
         inside=np.concatenate([part.inside for part in parts]),
         chunks=pa.concat_arrays([part.chunks for part in parts]),
         status=[status for part in parts for status in part.status],
-        stored=stored,
-        classified={
-            version: pa.concat_arrays([part.classified[version] for part in parts])
-            for version in first.classified
-        },
+        answers=stored
+        | {version: overlaid(stored.get(version), rows) for version, rows in classified.items()},
+        new=tuple(new),
         reused=reused,
         images=None if first.images is None else pa.concat_arrays([p.images for p in parts]),
     )

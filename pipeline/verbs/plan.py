@@ -99,7 +99,7 @@ def estimate(
     missing: Counter[Tasks] = Counter()
     by_model = [task.name for task in spec.tasks if task.classifier is None]
     for work in planned.work_items:
-        if work.asks:
+        if work.asked_rows:
             missing[tuple(task for task in work.tasks if task in by_model)] += work.asked_rows
     measured: Measured | None = None
     if options.rate is not None:
@@ -143,7 +143,7 @@ def _measure(
         placement = spread(placement, spec.model, machine, work_items=items, needs=needs)
     job = replace(job, placement=placement)
     count = options.documents or DEFAULT_DOCUMENTS[placement.device]
-    shards = [work.shard for work in planned.work_items if work.asks]
+    shards = [work.shard for work in planned.work_items if work.asked_rows]
     reader = DocumentReader.of_job(job, folder, tokenizer)
     pieces = [sample.pieces for sample in take_samples(shards, reader, spec, count)]
     announce(WorkerReport(LOADING))

@@ -11,14 +11,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from pipeline.ledger.cells import CONCURRENT_LISTS
 from pipeline.ledger.columns import ROW
-from pipeline.ledger.failed_rows import READ_THREADS, FileCounts, complete_counts, failed_mask
+from pipeline.ledger.failed_rows import READ_THREADS, Counts, complete_counts, failed_mask
 from pipeline.ledger.keys import label_folders, label_key, parse_key
 from pipeline.ledger.label_files import read_file
-from pipeline.ledger.snapshots import counts_in, last_published
+from pipeline.ledger.snapshots import last_published, published_counts
 from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.job import Plan
 from pipeline.sources.shards import Shard, Slice
@@ -81,9 +82,12 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     store = open_store(spec.output, spec.storage_options)
     job, planned = least_work(spec, store, cache_dir)
     last, done = last_published(store, spec.name), planned.done
-    counts = complete_counts(
-        store, done, [shard.cell for shard in planned.shards], counts_in(store, last, done)
-    )
+    keys = {
+        task: [done.label_key(task, s.cell) for s in planned.shards if s.cell in labels]
+        for task, labels in done.labels.items()
+    }
+    known = published_counts(store, last, done)
+    counts = complete_counts(store, chain.from_iterable(keys.values()), known)
     rate = docs_per_s(_commits(store, planned, job.fp), time.time())
     missing = planned.missing_rows
     return Status(
@@ -92,12 +96,9 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
         unreadable=planned.cuts.unreadable,
         snapshot=None if last is None else last["number"],
         slice=Slice(**last["slice"]) if last is not None and "slice" in last else None,
-        tasks={
-            task: _task_status(store, planned, task, of_task) for task, of_task in counts.items()
-        },
+        tasks={task: _task_status(store, planned, task, counts) for task in keys},
         taken_over={
-            task: sum(own.taken_over for own in of_task.values())
-            for task, of_task in counts.items()
+            task: sum(counts[key].taken_over for key in of_task) for task, of_task in keys.items()
         },
         docs_per_s=rate,
         eta_s=(missing / rate if rate else None) if missing else 0.0,
@@ -139,33 +140,20 @@ def pace_of_last_run(commits: Iterable[Commit]) -> tuple[float, float] | None:
     return seconds, sum(documents for _, documents in run[1:]) / seconds
 
 
-def _task_status(
-    store: Store, planned: Plan, task: str, counts: Mapping[str, FileCounts]
-) -> TaskStatus:
+def _task_status(store: Store, planned: Plan, task: str, counts: Counts) -> TaskStatus:
     """The counts of one task, of which `counts` has those of whole shards."""
     done = planned.done
-    earlier = planned.cuts.earlier_slices
 
     def counts_of(shard: Shard) -> tuple[int, int]:
         """The labelled documents, and the failed ones among them."""
-        if shard.cell in counts:
-            return shard.rows, counts[shard.cell].failed
+        if shard.cell in done.labels[task]:
+            return shard.rows, counts[done.label_key(task, shard.cell)].failed
         # — the answers of slices count: a run of the whole does not ask these documents again
         failed: dict[int, bool] = {}
-        files = [
-            (key, key)
-            for cell in done.cells(task, shard.id)
-            for key in (done.label_file(task, cell).key,)
-        ]
-        files += [
-            (done.documents_file(sid).key, done.label_file(task, sid).key)
-            for sid in earlier.get(shard.id, ())
-            if sid in done.documents and sid in done.labels[task]
-        ]
-        for rows_key, key in files:
-            rows = read_file(store, rows_key, [ROW]).column(ROW).to_pylist()
-            failures = failed_mask(read_file(store, key, ["status"])).tolist()
-            for row, is_failed in zip(rows, failures, strict=True):
+        for key in done.label_keys(task, shard.id):
+            file = read_file(store, key, [ROW, "status"])
+            is_failed_row = failed_mask(file.column("status")).tolist()
+            for row, is_failed in zip(file.column(ROW).to_pylist(), is_failed_row, strict=True):
                 failed[row] = is_failed and failed.get(row, True)
         return len(failed), sum(failed.values())
 

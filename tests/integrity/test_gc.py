@@ -27,7 +27,7 @@ from pipeline.ledger.keys import (
     spec_key,
 )
 from pipeline.ledger.snapshots import contents
-from pipeline.ledger.text_index import cover
+from pipeline.ledger.text_index import index_missing_shards
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.stores.store import Store
 
@@ -77,7 +77,7 @@ def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_
 ) -> None:
     source, store = random.Random(seed), everything.store
     if seed == 2:
-        monkeypatch.setattr("pipeline.ledger.snapshots.TABLE_SHARDS", 2)
+        monkeypatch.setattr("pipeline.ledger.snapshots.MANIFEST_SHARDS", 2)
         # — its run was killed before it wrote the snapshot
         store.create("snapshots/00000099.parquet", b"PAR1")
     for step in range(12):
@@ -117,7 +117,7 @@ def test_gc_of_one_spec_keeps_the_unfinished_and_the_unpublished_work_of_the_oth
     """B takes four weeks, a shard on some evenings, and A cleans up each week."""
     everything.finish("a", "1")
     shards = everything.corpus.shards(everything.store)
-    cover(everything.store, [shard.id for shard in shards])
+    index_missing_shards(everything.store, [shard.id for shard in shards])
     begun: set[str] = set()
     for number in range(len(shards)):
         everything.clock.now_s += 28 / len(shards) * DAY_S

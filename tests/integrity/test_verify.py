@@ -32,6 +32,7 @@ from pipeline.cli import main
 from pipeline.errors import StorageError
 from pipeline.integrity.verify import VerifyResult, verify
 from pipeline.ledger.cells import committed, record_specs
+from pipeline.ledger.columns import only
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key, spec_key
 from pipeline.ledger.label_files import commit_shard
@@ -167,7 +168,8 @@ def test_a_label_file_of_another_task_or_fingerprint_is_named(
     other = label_file(shard, "toxic", toy_fingerprints("2")["toxic"])
     key = label_key("toxic", FP["toxic"], shard.id)
     metadata = {"assay.task": "topic", "assay.fp": other.fp, "assay.shard": "{}"}
-    rewrite(finished, key, write_parquet(other.table.replace_schema_metadata(metadata)))
+    table = read_parquet(finished, key).replace_schema_metadata(metadata)
+    rewrite(finished, key, write_parquet(table))
     accept(finished)
     found = [what for named, what in damages(look(finished)) if named == key]
     assert len(found) == 3
@@ -255,9 +257,8 @@ def sliced(store: LocalStore, toy_corpus: Corpus) -> LocalStore:
     for shard in shards:
         inside = np.arange(shard.rows) % 2 == 1
         rows[shard.id] = int(inside.sum())
-        files = [
-            replace(label_file(shard, task, f), inside=inside) for task, f in fingerprints.items()
-        ]
+        whole = [label_file(shard, task, f) for task, f in fingerprints.items()]
+        files = [replace(file, rows=only(file.rows, inside)) for file in whole]
         commit_shard(store, shard, documents_of(shard), files)
     tasks = {task: SnapshotTask(fp, LABELS[task]) for task, fp in FP.items()}
     done = committed(store, FP, [shard.id for shard in shards])

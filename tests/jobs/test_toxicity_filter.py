@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from label_tables import label_table
+from label_tables import label_rows
 
 from jobs.toxicity_filter import main as job
 from pipeline.cli import main as assay
@@ -46,8 +46,7 @@ def label(store: LocalStore, cache: Path) -> None:
         failed = np.arange(rows) % 7 == 3
         p = source.dirichlet([1, 1], rows).astype(np.float32)
         p[failed] = np.nan
-        table = label_table(
-            documents.column("doc_id"),
+        answers = label_rows(
             p=p,
             mass=np.where(failed, np.nan, 0.5).astype(np.float32),
             n_tokens=np.full(rows, 9),
@@ -55,7 +54,9 @@ def label(store: LocalStore, cache: Path) -> None:
             status=["error:toy" if each else "ok" for each in failed],
             labels=LABELS,
         )
-        commit_shard(store, shard, documents, [LabelFile("toxic", version.id, table, {})])
+        commit_shard(
+            store, shard, documents, [LabelFile("toxic", version.id, shard.id, answers, {})]
+        )
     fp = {"toxic": version.id}
     record_specs(store, fp, {"toxic": version.json()})
     done = committed(store, fp, [shard.id for shard in shards])

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from label_tables import label_table
+from label_tables import label_rows
 
 from pipeline.errors import StorageError, UnavailableError
 from pipeline.ledger.blocks import (
@@ -20,8 +20,9 @@ from pipeline.ledger.blocks import (
     work_items_of,
     work_rows,
 )
-from pipeline.ledger.cells import Source, WorkItem
-from pipeline.ledger.columns import structs
+from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.columns import only
+from pipeline.ledger.keys import label_key
 from pipeline.ledger.label_files import LabelFile
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
@@ -38,8 +39,8 @@ def shard(start: int, rows: int = 2) -> Shard:
 
 
 def work(start: int = 0, rows: int = 2, sources: int = 1) -> WorkItem:
-    named = tuple(Source(f"{number:032x}", f"labels/{number}") for number in range(sources))
-    return WorkItem(shard(start, rows), ("t",), documents=True, sources={NAME: named}, to_ask=1)
+    keys = tuple(label_key("t", FP, f"{number:032x}") for number in range(sources))
+    return WorkItem(shard(start, rows), ("t",), True, sources={NAME: keys}, rows_without_answer=1)
 
 
 def documents(rows: int = 2) -> pa.Table:
@@ -50,7 +51,7 @@ def documents(rows: int = 2) -> pa.Table:
     )
 
 
-def answers(rows: int, seed: int = 0) -> pa.Table:
+def answers(rows: int, seed: int = 0) -> pa.StructArray:
     """The rows of a label file, of which some have no answer."""
     random = np.random.default_rng(seed)
     p = random.dirichlet([1, 1], rows).astype(np.float32)
@@ -58,13 +59,12 @@ def answers(rows: int, seed: int = 0) -> pa.Table:
     is_open = np.isnan(p[:, 0])
     mass = np.where(is_open, np.nan, 0.5).astype(np.float32)
     counts, status = random.integers(0, 9, rows), ["empty" if each else "ok" for each in is_open]
-    return label_table([str(n) for n in range(rows)], p, mass, counts, counts, status, LABELS)
+    return label_rows(p, mass, counts, counts, status, LABELS)
 
 
 def known(rows: int) -> pa.StructArray:
     """Answers as they are reused: null without one."""
-    of_rows = structs(answers(rows).drop_columns(["doc_id"]))
-    return of_rows.take(pa.array([row if row % 2 == 0 else None for row in range(rows)]))
+    return answers(rows).take(pa.array([row if row % 2 == 0 else None for row in range(rows)]))
 
 
 def tokenised(start: int = 0, rows: int = 2) -> TokenisedShard:
@@ -75,20 +75,20 @@ def tokenised(start: int = 0, rows: int = 2) -> TokenisedShard:
         inside=np.arange(rows) % 3 != 1,
         chunks=pa.array(chunks, pa.list_(pa.list_(pa.int32()))),
         status=["ok" if each else "empty" for each in chunks],
-        stored={NAME: known(rows)},
-        classified={f"other/{FP}": known(rows)},
+        answers={NAME: known(rows), f"other/{FP}": known(rows)},
+        new=(f"other/{FP}",),
         reused={NAME: {"e" * 32: 1}},
     )
 
 
 def assert_same(read: TokenisedShard, written: TokenisedShard) -> None:
-    assert read.work == written.work and read.reused == written.reused
+    assert read.work == written.work
+    assert (read.new, read.reused) == (written.new, written.reused)
     assert list(read.status) == list(written.status)
     assert read.documents.equals(written.documents) and read.chunks.equals(written.chunks)
     assert read.inside.dtype == np.bool_ and (read.inside == written.inside).all()
-    for mine, other in ((read.stored, written.stored), (read.classified, written.classified)):
-        assert mine.keys() == other.keys()
-        assert all(mine[version].equals(other[version]) for version in mine)
+    assert read.answers.keys() == written.answers.keys()
+    assert all(rows.equals(written.answers[version]) for version, rows in read.answers.items())
     assert (read.images is None) == (written.images is None)
     assert read.images is None or read.images.equals(written.images)
 
@@ -129,13 +129,13 @@ def test_the_work_item_of_a_long_shard_is_stored_once() -> None:
     assert few.nbytes < 200 * rows
 
 
-def label_file(rows: int, seed: int, inside: bool) -> LabelFile:
-    """A file as a stage makes it: with `inside`, the other rows of its table are null."""
-    table, mask = answers(rows, seed), np.random.default_rng(seed).random(rows) < 0.5
+def label_file(rows: int, seed: int, is_part: bool) -> LabelFile:
+    """A file as a stage makes it: the other rows of a part are null."""
+    own, mask = answers(rows, seed), np.random.default_rng(seed).random(rows) < 0.5
     metadata = {"task": "t", "spec": '{"question": "é"}'}
-    if not inside:
-        return LabelFile("t", FP, table, metadata, retry=3)
-    return LabelFile("t", FP, table, metadata, cell=f"{'a' * 32}.{FP}", inside=mask)
+    if not is_part:
+        return LabelFile("t", FP, "a" * 32, own, metadata, retry=3)
+    return LabelFile("t", FP, f"{'a' * 32}.{FP}", only(own, mask), metadata)
 
 
 def labelled(start: int, rows: int = 2, files: tuple[LabelFile, ...] = ()) -> LabelledShard:
@@ -151,18 +151,14 @@ def labelled(start: int, rows: int = 2, files: tuple[LabelFile, ...] = ()) -> La
 def test_a_labelled_shard_is_read_as_it_was_written(
     rows: int, kinds: list[bool], seed: int
 ) -> None:
-    files = tuple(label_file(rows, seed + n, inside) for n, inside in enumerate(kinds))
+    files = tuple(label_file(rows, seed + n, is_part) for n, is_part in enumerate(kinds))
     written = labelled(0, rows, files)
     read = LabelledShard.from_table(written.to_table())
     assert (read.work, read.counts) == (written.work, written.counts)
     assert read.documents.equals(written.documents) and len(read.files) == len(files)
     for file, original in zip(read.files, files, strict=True):
-        assert file.table.schema == original.table.schema
-        assert file.table.to_pylist() == original.table.to_pylist()
-        assert (file.inside is None) == (original.inside is None)
-        assert file.inside is None or (file.inside == original.inside).all()
-        bare = {"table": None, "inside": None}
-        assert replace(file, **bare) == replace(original, **bare)
+        assert file.rows.equals(original.rows)
+        assert replace(file, rows=None) == replace(original, rows=None)
 
 
 @pytest.mark.parametrize("part", [None, Slice(sample="0.5", where="year > 2020")])

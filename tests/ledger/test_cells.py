@@ -9,8 +9,6 @@ import pytest
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import (
     Committed,
-    File,
-    Source,
     WorkItem,
     committed,
     is_whole,
@@ -19,7 +17,6 @@ from pipeline.ledger.cells import (
     stored_fps,
     stored_version,
     unfinished,
-    version_name,
 )
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
@@ -47,36 +44,34 @@ def test_in_an_empty_store_everything_remains_in_order(store: LocalStore) -> Non
     assert work_items == [WorkItem(shard, ("toxic", "topic"), documents=True) for shard in SHARDS]
 
 
-def test_in_a_full_store_nothing_remains(full: LocalStore) -> None:
-    assert remaining(SHARDS, TASKS, committed(full, TASKS, SIDS)) == []
+@pytest.mark.parametrize(
+    ("key", "item"),
+    [
+        (label_key("topic", F2, SIDS[2]), WorkItem(SHARDS[2], ("topic",), documents=False)),
+        (documents_key(SIDS[1]), WorkItem(SHARDS[1], (), documents=True)),
+    ],
+    ids=["labels", "documents"],
+)
+def test_a_deleted_file_is_the_only_work(full: LocalStore, key: str, item: WorkItem) -> None:
+    (full.root / key).unlink()
+    assert remaining(SHARDS, TASKS, committed(full, TASKS, SIDS)) == [item]
 
 
-def test_a_deleted_label_file_is_the_only_work(full: LocalStore) -> None:
-    (full.root / label_key("topic", F2, SHARDS[2].id)).unlink()
-    work_items = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS))
-    assert work_items == [WorkItem(SHARDS[2], ("topic",), documents=False)]
-
-
-def test_a_deleted_documents_file_is_the_only_work(full: LocalStore) -> None:
-    (full.root / documents_key(SHARDS[1].id)).unlink()
-    work_items = remaining(SHARDS, TASKS, committed(full, TASKS, SIDS))
-    assert work_items == [WorkItem(SHARDS[1], (), documents=True)]
-
-
-def test_an_added_task_alone_is_computed(full: LocalStore) -> None:
-    tasks = {**TASKS, "quality": F3}
-    work_items = remaining(SHARDS, tasks, committed(full, tasks, SIDS))
-    assert work_items == [WorkItem(shard, ("quality",), documents=False) for shard in SHARDS]
-
-
-def test_a_changed_task_alone_is_computed(full: LocalStore) -> None:
-    tasks = {**TASKS, "toxic": F9}
-    work_items = remaining(SHARDS, tasks, committed(full, tasks, SIDS))
-    assert work_items == [WorkItem(shard, ("toxic",), documents=False) for shard in SHARDS]
-
-
-def test_a_removed_task_leaves_nothing_to_do(full: LocalStore) -> None:
-    assert remaining(SHARDS, {"topic": F2}, committed(full, {"topic": F2}, SIDS)) == []
+@pytest.mark.parametrize(
+    ("tasks", "missing"),
+    [
+        (TASKS, ()),
+        ({**TASKS, "quality": F3}, ("quality",)),
+        ({**TASKS, "toxic": F9}, ("toxic",)),
+        ({"topic": F2}, ()),
+    ],
+    ids=["the same", "one more", "another version", "one less"],
+)
+def test_a_new_version_of_a_task_alone_is_computed(
+    full: LocalStore, tasks: dict[str, str], missing: tuple[str, ...]
+) -> None:
+    items = [WorkItem(shard, missing, documents=False) for shard in SHARDS if missing]
+    assert remaining(SHARDS, tasks, committed(full, tasks, SIDS)) == items
 
 
 def test_the_labels_of_some_rows_are_not_those_of_the_shard(store: LocalStore) -> None:
@@ -93,19 +88,22 @@ def test_the_labels_of_some_rows_are_not_those_of_the_shard(store: LocalStore) -
     assert remaining([other], ["toxic"], done) == [WorkItem(other, ("toxic",), documents=False)]
 
 
-def test_the_cells_of_a_shard_are_the_whole_one_and_then_its_parts(full: LocalStore) -> None:
+def test_the_files_of_a_shard_are_the_whole_one_and_then_those_of_its_parts(
+    full: LocalStore,
+) -> None:
     second = SHARDS[1].id
     parts = {f"{FIRST.id}.{F1}", f"{FIRST.id}.{F2}"}
-    for part in parts:
-        full.create(label_key("toxic", F1, part), bytes(12))
-    full.create(label_key("toxic", F1, f"{second}.{F3}"), bytes(12))
+    keys = {label_key("toxic", F1, part) for part in parts}
+    part_of_second = label_key("toxic", F1, f"{second}.{F3}")
+    for key in (*keys, part_of_second):
+        full.create(key, bytes(12))
     (full.root / label_key("toxic", F1, second)).unlink()
     done = committed(full, TASKS, None)
-    whole, *others = done.cells("toxic", FIRST.id)
-    assert whole == FIRST.id and set(others) == parts
-    assert done.cells("toxic", second) == [f"{second}.{F3}"]
-    assert done.cells("topic", second) == [second]
-    assert done.cells("toxic", "0" * 32) == done.cells("unknown", FIRST.id) == []
+    whole, *others = done.label_keys("toxic", FIRST.id)
+    assert whole == label_key("toxic", F1, FIRST.id) and set(others) == keys
+    assert done.label_keys("toxic", second) == (part_of_second,)
+    assert done.label_keys("topic", second) == (label_key("topic", F2, second),)
+    assert done.label_keys("toxic", "0" * 32) == done.label_keys("unknown", FIRST.id) == ()
 
 
 def test_each_cell_has_its_own_latest_retry(full: LocalStore) -> None:
@@ -117,7 +115,7 @@ def test_each_cell_has_its_own_latest_retry(full: LocalStore) -> None:
     for cell, retry in ((part, 10), (FIRST.id, 1), (SIDS[1], 0)):
         assert done.retry("toxic", cell) == retry
         key = label_key("toxic", F1, cell, retry)
-        assert done.label_file("toxic", cell) == File(key, etags[key])
+        assert (done.label_key("toxic", cell), done.labels["toxic"][cell]) == (key, etags[key])
 
 
 def test_of_a_retry_the_tasks_are_left_whose_file_is_not_there(full: LocalStore) -> None:
@@ -132,11 +130,10 @@ def test_of_a_retry_the_tasks_are_left_whose_file_is_not_there(full: LocalStore)
 
 
 def test_an_item_asks_about_the_rows_that_no_source_answers() -> None:
-    sources = {version_name("toxic", F1): (Source(FIRST.id, "key"),)}
-    item = WorkItem(FIRST, ("toxic",), documents=False, sources=sources)
-    assert (item.asked_rows, item.asks) == (FIRST.rows, True)  # not known yet
-    assert [replace(item, to_ask=count).asks for count in (0, 1)] == [False, True]
-    assert not WorkItem(FIRST, (), documents=True).asks
+    item = WorkItem(FIRST, ("toxic",), documents=False)
+    assert item.asked_rows == FIRST.rows  # not known yet
+    assert [replace(item, rows_without_answer=n).asked_rows for n in (0, 1)] == [0, 1]
+    assert WorkItem(FIRST, (), documents=True).asked_rows == 0
 
 
 @pytest.mark.parametrize(

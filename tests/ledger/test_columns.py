@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from pipeline.ledger.columns import probabilities, versions
+from pipeline.ledger.columns import only, overlaid, probabilities, versions, with_column
 
 LABELS = ("b", "a", "not. so")
 P = [{"a": 0.25, "b": 0.5, "not. so": 0.25}, None]
@@ -40,3 +40,17 @@ def test_all_labels_may_be_among_the_likeliest() -> None:
     top = [{"label": label, "p": p} for label, p in zip("xy", (0.6, 0.40000004), strict=True)]
     p = probabilities(pa.array([{"top": top}]), "raw", ("x", "y"))
     np.testing.assert_allclose(p, [[0.6, 0.40000004]])
+
+
+def test_answers_stand_in_place_of_the_rows_below_that_have_one() -> None:
+    """The result has the columns of the rows below, in their order."""
+    below = pa.array([{"label": "x", "p": 0.5}, {"label": None, "p": None}])
+    above = pa.array([{"p": 0.25, "label": "y"}, None])
+    assert overlaid(None, below) is below
+    for answers in (
+        above,
+        only(with_column(above, "stage", pa.array([1, 2])), np.array([True, False])),
+    ):
+        merged = overlaid(answers, below)
+        assert merged.type == below.type
+        assert merged.to_pylist() == [{"label": "y", "p": 0.25}, {"label": None, "p": None}]

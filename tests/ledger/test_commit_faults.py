@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fault_proxy import STUBBORN, Faults, proxied
-from label_tables import label_table
+from label_tables import label_rows
 from servers import Server
 
 from pipeline.ledger.cells import committed, remaining
@@ -45,8 +45,7 @@ def shard(number: int) -> Shard:
 def commit(store: Store, number: int, writer: int) -> list[str]:
     """Commits a shard whose rows say in `n_tokens` who wrote them."""
     documents = documents_from([RawRow("text", f"{number}-{row}") for row in range(ROWS)])
-    table = label_table(
-        documents.column("doc_id"),
+    answers = label_rows(
         p=np.full((ROWS, 2), 0.5, np.float32),
         mass=np.ones(ROWS, np.float32),
         n_tokens=np.full(ROWS, writer),
@@ -54,8 +53,9 @@ def commit(store: Store, number: int, writer: int) -> list[str]:
         status=["ok"] * ROWS,
         labels=LABELS,
     )
-    files = [LabelFile(task, fp, table, {"fp": fp}) for task, fp in TASKS.items()]
-    return commit_shard(store, shard(number), documents, files)
+    own = shard(number)
+    files = [LabelFile(task, fp, own.id, answers, {"fp": fp}) for task, fp in TASKS.items()]
+    return commit_shard(store, own, documents, files)
 
 
 def read(store: Store, key: str) -> pa.Table:

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.ledger.keys import (
-    Attempt,
     Key,
-    attempt_key,
     audit_key,
     cell_of_part,
     cuts_key,
@@ -19,9 +17,8 @@ from pipeline.ledger.keys import (
     label_key,
     listing_prefix,
     manifest_key,
-    parse_attempt,
     parse_key,
-    reading_key,
+    sid_of,
     snapshot_key,
     spec_key,
 )
@@ -61,6 +58,7 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     assert parse_key(retry) == Key("retries/", task, fp, sid, part, number)
     assert Key("labels/", task, fp, sid, part).cell == cell
     assert is_part(label) == is_part(retry) == bool(part)
+    assert sid_of(label) == sid_of(retry) == sid
     assert parse_key(spec_key(task, fp)) == Key("specs/", task, fp)
     # — of an earlier version of assay
     assert parse_key(f"specs/{task}/{fp}.calibration.json") == Key("specs/", task, fp)
@@ -82,19 +80,8 @@ def test_the_cell_of_a_part_depends_on_its_rows_and_is_one_of_the_shard(
     assert (cell == cell_of_part(sid, others)) == (rows == others)
 
 
-@given(SIDS, st.integers(0), st.integers(0), FPS)
-def test_an_attempt_is_parsed_back_and_a_readers_marker_is_none(
-    sid: str, start: int, end: int, run_id: str
-) -> None:
-    attempt = Attempt(start, end, run_id)
-    key = attempt_key(f"{FP}/{sid}", attempt, "nonce")
-    assert parse_attempt(key) == attempt
-    assert parse_attempt(reading_key(f"{FP}/{sid}", run_id, start)) is None
-    assert parse_key(key) == Key("attempts/")
-
-
 def test_the_probe_of_conditional_create_is_below_attempts() -> None:
-    assert parse_key(PROBE_KEY) == Key("attempts/") and parse_attempt(PROBE_KEY) is None
+    assert parse_key(PROBE_KEY) == Key("attempts/")
 
 
 @pytest.mark.parametrize(

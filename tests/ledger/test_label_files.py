@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from label_tables import label_table
+from label_tables import label_rows
 
 from pipeline.errors import StorageError
+from pipeline.ledger.columns import only
 from pipeline.ledger.keys import cell_of_part, documents_key, label_key
 from pipeline.ledger.label_files import (
     LabelFile,
@@ -46,10 +47,9 @@ SCHEMA = pa.schema(
 )
 
 
-def toy_table(doc_ids: object = DOCUMENTS.column("doc_id")) -> pa.Table:
+def toy_rows() -> pa.StructArray:
     nothing = [np.nan] * 3
-    return label_table(
-        doc_ids,
+    return label_rows(
         p=np.array([[0.125, 0.25, 0.625], nothing, [0.75, 0.25, 0.0]], np.float32),
         mass=np.array([0.5, np.nan, np.nan], np.float32),
         n_tokens=np.array([7, 0, 9]),
@@ -59,16 +59,14 @@ def toy_table(doc_ids: object = DOCUMENTS.column("doc_id")) -> pa.Table:
     )
 
 
-def label_file(task: str, table: pa.Table) -> LabelFile:
-    return LabelFile(task, "f" * 8, table, {"task": '{"question": "?"}', "fp": "f" * 8})
+def label_file(task: str, rows: pa.StructArray | None = None, cell: str = SHARD.id) -> LabelFile:
+    metadata = {"task": '{"question": "?"}', "fp": "f" * 16}
+    return LabelFile(task, "f" * 16, cell, toy_rows() if rows is None else rows, metadata)
 
 
 def test_the_best_label_its_probabilities_and_its_margin_are_kept() -> None:
-    table = toy_table()
-    assert table.schema == SCHEMA
-    assert table.to_pylist() == [
+    assert toy_rows().to_pylist() == [
         {
-            "doc_id": "a",
             "label": "it's other",
             "p": {"toxic": 0.125, "clean": 0.25, "it's other": 0.625},
             "mass": 0.5,
@@ -78,7 +76,6 @@ def test_the_best_label_its_probabilities_and_its_margin_are_kept() -> None:
             "status": "ok",
         },
         {
-            "doc_id": "b",
             "label": None,
             "p": None,
             "mass": None,
@@ -88,7 +85,6 @@ def test_the_best_label_its_probabilities_and_its_margin_are_kept() -> None:
             "status": "empty",
         },
         {
-            "doc_id": "c",
             "label": "toxic",
             "p": {"toxic": 0.75, "clean": 0.25, "it's other": 0.0},
             "mass": None,
@@ -100,24 +96,18 @@ def test_the_best_label_its_probabilities_and_its_margin_are_kept() -> None:
     ]
 
 
-@pytest.mark.parametrize("doc_ids", [["a", "b", "c"], pa.array(["a", "b", "c"])], ids=type)
-def test_ids_may_be_a_list_or_an_array(doc_ids: object) -> None:
-    assert toy_table(doc_ids).equals(toy_table())
-
-
-def test_a_table_without_an_answer_or_without_a_row_has_the_same_columns() -> None:
-    for docs in (0, 4):
-        table = label_table(
-            [str(doc) for doc in range(docs)],
-            p=np.full((docs, 3), np.nan, np.float32),
-            mass=np.full(docs, np.nan, np.float32),
-            n_tokens=np.zeros(docs, np.int64),
-            n_chunks=np.zeros(docs, np.int64),
-            status=["empty"] * docs,
-            labels=LABELS,
-        )
-        assert table.schema == SCHEMA
-        assert table.column("label").null_count == table.column("p").null_count == docs
+@pytest.mark.parametrize("docs", [0, 4])
+def test_rows_without_an_answer_have_the_same_columns(docs: int) -> None:
+    rows = label_rows(
+        p=np.full((docs, 3), np.nan, np.float32),
+        mass=np.full(docs, np.nan, np.float32),
+        n_tokens=np.zeros(docs, np.int64),
+        n_chunks=np.zeros(docs, np.int64),
+        status=["empty"] * docs,
+        labels=LABELS,
+    )
+    assert rows.type == toy_rows().type
+    assert rows.field("label").null_count == rows.field("p").null_count == docs
 
 
 @given(st.lists(st.lists(st.floats(1e-6, 1), min_size=3, max_size=3), min_size=1, max_size=9))
@@ -126,10 +116,9 @@ def test_the_label_is_the_most_probable_one_and_the_margin_its_lead(
 ) -> None:
     p = np.array(weights) / np.sum(weights, axis=1, keepdims=True)
     rows, ones = len(p), np.ones(len(p), np.int64)
-    ids, status = [str(row) for row in range(rows)], ["ok"] * rows
-    p32 = p.astype(np.float32)
-    table = label_table(ids, p32, ones.astype(np.float32), ones, ones, status, LABELS)
-    for row, values in zip(table.to_pylist(), p32, strict=True):
+    p32, status = p.astype(np.float32), ["ok"] * rows
+    answers = label_rows(p32, ones.astype(np.float32), ones, ones, status, LABELS)
+    for row, values in zip(answers.to_pylist(), p32, strict=True):
         assert list(row["p"].values()) == values.tolist()
         first, second, _ = sorted(values, reverse=True)
         assert row["p"][row["label"]] == first and row["margin"] == first - second
@@ -137,8 +126,7 @@ def test_the_label_is_the_most_probable_one_and_the_margin_its_lead(
 
 def test_probabilities_that_do_not_sum_to_one_are_our_own_fault() -> None:
     with pytest.raises(AssertionError):
-        label_table(
-            ["a"],
+        label_rows(
             p=np.array([[0.5, 0.25]], np.float32),
             mass=np.ones(1, np.float32),
             n_tokens=np.ones(1, np.int64),
@@ -148,11 +136,14 @@ def test_probabilities_that_do_not_sum_to_one_are_our_own_fault() -> None:
         )
 
 
+TABLE = pa.table({"doc_id": ["a", "b", "c"], "label": pa.array(["x", None, "x"])})
+
+
 def test_the_same_table_is_the_same_file_and_it_keeps_types_and_metadata() -> None:
-    data = to_parquet(toy_table(), {"fp": "abc", "task": '{"labels": ["é"]}'})
-    assert data == to_parquet(toy_table(), {"fp": "abc", "task": '{"labels": ["é"]}'})
+    data = to_parquet(TABLE, {"fp": "abc", "task": '{"labels": ["é"]}'})
+    assert data == to_parquet(TABLE, {"fp": "abc", "task": '{"labels": ["é"]}'})
     read = pq.read_table(pa.BufferReader(data))
-    assert read.equals(toy_table())
+    assert read.equals(TABLE)
     metadata = pq.read_metadata(pa.BufferReader(data)).metadata
     assert metadata[b"assay.fp"] == b"abc"
     assert json.loads(metadata[b"assay.task"]) == {"labels": ["é"]}
@@ -161,23 +152,23 @@ def test_the_same_table_is_the_same_file_and_it_keeps_types_and_metadata() -> No
 @pytest.mark.parametrize("doc_ids", [["a", "c", "b"], ["a", "b"], ["a", "b", "c", "d"], []])
 def test_a_file_with_other_rows_than_the_shard_is_noticed(doc_ids: list[str]) -> None:
     with pytest.raises(StorageError, match="3 rows, which are not the"):
-        verify(to_parquet(toy_table(), {}), pa.chunked_array([pa.array(doc_ids, pa.string())]))
+        verify(to_parquet(TABLE, {}), pa.chunked_array([pa.array(doc_ids, pa.string())]))
 
 
 def test_a_file_that_cannot_be_read_back_is_noticed() -> None:
-    data = to_parquet(toy_table(), {})
+    data = to_parquet(TABLE, {})
     verify(data, DOCUMENTS.column("doc_id"))
     with pytest.raises(StorageError, match="cannot be read back"):
         verify(data[:-10], DOCUMENTS.column("doc_id"))
 
 
 def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> None:
-    files = [label_file("toxic", toy_table()), label_file("topic", toy_table())]
+    files = [label_file("toxic"), label_file("topic")]
     made = commit_shard(store, SHARD, DOCUMENTS, files)
     assert made == [
         documents_key(SHARD.id),
-        label_key("toxic", "f" * 8, SHARD.id),
-        label_key("topic", "f" * 8, SHARD.id),
+        label_key("toxic", "f" * 16, SHARD.id),
+        label_key("topic", "f" * 16, SHARD.id),
     ]
     assert {stored.key for stored in store.list("")} == set(made)
     documents = pq.read_table(pa.BufferReader(store.read(made[0])))
@@ -185,6 +176,9 @@ def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> 
     assert documents.column_names == ["doc_id", "content_hash", "n_chars", "status"]
     metadata = pq.read_metadata(pa.BufferReader(store.read(made[1]))).metadata
     assert Shard.from_json(json.loads(metadata[b"assay.shard"])) == SHARD
+    labels = pq.read_table(pa.BufferReader(store.read(made[1])))
+    assert labels.schema.remove_metadata() == SCHEMA
+    assert labels.drop_columns(["doc_id"]).to_pylist() == toy_rows().to_pylist()
     assert json.loads(metadata[b"assay.task"]) == {"question": "?"}
 
 
@@ -194,44 +188,36 @@ def test_the_files_of_a_slice_are_the_whole_documents_and_the_labels_of_its_rows
     later = replace(SHARD, piece=Piece(7, 10, 8, 0, 10))
     sliced = replace(later, slice=Slice(where="row > 1"))
     inside = np.array([True, False, True])
-    file = replace(label_file("toxic", toy_table()), inside=inside)
+    file = label_file("toxic", only(toy_rows(), inside), sliced.cell)
     made = commit_shard(store, sliced, DOCUMENTS, [file])
-    assert made == [documents_key(later.id), label_key("toxic", "f" * 8, sliced.cell)]
+    assert made == [documents_key(later.id), label_key("toxic", "f" * 16, sliced.cell)]
     documents, labels = (pq.read_table(pa.BufferReader(store.read(key))) for key in made)
     assert documents.equals(documents_table(DOCUMENTS))
-    assert labels.drop_columns(["row"]).equals(toy_table().filter(pa.array(inside)))
+    assert labels.column("doc_id").to_pylist() == ["a", "c"]
+    rows = labels.drop_columns(["doc_id", "row"]).to_pylist()
+    assert rows == toy_rows().filter(pa.array(inside)).to_pylist()
     assert labels.column("row").to_pylist() == [7, 9]  # in the input object
     assert shard_in(labels) == sliced and shard_in(documents) == later
     # — the same shard without the slice has its documents file already
-    assert commit_shard(store, later, DOCUMENTS, [label_file("toxic", toy_table())]) == [
-        label_key("toxic", "f" * 8, later.id)
-    ]
+    whole = label_file("toxic", cell=later.id)
+    assert commit_shard(store, later, DOCUMENTS, [whole]) == [whole.key]
 
 
 def test_a_part_of_a_whole_shard_is_a_cell_of_its_own(store: LocalStore) -> None:
     inside = np.array([False, False, True])
     cell = cell_of_part(SHARD.id, np.packbits(inside).tobytes())
-    part = replace(label_file("toxic", toy_table()), cell=cell, inside=inside)
-    made = commit_shard(store, SHARD, DOCUMENTS, [part, label_file("toxic", toy_table())])
-    assert made[1:] == [label_key("toxic", "f" * 8, of) for of in (cell, SHARD.id)]
+    part = label_file("toxic", only(toy_rows(), inside), cell)
+    made = commit_shard(store, SHARD, DOCUMENTS, [part, label_file("toxic")])
+    assert made[1:] == [label_key("toxic", "f" * 16, of) for of in (cell, SHARD.id)]
     assert read_file(store, made[1], ["doc_id", "row"]).to_pylist() == [{"doc_id": "c", "row": 2}]
 
 
-def test_a_part_with_another_order_commits_nothing(store: LocalStore) -> None:
-    swapped = label_file("toxic", toy_table(["a", "c", "b"]))
-    part = replace(swapped, inside=np.array([True, True, False]))
-    with pytest.raises(StorageError, match="2 rows, which are not the 2"):
-        commit_shard(store, SHARD, DOCUMENTS, [part])
-    assert list(store.list("")) == []
-
-
 def test_the_first_writers_file_stands(store: LocalStore) -> None:
-    commit_shard(store, SHARD, DOCUMENTS, [label_file("toxic", toy_table())])
+    commit_shard(store, SHARD, DOCUMENTS, [label_file("toxic")])
     before = {stored.key: store.read(stored.key) for stored in store.list("")}
-    other = toy_table().set_column(5, "n_tokens", pa.array([1, 1, 1], pa.int32()))
-    files = [label_file("toxic", other), label_file("topic", toy_table())]
+    files = [label_file("toxic", toy_rows().take([2, 1, 0])), label_file("topic")]
     made = commit_shard(store, SHARD, DOCUMENTS, files)
-    assert made == [label_key("topic", "f" * 8, SHARD.id)]
+    assert made == [label_key("topic", "f" * 16, SHARD.id)]
     assert {key: store.read(key) for key in before} == before
 
 
@@ -246,29 +232,29 @@ def test_labels_are_of_the_documents_file_that_exists_and_it_is_not_created_agai
     )
     tasks = [f"task{number}" for number in range(6)]
     for task in tasks:  # as work items of one shard do
-        commit_shard(store, SHARD, DOCUMENTS, [label_file(task, toy_table())])
-    assert tried == [label_key(task, "f" * 8, SHARD.id) for task in tasks]
+        commit_shard(store, SHARD, DOCUMENTS, [label_file(task)])
+    assert tried == [label_key(task, "f" * 16, SHARD.id) for task in tasks]
     # — the input is read in another order now: rows and labels agree, and the file has others
     order = [0, 2, 1]
-    other = [label_file("late", toy_table().take(order))]
+    other = [label_file("late", toy_rows().take(order))]
     with pytest.raises(StorageError, match=f"{SHARD.id}.parquet: has other documents than"):
         commit_shard(store, SHARD, DOCUMENTS.take(order), other)
-    assert tried == [label_key(task, "f" * 8, SHARD.id) for task in tasks]
+    assert tried == [label_key(task, "f" * 16, SHARD.id) for task in tasks]
 
 
 @pytest.mark.parametrize(
     ("shard", "bad"),
     [
-        (SHARD, toy_table().slice(0, 2)),
-        (SHARD, toy_table(["a", "c", "b"])),
-        (replace(SHARD, piece=Piece(0, 4, 8, 0, 10)), toy_table()),
+        (SHARD, toy_rows().slice(0, 2)),
+        (SHARD, only(toy_rows(), np.array([True, True, False]))),
+        (replace(SHARD, piece=Piece(0, 4, 8, 0, 10)), toy_rows()),
     ],
-    ids=["a row less", "another order", "a shard of more rows"],
+    ids=["a row less", "a row without values", "a shard of more rows"],
 )
 def test_one_bad_file_and_nothing_is_committed(
-    store: LocalStore, shard: Shard, bad: pa.Table
+    store: LocalStore, shard: Shard, bad: pa.StructArray
 ) -> None:
-    files = [label_file("toxic", toy_table()), label_file("topic", bad)]
+    files = [label_file("toxic"), label_file("topic", bad)]
     with pytest.raises(StorageError, match="nothing was committed"):
         commit_shard(store, shard, DOCUMENTS, files)
     assert list(store.list("")) == []
@@ -277,7 +263,7 @@ def test_one_bad_file_and_nothing_is_committed(
 def test_duckdb_reads_the_files_of_a_task_by_a_glob(store: LocalStore) -> None:
     for start in range(0, 12, 3):
         shard = replace(SHARD, piece=Piece(start, start + 3, 8, 0, 10))
-        commit_shard(store, shard, DOCUMENTS, [label_file("toxic", toy_table())])
+        commit_shard(store, shard, DOCUMENTS, [label_file("toxic", cell=shard.id)])
     labels = f"read_parquet('{store.root}/labels/toxic/*/*/*.parquet')"
     documents = f"read_parquet('{store.root}/documents/*.parquet')"
     counts = (

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from answer_rules import broken_answers
-from label_tables import label_table
+from label_tables import label_rows
 
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.ledger.blocks import LabelledDocuments, TaskScores
-from pipeline.ledger.cells import Source, committed
-from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns, answers_type, calibrated_type
+from pipeline.ledger.cells import committed
+from pipeline.ledger.columns import (
+    ANSWER_COLUMNS,
+    answer_columns,
+    answers_type,
+    calibrated_type,
+    overlaid,
+)
 from pipeline.ledger.dataset import open_labels
-from pipeline.ledger.keys import label_key
-from pipeline.ledger.label_files import LabelFile, commit_shard, to_parquet
-from pipeline.ledger.label_rows import answers_table, with_calibrated
-from pipeline.ledger.reuse import StoredAnswers, overlaid
+from pipeline.ledger.label_files import LabelFile, commit_shard
+from pipeline.ledger.label_rows import answer_rows, unanswered_rows, with_calibrated
+from pipeline.ledger.reuse import StoredAnswers
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
@@ -39,7 +42,7 @@ def task(**more: Any) -> TaskSpec:
     return TaskSpec.model_validate(content)
 
 
-def labelled(top_k: int | None, ids: Sequence[str] = ("a", "b", "c")) -> LabelledDocuments:
+def labelled(top_k: int | None) -> LabelledDocuments:
     """Three documents as the labelling stage makes them: one has no answer."""
     p, order = np.array(P), np.array([[0, 2, 1, 3, 4], [0] * 5, [2, 3, 0, 1, 4]])
     with np.errstate(divide="ignore"):
@@ -53,12 +56,15 @@ def labelled(top_k: int | None, ids: Sequence[str] = ("a", "b", "c")) -> Labelle
         levels=np.log(np.array(levels) * np.array(MASS)[:, None]).astype(np.float32),
     )
     return LabelledDocuments(
-        documents=pa.table({"doc_id": list(ids)}),
         n_tokens=np.array([7, 0, 9], np.int32),
         n_chunks=np.array([1, 0, 1], np.int16),
         status=["ok", "empty", "ok"],
         scores={"topic": scores},
     )
+
+
+def table_of(top_k: int | None, asked: TaskSpec) -> pa.Table:
+    return pa.Table.from_struct_array(answer_rows(labelled(top_k), asked))
 
 
 def rounded(pairs: list[dict[str, Any]] | None) -> list[tuple[str, float]] | None:
@@ -67,7 +73,7 @@ def rounded(pairs: list[dict[str, Any]] | None) -> list[tuple[str, float]] | Non
 
 @pytest.mark.parametrize("top_k", [1, 3, 5])
 def test_the_likeliest_labels_are_kept_in_falling_order(top_k: int) -> None:
-    table = answers_table(labelled(top_k), task(top_k=top_k, separator="/"))
+    table = table_of(top_k, task(top_k=top_k, separator="/"))
     first = [("a/x", 0.5), ("b/x", 0.25), ("a/y", 0.125), ("b/y", 0.0625), ("c", 0.0625)]
     second = [("b/x", 0.75), ("b/y", 0.25)]  # what has no probability was never reached
     tops = [rounded(top) for top in table.column("top").to_pylist()]
@@ -82,17 +88,17 @@ def test_the_likeliest_labels_are_kept_in_falling_order(top_k: int) -> None:
 
 
 def test_without_top_k_every_label_has_its_column_and_levels_stand_beside_them() -> None:
-    table = answers_table(labelled(None), task(separator="/"))
+    table = table_of(None, task(separator="/"))
     assert table.column("p").to_pylist()[2] == pytest.approx(dict(zip(LABELS, P[2], strict=True)))
     assert rounded(table.column("levels").to_pylist()[0]) == [("a", 0.625), ("a/x", 0.5)]
-    assert table.column_names == ["doc_id", *answer_columns(task(separator="/"))]
-    plain = answers_table(labelled(None), task())
-    assert tuple(plain.column_names[1:]) == ANSWER_COLUMNS
+    assert tuple(table.column_names) == answer_columns(task(separator="/"))
+    plain = table_of(None, task())
+    assert tuple(plain.column_names) == ANSWER_COLUMNS
     assert list(broken_answers(table, LABELS)) == list(broken_answers(plain, LABELS)) == []
 
 
 def test_scores_with_a_length_penalty_have_no_mass() -> None:
-    table = answers_table(labelled(3), task(top_k=3, length_penalty=0.5))
+    table = table_of(3, task(top_k=3, length_penalty=0.5))
     assert table.column("mass").null_count == 3
     assert table.column("top").null_count == 1
 
@@ -121,7 +127,7 @@ def test_scores_with_a_length_penalty_have_no_mass() -> None:
 def test_ranked_rows_that_no_model_can_have_answered_are_told(
     column: str, change: Any, rule: str
 ) -> None:
-    table = answers_table(labelled(3), task(top_k=3, separator="/"))
+    table = table_of(3, task(top_k=3, separator="/"))
     rows = table.column(column).to_pylist()
     change(rows)
     index = table.column_names.index(column)
@@ -137,47 +143,42 @@ DOCUMENTS = documents_from([RawRow("one", "a"), RawRow("", "b"), RawRow("three",
 def test_a_snapshot_shows_ranked_answers_as_they_were_committed(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "out")
     asked = task(top_k=3, separator="/")
-    table = answers_table(labelled(3), asked)
-    commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, table, {})])
+    rows = answer_rows(labelled(3), asked)
+    commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, SHARD.id, rows, {})])
     done = committed(store, {"topic": "f" * 16}, {SHARD.id})
     shown = {"topic": SnapshotTask("f" * 16, tuple(LABELS), answer_columns(asked))}
     publish(store, "spec", shown, [SHARD], done, created_at="now")
     labels = open_labels(str(tmp_path / "out"))
     assert labels.schema.field("topic").type == answers_type(answer_columns(asked), LABELS)
-    shown_rows = labels.to_table().column("topic").to_pylist()
-    assert shown_rows == table.drop_columns(["doc_id"]).to_pylist()
-    rows = duckdb.sql("select topic.top[1].label, topic.levels[1].p from labels").fetchall()
-    assert rows == [("a/x", pytest.approx(0.625)), (None, None), ("b/x", pytest.approx(1.0))]
+    assert labels.to_table().column("topic").to_pylist() == rows.to_pylist()
+    first = duckdb.sql("select topic.top[1].label, topic.levels[1].p from labels").fetchall()
+    assert first == [("a/x", pytest.approx(0.625)), (None, None), ("b/x", pytest.approx(1.0))]
 
 
-def test_ranked_answers_that_are_known_are_laid_over_those_that_are_computed(
+def test_ranked_answers_that_are_known_are_laid_over_rows_without_an_answer(
     tmp_path: Path,
 ) -> None:
     store = LocalStore(tmp_path / "out")
     asked = task(top_k=3, separator="/")
-    table = answers_table(labelled(3), asked)
-    commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, table, {})])
-    source = Source(SHARD.id, label_key("topic", "f" * 16, SHARD.id))
-    known, _ = StoredAnswers(store).find(SHARD, DOCUMENTS, [source], is_retry=False)
+    rows = answer_rows(labelled(3), asked)
+    file = LabelFile("topic", "f" * 16, SHARD.id, rows, {})
+    commit_shard(store, SHARD, DOCUMENTS, [file])
+    known, _ = StoredAnswers(store).find(SHARD, DOCUMENTS, [file.key], is_retry=False)
     assert known is not None and known.is_valid().to_pylist() == [True, False, True]
-    other = answers_table(labelled(3, "xyz"), asked)
-    blank = other.set_column(2, "top", pa.nulls(3, other.schema.field("top").type))
-    merged = overlaid(blank, known)
-    assert merged.schema == table.schema
-    assert merged.drop_columns(["doc_id"]).equals(table.drop_columns(["doc_id"]))
-    assert pq.read_table(pa.BufferReader(to_parquet(merged, {}))).num_rows == 3
+    assert overlaid(known, unanswered_rows(["ok", "empty", "ok"], asked)).equals(rows)
 
 
-def answers() -> pa.Table:
+def answers() -> pa.StructArray:
     p = np.array([[0.6, 0.4], [np.nan, np.nan], [0.9, 0.1]], np.float32)
     mass = np.array([0.5, np.nan, 0.5], np.float32)
     counts = np.array([1, 0, 1])
     status = ["ok", "empty", "truncated"]
-    return label_table(["a", "b", "c"], p, mass, counts, counts, status, ("yes", "no"))
+    return label_rows(p, mass, counts, counts, status, ("yes", "no"))
 
 
 def test_the_column_is_what_the_calibration_gives_and_null_without_an_answer() -> None:
-    table = with_calibrated(answers(), Calibration("batch", ("yes", "no"), Prior((0.75, 0.25))))
+    batch = Calibration("batch", ("yes", "no"), Prior((0.75, 0.25)))
+    table = pa.Table.from_struct_array(with_calibrated(answers(), batch))
     first, second, third = table.column("calibrated").to_pylist()
     assert second is None
     odds = (0.6 / 0.75) / (0.4 / 0.25), (0.9 / 0.75) / (0.1 / 0.25)  # by hand
@@ -185,19 +186,20 @@ def test_the_column_is_what_the_calibration_gives_and_null_without_an_answer() -
         assert row["label"] == label
         assert row["p"]["yes"] == pytest.approx(odd / (1 + odd), abs=1e-6)
         assert row["margin"] == pytest.approx(abs(row["p"]["yes"] - row["p"]["no"]), abs=1e-6)
-    assert table.drop_columns(["calibrated"]).equals(answers())
+    assert table.drop_columns(["calibrated"]).equals(pa.Table.from_struct_array(answers()))
     assert table.column("label").to_pylist() == ["yes", None, "yes"]  # is always raw
 
 
 def test_a_damaged_column_is_reported() -> None:
-    table = with_calibrated(answers(), Calibration("temperature", ("yes", "no"), Temperature(2.0)))
+    halved = Calibration("temperature", ("yes", "no"), Temperature(2.0))
+    table = pa.Table.from_struct_array(with_calibrated(answers(), halved))
     assert list(broken_answers(table, ("yes", "no"))) == []
     rows = table.column("calibrated").to_pylist()
 
     def problems(changed: list[Any]) -> list[str]:
         kind = calibrated_type(table.schema.field("p").type)
         column = pa.array(changed, kind)
-        return list(broken_answers(table.set_column(8, "calibrated", column), ("yes", "no")))
+        return list(broken_answers(table.set_column(7, "calibrated", column), ("yes", "no")))
 
     assert problems([*rows[:2], None]) == [
         "calibrated is null with an answer, or not null without one in row 2"

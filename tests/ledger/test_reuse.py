@@ -13,16 +13,16 @@ import pytest
 from finished import toy_spec
 from hypothesis import given
 from hypothesis import strategies as st
-from label_tables import label_table
+from label_tables import label_rows
 from memory_store import MemoryStore
 
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json
-from pipeline.ledger.cells import Source, WorkItem, committed, unfinished, version_name
-from pipeline.ledger.columns import STAGE, structs
-from pipeline.ledger.keys import cell_of_part, documents_key, label_key
+from pipeline.ledger.cells import WorkItem, committed, unfinished, version_name
+from pipeline.ledger.columns import STAGE, only, with_column
+from pipeline.ledger.keys import cell_of_part, documents_key, label_key, sid_of
 from pipeline.ledger.label_files import LabelFile, commit_shard, documents_table, to_parquet
-from pipeline.ledger.reuse import READ_THREADS, StoredAnswers, overlaid
+from pipeline.ledger.reuse import READ_THREADS, StoredAnswers
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.retries import retry_items
@@ -55,39 +55,41 @@ def documents(texts: Sequence[str]) -> pa.Table:
     return documents_from(RawRow(text, f"d{row}") for row, text in enumerate(texts))
 
 
-def answers(status: Sequence[str], p: float = 0.75) -> pa.Table:
+def answers(status: Sequence[str], p: float = 0.75) -> pa.StructArray:
     """A label file's rows; what is not ok has no answer. `n_tokens` has the number of the row."""
     answered = np.array([each == "ok" for each in status])
     values = np.where(answered[:, None], [[p, 1 - p]], np.nan).astype(np.float32)
     mass = np.where(answered, 0.5, np.nan).astype(np.float32)
     rows = np.arange(len(status))
-    ids = [f"d{row}" for row in rows]
-    return label_table(ids, values, mass, rows, answered * 1, status, LABELS)
+    return label_rows(values, mass, rows, answered * 1, status, LABELS)
 
 
 def commit(
     store: Store, shard: Shard, texts: Sequence[str], by_task: dict[str, list[str]], retry: int = 0
 ) -> None:
     """Commits the shard, with these statuses by task."""
-    files = [LabelFile(task, FP[task], answers(s), {}, retry) for task, s in by_task.items()]
+    files = [
+        LabelFile(task, FP[task], shard.cell, answers(status), {}, retry)
+        for task, status in by_task.items()
+    ]
     commit_shard(store, shard, documents(texts), files)
 
 
-def commit_part(store: Store, shard: Shard, texts: Sequence[str], rows: Sequence[int]) -> Source:
+def commit_part(store: Store, shard: Shard, texts: Sequence[str], rows: Sequence[int]) -> str:
     """Commits the answers to task `a` about these rows of the shard."""
     inside = np.isin(np.arange(len(texts)), rows)
     cell = cell_of_part(shard.id, np.packbits(inside).tobytes())
-    file = LabelFile("a", FP["a"], answers(["ok"] * len(texts)), {}, cell=cell, inside=inside)
+    file = LabelFile("a", FP["a"], cell, only(answers(["ok"] * len(texts)), inside), {})
     commit_shard(store, shard, documents(texts), [file])
-    return Source(shard.id, label_key("a", FP["a"], cell))
+    return file.key
 
 
-def source_of(shard: Shard, task: str = "a", retry: int = 0) -> Source:
-    return Source(shard.id, label_key(task, FP[task], shard.cell, retry))
+def source_of(shard: Shard, task: str = "a", retry: int = 0) -> str:
+    return label_key(task, FP[task], shard.cell, retry)
 
 
 def found(
-    store: Store, shard: Shard, texts: Sequence[str], *sources: Source, is_retry: bool = False
+    store: Store, shard: Shard, texts: Sequence[str], *sources: str, is_retry: bool = False
 ) -> tuple[list[str | None], dict[str, int]]:
     """The status of the answer of each row, None without one; and the rows by other shard."""
     rows, reused = StoredAnswers(store).find(shard, documents(texts), sources, is_retry=is_retry)
@@ -203,7 +205,7 @@ def test_the_rows_of_a_part_are_found_by_text_in_another_shard(
         other, documents([texts[row] for row in asking]), [part], is_retry=False
     )
     assert numbers(answered) == [row if row in rows else None for row in asking]
-    assert reused == {part.sid: 2 * len(rows)}
+    assert reused == {sid_of(part): 2 * len(rows)}
 
 
 def test_a_slice_of_a_shard_reuses_its_own_rows(store: Store) -> None:
@@ -232,20 +234,14 @@ def test_of_several_sources_the_first_with_an_answer_counts(store: Store) -> Non
     assert numbers(rows) == [1, 1, 3, 3] and reused == {second.id: 2}
 
 
-@pytest.mark.parametrize("is_whole", [False, True])
-def test_what_was_added_to_answers_is_reused_with_whole_rows_alone(
-    store: Store, is_whole: bool
-) -> None:
+def test_what_was_added_to_answers_is_not_reused(store: Store) -> None:
     """Such as the stage that decided: it depends on the version that asks."""
     shard = shard_at(0, "x")
-    table = answers(["ok"] * SIZE).append_column(STAGE, pa.array([1, 2, 1], pa.int8()))
-    commit_shard(store, shard, documents(TEXTS), [LabelFile("a", FP["a"], table, {})])
-    rows, _ = StoredAnswers(store).find(
-        shard, documents(TEXTS), [source_of(shard)], is_retry=False, is_whole=is_whole
-    )
+    staged = with_column(answers(["ok"] * SIZE), STAGE, pa.array([1, 2, 1], pa.int8()))
+    commit_shard(store, shard, documents(TEXTS), [LabelFile("a", FP["a"], shard.id, staged, {})])
+    rows, _ = StoredAnswers(store).find(shard, documents(TEXTS), [source_of(shard)], is_retry=False)
     assert rows is not None
-    assert (STAGE in {field.name for field in rows.type}) == is_whole
-    assert "doc_id" not in {field.name for field in rows.type}
+    assert {STAGE, "doc_id"}.isdisjoint(field.name for field in rows.type)
 
 
 class Counting:
@@ -319,7 +315,9 @@ def test_a_damaged_documents_file_is_named(store: Store, own: bool) -> None:
     longer = [*TEXTS, "four"]
     store.create(documents_key(shard.id), to_parquet(documents_table(documents(longer)), {}))
     asking = shard if own else shard_at(9, "y", rows=4)
-    with pytest.raises(StorageError, match=r"has 3 rows and its documents file 4; `assay verify`"):
+    with pytest.raises(
+        StorageError, match="has other rows than the 4 of its documents file; `assay verify`"
+    ):
         found(store, asking, longer, source_of(shard))
 
 
@@ -330,22 +328,12 @@ def test_a_part_with_rows_of_another_shard_is_named(store: Store, own: bool, shi
     shard = shard_at(10, "x")
     part = commit_part(store, shard, TEXTS, [0, 2])
     moved = shard_at(10 + shift, "x")
-    other = Source(moved.id, part.key.replace(shard.id, moved.id))
-    data = to_parquet(
-        answers(["ok"] * 2).append_column("row", pa.array([10, 12], pa.int64())),
-        {"shard": canonical_json(moved.to_json()).decode()},
-    )
+    other = part.replace(shard.id, moved.id).replace(f"/{shard.id[:2]}/", f"/{moved.id[:2]}/")
+    rows = with_column(answers(["ok"] * 2), "row", pa.array([10, 12], pa.int64()))
+    table = pa.Table.from_struct_array(rows)
+    data = to_parquet(table, {"shard": canonical_json(moved.to_json()).decode()})
     commit_shard(store, moved, documents(TEXTS), [])
-    store.create(other.key, data)
+    store.create(other, data)
     asking = moved if own else shard_at(50, "y")
     with pytest.raises(StorageError, match="`assay verify` reports more"):
         found(store, asking, TEXTS, other)
-
-
-def test_answers_stand_in_place_of_the_rows_that_have_one() -> None:
-    rows = answers(["error:x", "ok", "error:y"], p=0.5)
-    others = answers(["ok"] * SIZE)
-    known = structs(others.drop_columns(["doc_id"])).take(pa.array([0, None, None]))
-    merged = overlaid(rows, known)
-    assert merged.schema == rows.schema
-    assert merged.to_pylist() == [others.to_pylist()[0], *rows.to_pylist()[1:]]

@@ -12,10 +12,12 @@ import pytest
 from memory_store import MemoryStore
 
 from pipeline.errors import StorageError, UnavailableError
+from pipeline.hashes import canonical_json
+from pipeline.integrity.verify import verify
 from pipeline.ledger.cells import committed, is_whole
-from pipeline.ledger.failed_rows import FileCounts
-from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key
-from pipeline.ledger.label_files import to_parquet
+from pipeline.ledger.dataset import open_labels
+from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key, spec_key
+from pipeline.ledger.label_files import documents_table, to_parquet
 from pipeline.ledger.snapshots import (
     SnapshotTask,
     contents,
@@ -25,6 +27,7 @@ from pipeline.ledger.snapshots import (
     read_snapshot,
     snapshot_numbers,
 )
+from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
@@ -164,7 +167,7 @@ def test_above_10_000_shards_the_files_are_in_a_manifest_and_no_label_file_is_re
 def test_a_slice_has_fewer_labels_than_documents_and_its_label_files_are_counted(
     shards_in_json: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.ledger.snapshots.TABLE_SHARDS", shards_in_json)
+    monkeypatch.setattr("pipeline.ledger.snapshots.MANIFEST_SHARDS", shards_in_json)
     store, part = Counting(), Slice(where="year = 2003")
     fill(store)
     sliced = [replace(shard, slice=part) for shard in SHARDS]
@@ -186,7 +189,9 @@ def test_a_slice_has_fewer_labels_than_documents_and_its_label_files_are_counted
     assert [shard.documents.rows for shard in shown.shards] == [3, 2]
     assert [f.rows for shard in shown.shards for f in shard.labels.values()] == [2, 2, 1, 1]
     assert {f.key for shard in shown.shards for f in shard.labels.values()} == labels
-    assert not any(shard.has_own_documents for shard in shown.shards)
+    assert [(shard.sid, shard.rows) for shard in shown.shards] == [*rows.items()]
+    assert [shard.documents.key for shard in shown.shards] == [*map(documents_key, SIDS)]
+    assert read_snapshot(store, 1)["complete"] is False
     same = contents_of("job", TASKS, sliced, committed(store, FPS, SIDS), rows)
     assert same.shards == shown.shards
     # — of the next snapshot no label file is read
@@ -194,10 +199,39 @@ def test_a_slice_has_fewer_labels_than_documents_and_its_label_files_are_counted
     assert not any(key.startswith("labels/") for key in store.read_keys)
 
 
+def test_a_slice_of_an_earlier_version_has_a_documents_file_of_its_own(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    """The slice was part of the shard's id, and its documents file named its rows."""
+    part = Slice(sample="0.5")
+    sliced = replace(SHARDS[1], slice=part)
+    sid, metadata = sliced.earlier_id, {"shard": canonical_json(sliced.to_json()).decode()}
+    documents = documents_table(documents_from([RawRow("text", "d")]))
+    keys = [documents_key(sid), label_key("toxic", F1, sid)]
+    documents = documents.append_column("row", pa.array([4], pa.int64()))
+    labels = pa.table({"doc_id": ["d"], "status": ["ok"]})
+    store.create(keys[0], to_parquet(documents, metadata))
+    store.create(keys[1], to_parquet(labels, metadata | {"task": "toxic", "fp": F1}))
+    etags = {stored.key: stored.etag for stored in store.list("")}
+    place = {"path": "/a.jsonl", "start_row": 3, "end_row": 5}
+    named = [
+        {"key": key, "etag": etags[key], "rows": 1, "sid": sid, "task": task}
+        for key, task in zip(keys, (None, "toxic"), strict=True)
+    ]
+    task = {"fp": F1, "labels": ["yes", "no"], "columns": ["status"]}
+    header = {"number": 1, "spec": "job", "tasks": {"toxic": task}, "slice": part.to_json()}
+    content = header | {"shards": [{"sid": sid, "rows": 1} | place], "files": named}
+    store.create(snapshot_key(1), canonical_json(content))
+    shown = open_labels(store.url).to_table(["doc_id", "row", "toxic.status"]).to_pylist()
+    assert shown == [{"doc_id": "d", "row": 4, "status": "ok"}]
+    damages = verify(store, contents(store), tmp_path, {}).damages
+    assert [damage.key for damage in damages] == [spec_key("toxic", F1)]  # does not exist
+
+
 def test_a_manifest_without_its_snapshot_is_no_snapshot_and_takes_only_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipeline.ledger.snapshots.TABLE_SHARDS", 1)
+    monkeypatch.setattr("pipeline.ledger.snapshots.MANIFEST_SHARDS", 1)
     store = Counting()
     fill(store)
     store.left = 1  # the manifest, and not the header
@@ -297,39 +331,6 @@ def test_another_specs_snapshot_is_not_a_change_of_this_ones(full: LocalStore) -
     assert publish_now(full) == 1
     assert publish_now(full, tasks=("topic",)) == 3  # the spec itself has changed
     assert publish_now(full) == 4  # and back
-
-
-def test_a_snapshot_of_a_slice_names_its_label_files_and_the_whole_documents(
-    store: LocalStore,
-) -> None:
-    sliced = [replace(shard, slice=Slice(sample="0.5")) for shard in SHARDS]
-    for shard in sliced:
-        store.create(documents_key(shard.id), bytes(12))
-        for task, fp in FPS.items():
-            store.create(label_key(task, fp, shard.cell), bytes(12))
-    done, rows = committed(store, FPS, SIDS), {SIDS[0]: 2, SIDS[1]: 0}
-    with pytest.raises(StorageError, match="not complete"):  # without the slice
-        publish_now(store)
-    counts = {task: {shard.cell: FileCounts(0, 0, 0) for shard in sliced} for task in FPS}
-    publish(store, "job", TASKS, sliced, done, created_at="now", slice_rows=rows, counts=counts)
-    shown = contents(store)
-    assert (shown.slice, shown.rows) == (Slice(sample="0.5"), 2)
-    assert shown == replace(
-        contents_of("job", TASKS, sliced, done, rows),
-        number=1,
-        missing_rows=3,
-        slice=shown.slice,
-        created_at="now",
-    )
-    for shard, named in zip(sliced, shown.shards, strict=True):
-        assert (named.sid, named.rows) == (shard.id, rows[shard.id])
-        documents = named.documents
-        assert (documents.key, documents.rows) == (documents_key(shard.id), shard.rows)
-        assert {(file.key, file.rows) for file in named.labels.values()} == {
-            (label_key(task, fp, shard.cell), named.rows) for task, fp in FPS.items()
-        }
-        assert named.sliced and not named.has_own_documents
-    assert read_snapshot(store, 1)["complete"] is False
 
 
 def test_files_that_could_not_be_read_make_a_snapshot_partial(full: LocalStore) -> None:

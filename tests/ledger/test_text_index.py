@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,8 @@ from pipeline.ledger.keys import documents_key, index_key, parse_key
 from pipeline.ledger.label_files import documents_table, to_parquet
 from pipeline.ledger.text_index import (
     candidates,
-    cover,
+    hashes_of,
+    index_missing_shards,
     leading_bits,
     shards_of_objects,
     text_hashes,
@@ -43,8 +44,12 @@ def put(store: LocalStore | MemoryStore, number: int, texts: list[str]) -> None:
     store.create(documents_key(sid_of(number)), to_parquet(documents_table(documents(texts)), {}))
 
 
-def hashes_of(texts: list[str]) -> np.ndarray:
-    return leading_bits(pa.array([short_hash(text.encode()) for text in texts]))
+def hashes_by_hand(texts: list[str]) -> np.ndarray:
+    return leading_bits(pa.array([short_hash(text.encode()) for text in texts], pa.string()))
+
+
+def sorted_lists(texts: Mapping[str, np.ndarray]) -> dict[str, list[int]]:
+    return {sid: sorted(hashes.tolist()) for sid, hashes in texts.items()}
 
 
 @given(digits=st.lists(st.text("0123456789abcdef", min_size=32, max_size=32), max_size=5))
@@ -70,15 +75,17 @@ def test_a_text_is_found_in_a_wanted_shard_that_has_it(
         patch.setattr(text_index, "MAX_ENTRIES", data.draw(st.integers(1, 20)))
         # — in two runs, of which the second adds the rest
         first = data.draw(st.sets(st.sampled_from(numbers))) if numbers else set()
-        cover(store, [sid_of(n) for n in first])
-        texts = cover(store, [sid_of(n) for n in numbers], {sid_of(n) for n in numbers[::2]})
-    assert {sid: sorted(hashes) for sid, hashes in texts.items()} == {
-        sid_of(n): sorted(hashes_of(shards[n])) for n in numbers[::2]
+        index_missing_shards(store, [sid_of(n) for n in first])
+        texts = hashes_of(store, {sid_of(n) for n in numbers[::2]})
+        index_missing_shards(store, [sid_of(n) for n in numbers])
+    assert sorted_lists(hashes_of(store, texts.keys())) == sorted_lists(texts)
+    assert sorted_lists(texts) == {
+        sid_of(n): sorted(hashes_by_hand(shards[n]).tolist()) for n in numbers[::2]
     }
     covered = [sid for sids in shards_of_objects(store).values() for sid in sids]
     assert sorted(covered) == [sid_of(n) for n in numbers]
     wanted = set(data.draw(st.lists(st.sampled_from(numbers)))) if numbers else set()
-    found = candidates(store, hashes_of(asked), {sid_of(n): 100 + n for n in wanted})
+    found = candidates(store, hashes_by_hand(asked), {sid_of(n): 100 + n for n in wanted})
     for text, number in zip(asked, found.tolist(), strict=True):
         having = {100 + n for n in wanted if text in shards[n]}
         assert (number in having) if having else number == -1
@@ -88,13 +95,13 @@ def test_a_damaged_object_is_named_and_its_shards_are_added_again(
     store: LocalStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(store, 1, ["one"])
-    cover(store, [sid_of(1)])
+    index_missing_shards(store, [sid_of(1)])
     (store.root / index_key(1)).write_bytes(b"PAR1 and no more")
-    assert candidates(store, hashes_of(["one"]), {sid_of(1): 1}).tolist() == [-1]
+    assert candidates(store, hashes_by_hand(["one"]), {sid_of(1): 1}).tolist() == [-1]
     with caplog.at_level(logging.WARNING):
-        cover(store, [sid_of(1)])
+        index_missing_shards(store, [sid_of(1)])
     assert index_key(1) in caplog.text and "damaged" in caplog.text
-    assert candidates(store, hashes_of(["one"]), {sid_of(1): 1}).tolist() == [1]
+    assert candidates(store, hashes_by_hand(["one"]), {sid_of(1): 1}).tolist() == [1]
 
 
 class Blind:
@@ -110,18 +117,10 @@ class Blind:
 def test_two_runs_that_add_objects_at_once_lose_none(store: LocalStore) -> None:
     put(store, 1, ["one"])
     put(store, 2, ["two"])
-    cover(store, [sid_of(1)])
-    cover(Blind(store), [sid_of(2)])  # type: ignore[arg-type]  # lists, reads and creates alone
+    index_missing_shards(store, [sid_of(1)])
+    index_missing_shards(Blind(store), [sid_of(2)])  # type: ignore[arg-type]  # lists, reads and creates alone
     numbers = {sid_of(1): 1, sid_of(2): 2}
-    assert candidates(store, hashes_of(["one", "two"]), numbers).tolist() == [1, 2]
-
-
-def test_without_keep_the_texts_are_known_and_nothing_is_written(store: LocalStore) -> None:
-    put(store, 1, ["one"])
-    put(store, 2, ["two"])
-    texts = cover(store, [sid_of(1), sid_of(2)], {sid_of(2)}, keep=False)
-    assert texts[sid_of(2)].tolist() == hashes_of(["two"]).tolist() and len(texts) == 1
-    assert shards_of_objects(store) == {}
+    assert candidates(store, hashes_by_hand(["one", "two"]), numbers).tolist() == [1, 2]
 
 
 def test_the_key_of_an_object_is_known() -> None:

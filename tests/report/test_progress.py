@@ -51,8 +51,8 @@ class ToyCuts:
     shards: tuple[Toy, ...] = (Toy(), Toy("t", rows=40))
 
 
-def work(shard: Any, to_ask: int | None = None) -> WorkItem:
-    return WorkItem(shard, ("toxic",), documents=False, to_ask=to_ask)
+def work(shard: Any, rows_without_answer: int | None = None) -> WorkItem:
+    return WorkItem(shard, ("toxic",), documents=False, rows_without_answer=rows_without_answer)
 
 
 def plan(*work_items: Any, cuts: Any = ToyCuts()) -> Plan:
@@ -231,8 +231,11 @@ def test_each_phase_of_other_commands_is_one_line_of_a_log(
     ("work_items", "end"),
     [
         ((work(Toy()),), " shards"),
-        ((work(Toy(), to_ask=40),), "; the model reads at most 40 of them: equal texts are "),
-        ((work(Toy(), to_ask=0),), "; the model reads none of them"),
+        (
+            (work(Toy(), rows_without_answer=40),),
+            "; the model reads at most 40 of them: equal texts are ",
+        ),
+        ((work(Toy(), rows_without_answer=0),), "; the model reads none of them"),
     ],
 )
 def test_the_first_line_says_how_many_documents_the_model_reads(
@@ -245,7 +248,7 @@ def test_the_first_line_says_how_many_documents_the_model_reads(
 
 def test_a_dry_run_says_how_many_documents_the_model_reads_where_answers_are_reused() -> None:
     stream = io.StringIO()
-    show_plan(plan(work(Toy(), to_ask=20)), console_on(stream))
+    show_plan(plan(work(Toy(), rows_without_answer=20)), console_on(stream))
     assert (
         "read by the model   at most 20 documents; equal texts are read once" in stream.getvalue()
     )
@@ -306,7 +309,7 @@ def test_texts_that_are_read_are_not_said_to_be_read_by_the_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    planned = plan(work(Toy(), to_ask=3))
+    planned = plan(work(Toy(), rows_without_answer=3))
     with run_progress(io.StringIO()) as announce:
         announce(Progress(READING_TEXTS, planned, documents=60, answered=25))
     assert messages(caplog)[-1] == "25 of 60 documents read"

@@ -115,7 +115,7 @@ def test_label_files_that_a_snapshot_counts_are_not_read_again(
     assert found.snapshot == 2 and labels_read == []
     dry_run(spec, RunOptions(retry_failed=True), cache_dir=tmp_path / "cache")
     failed = next(shard.id for shard in outcome.plan.shards if shard.path.endswith("/a.jsonl"))
-    assert sorted(labels_read) == sorted(outcome.plan.done.label_file(t, failed).key for t in tasks)
+    assert sorted(labels_read) == sorted(outcome.plan.done.label_key(t, failed) for t in tasks)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from label_tables import label_table
+from label_tables import label_rows
 
 from pipeline.hashes import canonical_json
 from pipeline.ledger.cells import committed, record_specs
@@ -106,8 +106,7 @@ def label_file(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
     source = np.random.default_rng(content + int(fingerprint.id[:8], 16))
     p = source.dirichlet(np.ones(len(labels)), rows).astype(np.float32)
     p[empty] = np.nan
-    table = label_table(
-        documents.column("doc_id"),
+    answers = label_rows(
         p=p,
         mass=np.where(empty, np.nan, source.uniform(0.1, 1, rows)).astype(np.float32),
         n_tokens=np.where(empty, 0, source.integers(1, 9, rows)),
@@ -115,7 +114,8 @@ def label_file(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
         status=documents.column("status").to_pylist(),
         labels=labels,
     )
-    return LabelFile(task, fingerprint.id, table, {"task": task, "fp": fingerprint.id})
+    metadata = {"task": task, "fp": fingerprint.id}
+    return LabelFile(task, fingerprint.id, shard.cell, answers, metadata)
 
 
 def finish(

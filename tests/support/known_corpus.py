@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from finished import documents_of
-from label_tables import label_table
+from label_tables import label_rows
 from numpy.typing import NDArray
 
 from pipeline.ledger.cells import committed, record_specs
@@ -123,10 +123,9 @@ def _publish(folder: Path, p: Mapping[str, NDArray[np.float32]]) -> None:
             ones = np.ones(size)
             status = ["ok"] * size
             mass = ones.astype(np.float32)
-            table = label_table(
-                documents["doc_id"], p[task][rows], mass, ones, ones, status, labels
-            )
-            files.append(LabelFile(task, fp[task], table, {"task": task, "fp": fp[task]}))
+            answers = label_rows(p[task][rows], mass, ones, ones, status, labels)
+            metadata = {"task": task, "fp": fp[task]}
+            files.append(LabelFile(task, fp[task], shard.id, answers, metadata))
         commit_shard(store, shard, documents, files)
     done = committed(store, fp, [shard.id for shard in shards])
     tasks = {task: SnapshotTask(fp[task], labels) for task, labels in LABELS.items()}

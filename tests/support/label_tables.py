@@ -12,18 +12,16 @@ from pipeline.ledger.columns import ANSWER_COLUMNS
 from pipeline.ledger.label_rows import probability_columns, reading_columns
 
 
-def label_table(
-    doc_ids: Sequence[str] | pa.Array | pa.ChunkedArray,
+def label_rows(
     p: NDArray[np.float32],  # [docs, labels]; a row of NaN is a document without an answer
     mass: NDArray[np.float32],  # [docs]; NaN where there is none
     n_tokens: NDArray[np.integer],  # [docs]
     n_chunks: NDArray[np.integer],  # [docs]
     status: Sequence[str],
     labels: Sequence[str],
-) -> pa.Table:
-    """The rows of a label file with one probability for each label."""
-    assert len(doc_ids) == len(status) == len(p), (len(doc_ids), len(status), len(p))
+) -> pa.StructArray:
+    """[docs] rows with one probability for each label."""
+    assert len(status) == len(p), (len(status), len(p))
     columns = probability_columns(p, labels) | reading_columns(mass, n_tokens, n_chunks, status)
-    ordered = {name: columns[name] for name in ANSWER_COLUMNS}
-    ids = doc_ids.combine_chunks() if isinstance(doc_ids, pa.ChunkedArray) else doc_ids
-    return pa.table({"doc_id": pa.array(ids, pa.string()), **ordered})
+    ordered = [columns[name] for name in ANSWER_COLUMNS]
+    return pa.StructArray.from_arrays(ordered, names=ANSWER_COLUMNS)

@@ -109,7 +109,8 @@ def main() -> None:
     work_items = watch("remaining", lambda: remaining(cuts.shards, FPS, done))
 
     # — as a run knows them: there are no label files that could be read
-    counts = dict.fromkeys(FPS, dict.fromkeys(done.documents, FileCounts(0, 0, 0)))
+    keys = (label_key(t, fp, sid) for t, fp in FPS.items() for sid in done.documents)
+    counts = dict.fromkeys(keys, FileCounts(0, 0))
 
     def published(stamp: str) -> int:
         return publish(

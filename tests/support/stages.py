@@ -34,7 +34,7 @@ def label_and_commit(
     label: LabelDocuments | None = None,
 ) -> Iterator[ShardCounts]:
     """What `graph.label_items` does."""
-    worker = label or LabelDocuments(job, asks=any(work.asks for work in work_items))
+    worker = label or LabelDocuments(job, asks=any(work.asked_rows for work in work_items))
     stage, rows = _tokenising(job, work_items)
     for block in rows:
         for tokenised in surviving(block, stage, ignore):

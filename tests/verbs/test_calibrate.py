@@ -59,7 +59,7 @@ class Output:
         first = plan_reuse(job, store, plan(job, store))
         assert len(first.shards) > 2
         record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
-        label = LabelDocuments(job, asks=any(work.asks for work in first.work_items))
+        label = LabelDocuments(job, asks=any(work.asked_rows for work in first.work_items))
         counted = list(label_and_commit(first.work_items, job, label=label))
         last = list_missing(job, store, first.cuts)
         assert not last.work_items
