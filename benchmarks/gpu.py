@@ -1,11 +1,10 @@
-"""Speed on a GPU: the tests that need one, three sizes of model, and `assay run` beside its engine.
+"""Speed on a GPU: models of three sizes, and `assay run` beside its engine.
 
-    python -m benchmarks.gpu [--to FILE] [--seconds S] [--parts NAME ...] [--cpu-twin]
+    python -m benchmarks.gpu [--parts NAME ...] [--cpu-twin]
 
 The models have the shapes of public ones and random weights: nothing is downloaded. The questions
-are those of `jobs/specs/eight_questions.yaml`, the documents are synthetic. The GPU's busy share
-needs the package nvidia-ml-py. Each part is a process of its own. Without a GPU, `--cpu-twin` takes
-the same path with a tiny model.
+are those of `jobs/specs/eight_questions.yaml`, the documents are synthetic. `--cpu-twin` measures a
+tiny model without a GPU.
 """
 
 from __future__ import annotations
@@ -13,29 +12,24 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
-import subprocess
+import random
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cyclopts
 import numpy as np
-import psutil
 import torch
 import transformers
 import yaml
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedTokenizerFast
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-from benchmarks.busy import busy_samples, busy_while, mean_between
-from benchmarks.parts import Ended, in_process, in_turn, named
-from benchmarks.synthetic import GPU, TWIN, Scale, random_network, texts, trained_tokenizer
 from pipeline.inference.alternatives import expand, tree_flops
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
@@ -45,18 +39,62 @@ from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.options import RunOptions
 from pipeline.runtime.assembly import memory_plan
 from pipeline.runtime.progress import Progress
+from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec, spec_of
 from pipeline.verbs.bench import Turn, matmul_flops, take_turns
 
-REPOSITORY = Path(__file__).parents[1]
-SPEC = REPOSITORY / "jobs" / "specs" / "eight_questions.yaml"
+SPEC = Path(__file__).parents[1] / "jobs" / "specs" / "eight_questions.yaml"
 SHARDS, RUN_LIMIT_S = 16, 90  # of `assay run`
-# What an H200 is to reach, by part and method.
-TARGETS = {
-    ("0.6B", "tree"): "370 documents/s",
-    ("1.5B", "tree"): "55 % of products",
-    ("run", "assay run"): "busy 95 %",
+VOCABULARY = 2_000  # of the tokenizer, also where a model knows more tokens
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large everything is that is measured. The first model is also that of `assay run`."""
+
+    device: str
+    dtype: str
+    models: Mapping[str, Mapping[str, Any]]  # the sizes by name, as transformers names them
+    tokens: int  # of a document
+    documents: int  # that one call of a method labels
+    run_s: float  # of labelling in `assay run`
+    batching: Mapping[str, int] = field(default_factory=dict)  # limits of continuous batching
+
+
+def qwen(
+    family: str, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **more: int
+) -> dict[str, Any]:
+    """The sizes of a Qwen model, in the words of its configuration."""
+    return {
+        "model_type": family,
+        "vocab_size": 151_936,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 128,
+        "max_position_embeddings": 32_768,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        "tie_word_embeddings": True,
+        **more,
+    }
+
+
+QWEN = {
+    "0.6B": qwen("qwen3", 1_024, 3_072, layers=28, heads=16, kv_heads=8),  # Qwen3-0.6B
+    "1.5B": qwen("qwen2", 1_536, 8_960, layers=28, heads=12, kv_heads=2),  # Qwen2.5-1.5B
+    "4B": qwen("qwen3", 2_560, 9_728, layers=36, heads=32, kv_heads=8),  # Qwen3-4B
 }
+TINY = {"tiny": qwen("qwen3", 64, 128, 2, 4, 2, head_dim=16, vocab_size=VOCABULARY)}
+GPU = Scale("cuda", "bfloat16", QWEN, tokens=1_000, documents=256, run_s=25)
+LIMITS = {"num_blocks": 32, "max_batch_tokens": 256}
+TWIN = Scale("cpu", "float32", TINY, tokens=60, documents=3, run_s=0.2, batching=LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +104,19 @@ class Row:
     part: str
     method: str
     documents_per_s: float | None = None
-    tokens_per_s: float | None = None  # of the documents, each counted once
-    product_flops: float | None = None  # the best rate of plain products, FLOP a second
-    product_share: float | None = None  # the tree's arithmetic in this time, over that rate
-    busy: float | None = None  # share of the time in which the device (or processor) works
+    product_share: float | None = None  # the tree's arithmetic, over the best rate of products
     peak_bytes: int | None = None  # above the weights
     note: str = ""
+    error: str = ""  # why it was not measured
 
 
-def main(
-    *,
-    to: Path | None = None,
-    seconds: float = 525,
-    parts: tuple[str, ...] = (),
-    cpu_twin: bool = False,
-) -> int:
-    """Measure everything on one GPU and print one table; the exit code is 1 if a part ended early.
+def main(*, parts: tuple[str, ...] = (), cpu_twin: bool = False) -> int:
+    """Print each measurement on one GPU as a line of JSON; exit code 1 if one failed.
 
     Parameters
     ----------
-    to
-        A JSON file for the table.
-    seconds
-        Time for all parts together. Parts for which too little is left are named.
     parts
-        The parts to measure (default: all).
+        The parts to measure: the size of a model, or `run` (default: all).
     cpu_twin
         Measure a tiny model on the CPU, to try the script itself.
     """
@@ -98,59 +124,32 @@ def main(
     if not cpu_twin and not torch.cuda.is_available():
         print(f"torch {torch.__version__} sees no GPU here; --cpu-twin needs none", file=sys.stderr)
         return 2
-    names = [part.name for part in scale.parts]
+    first, *others = scale.models
+    names = [first, "run", *others]
     if unknown := set(parts) - set(names):
         print(f"--parts: there is no {sorted(unknown)}; choose from {names}", file=sys.stderr)
         return 2
     # — with the package `kernels`, transformers would look for flash attention on the Hub
     os.environ.update({"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"})
-    chosen = [part for part in scale.parts if not parts or part.name in parts]
-    run_part = partial(in_process, partial(measure, scale))
-    results: list[Any] = []  # of Row and Ended
-    for result in in_turn(chosen, run_part, budget_s=seconds):
-        print(result, file=sys.stderr, flush=True)
-        results.append(result)
-        if to is not None:  # — each time: whoever ends the script keeps what there is
-            to.write_text(json.dumps([asdict(each) for each in results], indent=1))
-    print(table(results))
-    return int(any(isinstance(result, Ended) for result in results))
+    failed = False
+    for row in (row for part in parts or names for row in measure(scale, part)):
+        print(json.dumps(asdict(row)), flush=True)
+        failed |= bool(row.error)
+    return int(failed)
 
 
-def table(results: Sequence[Row | Ended]) -> str:
-    """One line for each measurement, with its target, then what ended early."""
-    head = "part", "method", "docs/s", "tokens/s", "products", "busy", "peak GB", "target", "note"
-    lines = [head]
-    for row in (each for each in results if isinstance(each, Row)):
-        figures = (
-            _text(row.documents_per_s, ",.2f"),
-            _text(row.tokens_per_s, ",.0f"),
-            _text(row.product_share, ".1%"),
-            _text(row.busy, ".1%"),
-            _text(row.peak_bytes and row.peak_bytes / 1e9, ",.2f"),
-        )
-        target = TARGETS.get((row.part, row.method), "")
-        lines.append((row.part, row.method, *figures, target, row.note))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    ended = [f"{each.part}: {each.reason}" for each in results if isinstance(each, Ended)]
-    return "\n".join([*text, *ended])
-
-
-def _text(figure: float | None, form: str) -> str:
-    return "" if figure is None else format(figure, form)
-
-
-def measure(scale: Scale, part: str) -> Iterator[Row | Ended]:
-    """The measurements of one part."""
-    if part == "tests":
-        yield tests_row(scale)
-        return
-    setup = set_up(scale, part)
-    yield Row(part, "device", note=device_note(scale))
+def measure(scale: Scale, part: str) -> Iterator[Row]:
+    """The measurements of one part. What cannot be measured has its error, and the others go on."""
+    setup = Setup.of(scale, part)
+    device = torch.cuda.get_device_name() if scale.device == "cuda" else "CPU"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    yield Row(part, "device", note=f"{device}, {os.cpu_count()} cores, {versions}")
+    tree = attempted(part, "tree", partial(tree_row, setup))
+    yield tree
     if part == "run":
-        yield from run_rows(setup)
+        if tree.documents_per_s is not None:
+            yield attempted(part, "assay run", partial(run_row, setup, tree.documents_per_s))
         return
-    yield attempted(part, "tree", partial(tree_row, setup))
     some = setup.documents[:64]
     for batch in (8, 32):
         method = f"expand, {batch} at once"
@@ -159,106 +158,66 @@ def measure(scale: Scale, part: str) -> Iterator[Row | Ended]:
     yield attempted(part, "continuous batching", partial(batching_row, setup))
 
 
-def attempted(part: str, method: str, row: Callable[[], Row]) -> Row | Ended:
-    """The row; if it cannot be measured, the error: the other methods are still measured."""
+def attempted(part: str, method: str, row: Callable[[], Row]) -> Row:
+    """The row, or one with the error."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
         return row()
-    except Exception as error:
+    except Exception as error:  # the other methods are still measured
         traceback.print_exc()
-        return Ended(f"{part}, {method}", named(error))
-
-
-def tests_row(scale: Scale) -> Row:
-    """The outcome of the tests that need a GPU; RuntimeError if one fails or none ran."""
-    options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    command = [sys.executable, "-m", "pytest", *options, *scale.tests]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
-    *_, summary = ["no output", *done.stdout.strip().splitlines()]
-    if done.returncode or (scale.device == "cuda" and not re.search(r"\d+ passed", summary)):
-        raise RuntimeError(f"pytest ended with exit code {done.returncode}: {summary}")
-    return Row("tests", "pytest -m gpu", note=summary)
-
-
-def device_note(scale: Scale) -> str:
-    """What is measured on, and with which libraries."""
-    name = f"{psutil.cpu_count()} cores"
-    if scale.device == "cuda":
-        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-        name = (
-            f"{torch.cuda.get_device_name()}, {memory:.0f} GiB, CUDA {torch.version.cuda}, {name}"
-        )
-    return f"{name}, torch {torch.__version__}, transformers {transformers.__version__}"
+        return Row(part, method, error=f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model on the device, and the workload that it is measured with."""
+    """A model with random weights on the device, and what it is measured with."""
 
     scale: Scale
     part: str
     model: LoadedModel
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: Any
     prompt: PromptTokens
     documents: Sequence[DocumentIds]
+    product_flops: float  # the best rate of plain products, FLOP a second
 
-    def engine(self) -> LabelEngine:
-        """An engine with the batch size of a run."""
-        batch_tokens = memory_plan(self.model, self.prompt).max_batch_tokens
-        return LabelEngine(self.model, self.prompt, max_batch_tokens=batch_tokens)
+    @classmethod
+    def of(cls, scale: Scale, part: str) -> Setup:
+        sizes = scale.models.get(part, next(iter(scale.models.values())))
+        network, spec = random_network(scale, sizes), load_spec(SPEC)
+        asked = [task.question or "" for task in spec.tasks]
+        answers = [text for task in spec.tasks for texts in task.labels.values() for text in texts]
+        tokenizer = trained_tokenizer([*asked, *answers])
+        encode = DocumentTokenizer(tokenizer).encode
+        documents = [encode(t)[: scale.tokens] for t in texts(scale.tokens, scale.documents)]
+        prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
+        rate = matmul_flops(sizes["hidden_size"], network.device, network.dtype)
+        return cls(scale, part, prepare(network), tokenizer, prompt, documents, rate)
 
-    def product_flops(self) -> float:
-        hidden = int(self.model.network.config.hidden_size)
-        return matmul_flops(hidden, self.model.device, self.model.network.dtype)
-
-    def row(self, method: str, documents_per_s: float, product_flops: float, **more: Any) -> Row:
-        floor_s = tree_flops(self.model, self.prompt, self.scale.tokens) / product_flops
-        return Row(
-            self.part,
-            method,
-            documents_per_s=documents_per_s,
-            tokens_per_s=documents_per_s * self.scale.tokens,
-            product_flops=product_flops,
-            product_share=documents_per_s * floor_s,
-            **more,
-        )
-
-
-def set_up(scale: Scale, part: str) -> Setup:
-    """The part's model, the questions of the spec, and synthetic documents."""
-    network = random_network(scale, scale.run_model if part == "run" else part)
-    spec = load_spec(SPEC)
-    asked = [task.question or "" for task in spec.tasks]
-    answers = [text for task in spec.tasks for texts in task.labels.values() for text in texts]
-    tokenizer = trained_tokenizer([*asked, *answers])
-    encode = DocumentTokenizer(tokenizer).encode
-    documents = [encode(text)[: scale.tokens] for text in texts(scale.tokens, scale.documents)]
-    prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
-    return Setup(scale, part, prepare(network), tokenizer, prompt, documents)
+    def row(self, method: str, documents_per_s: float, **more: Any) -> Row:
+        """The row of a method at this speed."""
+        flops = documents_per_s * tree_flops(self.model, self.prompt, self.scale.tokens)
+        share = flops / self.product_flops
+        return Row(self.part, method, documents_per_s, product_share=share, **more)
 
 
 def tree_row(setup: Setup) -> Row:
     """The engine as a run uses it; ArithmeticError if an answer is not a number."""
-    engine = setup.engine()
+    batch_tokens = memory_plan(setup.model, setup.prompt).max_batch_tokens
+    engine = LabelEngine(setup.model, setup.prompt, max_batch_tokens=batch_tokens)
     labelled = engine.label(setup.documents)
     if not all(np.isfinite(log_probs).all() for log_probs in labelled.log_probs):
         raise ArithmeticError("an answer is not a number")
     row = timed_row(setup, "tree", partial(engine.label, setup.documents), len(setup.documents))
     kernel = "fused kernel" if setup.model.kernel else "no fused kernel"
-    rate = f"products {(row.product_flops or 0) / 1e12:,.2f} TFLOP/s"
-    return replace(row, note=f"{rate}, {engine.max_batch_tokens:,} tokens a batch, {kernel}")
+    return replace(row, note=f"{batch_tokens:,} tokens a batch, {kernel}")
 
 
 def timed_row(setup: Setup, method: str, ask: Callable[[], object], documents: int) -> Row:
     """The median of three calls, which ask about this many documents each."""
-    before = setup.product_flops()
     timed = take_turns({method: Turn(ask, documents, rounds=3, warm_up=True)})[method]
-    busy = busy_while(ask, setup.scale.device, setup.scale.window_s, setup.scale.settle_s)
-    rate = max(before, setup.product_flops())
-    return setup.row(method, 1 / timed.median, rate, busy=busy, peak_bytes=timed.peak_bytes)
+    return setup.row(method, 1 / timed.median, peak_bytes=timed.peak_bytes)
 
 
 def batching_row(setup: Setup) -> Row:
@@ -271,13 +230,8 @@ def batching_row(setup: Setup) -> Row:
         for question in setup.prompt.questions
     ]
     half = len(prompts) // 2
-    rate = setup.product_flops()  # — before the cache takes the memory
-    on_gpu = setup.scale.device == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    weights_bytes = torch.cuda.memory_allocated()  # 0 without a GPU
-    new_token: Any = GenerationConfig
-    limits: Any = ContinuousBatchingConfig
+    new_token: Any = transformers.GenerationConfig
+    limits: Any = transformers.ContinuousBatchingConfig
     started = network.continuous_batching_context_manager(
         new_token(max_new_tokens=1, do_sample=False, eos_token_id=-1),
         timeout=30,
@@ -286,18 +240,11 @@ def batching_row(setup: Setup) -> Row:
     with plain_attention(network, "sdpa"), started as manager:
         attention = network.config._attn_implementation
         generate(manager, prompts[:half])
-        with busy_samples(setup.scale.device) as samples:
-            start_s = time.monotonic()
-            generate(manager, prompts[half:])
-            end_s = time.monotonic()
-    return setup.row(
-        "continuous batching",
-        documents / (end_s - start_s),
-        rate,
-        busy=mean_between(samples, start_s, end_s),
-        peak_bytes=torch.cuda.max_memory_allocated() - weights_bytes if on_gpu else None,
-        note=f"attention {attention}; its cache takes the free memory",
-    )
+        start_s = time.monotonic()
+        generate(manager, prompts[half:])
+        end_s = time.monotonic()
+    note = f"attention {attention}; its cache takes the free memory"
+    return setup.row("continuous batching", documents / (end_s - start_s), note=note)
 
 
 def generate(manager: Any, prompts: Sequence[Sequence[int]]) -> None:
@@ -314,68 +261,77 @@ def generate(manager: Any, prompts: Sequence[Sequence[int]]) -> None:
             left -= 1
 
 
-def run_rows(setup: Setup) -> Iterator[Row | Ended]:
-    """The bare engine, then `assay run` on a folder with the same model and questions."""
-    with tempfile.TemporaryDirectory() as folder:
-        setup.model.network.save_pretrained(f"{folder}/model")
-        setup.tokenizer.save_pretrained(f"{folder}/model")
-        bare = attempted("run", "tree", partial(tree_row, setup))
-        yield bare
-        if isinstance(bare, Row):
-            torch.nn.Module.to(setup.model.network, "cpu")  # — the worker needs the device's memory
-            yield attempted("run", "assay run", partial(run_row, setup, Path(folder), bare))
-
-
-def run_row(setup: Setup, folder: Path, bare: Row) -> Row:
+def run_row(setup: Setup, tree_documents_per_s: float) -> Row:
     """`assay run` between its first and its last commit; RuntimeError if there are not two."""
-    from pipeline.runtime.run import run  # — the other parts do not need Ray
-
-    scale = setup.scale
-    in_shard = max(2, int((bare.documents_per_s or 0) * scale.run_s / SHARDS))
-    some = texts(scale.tokens, 64)
-    lines = [
-        json.dumps({"id": str(i), "text": f"{i} {some[i % len(some)]}"}) + "\n"
-        for i in range(in_shard * SHARDS)
-    ]
-    (folder / "corpus.jsonl").write_text("".join(lines))
-    content = {
-        **yaml.safe_load(SPEC.read_text()),
-        "model": {"path": f"{folder}/model", "device": scale.device, "dtype": scale.dtype},
-        "input": {
-            "path": f"{folder}/corpus.jsonl",
-            "id": "id",
-            "shard_bytes": sum(map(len, lines)) // SHARDS,
-        },
-        "output": f"{folder}/out",
-        "documents": {"max_tokens": scale.tokens, "too_long": "head"},
-    }
     commits: list[tuple[float, int]] = []  # time in seconds, documents committed by then
 
     def announced(progress: Progress) -> None:
-        print(f"{progress.phase}: {progress.committed} documents committed", file=sys.stderr)
         if progress.committed > (commits[-1][1] if commits else 0):
             commits.append((time.monotonic(), progress.committed))
 
-    with busy_samples(scale.device) as samples:
-        outcome = run(
-            spec_of(content),
-            cache_dir=folder / "cache",
-            options=RunOptions(max_hours=RUN_LIMIT_S / 3600),
-            announce=announced,
-        )
+    with tempfile.TemporaryDirectory() as name:
+        content = written_job(setup, Path(name), tree_documents_per_s)
+        torch.nn.Module.to(setup.model.network, "cpu")  # — the worker needs the device's memory
+        limit = RunOptions(max_hours=RUN_LIMIT_S / 3600)
+        run(spec_of(content), cache_dir=Path(name, "cache"), options=limit, announce=announced)
     if len(commits) < 2:
-        raise RuntimeError(f"fewer than two shards were labelled in {RUN_LIMIT_S} s: {outcome}")
+        raise RuntimeError(f"fewer than two shards were labelled in {RUN_LIMIT_S} s")
     (start_s, before), (end_s, documents) = commits[0], commits[-1]
     rate = (documents - before) / (end_s - start_s)
-    assert bare.documents_per_s and bare.product_flops, bare
-    return setup.row(
-        "assay run",
-        rate,
-        bare.product_flops,
-        busy=mean_between(samples, start_s, end_s),
-        note=f"{rate / bare.documents_per_s:.0%} of the tree's documents/s; {documents:,} "
-        f"documents in {outcome.seconds:.0f} s with the start",
+    note = f"{rate / tree_documents_per_s:.0%} of the tree's documents/s"
+    return setup.row("assay run", rate, note=note)
+
+
+def written_job(setup: Setup, folder: Path, documents_per_s: float) -> dict[str, Any]:
+    """The content of a spec, whose model and corpus are written to the folder."""
+    setup.model.network.save_pretrained(folder / "model")
+    setup.tokenizer.save_pretrained(folder / "model")
+    scale, some = setup.scale, texts(setup.scale.tokens, 64)
+    count = SHARDS * max(2, int(documents_per_s * scale.run_s / SHARDS))
+    rows = ({"id": str(i), "text": f"{i} {some[i % len(some)]}"} for i in range(count))
+    lines = [json.dumps(row) + "\n" for row in rows]
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(lines))
+    shard_bytes = sum(map(len, lines)) // SHARDS
+    return {
+        **yaml.safe_load(SPEC.read_text()),
+        "model": {"path": str(folder / "model"), "device": scale.device, "dtype": scale.dtype},
+        "input": {"path": str(corpus), "id": "id", "shard_bytes": shard_bytes},
+        "output": str(folder / "out"),
+        "documents": {"max_tokens": scale.tokens, "too_long": "head"},
+    }
+
+
+def random_network(scale: Scale, sizes: Mapping[str, Any]) -> Any:
+    """The model with random weights, on the device."""
+    torch.manual_seed(0)
+    of_config: Any = transformers.AutoModelForCausalLM
+    with torch.device(scale.device):  # — random numbers for 4B weights take minutes on a CPU
+        config = transformers.AutoConfig.for_model(**sizes)
+        return of_config.from_config(config, dtype=getattr(torch, scale.dtype))
+
+
+def trained_tokenizer(prompts: Sequence[str]) -> Any:
+    """A byte-level BPE tokenizer that writes the prompts' words as few tokens."""
+    trained = ByteLevelBPETokenizer()
+    lines = [*list(prompts) * 50, *texts(1_000, 10)]
+    trained.train_from_iterator(
+        lines, VOCABULARY, special_tokens=["<|im_start|>", "<|im_end|>"], show_progress=False
     )
+    fast: Any = transformers.PreTrainedTokenizerFast
+    made = fast(tokenizer_object=Tokenizer.from_str(trained.to_str()), eos_token="<|im_end|>")
+    made.chat_template = CHAT_TEMPLATE
+    return made
+
+
+def texts(words: int, count: int) -> list[str]:
+    """Synthetic texts, each of this many words, so of at least as many tokens."""
+    random_ = random.Random(0)
+    syllables = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
+    known = ["".join(random_.choices(syllables, k=random_.randint(1, 3))) for _ in range(2_000)]
+    # — few words are frequent, as in a language
+    weights = [1 / rank for rank in range(1, len(known) + 1)]
+    return [" ".join(random_.choices(known, weights, k=words)) for _ in range(count)]
 
 
 if __name__ == "__main__":

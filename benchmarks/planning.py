@@ -1,107 +1,201 @@
-"""Planning new shards against an output that has an index of its texts: time and memory.
+"""What the driver of a run needs for many shards: memory, requests, LIST replies, snapshot bytes.
 
-    python -m benchmarks.planning models/smollm2-135m-instruct.gguf
+    python -m benchmarks.planning models/smollm2-135m-instruct.gguf --shards 1000 10000 100000
 
-A synthetic output on disk has 10 million documents of two tasks. Of one million new documents in
-2,000 shards, nine tenths have a text that the output has: of each new shard, in two earlier ones,
-as in a new version of a file. The index is real; label files, which a plan only lists, are empty.
+The driver is that of `assay run`. Its store is made up, and its workers commit each shard at once:
+no Ray, no file, no model. Each run has a process of its own; then come the slopes for each shard.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import multiprocessing
+import pickle
+import random
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
 
-import numpy as np
+import pyarrow as pa
 
-from pipeline.cache import cache_dir
-from pipeline.ledger.cuts import load_or_cut
-from pipeline.ledger.keys import documents_key, index_key, label_key
-from pipeline.ledger.text_index import MAX_ENTRIES, Hashes, IndexObject
-from pipeline.runtime.answer_sources import plan_reuse
-from pipeline.runtime.job import list_missing, make_job
-from pipeline.runtime.placement import place, this_machine
+from pipeline.errors import StorageError
+from pipeline.hashes import sha256_hex
+from pipeline.inference.memory import trim_malloc
+from pipeline.ledger.blocks import LabelCost, ShardCounts
+from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.failed_rows import FileCounts
+from pipeline.ledger.keys import documents_key, label_key
+from pipeline.ledger.label_files import to_parquet
+from pipeline.runtime.job import Job
+from pipeline.runtime.run import run
 from pipeline.sources.source import InputObject
 from pipeline.spec.parse import spec_of
-from pipeline.spec.schema import Columns
-from pipeline.stores.local import LocalStore
+from pipeline.stores.store import StoredObject
 
-SHARD_ROWS = 500
-KNOWN_SHARE = 0.9
+ROWS = 1_000  # of a shard
+SHARDS_A_FILE = 10
 TASKS = ("toxic", "topic")
+# A new output; the same when all is done; and when half of it is labelled, and nothing published.
+RUNS = ("first", "again", "resumed")
+KEYS = 1_000  # of one LIST or DELETE of S3
+
+
+@dataclass
+class MadeUpStore:
+    """An output on S3 that counts requests; the files of shards are made when they are read."""
+
+    url: str = "s3://bucket/out"
+    objects: dict[str, bytes] = field(default_factory=dict)  # all but files of shards
+    documents: set[str] = field(default_factory=set)  # shard ids
+    labelled: set[str] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def create(self, key: str, data: bytes) -> bool:
+        created = self.objects.setdefault(key, data) is data
+        self.counts["PUT"] += 1
+        self.counts["HEAD"] += not created  # — who made it?
+        if key.startswith(("snapshots/", "index/")):
+            self.counts[f"bytes of {key.partition('/')[0]}"] += len(data)
+        self.counts["largest PUT, bytes"] = max(self.counts["largest PUT, bytes"], len(data))
+        return created
+
+    def read(self, key: str) -> bytes:
+        self.counts["GET"] += 1
+        if key.startswith("labels/"):
+            return to_parquet(pa.table({"status": ["ok"] * ROWS}), {})
+        if key.startswith("documents/"):
+            source = random.Random(key)
+            hashes = [f"{source.getrandbits(128):032x}" for _ in range(ROWS)]
+            return to_parquet(pa.table({"content_hash": hashes, "status": ["ok"] * ROWS}), {})
+        if key not in self.objects:
+            raise StorageError(f"{self.url}/{key}: is missing")
+        return self.objects[key]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self.counts["DELETE"] += -(-len(keys) // KEYS)
+        for key in keys:
+            self.objects.pop(key, None)
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        kind, _, version = prefix.strip("/").partition("/")
+        keys = sorted(key for key in self.objects if key.startswith(prefix))
+        if kind == "documents":
+            keys = [documents_key(sid) for sid in sorted(self.documents)]
+        elif kind == "labels":
+            task, fp = version.split("/")
+            keys = [label_key(task, fp, sid) for sid in sorted(self.labelled)]
+        self.counts["LIST"] += max(1, -(-len(keys) // KEYS))
+        # — as `S3Store` does: all keys of the prefix are in memory at once
+        yield from [StoredObject(key, 4_000, sha256_hex(key.encode(), 32), 0.0) for key in keys]
+
+    def label_items(
+        self, items: Sequence[WorkItem], job: Job, _post: object = None
+    ) -> Iterator[ShardCounts]:
+        """Commits every shard at once, as `graph.label_items` does with workers."""
+        labels = {task: {"yes": ROWS // 2, "no": ROWS // 2} for task in TASKS}
+        costs = {"0/1": LabelCost(label_seconds=60.0, asked_rows=ROWS)}
+        for work in items:
+            sid = work.shard.id
+            self.documents.add(sid)
+            self.labelled.add(sid)
+            files = {label_key(task, job.fp[task], sid): FileCounts(0, 0) for task in TASKS}
+            made = ShardCounts(sid, ROWS, {"ok": ROWS}, labels, costs, files=files)
+            yield ShardCounts.from_row(made.to_table().to_pylist()[0])
+
+    def read_items(
+        self, items: Sequence[WorkItem], _job: object, _post: object = None
+    ) -> Iterator[tuple[int, int]]:
+        """Commits the documents files at once, as `graph.read_items` does with workers."""
+        for work in items:
+            self.documents.add(work.shard.id)
+            yield 1, ROWS
 
 
 def main() -> None:
-    """Writes the output, plans, and prints seconds and peak memory."""
+    """Measures each run at each size, and prints what it needs for each further shard."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="GGUF file or model folder; it is hashed, and not loaded")
-    parser.add_argument("--documents", type=int, default=10_000_000, help="of the output")
-    parser.add_argument("--new", type=int, default=1_000_000)
+    parser.add_argument("--shards", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=[*RUNS])
     options = parser.parse_args()
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        content = {
-            "name": "planning",
-            "model": {"path": str(Path(options.model).absolute()), "dtype": "float32"},
-            "input": {"path": str(folder / "in")},
-            "output": str(folder / "out"),
-            "tasks": [{"name": n, "question": "?", "labels": ["yes", "no"]} for n in TASKS],
-        }
-        job = make_job(spec_of(content), place(spec_of(content).model, this_machine()), cache_dir())
-        store = LocalStore(folder / "out")
-        old = _written(folder / "out", job.fp, options.documents // SHARD_ROWS)
-        source = np.random.default_rng(1)
-        new = InputObject("/corpus/new.parquet", options.new * 1_000, "0" * 32, "parquet")
-        starts = range(0, options.new, SHARD_ROWS)
-        pieces = [[row, row + SHARD_ROWS, SHARD_ROWS * 1_000, None, None] for row in starts]
-        entry = [new.path, new.size_bytes, new.etag, new.format, "text", None]
-        log = {"cuts": [{"object": entry, "pieces": pieces}]}
-        store.create("inputs/00000001.json", json.dumps(log).encode())
-        cuts = load_or_cut(store, [new], Columns("text", None), 1)
-        known = {}
-        for shard in cuts.shards:
-            hashes = source.integers(0, 2**64, SHARD_ROWS, np.uint64)
-            is_known = source.random(SHARD_ROWS) < KNOWN_SHARE
-            start = source.integers(len(old) - SHARD_ROWS)
-            hashes[is_known] = old[start : start + SHARD_ROWS][is_known]
-            known[shard.id] = hashes
-        del old
+    measured: dict[str, Counter[str]] = {}
+    spawn = multiprocessing.get_context("spawn")
+    print("run, shards, what each further shard needs (of the first size: the whole)")
+    for few, many in pairwise([0, *sorted(options.shards)]):
+        with TemporaryDirectory() as folder:
+            for name in options.runs:
+                with ProcessPoolExecutor(1, spawn) as pool:
+                    now = pool.submit(measure, name, options.model, Path(folder), many).result()
+                before = measured.get(name, Counter())
+                per_shard = {what: (now[what] - before[what]) / (many - few) for what in now}
+                print(f"{name} {many:,}", {what: f"{n:.4g}" for what, n in per_shard.items()})
+                measured[name] = now
+
+
+def measure(name: str, model: str, folder: Path, shards: int) -> Counter[str]:
+    """What one run needs: bytes of memory, seconds, and the counts of the store."""
+    objects = [
+        InputObject(f"s3://bucket/in/part-{n:08d}.parquet", 10**8, f"{n:032x}", "parquet")
+        for n in range(shards // SHARDS_A_FILE)
+    ]
+    kept = folder / "store.pickle"  # as the run before left it
+    store = pickle.loads(kept.read_bytes()) if kept.exists() else _new_store(objects)
+    if name == "resumed":
+        half = sorted(store.labelled)[::2]
+        store.documents, store.labelled = set(half), set(half)
+        made = [key for key in store.objects if key.startswith(("snapshots/", "index/"))]
+        store.delete(made)
+    store.counts.clear()
+    content = {
+        "name": "planning",
+        "model": {"path": str(Path(model).absolute()), "dtype": "float32"},
+        "input": {"path": "s3://bucket/in"},
+        "output": str(folder / "out"),
+        "tasks": [{"name": task, "question": "?", "labels": ["yes", "no"]} for task in TASKS],
+    }
+    driver: dict[str, Any] = {"open_store": lambda *_: store, "local_ray": lambda *_: nullcontext()}
+    workers: dict[str, Any] = {"label_items": store.label_items, "read_items": store.read_items}
+    with (
+        patch.multiple("pipeline.runtime.run", **driver),
+        patch.multiple("pipeline.runtime.graph", **workers),
+        patch("pipeline.runtime.job.find_objects", lambda *_: objects),
+    ):
+        gc.collect()
+        trim_malloc()
+        before = _bytes("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins again here
         started = time.perf_counter()
-        planned = list_missing(job, store, cuts)
-        listed = time.perf_counter()
-        planned = plan_reuse(job, store, planned, read=known, keep=False)
-        done = time.perf_counter()
-        to_ask = sum(work.rows_without_answer or 0 for work in planned.work_items)
-        status = Path("/proc/self/status").read_text()
-        peak = int(status.split("VmHWM:")[1].split()[0]) / 1_000
-        print(f"{len(cuts.shards):,} new shards; {to_ask:,} of {options.new:,} texts to ask")
-        print(f"listing {listed - started:.1f} s, reuse {done - listed:.1f} s, {peak:,.0f} MB")
+        outcome = run(spec_of(content), cache_dir=folder / "cache")
+        store.counts["ms"] = round(1_000 * (time.perf_counter() - started))
+    assert outcome.complete and outcome.shards == shards, outcome
+    store.counts["bytes of memory"] = _bytes("VmHWM") - before
+    kept.write_bytes(pickle.dumps(store))
+    return store.counts
 
 
-def _written(folder: Path, fp: Mapping[str, str], shards: int) -> Hashes:
-    """Writes the files of labelled shards and their index; returns the hashes of all texts."""
-    source = np.random.default_rng(0)
-    sids = [source.bytes(16).hex() for _ in range(shards)]
-    for sid in sids:
-        for key in (documents_key(sid), *(label_key(task, fp[task], sid) for task in TASKS)):
-            path = folder / key
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(bytes(64))
-    store, parts = LocalStore(folder), list[Hashes]()
-    of_object = MAX_ENTRIES // SHARD_ROWS
-    for number, first in enumerate(range(0, shards, of_object), start=1):
-        texts = {
-            sid: source.integers(0, 2**64, SHARD_ROWS, np.uint64)
-            for sid in sids[first : first + of_object]
-        }
-        store.create(index_key(number), IndexObject.of(texts).to_bytes())
-        parts += texts.values()
-    return np.concatenate(parts)
+def _new_store(objects: Sequence[InputObject]) -> MadeUpStore:
+    """A store with the log of the cuts: a run that cuts reads the input's footers besides."""
+    pieces = [[ROWS * n, ROWS * (n + 1), 4_000_000, None, None] for n in range(SHARDS_A_FILE)]
+    log = [
+        {"object": [o.path, o.size_bytes, o.etag, o.format, "text", None], "pieces": pieces}
+        for o in objects
+    ]
+    return MadeUpStore(objects={"inputs/00000001.json": json.dumps({"cuts": log}).encode()})
+
+
+def _bytes(name: str) -> int:
+    """A size in this process's status."""
+    return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0]) * 1_024
 
 
 if __name__ == "__main__":

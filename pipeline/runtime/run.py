@@ -211,7 +211,10 @@ def _label_missing(
     job: Job, store: Store, planned: Plan, counts: Tally, watch: Watch, options: RunOptions
 ) -> Plan:
     """Records what the fingerprints mean, and labels; the plan of the last LIST."""
-    with watch.mailbox(job.spec.name, planned) as mailbox:
+    placement = job.placement
+    # — on GPUs, each engine has a process that tokenises and one that commits
+    workers = placement.actors * (3 if placement.gpus else 1)
+    with watch.mailbox(job.spec.name, planned, workers) as mailbox:
         for each in job.with_stages:
             record_specs(store, each.fp, {n: f.json() for n, f in each.fingerprints.items()})
         failpoint("specs recorded")

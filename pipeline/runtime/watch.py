@@ -166,7 +166,7 @@ class Watch:
             self._announce(self._progress())
 
     @contextmanager
-    def mailbox(self, spec: str, plan: Plan) -> Iterator[Any]:
+    def mailbox(self, spec: str, plan: Plan, workers: int) -> Iterator[Any]:
         """The post of the workers, which is read inside the block; None without Ray.
 
         Inside the block, the run's metrics are counted, too, under the name of the spec.
@@ -182,7 +182,7 @@ class Watch:
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
         self._services, self._mailbox = own_services(), actor.remote()
         try:
-            yield Post(self._mailbox, self._stall_limit_s)
+            yield Post(self._mailbox, self._stall_limit_s, workers)
         finally:
             with self._polling, self._changing:
                 # — the last documents: after an error too, and before Ray ends

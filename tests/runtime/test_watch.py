@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,10 +34,12 @@ from pipeline.runtime.progress import (
     WAITING,
     WORKER_PHASES,
     Mailbox,
+    Post,
     Progress,
     ShardProgress,
     Silence,
     WorkerReport,
+    sender,
     work_done,
     work_key,
 )
@@ -111,6 +114,31 @@ def test_workers_phases_follow_one_another_and_do_not_replace_the_drivers(
     watch.enter(PUBLISHING)
     assert after(LOADING) == PUBLISHING
     assert announced[0].phase == STARTING_WORKERS
+
+
+@pytest.mark.parametrize("workers, at_once", [(1, 3), (1_000, 3), (1_001, 1)])
+def test_more_than_a_thousand_workers_leave_their_reports_to_the_thread_that_repeats(
+    workers: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[WorkerReport] = []
+    context = SimpleNamespace(get_actor_id=lambda: "a")
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
+    monkeypatch.setattr("ray.get_runtime_context", lambda: context)
+    idle = SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr(reports, "threading", SimpleNamespace(**vars(threading)))
+    monkeypatch.setattr(reports.threading, "Thread", lambda **_: idle)
+    mailbox = SimpleNamespace(put=SimpleNamespace(remote=put.append))
+    send = sender.__wrapped__(Post(mailbox, LIMIT_S, workers))
+    send(WorkerReport(READING))
+    send(WorkerReport(WAITING))
+    assert [each.phase for each in put] == [STARTING_WORKERS, READING, WAITING][:at_once]
+
+
+@pytest.mark.parametrize("workers, seconds", [(1, 1.0), (1_000, 1.0), (8_000, 8.0), (64_000, 10.0)])
+def test_a_thousand_reports_a_second_are_repeated_and_none_later_than_a_tenth_of_the_limit(
+    workers: int, seconds: float
+) -> None:
+    assert Post(None, LIMIT_S, workers).repeat_s == seconds
 
 
 def test_a_mailbox_keeps_the_latest_report_of_each_worker_and_shard() -> None:
