@@ -52,7 +52,7 @@ $(VENV)/installed: pyproject.toml
 	@$(PYTHON) jobs/check_machine.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[plots]'
+	$(BIN)/pip install --quiet --editable .
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed tests/support/servers.txt

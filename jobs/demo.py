@@ -25,9 +25,8 @@ from pipeline.filters.run import FilterResult, filter_corpus
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import EvalOptions, FilterOptions, GoldOptions, ReportOptions
 from pipeline.report.console import Grid, console_on, interval, truncate, two_columns
-from pipeline.report.corpus_page import write_report
+from pipeline.report.corpus_page import page_target, write_report
 from pipeline.report.doubts import evaluation_doubts
-from pipeline.report.page import page_target
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.corpus_report import report_of
@@ -53,7 +52,7 @@ def demo() -> int:
     source = f"{CORPUS}/gold.jsonl"
     evaluation = evaluate(spec, source, gold, EvalOptions(), cache_dir=cache_dir)
     report = report_of(spec, evaluation, ReportOptions(), cache_dir=cache_dir)
-    page = page_target(PAGE, spec.storage_options, flag="page", plots=True)
+    page = page_target(PAGE, spec.storage_options, flag="page")
     write_report(report, page, spec_file=SPEC)
     filtered = filter_corpus(spec, FilterOptions(to=FILTERED), cache_dir=cache_dir)
     show(spec, evaluation, filtered, console_on(sys.stdout))
@@ -94,7 +93,7 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult, console:
     console.print(
         two_columns(
             {
-                "page with plots": PAGE,
+                "page": PAGE,
                 "labels": f"{spec.output}; more rows: {assay} show {SPEC}",
                 "kept documents": filtered.kept_at,
                 "your documents": f"{assay} init DATA --to my.yaml, then read docs/quickstart.md",

@@ -16,7 +16,6 @@ from pipeline.errors import Problem, SpecError, require_positive
 
 TableFormat = Literal["parquet", "jsonl", "csv"]
 OnError = Literal["fail", "keep", "drop"]
-GroupBy = Literal["path"]
 
 RESAMPLES = 1_000  # of a bootstrap
 FOLDS = 5  # of a cross-validation
@@ -263,7 +262,7 @@ class CascadeOptions:
 
 @dataclass(frozen=True, slots=True)
 class FilterOptions:
-    """Where a filtered corpus is written, and what is counted."""
+    """Where a filtered corpus is written."""
 
     to: Annotated[str | None, Parameter(metavar="URL")] = None
     """Folder or URL for the documents that are kept; required without --dry-run."""
@@ -271,15 +270,8 @@ class FilterOptions:
     """Folder or URL for the documents that are dropped (default: below --to)."""
     on_error: OnError | None = None
     """What happens to documents without an answer (default: the spec's filter.on_error)."""
-    by: Annotated[tuple[str, ...], Parameter(metavar="COLUMN")] = ()
-    """Also count by this column of the input. Repeatable."""
     dry_run: bool = False
     """Print what would be dropped, also at other shares, and write nothing."""
-
-    def __post_init__(self) -> None:
-        if self.by and self.dry_run:
-            fix = "a dry run counts by the groups of the filter, drop_top.by; leave out --by"
-            raise SpecError([Problem("--by", fix, ", ".join(self.by))])
 
     def folder(self) -> str:
         """Where the kept documents are written; SpecError without it."""

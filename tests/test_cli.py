@@ -30,7 +30,7 @@ from pipeline.cli.app import VERBS, _RayReports
 from pipeline.options import EvalOptions, GoldOptions
 
 DOCUMENTS = 600
-FORMS = {"dry run", "filter dry run", "audit sample", "evaluated report"}  # of other commands
+FORMS = {"dry run", "filter dry run", "audit sample"}  # of other commands
 COMMANDS = [verb for verb in VERBS if verb not in FORMS]
 
 
@@ -54,6 +54,15 @@ def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ("plan s extra", "assay plan: takes fewer arguments; "),
         ("plan s --wrkers 3", "--wrkers: no such option; write --workers (got '--wrkers')"),
         ("plan s --zzz", "--zzz: no such option; `assay plan --help` shows the usage"),
+        (
+            "filter s --to t --by c",
+            "--by: no such option; assay report --by counts kept and dropped",
+        ),
+        ("diff s 1 2 --by path", "--by: no such option; join the rows of open_labels(snapshot=A)"),
+        (
+            "eval s --gold g --html p",
+            "--html: no such option; assay report --gold writes this page",
+        ),
         ("plan s --workers x", "--workers: write a whole number (got 'x')"),
         ("plan s --workers 1.0", "--workers: write a whole number (got '1.0')"),
         ("plan s --workers -3", "--workers: write a number above 0 (got -3)"),

@@ -40,9 +40,7 @@ def _imports(folder: str) -> set[str]:
     return imported - sys.stdlib_module_names - OWN
 
 
-@pytest.mark.parametrize(
-    "folder, extras", [("pipeline", {"frames", "gcs", "plots"}), ("jobs", {"dev"})]
-)
+@pytest.mark.parametrize("folder, extras", [("pipeline", {"frames", "gcs"}), ("jobs", {"dev"})])
 def test_every_import_is_declared(folder: str, extras: set[str]) -> None:
     declared = _names(PROJECT["dependencies"])
     declared |= {name for extra in extras for name in _names(EXTRAS[extra])}
@@ -55,7 +53,7 @@ def test_every_import_is_declared(folder: str, extras: set[str]) -> None:
     assert _imports(folder) and not missing
 
 
-@pytest.mark.parametrize("extra", ["classifiers", "frames", "gcs", "plots"])
+@pytest.mark.parametrize("extra", ["classifiers", "frames", "gcs"])
 def test_an_error_names_the_extra_to_install(extra: str) -> None:
     sources = "".join(file.read_text() for file in (REPOSITORY / "pipeline").rglob("*.py"))
     assert f"pip install 'corpus-assay[{extra}]'" in sources
@@ -75,7 +73,7 @@ def test_the_wheel_installs_the_package_and_the_command_alone(tmp_path: Path) ->
         names = wheel.namelist()
         about = next(name.partition("/")[0] for name in names if name.endswith("METADATA"))
         assert {name.partition("/")[0] for name in names} == {"pipeline", about}
-        assert "pipeline/py.typed" in names
+        assert {"pipeline/py.typed", "pipeline/report/page.html"} <= set(names)
         assert f"{about}/licenses/LICENSE" in names
         assert "assay = pipeline.cli:main" in wheel.read(f"{about}/entry_points.txt").decode()
     modules = {str(f.relative_to(REPOSITORY)) for f in (REPOSITORY / "pipeline").rglob("*.py")}

@@ -171,16 +171,15 @@ VERBS = {
     "export": Verb(
         "verbs.export:export", "report.rows:exported", _unless("complete", EXIT_INCOMPLETE)
     ),
-    "filter": Verb("filters.run:filter_corpus", "report.maintenance:filtered", _of_filter),
+    "filter": Verb("filters.run:filter_corpus", "report.filters:filtered", _of_filter),
     "filter dry run": Verb(
         "filters.dry_run:preview",
         "report.filters:filter_preview",
-        lambda preview: EXIT_FAILED if preview.stops else _of_filter(preview),
+        lambda preview: EXIT_FAILED if preview.filter.stops else _of_filter(preview),
     ),
     "audit": Verb("verbs.audit:audit", "report.audit:audited"),
     "audit sample": Verb("verbs.audit_sample:draw_sample", "report.audit:drawn_sample"),
     "report": Verb("verbs.corpus_report:corpus_report", "report.corpus_page:corpus_report"),
-    "evaluated report": Verb("verbs.corpus_report:report_of", "report.corpus_page:corpus_report"),
     "diff": Verb("integrity.diff:compare", "report.drift:comparison"),
     "verify": Verb(
         "integrity.verify:verify_output",
@@ -282,13 +281,21 @@ def _configure_process() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LogFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    # These log where they found credentials, and which fonts are installed.
-    for name in ("botocore", "aiobotocore", "matplotlib"):
+    # These log where they found credentials.
+    for name in ("botocore", "aiobotocore"):
         logging.getLogger(name).setLevel(logging.WARNING)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # The bars of other packages, such as transformers' for GGUF: assay shows the phases itself.
     os.environ.setdefault("TQDM_DISABLE", "1")
     wait_passively(os.environ)
+
+
+# Options of earlier versions, with what to write instead.
+_REMOVED = {
+    ("assay filter", "--by"): "assay report --by counts kept and dropped documents by group",
+    ("assay diff", "--by"): "join the rows of open_labels(snapshot=A) and (snapshot=B) by file",
+    ("assay eval", "--html"): "assay report --gold writes this page",
+}
 
 
 def _problem(error: CycloptsError, command: App) -> Problem:
@@ -300,6 +307,7 @@ def _problem(error: CycloptsError, command: App) -> Problem:
     match error:
         case UnknownOptionError():
             option = error.token.keyword or error.token.value
+            instead = _REMOVED.get((verb, option), instead)
             return Problem(option, f"no such option; {instead}", option)
         case UnknownCommandError():
             first, *_ = error.unused_tokens or ("",)

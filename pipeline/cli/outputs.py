@@ -5,12 +5,13 @@ Entry point: `app`, with the verbs of `verbs`, too.
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 from cyclopts import Group, Parameter
 
 from pipeline.cli.app import VERBS
-from pipeline.cli.verbs import FLATTEN, AsJson, SpecFile, app, page_at, write_page
+from pipeline.cli.verbs import FLATTEN, AsJson, SpecFile, app
 from pipeline.options import (
     WHOLE,
     AuditOptions,
@@ -18,7 +19,6 @@ from pipeline.options import (
     FilterOptions,
     GoldColumns,
     GoldOptions,
-    GroupBy,
     ReportOptions,
     ShowOptions,
 )
@@ -113,9 +113,14 @@ def report(
         Gold labels: a file, or another run's output. Without them, the page has no figures of
         quality.
     """
-    target = page_at(options.to, spec, flag="--to", plots=gold is not None)
+    from pipeline.report.corpus_page import page_target, write_report
+    from pipeline.spec.parse import load_spec
+
+    # — an error before the work
+    target = page_target(options.to, load_spec(spec).storage_options, flag="--to")
     result = VERBS["report"].result(spec, gold, gold_options, options)
-    write_page(result, target, spec)
+    write_report(result, target, spec_file=spec)
+    print(f"assay: wrote the page {target.url}", file=sys.stderr)
     return VERBS["report"].print(result, as_json=as_json)
 
 
@@ -126,23 +131,16 @@ def diff(
     after: Annotated[str, Parameter("B", help="Number of the later snapshot.")],
     /,
     *,
-    by: GroupBy | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show what changed between two snapshots: label shares, flipped answers, failures.
-
-    Parameters
-    ----------
-    by
-        Also show the rate of flipped answers for each file of the input (default: not shown).
-    """
+    """Show what changed between two snapshots: label shares, flipped answers, failures."""
     from pipeline.integrity.diff import compare, sides
     from pipeline.spec.parse import load_spec
     from pipeline.stores.store import open_store
 
     job = load_spec(spec)
     store = open_store(job.output, job.storage_options)
-    comparison = compare(store, *sides(store, before, after), by)
+    comparison = compare(store, *sides(store, before, after))
     return VERBS["diff"].print(comparison, as_json=as_json)
 
 

@@ -27,14 +27,11 @@ from pipeline.options import (
     GoldOptions,
     InitOptions,
     PlanOptions,
-    ReportOptions,
     RunOptions,
 )
 
 if TYPE_CHECKING:
     from pipeline.spec.schema import JobSpec
-    from pipeline.stores.named_files import Target
-    from pipeline.verbs.corpus_report import CorpusReport
 
 FLATTEN = Parameter("*")  # each field of the dataclass is an option of its own
 SpecFile = Annotated[str, Parameter("SPEC", help="YAML file that says what to label.")]
@@ -241,41 +238,13 @@ def evaluate(
     gold: GoldFile,
     gold_options: Annotated[GoldOptions, FLATTEN] = GoldOptions(),
     options: Annotated[EvalOptions, FLATTEN] = EvalOptions(),
-    html: Annotated[str | None, Parameter(metavar="URL")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Compare the answers with gold labels, with confidence intervals.
 
-    The exit code is 1 if a gate fails.
-
-    Parameters
-    ----------
-    html
-        Also write the page of `assay report`, with these figures, to this local path or URL.
+    `assay report --gold` shows the same figures on a page. The exit code is 1 if a gate fails.
     """
-    target = page_at(html, spec, flag="--html", plots=True) if html else None
-    evaluation = VERBS["eval"].result(spec, gold, gold_options, options)
-    if target is not None:
-        write_page(
-            VERBS["evaluated report"].result(spec, evaluation, ReportOptions()), target, spec
-        )
-    return VERBS["eval"].print(evaluation, as_json=as_json)
-
-
-def page_at(url: str, spec_file: str, *, flag: str, plots: bool) -> Target:
-    """The file for a page, opened with the storage options of the spec before any work."""
-    from pipeline.report.page import page_target
-    from pipeline.spec.parse import load_spec
-
-    return page_target(url, load_spec(spec_file).storage_options, flag=flag, plots=plots)
-
-
-def write_page(report: CorpusReport, target: Target, spec_file: str) -> None:
-    """Writes the page of a report, and prints where."""
-    from pipeline.report.corpus_page import write_report
-
-    write_report(report, target, spec_file=spec_file)
-    print(f"assay: wrote the page {target.url}", file=sys.stderr)
+    return VERBS["eval"].carry_out(spec, gold, gold_options, options, as_json=as_json)
 
 
 @app.command(group=IMPROVE, sort_key=2)

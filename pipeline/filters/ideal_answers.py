@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.filters.policy import AUDIT, BoundClause, Policy
+from pipeline.filters.policy import BoundClause, Policy
 from pipeline.ledger.columns import CALIBRATED, CALIBRATED_COLUMNS
 from pipeline.sources.documents import OK
 from pipeline.sources.rule import Rule, conjuncts
@@ -56,19 +56,11 @@ def reasons_of(policy: Policy, schema: pa.Schema, tasks: Collection[str]) -> tup
     parts = conjuncts(policy.keep, place="filter.keep") if policy.keep else ()
     conditions = [condition(part, part, schema, tasks) for part in dict.fromkeys(parts)]
     clauses = []
-    for clause in (each for each in policy.clauses if each.kind != AUDIT):
+    for clause in policy.clauses:
         bound = BoundClause(clause, schema)
         read = tuple(name for name in bound.expressions[0].columns if name in tasks)
-        clauses.append(Reason(f"{clause.kind}: {clause.of}", read, _kept_by(bound)))
+        clauses.append(Reason(f"{clause.kind}: {clause.of}", read, bound.kept))
     return (*conditions, *clauses)
-
-
-def _kept_by(clause: BoundClause) -> Callable[[pa.RecordBatch], Sequence[bool | None]]:
-    def kept(rows: pa.RecordBatch) -> Sequence[bool | None]:
-        [above] = clause.broken(rows)
-        return [not is_above for is_above in above.mask.tolist()]
-
-    return kept
 
 
 def ideal_rows(

@@ -33,7 +33,6 @@ class Layout:
     """The keys of one filter's files; all of them hold its id, so that two never mix."""
 
     id: str
-    groups_id: str  # of the columns by which it counts
     relative: Mapping[str, str]  # by input path, the path below the input's folder
 
     def kept_key(self, shard: NamedShard) -> str:
@@ -71,12 +70,12 @@ class Layout:
 
     @property
     def counts_folder(self) -> str:
-        return f"filters/{self.id}/{self.groups_id}/"
+        return f"filters/{self.id}/all/"
 
     @property
     def manifest_key(self) -> str:
         """Written when every shard is done: with it the corpus is whole."""
-        return f"filters/{self.id}/{self.groups_id}.json"
+        return f"filters/{self.id}/all.json"
 
 
 def shard_file(relative: str, shard: NamedShard, format: str) -> str:

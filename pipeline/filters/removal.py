@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.filters.policy import AUDIT, CauseCounts, Clause, Judge, Policy
+from pipeline.filters.decisions import Decisions
+from pipeline.filters.policy import Clause, Judge, Policy
 from pipeline.sources.documents import OK, TRUNCATED
 from pipeline.sources.rule import NO_GROUP, one_line, probability_in, upper_limits
 
@@ -31,16 +32,17 @@ class FilterReport:
     stops: bool  # the filter fails because of them, and removes nothing
 
 
-def filter_report(judge: Judge, on_error: str, causes: CauseCounts) -> FilterReport:
+def filter_report(judge: Judge, on_error: str, table: Decisions) -> FilterReport:
     """The rule in words and in SQL, with the counts of all documents."""
+    failed = table.counts("nullif(failed, '')")
     return FilterReport(
         rule=kept_words(judge.policy),
         on_error=on_error,
-        reasons=dict(causes.reasons.most_common()),
-        several=causes.several,
+        reasons=table.counts("unnest(causes)"),
+        several=table.several,
         removes=removed_sql(judge, on_error),
-        failed=dict(causes.failed.most_common()),
-        stops=on_error == "fail" and bool(causes.failed),
+        failed=failed,
+        stops=on_error == "fail" and bool(failed),
     )
 
 
@@ -48,8 +50,6 @@ def kept_words(policy: Policy) -> str:
     """What is true for the documents that the policy keeps, without the thresholds of groups."""
     parts = [one_line(policy.keep, place="filter.keep")] if policy.keep else []
     for clause in policy.clauses:
-        if clause.kind == AUDIT:
-            continue
         of, by = _lines(clause)
         # — the thresholds may be those of another corpus, by a policy
         share = "" if clause.share is None else f" of the highest {clause.share * 100:g} %"
@@ -74,7 +74,7 @@ def removed_sql(judge: Judge, on_error: str) -> str:
     broken = []
     if policy.keep:
         broken.append(f"({one_line(policy.keep, place='filter.keep')}) IS NOT TRUE")
-    broken += [_above(clause) for clause in policy.clauses if clause.kind != AUDIT]
+    broken += [_above(clause) for clause in policy.clauses]
     condition = " OR ".join(broken) or "false"
     statuses = ["status", *(f'"{task}".status' for task in judge.tasks)]
     answers = f"IN ('{OK}', '{TRUNCATED}')"
@@ -94,7 +94,7 @@ def limited_probabilities(policy: Policy) -> dict[tuple[str, str], float]:
     limits = {}
     for clause in policy.clauses:
         named = probability_in(clause.of, place=clause.places[0])
-        if named is not None and clause.kind != AUDIT:
+        if named is not None:
             limits[named] = clause.otherwise
     return limits | keep
 

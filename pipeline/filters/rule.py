@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
 from pipeline.filters.inputs import doc_field, with_inputs
 from pipeline.filters.labelled import current_labels
-from pipeline.filters.policy import Judge, Policy, read_policy, with_thresholds
-from pipeline.filters.shard import failed_status
+from pipeline.filters.policy import INPUT, Judge, Policy, read_policy
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.ledger.snapshots import Contents
 from pipeline.runtime.fitted_files import options_for, read_fitted
+from pipeline.sources.documents import OK, TRUNCATED
+from pipeline.sources.rule import Group, fields_in
 from pipeline.sources.shards import Shard
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
@@ -29,8 +33,8 @@ class SnapshotRule:
     filter: FilterSpec
     store: Store
     contents: Contents
-    schema: pa.Schema  # of `open_labels`, with all tasks
     policy: Policy  # thresholds of shares are missing
+    by: str | None = None  # SQL of the groups that are counted, which decide nothing
 
     @classmethod
     def of(cls, spec: JobSpec) -> SnapshotRule:
@@ -46,32 +50,65 @@ class SnapshotRule:
             options = options_for(source, spec)
             data = read_fitted(source, options, place="filter.policy", made_by="assay filter")
             policy = read_policy(data, source, contents)
-        rule = cls(
-            spec, spec.filter, store, contents, wide_schema(contents, list(contents.tasks)), policy
-        )
+        rule = cls(spec, spec.filter, store, contents, policy)
         rule.judge(policy)
         return rule
 
+    def grouped(self, by: str | None) -> SnapshotRule:
+        """The rule with groups: the labels of a task, or SQL (default: the groups of the rule)."""
+        by = by or next((clause.by for clause in self.policy.clauses if clause.by), None)
+        whole = replace(self, by=f"{by}.label" if by in self.contents.tasks else by)
+        whole.groups()
+        return whole
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns of the input that the rule and the groups read."""
+        by = fields_in(self.by, INPUT, place="--by") if self.by else ()
+        return tuple(dict.fromkeys((*self.policy.inputs, *by)))
+
+    @property
+    def answers_schema(self) -> pa.Schema:
+        """The columns of `open_labels`, with all tasks."""
+        return wide_schema(self.contents, list(self.contents.tasks))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of `rows`: those of the answers, and `doc` for columns of the input."""
+        doc = [doc_field(self.inputs)] if self.inputs else []
+        return pa.schema([*self.answers_schema, *doc])
+
     def judge(self, policy: Policy) -> Judge:
         """The policy, bound to the rows of this snapshot; SpecError if it does not suit them."""
-        inputs = policy.inputs
-        return Judge(policy, self.schema.append(doc_field(inputs)) if inputs else self.schema)
+        return Judge(policy, self.schema)
+
+    def counted_task(self, judge: Judge) -> str:
+        """The task whose tokens are counted. The rule reads it: others may have no answer."""
+        tasks = list(self.contents.tasks)
+        return next((task for task in tasks if task in judge.columns), tasks[0])
+
+    def groups(self) -> Group | None:
+        """The groups, bound to the rows of this snapshot; SpecError if they do not suit them."""
+        return Group(self.by, self.schema, place="--by") if self.by else None
 
     def answers(self) -> Iterator[pa.RecordBatch]:
         """The rows of each shard, without columns of the input."""
-        return aligned_batches(self.store, self.contents, self.schema)
+        return aligned_batches(self.store, self.contents, self.answers_schema)
 
     def rows(self, shards: Mapping[str, Shard]) -> Iterator[tuple[pa.RecordBatch, Sequence[str]]]:
         """The rows of each shard as the policy reads them, with their failed status."""
-        options, judge = self.spec.input.storage_options, self.judge(self.policy)
+        options, columns = self.spec.input.storage_options, self.judge(self.policy).columns
         for named, answers in zip(self.contents.shards, self.answers(), strict=True):
-            rows = with_inputs(answers, shards[named.sid], options, judge.inputs)
-            yield rows, failed_status(answers, judge.columns)
+            rows = with_inputs(answers, shards[named.sid], options, self.inputs)
+            yield rows, failed_status(answers, columns)
 
-    def with_thresholds(self, shards: Mapping[str, Shard]) -> Policy:
-        """The policy with all of its numbers."""
-        if self.filter.policy is not None:
-            return self.policy
-        judge = self.judge(self.policy)
-        versions = {name: task.fp for name, task in self.contents.tasks.items()}
-        return with_thresholds(judge, self.filter.drop_top, self.rows(shards), versions)
+
+def failed_status(answers: pa.RecordBatch, tasks: Collection[str]) -> list[str]:
+    """For each document its first failed status, of reading or of these tasks; "" if none is."""
+    failed: NDArray[np.object_] = np.full(answers.num_rows, "", dtype=object)
+    named = [answers.column(name) for name in tasks if name in answers.schema.names]
+    columns = [c.field("status") for c in named if pa.types.is_struct(c.type)]
+    for status in (*columns[::-1], answers.column("status")):
+        is_ok = pc.is_in(status, value_set=pa.array([OK, TRUNCATED]))
+        failed = np.where(is_ok.to_numpy(zero_copy_only=False), failed, status.to_pylist())
+    return [str(status) for status in failed]

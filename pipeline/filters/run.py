@@ -18,20 +18,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.errors import FailedRowsError, StorageError
+from pipeline.filters.decisions import with_thresholds
 from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.labelled import identity_of, labelled_shards
 from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
-from pipeline.filters.policy import Policy, read_policy
+from pipeline.filters.policy import Judge, Policy, read_policy
 from pipeline.filters.removal import removed_sql, stop_words
-from pipeline.filters.rule import SnapshotRule
-from pipeline.filters.shard import (
-    COUNTS,
-    Counts,
-    FilterSplit,
-    failed_status,
-    filter_shard,
-    total,
-)
+from pipeline.filters.rule import SnapshotRule, failed_status
+from pipeline.filters.shard import COUNTS, Counts, filter_shard, total
 from pipeline.filters.writers import CONVERTED
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.rows import aligned_batches, refuse_changed
@@ -83,7 +77,8 @@ class _Filter:
     """One filter: a snapshot, a rule, and the stores that it writes to."""
 
     rule: SnapshotRule
-    split: FilterSplit
+    judge: Judge
+    on_error: OnError
     layout: Layout
     kept: Store
     dropped: Store
@@ -123,10 +118,9 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         refuse_changed(job.store, contents, list(contents.tasks))
         shards, new_files = labelled_shards(spec, job.store, contents, cache_dir)
         todo_shards = [shards[named.sid] for named in todo]
-        check_columns_of(todo_shards, spec.input.storage_options, options.by, place="--by")
-        inputs = job.split.judge.inputs
+        inputs = job.rule.inputs
         check_columns_of(todo_shards, spec.input.storage_options, inputs, place="filter")
-        if job.split.on_error == "fail":
+        if job.on_error == "fail":
             _refuse_failed(job)
         job = _with_thresholds(job, shards)
         created = _write(job, todo, shards, existing)
@@ -141,10 +135,10 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         current=job.current.url,
         manifest=f"{job.kept.url}/{layout.manifest_key}",
         snapshot=contents.number,
-        keep=job.split.judge.policy.keep,
+        keep=job.judge.policy.keep,
         removes=manifest["removes"],
-        policy=f"{job.kept.url}/{layout.policy_key}" if job.split.judge.policy.clauses else None,
-        on_error=job.split.on_error,
+        policy=f"{job.kept.url}/{layout.policy_key}" if job.judge.policy.clauses else None,
+        on_error=job.on_error,
         shards=len(contents.shards),
         created=created,
         counts=COUNTS.validate_python(manifest["counts"]),
@@ -165,11 +159,9 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     rule = SnapshotRule.of(spec)
     contents, policy = rule.contents, rule.policy
     on_error = options.on_error or rule.filter.on_error
-    split = FilterSplit(rule.judge(policy), on_error, options.by, rule.schema)
     paths = {shard.path for shard in contents.shards}
     layout = Layout(
         id=_filter_id(contents, policy, on_error),
-        groups_id=sha256_hex(canonical_json(list(options.by)), 8) if options.by else "all",
         relative=relative_paths(spec.input.path, paths, spec.input.storage_options),
     )
     target = rule.filter.storage_options
@@ -178,7 +170,7 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     if options.dropped is not None:
         dropped = open_store(options.dropped, target_options, place="--dropped")
     current = open_target(to, target_options, flag="--to").below(CURRENT)
-    return _Filter(rule, split, layout, kept, dropped, current)
+    return _Filter(rule, rule.judge(policy), on_error, layout, kept, dropped, current)
 
 
 def _filter_id(contents: Contents, policy: Policy, on_error: OnError) -> str:
@@ -206,9 +198,9 @@ def _filter_id(contents: Contents, policy: Policy, on_error: OnError) -> str:
 
 def _refuse_failed(job: _Filter) -> None:
     """FailedRowsError if a document has no answer to a task that the rule reads."""
-    columns = job.split.judge.columns
+    columns = job.judge.columns
     names = ["status", *(task for task in job.contents.tasks if task in columns)]
-    schema = pa.schema([job.split.schema.field(name) for name in names])
+    schema = pa.schema([job.rule.answers_schema.field(name) for name in names])
     failed: Counter[str] = Counter()
     for batch in aligned_batches(job.store, job.contents, schema):
         failed.update(filter(None, failed_status(batch, columns)))
@@ -222,22 +214,21 @@ def _with_thresholds(job: _Filter, shards: Mapping[str, Shard]) -> _Filter:
     if not job.rule.policy.clauses:
         return job
     if not any(stored.key == key for stored in job.kept.list(key)):
-        policy = job.rule.with_thresholds(shards)
+        policy = with_thresholds(job.rule, shards)
         job.kept.create(key, canonical_json(policy.to_json()) + b"\n")
     # — of two filters at once, the first to write
     policy = read_policy(job.kept.read(key), key, job.contents)
-    return replace(job, split=replace(job.split, judge=job.rule.judge(policy)))
+    return replace(job, judge=job.rule.judge(policy))
 
 
 def _write(
     job: _Filter, todo: Sequence[NamedShard], shards: Mapping[str, Shard], existing: frozenset[str]
 ) -> int:
     """Writes the missing objects and then the manifest; the number of created objects."""
-    options = job.spec.input.storage_options
     stores = job.dropped, job.kept, job.kept
 
     def write_one(named: NamedShard) -> int:
-        *files, counts = filter_shard(job.store, named, shards[named.sid], options, job.split)
+        *files, counts = filter_shard(job.rule, job.judge, job.on_error, named, shards[named.sid])
         data = *files, canonical_json(COUNTS.dump_python(counts))
         objects = zip(stores, job.keys(named), data, strict=True)
         return sum(store.create(key, each) for store, key, each in objects if key not in existing)
@@ -277,10 +268,9 @@ def _publish(job: _Filter) -> int:
         "output": job.store.url,
         "snapshot": contents.number,
         "tasks": {name: task.fp for name, task in contents.tasks.items()},
-        "keep": job.split.judge.policy.keep,
-        "on_error": job.split.on_error,
-        "removes": removed_sql(job.split.judge, job.split.on_error),
-        "by": list(job.split.by),
+        "keep": job.judge.policy.keep,
+        "on_error": job.on_error,
+        "removes": removed_sql(job.judge, job.on_error),
         "counts": COUNTS.dump_python(counts),
         "files": files,
     }

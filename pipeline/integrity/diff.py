@@ -6,8 +6,6 @@ Entry point: `compare`. Two documents are the same if their content hashes are e
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,7 @@ from scipy.special import rel_entr
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
-from pipeline.options import GroupBy, Limits
+from pipeline.options import Limits
 from pipeline.stores.store import Store
 
 SHOWN_FAILURES = 20
@@ -29,18 +27,6 @@ EMPTY_COUNT = 0.5
 Counts = NDArray[np.int64]  # [labels]
 Flips = NDArray[np.int64]  # [labels before, labels after]
 Connection = duckdb.DuckDBPyConnection
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The documents of one input file that both sides answered, and how many of them flipped."""
-
-    documents: int
-    flipped: int
-
-    @property
-    def flip_rate(self) -> float:
-        return self.flipped / self.documents if self.documents else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +41,6 @@ class TaskChange:
     flips: Flips  # distinct texts that both answered
     newly_failing: int  # rows that had an answer, matched by document id
     failing_ids: tuple[str, ...]  # the first of them
-    groups: Mapping[str, Group]
 
     @property
     def psi(self) -> float:
@@ -98,12 +83,23 @@ def sides(store: Store, before: str, after: str) -> tuple[Contents, Contents]:
     return contents(store, int(before)), contents(store, int(after))
 
 
-def compare(
-    store: Store, before: Contents, after: Contents, by: GroupBy | None = None
-) -> Comparison:
-    """What changed between two snapshots of the store."""
+def compare(store: Store, before: Contents, after: Contents) -> Comparison:
+    """What changed between two snapshots of the store. Each label file is read once."""
     common = [task for task in after.tasks if task in before.tasks]
-    with _connect(store, before, after, common) as connection:
+    if not common:
+        names = (f"{_name(each)} has {', '.join(each.tasks)}" for each in (before, after))
+        raise SpecError([Problem("A and B", "have no task in common", "; ".join(names))])
+    with (
+        tempfile.TemporaryDirectory(prefix="assay-diff-") as folder,
+        # — the tables are in a file, because they may be larger than the memory
+        duckdb.connect(f"{folder}/sides.duckdb") as connection,
+    ):
+        for side, of in (("a", before), ("b", after)):
+            # — a task may be called like a word of SQL or like another name here
+            fields = (f'"{t}".label as {t}_label, "{t}".status as {t}_status' for t in common)
+            connection.register("_rows", LabelDataset(store, of, tuple(common)))
+            columns = ", ".join(("doc_id", "content_hash", *fields))
+            _rows(connection, f"create table {side} as select {columns} from _rows")
         ((only_a, both, only_b),) = _rows(
             connection,
             "select count(*) filter (y is null), count(*) filter (x = y), count(*) filter "
@@ -115,33 +111,10 @@ def compare(
             after=_name(after),
             rows=(before.rows, after.rows),
             documents=(only_a, both, only_b),
-            tasks=tuple(_change(connection, task, before, after, by) for task in common),
+            tasks=tuple(_change(connection, task, before, after) for task in common),
             only_before=tuple(task for task in before.tasks if task not in after.tasks),
             only_after=tuple(task for task in after.tasks if task not in before.tasks),
         )
-
-
-@contextmanager
-def _connect(
-    store: Store, before: Contents, after: Contents, tasks: Sequence[str]
-) -> Iterator[Connection]:
-    """DuckDB with the two sides as tables: `a` and `b`, and `a_TASK` and `b_TASK` with answers.
-
-    A query reads all files of its tables, so each task has its own.
-    """
-    if not tasks:
-        names = (f"{_name(each)} has {', '.join(each.tasks)}" for each in (before, after))
-        raise SpecError([Problem("A and B", "have no task in common", "; ".join(names))])
-    with (
-        tempfile.TemporaryDirectory(prefix="assay-diff-") as folder,
-        # — a join that does not fit in memory is written there
-        duckdb.connect(":memory:", config={"temp_directory": folder}) as connection,
-    ):
-        for name, each in (("a", before), ("b", after)):
-            connection.register(name, LabelDataset(store, each, ()))
-            for task in tasks:
-                connection.register(f"{name}_{task}", LabelDataset(store, each, (task,)))
-        yield connection
 
 
 def _rows(connection: Connection, query: str) -> list[tuple[Any, ...]]:
@@ -151,61 +124,37 @@ def _rows(connection: Connection, query: str) -> list[tuple[Any, ...]]:
         raise StorageError(f"the two snapshots cannot be compared: {error}") from error
 
 
-def _change(
-    connection: Connection, task: str, before: Contents, after: Contents, by: GroupBy | None
-) -> TaskChange:
+def _change(connection: Connection, task: str, before: Contents, after: Contents) -> TaskChange:
     versions = before.tasks[task], after.tasks[task]
     labels = tuple(dict.fromkeys((*versions[0].labels, *versions[1].labels)))
+    label, status = f"{task}_label", f"{task}_status"
+    counts = []
+    for side in "ab":
+        query = f"select {label}, count(*) from {side} where {label} is not null group by 1"
+        counted = dict(_rows(connection, query))
+        counts.append(np.array([counted.get(label, 0) for label in labels], dtype=np.int64))
+    # — a text that occurs twice has the same answer each time, and min() takes one of them
+    one = f"select content_hash, min({label}) as l from {{}} where {label} is not null group by 1"
+    query = f"select a.l, b.l, count(*) from ({one.format('a')}) a join ({one.format('b')}) b "
     flips = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    groups: dict[str, list[int]] = {}
-    for group, x, y, documents in _rows(connection, _flips_query(task, by)):
-        flips[labels.index(x), labels.index(y)] += documents
-        counts = groups.setdefault(group, [0, 0])
-        counts[0] += documents
-        counts[1] += documents * (x != y)
-    failing = _rows(connection, _failing_query(task))
+    for x, y, documents in _rows(connection, query + "using (content_hash) group by all"):
+        flips[labels.index(x), labels.index(y)] = documents
+    # — an empty text does not fail
+    failing = _rows(
+        connection,
+        f"select doc_id from b where {label} is null and {status} <> 'empty' and doc_id in "
+        f"(select doc_id from a where {label} is not null) order by doc_id",
+    )
     return TaskChange(
         task=task,
         labels=labels,
         fps=(versions[0].fp, versions[1].fp),
-        before=_counts(connection, f"a_{task}", task, labels),
-        after=_counts(connection, f"b_{task}", task, labels),
+        before=counts[0],
+        after=counts[1],
         flips=flips,
         newly_failing=len(failing),
         failing_ids=tuple(doc_id for (doc_id,) in failing[:SHOWN_FAILURES]),
-        groups={g: Group(*counts) for g, counts in sorted(groups.items())} if by else {},
     )
-
-
-def _counts(connection: Connection, table: str, task: str, labels: Sequence[str]) -> Counts:
-    label = _field(task, "label")
-    query = f"select {label}, count(*) from {table} where {label} is not null group by 1"
-    counts = dict(_rows(connection, query))
-    return np.array([counts.get(label, 0) for label in labels], dtype=np.int64)
-
-
-def _flips_query(task: str, by: GroupBy | None) -> str:
-    """For the texts that both sides answered: group, label before, label after, count."""
-    # — a text that occurs twice has the same answer each time, and min() takes one of them
-    one = "select content_hash h, min({label}) l, min(path) g from {table} where {label} "
-    one += "is not null group by content_hash"
-    a, b = (one.format(label=_field(task, "label"), table=f"{side}_{task}") for side in "ab")
-    group = "b.g" if by else "''"
-    return f"select {group}, a.l, b.l, count(*) from ({a}) a join ({b}) b using (h) group by all"
-
-
-def _failing_query(task: str) -> str:
-    """The ids of rows that had an answer before and fail after; an empty text does not fail."""
-    label, status = _field(task, "label"), _field(task, "status")
-    return (
-        f"select doc_id from b_{task} where {label} is null and {status} <> 'empty' and doc_id "
-        f"in (select doc_id from a_{task} where {label} is not null) order by doc_id"
-    )
-
-
-def _field(task: str, name: str) -> str:
-    """Quoted, because a task may be called `order`; the name of a task holds no quotes."""
-    return f'"{task}"."{name}"'
 
 
 def _name(each: Contents) -> str:

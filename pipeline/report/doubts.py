@@ -15,7 +15,6 @@ from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.integrity.diff import exceeded
 from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.options import Limits
-from pipeline.report.console import number
 
 if TYPE_CHECKING:
     from pipeline.gold.labels import Gold
@@ -84,9 +83,6 @@ def report_doubts(report: CorpusReport) -> Iterator[str]:
     if quality is not None:
         for each in quality.tasks:
             yield from evaluation_doubts(each, quality.gold)
-        for gate in quality.decisions:
-            if not gate.passed:
-                yield f"the gate {gate.gate} FAILED: the value is {number(gate.value)}"
     for of in report.subgroups:
         for rate in of.rates:
             if rate.flagged and rate.rate is not None and rate.rate_of_others is not None:

@@ -14,7 +14,6 @@ from pipeline.report.console import Grid, escape_controls, two_columns
 from pipeline.report.run import summary_json, summary_table
 from pipeline.verbs.relabel import ScheduledRun
 
-SHOWN_GROUPS = 20
 SHOWN_LABELS = 20  # a square of flips for more labels is too large for a terminal and for JSON
 
 
@@ -35,11 +34,6 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
         console.print()
         console.print(task_grid(task).table(box=None, pad_edge=False))
         console.print(drift_line(task))
-        for group, counts in list(task.groups.items())[:SHOWN_GROUPS]:
-            flipped = f"{counts.flip_rate:.2%} of {counts.documents:,} flipped"
-            console.print(f"  {escape_controls(group)}: {flipped}")
-        if len(task.groups) > SHOWN_GROUPS:
-            console.print(f"  and {len(task.groups) - SHOWN_GROUPS:,} more; --json has them all")
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
@@ -113,7 +107,6 @@ def _task_json(task: TaskChange) -> dict[str, Any]:
         "flip_rate": task.flip_rate,
         "newly_failing": task.newly_failing,
         "failing_ids": list(task.failing_ids),
-        "groups": {group: asdict(each) for group, each in task.groups.items()},
     }
 
 

@@ -20,7 +20,7 @@ from pipeline.verbs.evaluate import Evaluation, TaskEvaluation, VersionScores
 SHOWN_ISSUES = 10
 FITTED_BY = {RAW: "the readout or the cascade", "calibrated": "the calibration"}
 _TEXT_CHARS = 400
-WIDE_LABELS = 12  # a confusion matrix of more labels is too wide for a terminal
+WIDE_LABELS = 12  # a confusion matrix of more labels is too wide to be read
 _NAMES = {
     "accuracy": "accuracy",
     "f1": "macro F1",
@@ -41,8 +41,7 @@ def show_evaluation(evaluation: Evaluation, console: Console) -> None:
         for doubt in evaluation_doubts(task, evaluation.gold):
             console.print(f"warning: {doubt}", markup=False)
         if task.versions:
-            confusion = next(iter(task.versions.values())).scores.confusion
-            console.print(_confusion(task.labels, confusion).table())
+            console.print(confusion_grid(task).table())
         if task.label_issues:
             console.print(issue_grid(task, SHOWN_ISSUES).table())
     for decision in evaluation.decisions:
@@ -184,8 +183,9 @@ def _cuts(version: VersionScores, which: str) -> Grid:
     )
 
 
-def _confusion(labels: tuple[str, ...], counts: tuple[tuple[int, ...], ...]) -> Grid:
-    """The confusion matrix, or the most frequent confusions if it is too wide for a terminal."""
+def confusion_grid(task: TaskEvaluation) -> Grid:
+    """The confusion matrix, or the most frequent confusions if it is too wide to be read."""
+    labels, counts = task.labels, next(iter(task.versions.values())).scores.confusion
     if len(labels) <= WIDE_LABELS:
         return Grid(
             "confusion: gold label by row, answer (raw) by column",

@@ -1,22 +1,26 @@
-"""The report of `assay filter --dry-run`, for people and as JSON values."""
+"""The reports of `assay filter` and of its dry run, for people and as JSON values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from pipeline.filters.removal import stop_words
-from pipeline.report.console import Grid, truncate, two_columns
+from pipeline.report.console import Grid, escape_controls, truncate, two_columns
 
 if TYPE_CHECKING:
-    from pipeline.filters.dry_run import ClausePreview, FilterPreview, Size
+    from pipeline.filters.decisions import Size
+    from pipeline.filters.dry_run import ClausePreview, FilterPreview
+    from pipeline.filters.run import FilterResult
+    from pipeline.filters.shard import Amount
 
 SHOWN_GROUPS = 20
 SQL_CHARS = 1_000  # --json has the whole condition
 _NAMES = ("", "documents", "characters", "tokens")
+_WRITTEN = ("", "documents", "text bytes", "tokens")
 
 
 def show_filter_preview(preview: FilterPreview, console: Console) -> None:
@@ -30,17 +34,18 @@ def show_filter_preview(preview: FilterPreview, console: Console) -> None:
     console.print(Grid("", _NAMES, rows).table(box=None, pad_edge=False))
     for clause in preview.clauses:
         _show_grid(clause, [name for name, _ in largest[:SHOWN_GROUPS]], console)
-    facts = causes_facts(preview.reasons, preview.several, preview.removes)
+    done = preview.filter
+    facts = _causes(done.reasons, done.several, done.removes)
     facts["snapshot"] = f"{preview.snapshot:08d}; nothing was written"
     if not preview.complete:
         facts["incomplete"] = "the snapshot leaves out documents of the input; run again"
-    if preview.stops:
-        documents = preview.kept.documents + preview.dropped.documents
-        facts["the filter stops"] = stop_words(preview.failed, documents)
+    if done.stops:
+        documents = (preview.kept + preview.dropped).documents
+        facts["the filter stops"] = stop_words(done.failed, documents)
     console.print(two_columns(facts))
 
 
-def causes_facts(reasons: Mapping[str, int], several: int, removes: str) -> dict[str, str]:
+def _causes(reasons: Mapping[str, int], several: int, removes: str) -> dict[str, str]:
     """Why documents are dropped, by cause, and the condition in SQL."""
     facts = {f"  {reason}": f"{count:,}" for reason, count in sorted(reasons.items())}
     if several:
@@ -61,15 +66,16 @@ def filter_preview_json(preview: FilterPreview) -> dict[str, Any]:
     groups = [
         {
             "group": {by.removesuffix(".label"): name} if by else {},
-            "documents": kept.documents + dropped.documents,
+            "documents": (kept + dropped).documents,
             "dropped": dropped.documents,
             "threshold": clause["at"].get(name, clause["otherwise"]) if clause else None,
             "sizes": {"kept": asdict(kept), "dropped": asdict(dropped)},
         }
         for name, (kept, dropped) in (preview.groups or whole).items()
     ]
-    return asdict(preview) | {
-        "documents": preview.kept.documents + preview.dropped.documents,
+    flat = asdict(preview)
+    return {**flat.pop("filter"), **flat} | {
+        "documents": (preview.kept + preview.dropped).documents,
         "kept": preview.kept.documents,
         "dropped": preview.dropped.documents,
         "sizes": {"kept": asdict(preview.kept), "dropped": asdict(preview.dropped)},
@@ -77,10 +83,38 @@ def filter_preview_json(preview: FilterPreview) -> dict[str, Any]:
     }
 
 
-def _pair(name: str, kept: Size, dropped: Size) -> Iterator[tuple[str, ...]]:
+def show_filtered(filtered: FilterResult, console: Console) -> None:
+    """A table of what was kept and dropped, and where it is."""
+    amounts, counts = filtered.counts.all, filtered.counts
+    rows = [*_pair("all", amounts.kept, amounts.dropped)]
+    console.print(Grid("", _WRITTEN, rows).table(box=None, pad_edge=False))
+    facts = _causes(counts.reasons, counts.several, filtered.removes)
+    facts["snapshot"] = f"{filtered.snapshot:08d}, {filtered.shards:,} shards"
+    facts["created now"] = f"{filtered.created:,} objects" if filtered.created else "nothing"
+    if not filtered.complete:
+        limited = "" if filtered.slice is None else f" ({filtered.slice})"
+        facts["incomplete"] = (
+            f"the snapshot{limited} leaves out {filtered.missing_rows:,} documents and "
+            f"{filtered.missing_files:,} files; run again, then filter again"
+        )
+    if filtered.new_files:
+        facts["not labelled yet"] = f"{filtered.new_files:,} files of the input are not filtered"
+    console.print(two_columns(facts))
+    # — not in a table, which breaks a path where the terminal ends
+    for kept in filtered.kept_globs:
+        console.print(f"kept: {escape_controls(kept)}")
+    console.print(f"dropped: {escape_controls(filtered.dropped_glob)}")
+    console.print(f"paths of the last filter: {escape_controls(filtered.current)}")
+
+
+def filtered_json(filtered: FilterResult) -> dict[str, Any]:
+    """The same for other programs."""
+    return {**asdict(filtered), "complete": filtered.complete}
+
+
+def _pair(name: str, kept: Size | Amount, dropped: Size | Amount) -> Iterator[tuple[str, ...]]:
     for which, size in (("kept", kept), ("dropped", dropped)):
-        measures = (asdict(each).values() for each in (size, kept, dropped))
-        numbers = zip(*measures, strict=True)
+        numbers = zip(astuple(size), astuple(kept), astuple(dropped), strict=True)
         cells = (f"{n:,} ({n / (a + b):.1%})" if a + b else f"{n:,}" for n, a, b in numbers)
         yield f"{name}, {which}", *cells
 
@@ -91,7 +125,7 @@ def _show_grid(preview: ClausePreview, shown: list[str], console: Console) -> No
             row.group,
             f"{row.share:.1%}",
             f"{row.threshold:.4g}",
-            *(f"{number:,}" for number in asdict(row.dropped).values()),
+            *(f"{number:,}" for number in astuple(row.dropped)),
         )
         for row in preview.grid
         if row.group == "all" or row.group in shown

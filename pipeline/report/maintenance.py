@@ -1,25 +1,19 @@
-"""The reports of `verify`, `gc` and `filter`, for people and as JSON values."""
+"""The reports of `verify` and `gc`, for people and as JSON values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from pipeline.report.console import Grid, escape_controls, two_columns
-from pipeline.report.filters import causes_facts
+from pipeline.report.console import escape_controls, two_columns
 
 if TYPE_CHECKING:
-    from pipeline.filters.run import FilterResult
-    from pipeline.filters.shard import SplitAmounts
     from pipeline.integrity.gc import GcResult
     from pipeline.integrity.verify import VerifyResult
 
 SHOWN_DAMAGES = 50
-SHOWN_GROUPS = 20
-MEASURES = ("documents", "text_bytes", "tokens")
 
 
 def show_verified(verified: VerifyResult, console: Console) -> None:
@@ -81,50 +75,3 @@ def gc_json(result: GcResult) -> dict[str, Any]:
         },
         "keys": list(result.keys),
     }
-
-
-def show_filtered(filtered: FilterResult, console: Console) -> None:
-    """A table of what was kept and dropped, in all and by group, and where it is."""
-    rows = [*_rows("all", filtered.counts.all)]
-    for column, values in filtered.counts.groups.items():
-        largest = sorted(values, key=lambda v: -values[v].documents)
-        for value in largest[:SHOWN_GROUPS]:
-            rows += _rows(f"{column} = {value}", values[value])
-        if len(values) > SHOWN_GROUPS:
-            rows.append((f"{column}: {len(values) - SHOWN_GROUPS:,} more; --json has them all",))
-    names = ("", *(name.replace("_", " ") for name in MEASURES))
-    console.print(Grid("", names, rows).table(box=None, pad_edge=False))
-    console.print(two_columns(_facts(filtered)))
-    # — not in a table, which breaks a path where the terminal ends
-    for kept in filtered.kept_globs:
-        console.print(f"kept: {escape_controls(kept)}")
-    console.print(f"dropped: {escape_controls(filtered.dropped_glob)}")
-    console.print(f"paths of the last filter: {escape_controls(filtered.current)}")
-
-
-def filtered_json(filtered: FilterResult) -> dict[str, Any]:
-    """The same for other programs."""
-    return {**asdict(filtered), "complete": filtered.complete}
-
-
-def _rows(name: str, amounts: SplitAmounts) -> Iterator[tuple[str, ...]]:
-    whole = amounts.kept + amounts.dropped
-    for which, amount in (("kept", amounts.kept), ("dropped", amounts.dropped)):
-        numbers = ((getattr(amount, m), getattr(whole, m)) for m in MEASURES)
-        cells = (f"{n:,} ({f'{n / of:.1%}' if of else '-'})" for n, of in numbers)
-        yield f"{name}, {which}", *cells
-
-
-def _facts(filtered: FilterResult) -> dict[str, str]:
-    rows = causes_facts(filtered.counts.reasons, filtered.counts.several, filtered.removes)
-    rows["snapshot"] = f"{filtered.snapshot:08d}, {filtered.shards:,} shards"
-    rows["created now"] = f"{filtered.created:,} objects" if filtered.created else "nothing"
-    if not filtered.complete:
-        limited = "" if filtered.slice is None else f" ({filtered.slice})"
-        rows["incomplete"] = (
-            f"the snapshot{limited} leaves out {filtered.missing_rows:,} documents and "
-            f"{filtered.missing_files:,} files; run again, then filter again"
-        )
-    if filtered.new_files:
-        rows["not labelled yet"] = f"{filtered.new_files:,} files of the input are not filtered"
-    return rows

@@ -118,7 +118,7 @@ def _frame(audited: AuditedRule) -> _Frame:
     be dropped: that one of the tasks has a label for which the rule drops it.
     """
     tasks = [audited.spec_tasks[name] for name in audited.tasks]
-    labels = [dropping_labels(audited.criteria, audited.schema, task) for task in tasks]
+    labels = [dropping_labels(audited.criteria, audited.rule.schema, task) for task in tasks]
     numbers: dict[str, int] = {}
     parts: list[tuple[NDArray[np.generic], ...]] = []
     for documents in audited.documents(numbers):

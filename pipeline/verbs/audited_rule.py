@@ -5,7 +5,6 @@ Entry point: `AuditedRule`. Used by `audit_sample`, which draws texts, and `audi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
+from pipeline.filters.decisions import with_thresholds
 from pipeline.filters.ideal_answers import Reason, condition, ideal_rows, reasons_of
-from pipeline.filters.inputs import check_columns_of, doc_field
+from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.labelled import labelled_shards
-from pipeline.filters.policy import AUDIT, Clause
-from pipeline.filters.rule import SnapshotRule
-from pipeline.filters.shard import failed_status
+from pipeline.filters.rule import SnapshotRule, failed_status
 from pipeline.gold.fitted_texts import FittedTexts
 from pipeline.gold.labels import UNLABELLED
 from pipeline.gold.sample_design import HASH
@@ -51,8 +49,7 @@ class AnsweredDocuments:
 class AuditedRule:
     """A filter's rule, and what says which documents should be dropped."""
 
-    rule: SnapshotRule  # its last clause has the groups of the estimates, and drops nothing
-    read: tuple[str, ...]  # the columns that it reads to decide
+    rule: SnapshotRule  # with the groups of the estimates
     shards: Mapping[str, Shard]  # without them, thresholds of shares are missing
     positive: str | None  # the task and label of documents that should be dropped, if it is named
     reasons: tuple[Reason, ...]  # for which the rule drops documents; with `positive`, none
@@ -62,15 +59,8 @@ class AuditedRule:
     @classmethod
     def of(cls, spec: JobSpec, options: AuditOptions) -> AuditedRule:
         """The rule, after every check that needs no work; SpecError if an option does not suit."""
-        rule = SnapshotRule.of(spec)
-        read = rule.judge(rule.policy).columns
-        by = options.by or next((each.by for each in rule.policy.clauses if each.by), None)
-        by = f"{by}.label" if by in rule.contents.tasks else by
-        groups = Clause(AUDIT, "0", by, math.inf)
-        whole = replace(rule.policy, clauses=(*rule.policy.clauses, groups))
-        rule = replace(rule, policy=whole)
-        rule.judge(whole)
-        audited = cls._bound(rule, read, {}, options.positive)
+        rule = SnapshotRule.of(spec).grouped(options.by)
+        audited = cls._bound(rule, {}, options.positive)
         if not audited.tasks:
             fix = "reads no answer, so people have nothing to label; name a label of documents "
             fix += "that should be dropped: --positive TASK.LABEL"
@@ -83,34 +73,22 @@ class AuditedRule:
         shards, _ = labelled_shards(rule.spec, rule.store, rule.contents, cache_dir)
         labelled = [shards[named.sid] for named in rule.contents.shards]
         options = rule.spec.input.storage_options
-        check_columns_of(labelled, options, rule.policy.inputs, place="filter")
-        *clauses, groups = rule.policy.clauses
-        plain = replace(rule, policy=replace(rule.policy, clauses=tuple(clauses)))
-        policy = plain.with_thresholds(shards)
-        policy = replace(policy, clauses=(*policy.clauses, groups))
-        return self._bound(replace(rule, policy=policy), self.read, shards, self.positive)
+        check_columns_of(labelled, options, rule.inputs, place="filter")
+        rule = replace(rule, policy=with_thresholds(rule, shards))
+        return self._bound(rule, shards, self.positive)
 
     @classmethod
     def _bound(
-        cls,
-        rule: SnapshotRule,
-        read: tuple[str, ...],
-        shards: Mapping[str, Shard],
-        positive: str | None,
+        cls, rule: SnapshotRule, shards: Mapping[str, Shard], positive: str | None
     ) -> AuditedRule:
         names = rule.contents.tasks.keys()
         if positive is None:
-            reasons = reasons_of(rule.policy, _schema(rule), names)
-            return cls(rule, read, shards, None, reasons, reasons)
+            reasons = reasons_of(rule.policy, rule.schema, names)
+            return cls(rule, shards, None, reasons, reasons)
         task, label = _task_and_label(rule, positive)
         quoted = label.replace("'", "''")
-        other = condition(f"\"{task}\".label <> '{quoted}'", positive, _schema(rule), names)
-        return cls(rule, read, shards, positive, (), (other,))
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the rows that the reasons read."""
-        return _schema(self.rule)
+        other = condition(f"\"{task}\".label <> '{quoted}'", positive, rule.schema, names)
+        return cls(rule, shards, positive, (), (other,))
 
     @property
     def spec_tasks(self) -> dict[str, TaskSpec]:
@@ -126,7 +104,7 @@ class AuditedRule:
     @property
     def read_tasks(self) -> tuple[str, ...]:
         """The tasks that a document needs an answer to: those of the rule, and those to label."""
-        names = {*self.read, *self.tasks}
+        names = {*self.rule.judge(self.rule.policy).columns, *self.tasks}
         return tuple(task.name for task in self.rule.spec.tasks if task.name in names)
 
     def documents(self, groups: dict[str, int]) -> Iterator[AnsweredDocuments]:
@@ -134,19 +112,20 @@ class AuditedRule:
 
         A document without a group has an answer all the same.
         """
-        judge, asked, first = self.rule.judge(self.rule.policy), self.read_tasks, 0
+        judge, by, first = self.rule.judge(self.rule.policy), self.rule.groups(), 0
+        read = self.read_tasks
         for batch, _ in self.rule.rows(self.shards):
-            failed = failed_status(batch, asked)
+            failed = failed_status(batch, read)
             answered = np.array([not status for status in failed], np.bool_)
             rows = batch.filter(pa.array(answered))
-            dropped = judge.reasons(rows, [""] * len(rows), "drop")
             hashes = rows.column(HASH).to_pylist()
+            names = by.names(rows) if by else [""] * len(rows)
             yield AnsweredDocuments(
                 rows,
                 first + np.flatnonzero(answered),
                 np.array([text_number(each) for each in hashes], np.uint64),
-                judge.clauses[-1].codes(rows, groups).astype(np.int64),
-                np.array([bool(reason) for reason in dropped], np.bool_),
+                np.array([groups.setdefault(name, len(groups)) for name in names], np.int64),
+                judge.decide(rows, [""] * len(rows), "drop").dropped,
             )
             first += len(batch)
 
@@ -183,11 +162,6 @@ class AuditedRule:
             "answers were fitted to": len(np.intersect1d(answered, fitted)),
         }
         return {reason: count for reason, count in counts.items() if count}
-
-
-def _schema(rule: SnapshotRule) -> pa.Schema:
-    inputs = rule.policy.inputs
-    return rule.schema.append(doc_field(inputs)) if inputs else rule.schema
 
 
 def _task_and_label(rule: SnapshotRule, positive: str) -> tuple[str, str]:

@@ -1,17 +1,17 @@
 """What an output holds, how good its answers are, and what its filter does.
 
 Entry point: `corpus_report`. The labels of the last snapshot are read once, and once more for each
-of gold, `drop_top` and the comparison with the snapshot before.
+of gold, `drop_top` and the comparison with the snapshot before. The counts are queries over a table
+of the decisions about all documents.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,29 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.subgroups import SubgroupRate, false_positive_rates
-from pipeline.filters.dry_run import ALL, Size
+from pipeline.filters.decisions import (
+    MOST_GROUPS,
+    Decisions,
+    Pairs,
+    Size,
+    decisions,
+    with_thresholds,
+)
 from pipeline.filters.excerpts import excerpts, small_png
 from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.labelled import labelled_shards
-from pipeline.filters.policy import AUDIT, Clause, Policy
+from pipeline.filters.policy import Policy
 from pipeline.filters.removal import FilterReport, filter_report, limited_probabilities
 from pipeline.filters.rule import SnapshotRule
-from pipeline.filters.shard import failed_status
-from pipeline.filters.tally import MOST_GROUPS, Example, Tally
+from pipeline.filters.tally import (
+    BY_LENGTH,
+    Example,
+    ScoreCounts,
+    examples,
+    score_counts,
+    scored_labels,
+    tallied_columns,
+)
 from pipeline.integrity.diff import Comparison, compare
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
@@ -42,8 +56,6 @@ from pipeline.verbs.evaluate import Evaluation, evaluate
 from pipeline.verbs.status import label_times, pace_of_last_run
 
 TEXT_CHARS = 600  # of each example
-
-Pairs = Mapping[str, tuple[Size, Size]]  # by group: kept, dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +71,6 @@ class TaskReport:
     statuses: Mapping[str, int]  # documents
     versions: Mapping[str, str]  # packages that answered the first shard
     readout: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreCounts:
-    """Documents by the probability of a label; `tally.THRESHOLDS` are the ends of the cells."""
-
-    task: str
-    label: str
-    threshold: float  # where the page begins: of the filter, or .5
-    counts: Mapping[str, Sequence[int]]  # by group: [thresholds]
-    sizes: tuple[Sequence[int], ...]  # documents, characters, tokens: [thresholds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,105 +165,61 @@ def report_of(
         SpecError: The spec or `options.by` is wrong.
         StorageError: The input changed since it was labelled, or there is no snapshot.
     """
-    rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec))
-    tally, policy, by = _tallied(rule, quality, options, cache_dir)
-    contents = rule.contents
-    before = _before(rule)
-    seconds, rate = _pace(rule.store, contents, before)
-    tasks = tuple(_task(task, rule, tally) for task in spec.tasks)
-    return CorpusReport(
-        spec=spec.name,
-        model="@".join(filter(None, (spec.model.path, spec.model.revision))),
-        instruction=tasks[0].instruction or spec.prompt.instruction,
-        output=rule.store.url,
-        input=spec.input.path,
-        snapshot=contents.number,
-        labelled_at=contents.created_at,
-        partial=bool(contents.missing_rows or contents.missing_files),
-        whole=tally.all.by_group().get(ALL, (Size(), Size())),
-        statuses=dict(tally.statuses.most_common()),
-        seconds=seconds,
-        docs_per_s=rate,
-        tasks=tasks,
-        scores=_scores(tally, policy),
-        filter=None
-        if spec.filter is None
-        else filter_report(rule.judge(policy), rule.filter.on_error, tally.causes),
-        by=by,
-        groups=tally.groups.by_group(),
-        files=tally.files.by_group(),
-        lengths=tally.lengths.by_group(),
-        examples=_with_texts(rule, tally.examples),
-        quality=quality,
-        subgroups=tuple(_subgroups(quality, options.terms, tally.group_of)),
-        drift=None if before is None else compare(rule.store, before, contents),
-    )
-
-
-def _tallied(
-    rule: SnapshotRule, quality: Evaluation | None, options: ReportOptions, cache_dir: Path
-) -> tuple[Tally, Policy, str | None]:
-    """Counts of all documents, the policy with its thresholds, and what the groups are."""
-    spec, contents = rule.spec, rule.contents
-    grouped = _with_groups(rule, options.by)
+    rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec)).grouped(options.by)
+    contents, storage = rule.contents, spec.input.storage_options
     shards, _ = labelled_shards(spec, rule.store, contents, cache_dir)
     read = [shards[named.sid] for named in contents.shards]
-    for policy, place in ((rule.policy, "filter"), (grouped.policy, "--by")):
-        check_columns_of(read, spec.input.storage_options, policy.inputs, place=place)
-    policy = rule.with_thresholds(shards)
-    groups = grouped.policy.clauses[len(policy.clauses) :]
-    judge = grouped.judge(replace(policy, clauses=(*policy.clauses, *groups)))
-    group = judge.clauses[-1] if groups else None
-    keys = (quality.gold.by, quality.gold.keys) if quality else ("doc_id", ())
-    tasks = {task.name: contents.tasks[task.name] for task in spec.tasks}
-    # — a document without a group has an answer, as far as the filter asks
-    asked = rule.judge(rule.policy).tasks
-
-    def counted(shown: Sequence[str]) -> Tally:
-        tally = Tally(tasks, judge, rule.filter.on_error, group, _thresholds(policy), keys, shown)
-        for rows, _ in grouped.rows(shards):
-            tally.add(rows, failed_status(rows, asked))
-        return tally
-
-    tally = counted(())
-    if len(tally.groups.names) > MOST_GROUPS:  # only now it is known which groups are the largest
-        tally = counted(tally.groups.largest())
-    return tally, policy, group.clause.by if group else None
-
-
-def _scores(tally: Tally, policy: Policy) -> tuple[ScoreCounts, ...]:
-    """The scores that the rule limits, then the others."""
-    thresholds = _thresholds(policy)
-    names = tally.groups.names[:MOST_GROUPS] or (ALL,)
-    histograms = sorted(tally.histograms, key=lambda of: (of.task, of.label) not in thresholds)
-    return tuple(
-        ScoreCounts(
-            task=of.task,
-            label=of.label,
-            threshold=thresholds.get((of.task, of.label), 0.5),
-            counts=of.counts(names),
-            sizes=of.sizes(),
+    check_columns_of(read, storage, rule.policy.inputs, place="filter")
+    check_columns_of(read, storage, rule.inputs, place="--by")
+    policy, on_error = with_thresholds(rule, shards), rule.filter.on_error
+    limits = _thresholds(policy)
+    named = {task.name: contents.tasks[task.name] for task in spec.tasks}
+    scored = scored_labels(named, limits)
+    columns = tallied_columns(named, scored)
+    before = _before(rule)
+    seconds, rate = _pace(rule.store, contents, before)
+    with decisions(rule, policy, shards, on_error, read=named, columns=columns) as table:
+        tasks = tuple(_task(task, rule, table) for task in spec.tasks)
+        return CorpusReport(
+            spec=spec.name,
+            model="@".join(filter(None, (spec.model.path, spec.model.revision))),
+            instruction=tasks[0].instruction or spec.prompt.instruction,
+            output=rule.store.url,
+            input=spec.input.path,
+            snapshot=contents.number,
+            labelled_at=contents.created_at,
+            partial=bool(contents.missing_rows or contents.missing_files),
+            whole=table.whole,
+            statuses=table.counts("status"),
+            seconds=seconds,
+            docs_per_s=rate,
+            tasks=tasks,
+            scores=tuple(score_counts(table, scored, limits)),
+            filter=filter_report(rule.judge(policy), on_error, table) if spec.filter else None,
+            by=rule.by,
+            groups=table.sizes("grp", MOST_GROUPS) if rule.by else {},
+            files=table.sizes("path", MOST_GROUPS),
+            lengths=table.sizes(BY_LENGTH),
+            examples=_with_texts(rule, list(examples(table, named))),
+            quality=quality,
+            subgroups=tuple(_subgroups(quality, options.terms, _group_of(rule, quality, table))),
+            drift=None if before is None else compare(rule.store, before, contents),
         )
-        for of in histograms
-    )
+
+
+def _group_of(rule: SnapshotRule, quality: Evaluation | None, table: Decisions) -> dict[str, str]:
+    """The groups of the documents of the gold, by key."""
+    if quality is None or rule.by is None:
+        return {}
+    table.add("gold", pa.table({"key": pa.array(quality.gold.keys, pa.string())}))
+    key = quality.gold.by
+    query = f"select {key}, grp from documents where {key} in (select key from gold) order by rowid"
+    return dict(table.rows(query))
 
 
 def _without_filter(spec: JobSpec) -> JobSpec:
     """The spec with a filter that keeps every document."""
     return spec.model_copy(update={"filter": FilterSpec(keep="true", on_error="keep")})
-
-
-def _with_groups(rule: SnapshotRule, by: str | None) -> SnapshotRule:
-    """The rule with a clause for the groups, which drops nothing; without groups, the rule."""
-    policy = rule.policy
-    by = by or next((clause.by for clause in policy.clauses if clause.by), None)
-    if by is None:
-        return rule
-    by = f"{by}.label" if by in rule.contents.tasks else by
-    clause = Clause(AUDIT, "0", by, math.inf)
-    whole = replace(rule, policy=replace(policy, clauses=(*policy.clauses, clause)))
-    whole.judge(whole.policy)
-    return whole
 
 
 def _thresholds(policy: Policy) -> dict[tuple[str, str], float]:
@@ -271,7 +228,7 @@ def _thresholds(policy: Policy) -> dict[tuple[str, str], float]:
     return {pair: limit for pair, limit in limits.items() if 0 <= limit <= 1}
 
 
-def _task(task: TaskSpec, rule: SnapshotRule, tally: Tally) -> TaskReport:
+def _task(task: TaskSpec, rule: SnapshotRule, table: Decisions) -> TaskReport:
     stored: dict[str, Any] = {}
     for shard in rule.contents.shards[:1]:
         footer = pq.read_schema(io.BytesIO(rule.store.read(shard.labels[task.name].key)))
@@ -279,7 +236,7 @@ def _task(task: TaskSpec, rule: SnapshotRule, tally: Tally) -> TaskReport:
             text = (footer.metadata or {}).get(f"{METADATA_PREFIX}{name}".encode(), b"{}")
             stored[name] = json.loads(text)
     written = stored.get("spec", {})
-    counts = tally.labels[task.name]
+    counts = table.counts(f"{task.name}_label")
     return TaskReport(
         task=task.name,
         question=written.get("task", {}).get("question", task.question),
@@ -287,8 +244,8 @@ def _task(task: TaskSpec, rule: SnapshotRule, tally: Tally) -> TaskReport:
         weights=stored.get("model", {}),
         fingerprint=rule.contents.tasks[task.name].fp,
         # — a task can have thousands of labels
-        labels={label: counts[label] for label in task.labels if counts[label]},
-        statuses=dict(tally.answers[task.name].most_common()),
+        labels={label: counts[label] for label in task.labels if label in counts},
+        statuses=table.counts(f"{task.name}_status"),
         versions=stored.get("versions", {}),
         readout=task.readout,
     )

@@ -117,10 +117,8 @@ class Evaluation:
     tasks: tuple[TaskEvaluation, ...]
     without_gold: tuple[str, ...]  # tasks
     decisions: tuple[Decision, ...]
-    model: str  # as the spec names it
     labelled_at: str  # ISO 8601; "" if the snapshot is not published
     slice: str | None = None  # the documents that the snapshot is limited to
-    rule: str | None = None  # of `assay filter`, in the spec
 
     @property
     def passed(self) -> bool:
@@ -168,10 +166,8 @@ def evaluate(
         tasks=tasks,
         without_gold=tuple(task.name for task in spec.tasks if task.name not in gold.tasks),
         decisions=tuple(_decide(gate, tasks) for gate in gates),
-        model="@".join(filter(None, (spec.model.path, spec.model.revision))),
         labelled_at=snapshot.created_at,
         slice=None if snapshot.slice is None else str(snapshot.slice),
-        rule=None if spec.filter is None else spec.filter.keep,
     )
 
 

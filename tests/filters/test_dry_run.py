@@ -40,7 +40,7 @@ def test_a_dry_run_counts_what_the_filter_drops_and_writes_nothing(folder: Path)
     filtered = filtered_with(folder, **rule)
     assert seen.dropped.documents == len(dropped(filtered))
     assert seen.kept.documents == len(kept(filtered))
-    assert seen.reasons == filtered.counts.reasons
+    assert seen.filter.reasons == filtered.counts.reasons
     [clause] = policy_of(filtered)["clauses"]
     assert json.loads(json.dumps(seen.clauses[0].clause)) == clause
     ids = ", ".join(f"'{id}'" for id in dropped(filtered))
@@ -86,7 +86,7 @@ def test_without_a_folder_only_a_dry_run_is_possible(
         in capsys.readouterr().err
     )
     assert main(["filter", str(folder / "spec.yaml"), "--dry-run", "--by", "source"]) == 2
-    assert "--by: a dry run counts by the groups of the filter" in capsys.readouterr().err
+    assert "--by: no such option; assay report --by counts" in capsys.readouterr().err
     assert main(["filter", str(folder / "spec.yaml"), "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "nothing was written" in shown and "dropped at other shares" in shown

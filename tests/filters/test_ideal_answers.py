@@ -64,7 +64,7 @@ def clause(kind: str = "thresholds", **values: Any) -> Clause:
 )
 def test_a_rule_drops_a_document_exactly_if_one_of_its_reasons_does(policy: Policy) -> None:
     rows = rows_of(None, *np.random.default_rng(0).random(40))
-    whole = Judge(policy, SCHEMA).reasons(rows, [""] * len(rows), "drop")
+    whole = Judge(policy, SCHEMA).decide(rows, [""] * len(rows), "drop").reasons
     reasons = reasons_of(policy, SCHEMA, TASKS)
     assert np.any([reason.drops(rows) for reason in reasons], axis=0).tolist() == [
         bool(each) for each in whole

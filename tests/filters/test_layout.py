@@ -64,7 +64,7 @@ def test_a_file_with_the_longest_name_has_keys_that_a_local_disk_can_hold(
     names += [longest.removeprefix("x/"), f"~{'0' * 32}{end}"]
     paths = [f"/in/{folder}/{name}" for name in names for folder in ("x", "y")]
     relative = relative_paths("/in", paths, {})
-    layout = Layout("i" * 16, "g" * 16, relative)
+    layout = Layout("i" * 16, relative)
     keys = [layout.kept_key(shard(path)) for path in paths]
     keys += [layout.dropped_key(shard(path)) for path in paths]
     assert len(set(keys)) == len(keys) == 2 * len(paths)
@@ -81,7 +81,7 @@ def test_no_two_files_have_one_key() -> None:
     names = ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.0000000000.jsonl", "A.PARQUET", "b/a.jsonl"]
     names += ["a.arrow", "a.arrow.parquet", "a.warc.wet.gz", "a.warc.wet.gz.jsonl.zst"]
     names += ["a", "_.txt", "a.csv", "a.tsv.gz", "a.json", "a.json.zst"]
-    layout = Layout("id", "all", {name: name for name in names})
+    layout = Layout("id", {name: name for name in names})
     shards = [shard(name, row) for name in names for row in (0, 7)]
     keys = [key(each) for each in shards for key in (layout.kept_key, layout.dropped_key)]
     assert len(set(keys)) == len(keys)

@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import FailedRowsError
-from pipeline.filters.dry_run import FilterPreview, Size, preview
+from pipeline.filters.decisions import OTHERS, Size
+from pipeline.filters.dry_run import FilterPreview, preview
 from pipeline.filters.policy import Clause, Judge, Policy
 from pipeline.filters.removal import FilterReport, kept_words, limited_probabilities, removed_sql
 from pipeline.filters.run import FilterResult, filter_corpus
-from pipeline.filters.tally import OTHERS
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions, ReportOptions
 from pipeline.report.disclosure import dataset_card, public_summary
@@ -122,7 +122,7 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
     assert 0 < len(gone) < 3 * ROWS
     # — DuckDB, with the condition as it is published, selects the documents of the dropped files
     assert ids(folder, result.removes) == gone.keys()
-    assert dry.removes == report.removes == result.removes
+    assert dry.filter.removes == report.removes == result.removes
     assert sentence_of(public_summary(page)) == block_of(dataset_card(page)) == result.removes
     # — and the sizes
     [kept, lost] = [
@@ -141,9 +141,9 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
             sizes = [[(s.documents, s.chars) for s in each] for each in (pair, dry.groups[group])]
             assert sizes[0] == sizes[1]
     # — and the causes
-    assert result.counts.reasons == dry.reasons == report.reasons
-    assert result.counts.several == dry.several == report.several
-    assert dry.failed == report.failed == {"empty": 3} and not (dry.stops or report.stops)
+    assert result.counts.reasons == dry.filter.reasons == report.reasons
+    assert result.counts.several == dry.filter.several == report.several
+    assert dry.filter == report and report.failed == {"empty": 3} and not report.stops
     assert sum(report.reasons.values()) - report.several <= len(gone)
 
 
@@ -154,13 +154,13 @@ def test_with_documents_without_an_answer_all_of_them_stop(name: str, folder: Pa
         filtered(spec, folder)
     dry = seen(spec, folder)
     page, report = reported(spec, folder)
-    assert dry.stops and report.stops and dry.failed == report.failed == {"empty": 3}
+    assert dry.filter == report and report.stops and report.failed == {"empty": 3}
     answered = "status = 'ok' and toxic.status = 'ok' and topic.status = 'ok'"
-    broken = ids(folder, f"({dry.removes}) and {answered}")
+    broken = ids(folder, f"({report.removes}) and {answered}")
     assert dry.dropped.documents == len(broken)
     assert page.whole[1].documents == len(broken)
     assert "It removes" not in public_summary(page) + dataset_card(page)
-    assert not any(cause.startswith("on_error") for cause in (*dry.reasons, *report.reasons))
+    assert not any(cause.startswith("on_error") for cause in report.reasons)
 
 
 def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(

@@ -7,8 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import numpy as np
 import pyarrow as pa
 import pytest
 from filtered import (
@@ -25,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import SpecError
-from pipeline.filters.policy import threshold
+from pipeline.filters.decisions import limits, scratch
 from pipeline.stores.local import LocalStore
 
 
@@ -69,20 +67,18 @@ def test_thresholds_and_documents_are_those_of_duckdb(
     st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]) | st.floats(0, 1), min_size=1),
     st.sampled_from(["0.01", "0.05", "0.1", "0.25", "0.3333", "0.5", "0.99"]),
 )
-def test_a_threshold_drops_at_most_its_share_and_is_a_quantile(
+def test_a_threshold_drops_at_most_its_share_and_no_lower_one_does(
     scores: list[float], share: str
 ) -> None:
-    limit = threshold(np.array(scores), float(share))
+    with scratch() as table:
+        table.add("scores", pa.table({"part": ["all"] * len(scores), "score": scores}))
+        [(*_, limit)] = table.rows(limits("scores", [float(share)]))
     above = sum(score > limit for score in scores)
     assert above <= Fraction(share) * len(scores)
     # — the next lower threshold would drop more
     lower = [score for score in scores if score < limit]
     if lower:
         assert sum(score > max(lower) for score in scores) > Fraction(share) * len(scores)
-    with duckdb.connect() as database:
-        database.register("scores", pa.table({"s": scores}))
-        sql = f"select quantile_disc(s, {float(1 - Fraction(share))}) from scores"
-        assert database.sql(sql).fetchall() == [(limit,)]
 
 
 def test_a_small_group_has_the_threshold_of_all_and_is_named(folder: Path) -> None:

@@ -21,7 +21,7 @@ from pipeline.filters.run import FilterResult, filter_corpus
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions, OnError
 from pipeline.report.console import console_on
-from pipeline.report.maintenance import show_filtered
+from pipeline.report.filters import show_filtered
 from pipeline.sources.source import read_documents
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
@@ -53,8 +53,8 @@ def spec_of(folder: Path, **filter: Any) -> JobSpec:
     return parse_spec(json.dumps(content))
 
 
-def run(folder: Path, on_error: OnError | None = "drop", by: tuple[str, ...] = ()) -> FilterResult:
-    filter_options = FilterOptions(str(folder / "to"), on_error=on_error, by=by)
+def run(folder: Path, on_error: OnError | None = "drop") -> FilterResult:
+    filter_options = FilterOptions(str(folder / "to"), on_error=on_error)
     return filter_corpus(spec_of(folder), filter_options, cache_dir=folder / "cache")
 
 
@@ -128,24 +128,18 @@ def test_the_layout_is_the_inputs(folder: Path) -> None:
 
 
 def test_what_is_counted_is_what_lies_there(folder: Path) -> None:
-    filtered = run(folder, by=("lang", "id"))
+    filtered = run(folder)
     kept, dropped, _ = oracle(folder)
     written = {i: json.loads(line) for i, line in input_lines(folder).items()}
     labels = open_labels(str(folder / "out")).to_table().to_pylist()
     tokens = {row["doc_id"]: row["topic"]["n_tokens"] for row in labels}
-    for value in ("en", "de"):
-        group = filtered.counts.groups["lang"][value]
-        of_value = [i for i in written if written[i]["lang"] == value]
-        for amount, ids in (
-            (group.kept, [i for i in of_value if i in kept]),
-            (group.dropped, [i for i in of_value if i not in kept]),
-        ):
-            assert amount.documents == len(ids)
-            assert amount.text_bytes == sum(len(written[i]["text"].encode()) for i in ids)
-            assert amount.tokens == sum(tokens[i] for i in ids)
-    both = filtered.counts.groups["lang"]
-    assert both["en"] + both["de"] == filtered.counts.all
-    assert len(filtered.counts.groups["id"]) == 90
+    for amount, ids in (
+        (filtered.counts.all.kept, kept),
+        (filtered.counts.all.dropped, written.keys() - set(kept)),
+    ):
+        assert amount.documents == len(ids) > 0
+        assert amount.text_bytes == sum(len(written[i]["text"].encode()) for i in ids)
+        assert amount.tokens == sum(tokens[i] for i in ids)
     broken = {each: set(dropped) - meets(folder, each) for each in CONDITIONS}
     assert filtered.counts.reasons == {
         **{f"keep is false: {each}": len(ids) for each, ids in broken.items()},
@@ -247,15 +241,6 @@ def test_each_path_of_the_report_is_on_one_line(folder: Path, columns: int) -> N
         assert len(path) > 80 and [line for line in lines if line.endswith(f": {path}")], path
 
 
-def test_counting_by_another_column_writes_no_document_again(folder: Path) -> None:
-    run(folder)
-    before = state(folder)
-    counted = run(folder, by=("lang",))
-    new = set(state(folder)) - set(before)
-    assert new and all(name.startswith("filters/") for name in new)
-    assert counted.created == len(new)
-
-
 def test_documents_without_an_answer_do_what_is_asked(folder: Path) -> None:
     with pytest.raises(FailedRowsError, match=r"3 of 90 documents have no answer \(empty 3\)"):
         run(folder, on_error=None)
@@ -294,7 +279,7 @@ def test_a_text_that_is_not_the_labelled_one_is_refused(
     [
         ({"keep": "toxic.p.rude < 1"}, {}, "filter.keep"),
         ({"keep": "true; copy x to 'y'"}, {}, "filter.keep"),
-        ({}, {"by": ("no",)}, "--by"),
+        ({"keep": "doc.no = 'x'"}, {}, "filter"),
         ({}, {"to": "in/to"}, "--to"),
     ],
 )
@@ -351,36 +336,28 @@ def test_a_later_table_without_the_column_is_named(
     folder: Path, name: str, lang: dict[str, Any], told: str
 ) -> None:
     add_table(folder, name, {"id": IDS, "text": WORDS, **lang})
-    with pytest.raises(SpecError, match=rf"^--by: .*{name} {told} \(got 'lang'\)"):
-        run(folder, by=("lang",))
+    options = FilterOptions(str(folder / "to"), on_error="drop")
+    spec = spec_of(folder, keep="doc.lang = 'en'")
+    with pytest.raises(SpecError, match=rf"^filter: .*{name} {told} \(got 'lang'\)"):
+        filter_corpus(spec, options, cache_dir=folder / "cache")
     assert not state(folder)
 
 
 @pytest.mark.usefixtures("any_format")
-@pytest.mark.parametrize(
-    "damaged, by", [("id", ()), ("id", ("lang", "id")), ("text", ("lang",)), ("lang", ("lang",))]
-)
-def test_rows_of_a_damaged_page_are_dropped_and_belong_to_no_group(
-    folder: Path, damaged: str, by: tuple[str, ...]
-) -> None:
-    add_table(
-        folder, "z.parquet", {"id": IDS, "text": WORDS, "lang": ["en", "de"] * 30}, damaged=damaged
-    )
-    # — a row is kept whole or not at all: with a damaged column it can but be dropped
-    keep = "toxic.p.toxic < 0" if damaged == "lang" else KEEP
-    filter_options = FilterOptions(str(folder / "to"), on_error="drop", by=by)
+@pytest.mark.parametrize("damaged", ["id", "text", "lang"])
+def test_rows_of_a_damaged_page_are_dropped_and_have_no_value(folder: Path, damaged: str) -> None:
+    """A row is kept whole or not at all: with a damaged column it can only be dropped."""
+    columns = {"id": IDS, "text": WORDS, "lang": ["en", "de"] * 30}
+    add_table(folder, "z.parquet", columns, damaged=damaged)
+    keep = "toxic.p.toxic < 0" if damaged == "lang" else "doc.lang in ('en', 'de')"
+    filter_options = FilterOptions(str(folder / "to"), on_error="drop")
     counts = filter_corpus(
         spec_of(folder, keep=keep), filter_options, cache_dir=folder / "cache"
     ).counts
     assert counts.all.kept.documents + counts.all.dropped.documents == 150
     unreadable = sum(n for reason, n in counts.reasons.items() if "cannot be read" in reason)
     assert unreadable == (0 if damaged == "lang" else 20)
-    if by:
-        groups = counts.groups["lang"]
-        of_value = {v: g.kept.documents + g.dropped.documents for v, g in groups.items()}
-        assert sum(of_value.values()) == 150
-        assert of_value.pop("null", 0) == (0 if damaged == "id" else 20)
-        assert set(of_value) == {"en", "de"}
+    assert damaged == "lang" or not any("keep is null" in reason for reason in counts.reasons)
 
 
 def test_a_rule_that_says_neither_drops_and_says_so(folder: Path) -> None:

@@ -84,7 +84,7 @@ def test_what_is_kept_lies_in_its_own_format(
     spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["filter", str(spec), "--to", str(tmp_path / "clean"), "--json"]
-    assert assay([*command, "--by", "id"]) == 0
+    assert assay(command) == 0
     told = json.loads(capsys.readouterr().out)
     labels = f"'{tmp_path}/labels/labels/toxic/*/*/*.parquet'"
     wanted = ids(f"select doc_id from {labels} where p.toxic < 0.5")
@@ -104,7 +104,7 @@ def test_what_is_kept_lies_in_its_own_format(
         f"select * from '{PARTS}/*.parquet'"
     )
     assert not duckdb.sql(changed).fetchall()
-    assert assay([*command, "--by", "id"]) == 0
+    assert assay(command) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["created"] == 0 and again["counts"] == told["counts"]
 
@@ -116,7 +116,7 @@ def test_documents_without_an_answer_fail_the_filter_where_asked(
     assert assay([*command, "--on-error", "fail"]) == 1
     assert "documents have no answer (error:toy " in capsys.readouterr().err
     assert assay([*command, "--by", "nothing"]) == 2
-    assert "--by: " in capsys.readouterr().err
+    assert "--by: no such option; assay report --by counts" in capsys.readouterr().err
     assert not list((tmp_path / "clean").rglob("*.parquet"))
     assert assay([*command, "--on-error", "keep"]) == 0
     out = capsys.readouterr().out
@@ -151,13 +151,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 @pytest.mark.parametrize(
     "words",
     [
-        ["s.yaml", "--to", "there", "--by", "language"],
-        ["--to", "there", "--by", "language", "s.yaml"],
+        ["s.yaml", "--to", "there", "--on-error", "drop"],
+        ["--to", "there", "--on-error", "drop", "s.yaml"],
     ],
 )
 def test_the_job_labels_and_then_filters(words: list[str], steps: Steps) -> None:
     assert job(words) == 3
-    options = FilterOptions(to="there", by=("language",))
+    options = FilterOptions(to="there", on_error="drop")
     assert steps == [("run", ("s.yaml",)), ("filter_corpus", ("s.yaml", options))]
 
 

@@ -62,7 +62,6 @@ def test_the_wheel_alone_labels_and_names_the_extra_that_is_missing(stranger: Pe
     for extra, line, code in (
         ("classifiers", "assay run language.yaml", 2),
         ("gcs", "assay run gs.yaml", 2),
-        ("plots", "assay report my.yaml --gold gold.csv --to report.html", 2),
         ("frames", f'python -c "{frame}" 2>&1 | tail -n 1', 0),
     ):
         last = stranger.types(line, code=code).text.splitlines()[-1]

@@ -7,76 +7,26 @@ import io
 import math
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
+from reports import REPORT, scores, shown, task
 
+from pipeline.errors import SpecError, StorageError
 from pipeline.evaluation.subgroups import SubgroupRate
-from pipeline.filters.dry_run import Size
 from pipeline.integrity.diff import Comparison, TaskChange
+from pipeline.report.charts import BARS, LEAST_SHARE, histogram, histograms
 from pipeline.report.console import console_on
-from pipeline.report.corpus_page import corpus_report_json, page, show_corpus_report
+from pipeline.report.corpus_page import (
+    corpus_report_json,
+    page_target,
+    show_corpus_report,
+    write_report,
+)
 from pipeline.report.doubts import report_doubts
-from pipeline.report.thresholds import BARS, LEAST_SHARE, histogram, histograms
-from pipeline.verbs.corpus_report import (
-    CorpusReport,
-    FilterReport,
-    ScoreCounts,
-    SubgroupReport,
-    TaskReport,
-)
-
-PAIR = (Size(60, 6_000, 1_200), Size(40, 4_000, 800))
-
-
-def task(name: str, statuses: dict[str, int], **changes: Any) -> TaskReport:
-    labels = {name: 30, "other": 70}
-    made = TaskReport(name, "?", None, {"gguf": "ab" * 32}, "fp", labels, statuses, {}, None)
-    return replace(made, **changes)
-
-
-def scores(name: str, counts: dict[int, int], label: str | None = None) -> ScoreCounts:
-    """Documents by thousandths of the score."""
-    cells = [0] * 1_001
-    for place, count in counts.items():
-        cells[place] = count
-    return ScoreCounts(name, label or name, 0.5, {"": cells}, (cells, cells, cells))
-
-
-REPORT = CorpusReport(
-    spec="job",
-    model="models/tiny.gguf",
-    instruction="Read.",
-    output="/data/team/out/job",
-    input="s3://corpus/parts",
-    snapshot=7,
-    labelled_at="2026-11-01T00:00:00+00:00",
-    partial=False,
-    whole=PAIR,
-    statuses={"ok": 100},
-    seconds=20.0,
-    docs_per_s=4.5,
-    tasks=(task("toxic", {"ok": 90, "truncated": 10}), task("spam", {"ok": 90, "truncated": 10})),
-    scores=(scores("toxic", {0: 900, 500: 1, 1_000: 99}),),
-    filter=FilterReport(
-        "a and b", "drop", {"not (a)": 30, "not (b)": 25}, 15, "not (a and b)", {}, False
-    ),
-    by="topic",
-    groups={"art": PAIR},
-    files={"/data/team/parts/a.jsonl": PAIR, "/elsewhere/b.jsonl": PAIR},
-    lengths={"up to 200 characters": PAIR},
-    examples=(),
-    quality=None,
-    subgroups=(),
-    drift=None,
-)
-
-
-def shown(report: CorpusReport, spec_file: str = "specs/job.yaml") -> str:
-    now = datetime(2026, 11, 2, tzinfo=UTC)
-    return page(report, spec_file=spec_file, folder="/data/team/jobs", written_at=now)
+from pipeline.verbs.corpus_report import SubgroupReport
 
 
 def headings(written: str) -> list[str]:
@@ -126,9 +76,7 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     assert list(report_doubts(REPORT)) == []
     constant = task("topic", {"ok": 98, "error:x": 2}, labels={"<art>": 98})
     before, after = np.array([90, 10]), np.array([10, 90])
-    change = TaskChange(
-        "spam", ("a", "b"), ("f", "f"), before, after, np.eye(2, dtype=int), 0, (), {}
-    )
+    change = TaskChange("spam", ("a", "b"), ("f", "f"), before, after, np.eye(2, dtype=int), 0, ())
     drift = Comparison("snapshot 00000006", "now", (100, 100), (0, 100, 0), (change,), (), ())
     rate = SubgroupRate("group books", 50, 25, 0.5, 0.4, 0.6, 0.1, 0.001, True)
     report = replace(
@@ -159,23 +107,24 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
 def test_a_histogram_has_a_bar_for_each_count_on_a_scale_of_powers_of_ten(
     counts: dict[int, int],
 ) -> None:
-    figure = histogram(scores("toxic", counts))
+    of_toxic = scores("toxic", counts)
+    report = replace(REPORT, tasks=REPORT.tasks[:1], scores=(of_toxic,))
+    section = shown(report).partition("<h2 id='answers'>")[2]
+    figure = section.partition("<figure>")[2].partition("</figure>")[0]
     bars = re.findall(r"<rect [^>]*y='([\d.]+)'[^>]*height='([\d.]+)'.*?: ([\d,]+)</title>", figure)
+    drawn = histogram(of_toxic)
     expected = [count for _, count in sorted(counts.items())]
     assert [int(count.replace(",", "")) for *_, count in bars] == expected
-    ticks = {
-        int(text.replace(",", "")): float(y)
-        for y, text in re.findall(r"y1='([\d.]+)'[^>]*/><text [^>]*'end'>([\d,]+)<", figure)
-    }
+    ticks = {int(text.replace(",", "")): place for place, text in drawn.y}
     top = max(ticks)
     assert set(ticks) == {10**n for n in range(round(math.log10(top)) + 1)}
     assert max(10, max(expected)) <= top < 10 * max(10, max(expected))
-    unit = ticks[1] - ticks[10]
-    for y, height, count in bars:
-        assert float(y) == pytest.approx(
-            ticks[1] - unit * math.log10(int(count.replace(",", ""))), abs=0.2
-        )
-        assert float(height) > 4  # a bar of one document is visible
+    unit = ticks[10] - ticks[1]
+    for (y, height, text), (_, place, _) in zip(bars, drawn.bars, strict=True):
+        count = int(text.replace(",", ""))
+        assert place == pytest.approx(ticks[1] + unit * math.log10(count))
+        assert float(height) == pytest.approx(drawn.height * place, abs=0.01) > 4
+        assert float(y) + float(height) == pytest.approx(drawn.height + 20, abs=0.01)
     assert re.findall(r"text-anchor='middle'>([\d.]+)<", figure) == ["0", "0.5", "1"]
 
 
@@ -190,9 +139,40 @@ def test_only_labels_with_something_to_show_have_a_figure_and_few_of_them() -> N
         "more": {0: 100, 500: 400},
     }
     assert 9 / 1_009 < LEAST_SHARE < 50 / 1_050
-    shown = histograms([scores("topic", counts, name) for name, counts in labels.items()])
-    assert re.findall(r"aria-label='p of (\w+) ", shown) == ["most", "many", "more"]
-    assert "3 more labels; --json has" in shown
-    assert histograms([scores("topic", labels["few"], "few")]) == ""
+    of_topic = tuple(scores("topic", counts, name) for name, counts in labels.items())
+    written = shown(replace(REPORT, tasks=(task("topic", {"ok": 1}),), scores=of_topic))
+    assert re.findall(r"aria-label='p of (\w+) ", written) == ["most", "many", "more"]
+    assert "3 more labels; --json has" in written
+    assert histograms([scores("topic", labels["few"], "few")]) == []
     pair = [scores("toxic", {0: 9, 999: 9}, name) for name in ("toxic", "clean")]
-    assert re.findall(r"aria-label='p of (\w+) ", histograms(pair)) == ["toxic"]
+    assert [chart.name.split()[2] for chart in histograms(pair)] == ["toxic"]
+
+
+def test_a_page_is_written_to_a_url_and_replaces_the_one_before() -> None:
+    for name in ("one", "二"):
+        target = page_target("memory://pages/report.html", {}, flag="--to")
+        write_report(replace(REPORT, spec=name), target, spec_file="spec.yaml")
+        written = fsspec.filesystem("memory").cat("/pages/report.html").decode()
+        assert f"<title>{name}: report</title>" in written and written.endswith("</html>")
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "new" / "folder" / "report.html"
+    write_report(REPORT, page_target(str(path), {}, flag="--to"), spec_file="spec.yaml")
+    before = path.read_text()
+
+    def full(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StorageError, match=r"report\.html: cannot be written: .*the disk is full"):
+        write_report(REPORT, page_target(str(path), {}, flag="--to"), spec_file="spec.yaml")
+    assert path.read_text() == before and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("url", ["memory://pages/", "{folder}", "{folder}/sub/"])
+def test_a_folder_is_no_page(url: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"--to: is a folder; name a file \(got '"):
+        page_target(url.format(folder=tmp_path), {}, flag="--to")

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from reports import REPORT, shown
 from rich.console import Console
 
 from pipeline.evaluation.gates import Decision
@@ -21,10 +22,9 @@ from pipeline.evaluation.metrics import score
 from pipeline.evaluation.thresholds import Threshold
 from pipeline.gold.labels import Gold, GoldTask
 from pipeline.options import GoldOptions
+from pipeline.report.charts import MAX_LINES, curves
 from pipeline.report.console import escape_controls, truncate
-from pipeline.report.evaluation_section import evaluation_section
 from pipeline.report.evaluation_table import evaluation_json, headline, show_evaluation
-from pipeline.report.page import document
 from pipeline.verbs.evaluate import (
     Cut,
     Evaluation,
@@ -70,9 +70,7 @@ def evaluation(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) ->
     )
     gold = Gold(HOSTILE, "doc_id", ("a",), {"toxic": GoldTask(labels, truth)}, None, 1, 2)
     decisions = (Decision(f"toxic.f1.{HOSTILE} >= 0.8", None, False),)
-    return Evaluation(
-        "job", "/out", 3, 4, 60, gold, 55, 2, (task,), ("topic",), decisions, HOSTILE, NOW
-    )
+    return Evaluation("job", "/out", 3, 4, 60, gold, 55, 2, (task,), ("topic",), decisions, NOW)
 
 
 class Seen(HTMLParser):
@@ -93,7 +91,7 @@ class Seen(HTMLParser):
 
 
 def page(evaluation: Evaluation) -> str:
-    return document("a page", evaluation_section(evaluation, "my spec.yaml"))
+    return shown(replace(REPORT, scores=(), quality=evaluation), "my spec.yaml")
 
 
 @cache
@@ -127,15 +125,12 @@ def test_a_page_has_axis_names_and_all_scores() -> None:
         "confidence: p of the answer",
         "share of correct answers",
         "recall",
-        "false positive rate",
-        "share of documents",
         "answer (raw)",
         "macro F1",
         "15 bins of equal mass",
         "not the newest",
         "4 without an answer (error:&lt;b&gt;)",
         "2 not in the corpus",
-        "FAILED",
     ):
         assert words in written, words
 
@@ -147,11 +142,11 @@ def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> 
     written = page(whole)
     auroc = headlines["auroc"]
     first = f"AUROC {auroc.value:.3f} ({auroc.low:.3f} to {auroc.high:.3f}), accuracy "
-    begin, _, _ = written.partition("<h3>toxic</h3>")
-    shown = headline(task, whole.gold)
-    assert shown.startswith(first) and "on 50 documents, by " in shown
+    begin, _, _ = written.partition("<h2 id='quality'>")[2].partition("<h3>toxic</h3>")
+    line = headline(task, whole.gold)
+    assert line.startswith(first) and "on 50 documents, by " in line
     assert "of job<" in begin and NOW in begin and "<dt>model</dt>" in begin
-    assert "a gate failed" in begin and "read the 1 gold labels that may be wrong" in begin
+    assert "read the 1 gold labels that may be wrong" in begin
     options = GoldOptions(
         id="key", columns=(("toxic", "is it"), ("topic", "t")), values=(("1", "a"),)
     )
@@ -159,12 +154,12 @@ def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> 
     assert task.at_chance
     words = "--gold gold.csv --id key --task toxic --column 'toxic=is it' --value 1=a</code>"
     assert f"assay fit 'my spec.yaml' {words}" in html.unescape(page(renamed))
-    passed = replace(whole, decisions=(), tasks=())
+    passed = replace(whole, tasks=())
     command = "<code>assay filter 'my spec.yaml' --to FOLDER</code>"
-    bare = html.unescape(page(passed))
-    assert f"write a rule as <code>filter.keep</code> in the spec, then run {command}" in bare
-    ruled = html.unescape(page(replace(passed, rule="a.p.b < 0.5")))
-    assert f"that the spec's rule, <code>a.p.b < 0.5</code>, keeps: {command}" in ruled
+    assert f"write the documents that the rule keeps: {command}" in html.unescape(page(passed))
+    unruled = shown(replace(REPORT, filter=None, quality=passed), "my spec.yaml")
+    line = "write a rule as <code>filter.keep</code> in the spec, then run: "
+    assert line + command in html.unescape(unruled)
 
 
 def test_no_rule_of_the_page_breaks_words_of_a_narrow_column() -> None:
@@ -172,24 +167,24 @@ def test_no_rule_of_the_page_breaks_words_of_a_narrow_column() -> None:
     assert css
     rules = re.findall(r"([^{}]+){([^}]*)}", css[1])
     broken = {selector.strip() for selector, rule in rules if "overflow-wrap: anywhere" in rule}
-    assert broken == {"td.long", "dd", "code, pre"}  # each has a width of its own
+    assert broken == {"td.long", "dd", "code, pre", ".text"}  # each has a width of its own
 
 
-def test_a_chart_is_readable_on_a_telephone() -> None:
-    """400 pixels less the margins are 368; a chart is not shrunk below nine tenths of its size."""
-    written = page_of(("a", HOSTILE, "$y", "b"))
-    widths = [float(width) for width in re.findall(r'<svg[^>]* width="([\d.]+)pt"', written)]
-    assert len(widths) == 8
-    narrow = widths[:3] + widths[4:]
-    assert all(368 / (width * 96 / 72) >= 0.9 for width in narrow), narrow
-
-
-def test_ids_of_a_pages_plots_are_unique() -> None:
-    written = page_of(("a", HOSTILE, "$y", "b"))
-    svgs = re.findall(r"<svg.*?</svg>", written, re.DOTALL)
-    assert len(svgs) == 3 + 1 + 4
-    ids = [id for svg in svgs for id in set(re.findall(r'id="([mp][0-9a-f]{10})"', svg))]
-    assert len(ids) > len(svgs) and len(set(ids)) == len(ids)
+def test_precision_by_recall_ends_where_every_document_has_the_label() -> None:
+    """The steps begin at a recall of 0, never go back, and end with the label's share."""
+    for versions in (("raw",), ("raw", "calibrated")):
+        (task,) = evaluation(("a", "b", "c"), versions).tasks
+        _, precision = curves(task)
+        assert len(precision.lines) == 3 * len(versions)
+        for number, line in enumerate(precision.lines):
+            label = int(
+                np.argsort(-np.bincount(task.versions["raw"].truth), kind="stable")[number % 3]
+            )
+            recall = [x for x, _ in line.points]
+            assert recall[0] == 0 and recall == sorted(recall)
+            share = np.mean(task.versions["raw"].truth == label)
+            assert line.points[-1] == pytest.approx((1, share))
+            assert line.dashed == (number >= 3) and line.color == number % 3
 
 
 def test_control_characters_do_not_reach_a_terminal() -> None:
@@ -214,17 +209,16 @@ def test_with_many_labels_the_terminal_shows_the_most_frequent_confusions() -> N
 
 
 def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
-    """Drawn whole, the square of a thousand has a million cells."""
     whole = evaluation(tuple(f"label {n}" for n in range(120)))
     written = page(whole)
-    assert "(the 40 most frequent of 120 labels)" in written
-    square = re.findall(r"<svg.*?</svg>", written, re.DOTALL)[3]
-    assert written.count("<div class='plots wide'>") == 1
-    named = {int(n) for n in re.findall(r">label (\d+)<", square)}
-    support = np.bincount(whole.tasks[0].versions["raw"].truth, minlength=120)
-    assert len(named) == 40 and support[list(named)].min() >= np.sort(support)[-40]
-    headline = re.search(r"AUROC</td><td[^>]*>([^<]*)<", written)
-    assert headline is None or "(" not in headline[1]
+    assert "the most frequent confusions (raw); --json has all" in written
+    (task,) = whole.tasks
+    _, precision = curves(task)
+    drawn = [int(line.name.split()[1]) for line in precision.lines]
+    support = np.bincount(task.versions["raw"].truth, minlength=120)
+    assert len(drawn) == MAX_LINES and support[drawn].min() >= np.sort(support)[-MAX_LINES]
+    headline = re.search(r"AUROC</td>\s*<td[^>]*>([^<]*)<", written)
+    assert headline is not None and "(" not in headline[1]
     stream = io.StringIO()
     show_evaluation(whole, Console(file=stream, width=200))
     (auroc,) = re.findall(r"│ AUROC +│ +([^│]*)│", stream.getvalue())

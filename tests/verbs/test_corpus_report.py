@@ -248,18 +248,6 @@ def test_without_a_filter_all_is_kept_and_without_gold_there_is_no_quality(
     assert "The spec has no filter" in page and "--gold FILE" in page
 
 
-def test_the_page_of_an_evaluation_is_this_page_with_its_gates(
-    spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page, gold = folder / "eval.html", write_gold(folder)
-    command = ["eval", spec(), "--gold", gold, "--resamples", "20"]
-    gates = ["--gate", "toxic.f1 >= 0", "--gate", "toxic.auroc > 1", "--precision", "0.5"]
-    assert main([*command, *gates, "--html", str(page)]) == 1
-    assert "FAILED: toxic.auroc > 1" in capsys.readouterr().out
-    written = page.read_text()
-    assert "FAILED" in written and "precision 0.5" in written and "Why documents are" in written
-
-
 def test_groups_do_not_change_the_thresholds_of_the_rule(
     spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -374,11 +374,3 @@ def test_a_broken_file_of_gold_is_one_line(
     assert bench.evaluate(str(path)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"assay: --gold: {path}")
-
-
-def test_a_page_that_is_a_folder_is_refused_before_the_work(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["eval", str(bench.spec), "--gold", "no.csv", "--html", str(bench.folder)]
-    assert main(words) == 2
-    assert capsys.readouterr().err.startswith("--html: is a folder")

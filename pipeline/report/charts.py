@@ -1,0 +1,158 @@
+"""The charts of a page: scores of a corpus, and curves of an evaluation. `page.html` draws them.
+
+Entry points: `histograms` and `curves`. A chart is as wide as a telephone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.evaluation.thresholds import operating_points
+from pipeline.filters.tally import ScoreCounts
+from pipeline.report.console import truncate
+from pipeline.verbs.evaluate import TaskEvaluation
+
+BARS = 50  # of a histogram
+MOST_FIGURES = 3  # of a task
+LEAST_SHARE = 0.01  # of the documents of a figure, above the lowest bar
+MAX_LINES = 10  # labels of a chart: those with the most gold rows
+LABEL_CHARS = 40
+_POINTS = 200  # of a curve: more are not visible
+_LOG_BELOW_ONE = 0.3  # the axis begins below 1, so that a bar of one document has a height
+_LOW, _HIGH = 130, 280  # pixels
+
+Ticks = Sequence[tuple[float, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A curve of a chart; each version of answers has its own dashes, each label its own color."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    color: int
+    dashed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart with bars or lines. Places are from 0 to 1, from the left and from below."""
+
+    name: str
+    height: int  # pixels of the plot
+    y: Ticks
+    axes: tuple[str, str] = ("", "")  # names
+    bars: Sequence[tuple[float, float, str]] = ()  # left end, height, words
+    lines: Sequence[Line] = ()
+    diagonal: bool = False
+    caption: str = ""
+
+
+def histograms(scores: Sequence[ScoreCounts]) -> list[Chart]:
+    """The charts of a task: of two labels the first, else the labels with most to show.
+
+    A label has something to show if one document in a hundred scores above the lowest bar.
+    """
+    # — of two labels the second mirrors the first
+    candidates = scores[:1] if len(scores) == 2 else scores
+    above = [int(_bars(score)[1:].sum()) for score in candidates]
+    most = sorted(range(len(candidates)), key=lambda n: -above[n])[:MOST_FIGURES]
+    return [
+        histogram(candidates[n])
+        for n in sorted(most)
+        if above[n] >= LEAST_SHARE * max(1, sum(candidates[n].sizes[0]))
+    ]
+
+
+def histogram(score: ScoreCounts) -> Chart:
+    """Bars of equal width on a logarithmic axis, so that a bar of one document is visible."""
+    bars = _bars(score).tolist()
+    decades = max(1, len(str(max(bars))) - (str(max(bars)).strip("0") == "1"))
+
+    def height(count: int) -> float:
+        return (math.log10(count) + _LOG_BELOW_ONE) / (decades + _LOG_BELOW_ONE)
+
+    def words(bar: int) -> str:
+        return f"{bar / BARS:.2f} to {(bar + 1) / BARS:.2f}"
+
+    highest = max(range(BARS), key=bars.__getitem__)
+    name = f"p of {score.label} ({score.task}), {sum(bars):,} documents"
+    return Chart(
+        name,
+        _LOW,
+        [(height(10**n), f"{10**n:,}") for n in range(decades + 1)],
+        bars=[
+            (bar / BARS, height(count), f"{words(bar)}: {count:,}")
+            for bar, count in enumerate(bars)
+            if count
+        ],
+        caption=f"{name}; the highest bar has {bars[highest]:,} at {words(highest)}; "
+        "logarithmic scale",
+    )
+
+
+def _bars(score: ScoreCounts) -> NDArray[np.int64]:  # [bars]
+    counts = np.asarray(score.sizes[0], np.int64)
+    cells = np.r_[counts[0] + counts[1], counts[2:]]  # — a score of 0 is in the first bar
+    bars: NDArray[np.int64] = cells.reshape(BARS, -1).sum(axis=1)
+    return bars
+
+
+def curves(task: TaskEvaluation) -> tuple[Chart, Chart]:
+    """The reliability of the answers, and precision by recall of the most frequent labels."""
+    ticks = [(share, f"{share:g}") for share in (0, 0.25, 0.5, 0.75, 1)]
+    reliability = [
+        Line(
+            f"{version}, {len(bins)} bins of about equal mass",
+            [(each.confidence, each.accuracy) for each in bins],
+            number,
+            number > 0,
+        )
+        for number, (version, scored) in enumerate(task.versions.items())
+        for bins in [scored.scores.reliability]
+    ]
+    return (
+        Chart(
+            f"{task.task}: reliability",
+            _HIGH,
+            ticks,
+            ("confidence: p of the answer", "share of correct answers"),
+            lines=reliability,
+            diagonal=True,
+        ),
+        Chart(
+            f"{task.task}: precision and recall",
+            _HIGH,
+            ticks,
+            ("recall", "precision"),
+            lines=list(_precision_by_recall(task)),
+        ),
+    )
+
+
+def _precision_by_recall(task: TaskEvaluation) -> Iterator[Line]:
+    """A line for each version and label; of two labels the second mirrors the first."""
+    first = next(iter(task.versions.values()))
+    support = np.bincount(first.truth, minlength=len(task.labels))
+    most = np.argsort(-support, kind="stable")[:MAX_LINES].tolist()
+    shown = [0] if len(task.labels) == 2 else most
+    for number, (version, scored) in enumerate(task.versions.items()):
+        for place, label in enumerate(shown):
+            points = operating_points(scored.truth == label, scored.p[:, label], scored.weights)
+            if not 0 < points.positives < points.rows:
+                continue
+            name = truncate(task.labels[label], LABEL_CHARS)
+            name = f"{name}, {version}" if len(task.versions) > 1 else name
+            # — evenly spaced, with the last one
+            count = len(points.hits)
+            kept = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).astype(np.int64))
+            recall, precision = points.recall[kept], points.precision[kept]
+            # — between two thresholds precision is constant: a step
+            ends = np.stack([np.r_[0, recall[:-1]], recall], axis=1).ravel().tolist()
+            steps = list(zip(ends, precision.repeat(2).tolist(), strict=True))
+            yield Line(name, steps, place if len(shown) > 1 else number, number > 0)

@@ -1,0 +1,62 @@
+"""A report with known numbers, and its page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from pipeline.filters.decisions import Size
+from pipeline.filters.tally import ScoreCounts
+from pipeline.report.corpus_page import page
+from pipeline.verbs.corpus_report import CorpusReport, FilterReport, TaskReport
+
+PAIR = (Size(60, 6_000, 1_200), Size(40, 4_000, 800))
+
+
+def task(name: str, statuses: dict[str, int], **changes: Any) -> TaskReport:
+    labels = {name: 30, "other": 70}
+    made = TaskReport(name, "?", None, {"gguf": "ab" * 32}, "fp", labels, statuses, {}, None)
+    return replace(made, **changes)
+
+
+def scores(name: str, counts: dict[int, int], label: str | None = None) -> ScoreCounts:
+    """Documents by thousandths of the score."""
+    cells = [0] * 1_001
+    for place, count in counts.items():
+        cells[place] = count
+    return ScoreCounts(name, label or name, 0.5, {"": cells}, (cells, cells, cells))
+
+
+REPORT = CorpusReport(
+    spec="job",
+    model="models/tiny.gguf",
+    instruction="Read.",
+    output="/data/team/out/job",
+    input="s3://corpus/parts",
+    snapshot=7,
+    labelled_at="2026-11-01T00:00:00+00:00",
+    partial=False,
+    whole=PAIR,
+    statuses={"ok": 100},
+    seconds=20.0,
+    docs_per_s=4.5,
+    tasks=(task("toxic", {"ok": 90, "truncated": 10}), task("spam", {"ok": 90, "truncated": 10})),
+    scores=(scores("toxic", {0: 900, 500: 1, 1_000: 99}),),
+    filter=FilterReport(
+        "a and b", "drop", {"not (a)": 30, "not (b)": 25}, 15, "not (a and b)", {}, False
+    ),
+    by="topic",
+    groups={"art": PAIR},
+    files={"/data/team/parts/a.jsonl": PAIR, "/elsewhere/b.jsonl": PAIR},
+    lengths={"up to 200 characters": PAIR},
+    examples=(),
+    quality=None,
+    subgroups=(),
+    drift=None,
+)
+
+
+def shown(report: CorpusReport, spec_file: str = "specs/job.yaml") -> str:
+    now = datetime(2026, 11, 2, tzinfo=UTC)
+    return page(report, spec_file=spec_file, folder="/data/team/jobs", written_at=now)
