@@ -104,6 +104,11 @@ class DocumentError(AssayError):
     """This document cannot be labelled; the status of its row is the reason."""
 
 
+def one_line(error: BaseException) -> str:
+    """The message of an error on one line, or its type if it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def require_positive(arguments: Mapping[str, float | None]) -> None:
     """SpecError that names each argument that is not None and not a finite number above 0."""
     wrong = [

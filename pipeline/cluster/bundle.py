@@ -6,11 +6,12 @@ variables are not uploaded: Ray shows them in clear text.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -35,19 +36,19 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
     SpecError for a relative path, unless the job runs on the same machine.
     """
     content: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
-    problems = []
     places: list[tuple[str, dict[str, Any], str]] = [
         ("model.path", content["model"], "path"),
         ("input.path", content["input"], "path"),
         ("output", content, "output"),
     ]
+    if spec.model == NO_MODEL:
+        del content["model"], places[0]
     for index, task in enumerate(content["tasks"]):
-        for number, stage in enumerate(task.get("cascade", {}).get("stages", ())):
+        for number, stage in enumerate(_stages(task)):
             if "model" in stage:
                 place = f"tasks.{index}.cascade.stages.{number}.model.path"
                 places.append((place, stage["model"], "path"))
-    if spec.model == NO_MODEL:
-        del content["model"], places[0]
+    problems = []
     for place, holder, key in places:
         path = str(holder[key])
         # — a model's path may also be a hub id
@@ -64,30 +65,23 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
     return content
 
 
-def content_id(content: Mapping[str, Any]) -> str:
-    """16 hex digits of what a run depends on: the spec without its filter, and fitted files.
+def content_id(bundled: Mapping[str, Any]) -> str:
+    """16 hex digits of what a run depends on: the spec as it is uploaded, without its filter.
 
-    A fitted file counts by its content: after a new fit the same spec is another run.
+    The name of a fitted file has the hash of its content: after a new fit the same spec is another
+    run.
     """
-    hashed = {key: value for key, value in content.items() if key != "filter"}
-    hashed["tasks"] = [
-        _with_files(task, lambda _, data: sha256_hex(data)) for task in content["tasks"]
-    ]
+    hashed = {key: value for key, value in bundled.items() if key != "filter"}
     return sha256_hex(json.dumps(hashed, sort_keys=True).encode(), 16)
 
 
-def write_bundle(folder: Path, content: Mapping[str, Any]) -> None:
-    """Writes the job's working directory: the spec, the fitted files it names, and the program."""
+def write_bundle(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the job's working directory: the spec, the fitted files it names, and the program.
 
-    def copied(file: Path, data: bytes) -> str:
-        name = f"{sha256_hex(data, 16)}-{file.name}"
-        (folder / name).write_bytes(data)
-        return name
-
-    tasks = [_with_files(task, copied) for task in content["tasks"]]
-    written = yaml.dump(
-        {**content, "tasks": tasks}, Dumper=_PlainDumper, sort_keys=False, allow_unicode=False
-    )
+    Returns the spec's content as it is uploaded.
+    """
+    bundled = {**content, "tasks": [_with_files(task, folder) for task in content["tasks"]]}
+    written = yaml.dump(bundled, Dumper=_PlainDumper, sort_keys=False, allow_unicode=False)
     (folder / SPEC_FILE).write_text(written, encoding="utf-8")
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=ignored)
@@ -97,27 +91,30 @@ def write_bundle(folder: Path, content: Mapping[str, Any]) -> None:
     (about / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: corpus-assay\nVersion: {number}\n", encoding="utf-8"
     )
+    return bundled
 
 
-def _with_files(task: Mapping[str, Any], renamed: Callable[[Path, bytes], str]) -> dict[str, Any]:
-    """The task with the files that it names renamed, where these are local files."""
-    changed = {**task}
-    keys = ("calibration", "classifier", "cascade")
-    changed |= {key: dict(task.get(key) or {}) for key in keys}
-    changed["cascade"]["stages"] = [
-        _with_files(stage, renamed) for stage in changed["cascade"].get("stages", ())
-    ]
-    files = (
-        (changed, "readout"),
-        (changed["calibration"], "file"),
-        (changed["classifier"], "path"),
-        (changed["cascade"], "file"),
-    )
-    for holder, key in files:
-        file = Path(holder.get(key) or "").expanduser()
-        if file.is_file():
-            holder[key] = renamed(file, file.read_bytes())
-    return {key: value for key, value in changed.items() if key in task}
+def _with_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The task with the local files that it names copied into the folder."""
+    changed: dict[str, Any] = copy.deepcopy(dict(task))
+    for own in (changed, *_stages(changed)):
+        for holder, key in (
+            (own, "readout"),
+            (own.get("calibration"), "file"),
+            (own.get("classifier"), "path"),
+            (own.get("cascade"), "file"),
+        ):
+            file = Path((holder or {}).get(key) or "").expanduser()
+            if holder and file.is_file():
+                data = file.read_bytes()
+                holder[key] = f"{sha256_hex(data, 16)}-{file.name}"
+                (folder / holder[key]).write_bytes(data)
+    return changed
+
+
+def _stages(task: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    stages: Sequence[dict[str, Any]] = (task.get("cascade") or {}).get("stages", ())
+    return stages
 
 
 class _PlainDumper(yaml.SafeDumper):

@@ -91,11 +91,10 @@ def submit(
     the same spec ends in a number.
     """
     content = portable_content(spec, same_machine=is_loopback(address))
-    base = f"assay-{spec.name}-{content_id(content)}"
     options = shlex.join(sorted(flags))
     entrypoint = f"python -m pipeline run {SPEC_FILE} --address auto {options}".rstrip()
     with tempfile.TemporaryDirectory() as folder:
-        write_bundle(Path(folder), content)
+        base = f"assay-{spec.name}-{content_id(write_bundle(Path(folder), content))}"
         environment = runtime_environment(Path(folder), installed=installed)
         for tried in range(_TRIES):
             time.sleep(_PAUSE_S if tried else 0)
@@ -146,15 +145,15 @@ def _refuse_other_options(client: JobSubmissionClient, id: str, options: str) ->
 
 def follow(client: JobSubmissionClient, id: str, show: Show) -> JobEnd:
     """Shows the job's log until it ends; UnavailableError if the cluster no longer answers."""
-    log = _Log(client, id, show)
+    log = _Log(show)
     failures = 0
     while True:
         try:
-            asyncio.run(log.tail())
+            asyncio.run(_tail(client, id, log))
             info = client.get_job_info(id)
             failures = 0
             if info.status.is_terminal():
-                log.show_rest(client.get_job_logs(id))
+                log.add(client.get_job_logs(id))
                 return job_end(info)
         except (RuntimeError, OSError, aiohttp.ClientError) as error:
             failures += 1
@@ -170,28 +169,24 @@ def follow(client: JobSubmissionClient, id: str, show: Show) -> JobEnd:
 class _Log:
     """A job's log. Each request returns it from the beginning; each piece is shown once."""
 
-    def __init__(self, client: JobSubmissionClient, id: str, show: Show) -> None:
-        self._client, self._id, self._show = client, id, show
-        self._shown = 0
+    def __init__(self, show: Show) -> None:
+        self._show, self._shown = show, 0
 
-    async def tail(self) -> None:
-        """Shows new pieces until the connection ends or is silent for too long."""
-        seen = 0
-        now = asyncio.get_running_loop().time
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_SILENCE_S) as silence:
-                async for piece in self._client.tail_job_logs(self._id):
-                    silence.reschedule(now() + _SILENCE_S)
-                    start = max(0, self._shown - seen)
-                    seen += len(piece)
-                    if start < len(piece):
-                        self._show(piece[start:])
-                        self._shown = seen
+    def add(self, piece: str, start: int = 0) -> int:
+        """Shows what is new in a piece that begins at this character; returns where it ends."""
+        end = start + len(piece)
+        if end > self._shown:
+            self._show(piece[max(0, self._shown - start) :])
+            self._shown = end
+        return end
 
-    def show_rest(self, log: str) -> None:
-        """Shows the end of the log, which the connection did not deliver."""
-        if len(log) > self._shown:
-            self._show(log[self._shown :])
+
+async def _tail(client: JobSubmissionClient, id: str, log: _Log) -> None:
+    """Adds pieces until the connection ends or is silent for too long."""
+    seen, pieces = 0, aiter(client.tail_job_logs(id))
+    with suppress(TimeoutError):
+        while piece := await asyncio.wait_for(anext(pieces, None), _SILENCE_S):
+            seen = log.add(piece, seen)
 
 
 def job_end(info: JobDetails) -> JobEnd:

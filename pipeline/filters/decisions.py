@@ -27,7 +27,7 @@ from pipeline.sources.shards import Shard
 ALL, OTHERS = "all", "others"
 MOST_GROUPS = 200  # the largest; the others are counted together
 # What does not fit is written to a temporary folder. Each thread needs some of the memory.
-_BOUNDS = {"memory_limit": "512MB", "threads": 4}
+_BOUNDS: dict[str, str | int | float | list[str]] = {"memory_limit": "512MB", "threads": 4}
 Connection = duckdb.DuckDBPyConnection
 
 
@@ -175,7 +175,7 @@ def scratch() -> Iterator[Decisions]:
     """Tables in a temporary file."""
     with (
         tempfile.TemporaryDirectory(prefix="assay-filter-") as folder,
-        duckdb.connect(f"{folder}/tables.duckdb", config=dict(_BOUNDS)) as connection,
+        duckdb.connect(f"{folder}/tables.duckdb", config=_BOUNDS) as connection,
     ):
         yield Decisions(connection)
 

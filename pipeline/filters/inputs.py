@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import islice
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.filters.policy import INPUT
 from pipeline.sources.documents import TooLong, id_text
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import every_row
+from pipeline.sources.source import read_rows
 from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
 
@@ -38,8 +37,9 @@ def with_inputs(
     if not names:
         return answers
     rows = pc.subtract(answers.column("row"), shard.piece.start_row)
-    values = (pa.array(input_values(shard, name, options), pa.string()) for name in names)
-    struct = pa.StructArray.from_arrays([each.take(rows) for each in values], list(names))
+    columns = zip(*input_values(shard, names, options), strict=True)
+    values = [pa.array(column, pa.string()).take(rows) for column in columns]
+    struct = pa.StructArray.from_arrays(values, list(names))
     return answers.append_column(doc_field(names), struct)
 
 
@@ -55,9 +55,9 @@ def check_columns_of(
     tables = {shard.path: shard for shard in shards if shard.version.format in TABLES}
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         list(pool.map(lambda shard: _check_table(shard, options, columns, place), tables.values()))
-    for column in columns:
-        rows = islice(every_row(_with_column(shards[0], column), options), SAMPLE_ROWS)
-        if all(row.problem is not None or row.id is None for row in rows):
+    first = zip(*islice(input_values(shards[0], columns, options), SAMPLE_ROWS), strict=True)
+    for column, values in zip(columns, first, strict=True):
+        if all(value is None for value in values):
             fix = f"the first {SAMPLE_ROWS} rows of {shards[0].path} have no value in this column"
             raise SpecError([Problem(place, fix, column)])
 
@@ -77,16 +77,16 @@ def _check_table(shard: Shard, options: Options, columns: Sequence[str], place: 
             raise SpecError([Problem(place, fix, column)])
 
 
-def input_values(shard: Shard, column: str, options: Options) -> Iterator[str | None]:
-    """A column of all rows of a shard, as strings; None where a row has no value."""
-    for row in every_row(_with_column(shard, column), options):
-        # — a row that cannot be read has its place in the file as its id, not a value of the column
-        if row.problem is not None or row.id is None:
-            yield None
-        else:
-            yield "too long" if isinstance(row.id, TooLong) else id_text(row.id)
+def input_values(
+    shard: Shard, columns: Sequence[str], options: Options
+) -> Iterator[list[str | None]]:
+    """The values of these columns in each row of a shard, as strings; None where there is none."""
+    for row in read_rows(shard, options, columns):
+        values = {} if row.problem is not None else row.values
+        yield [_as_string(values.get(column)) for column in columns]
 
 
-def _with_column(shard: Shard, column: str) -> Shard:
-    """The shard with this column in place of its id column, which is what readers return."""
-    return replace(shard, version=replace(shard.version, id_column=column))
+def _as_string(value: object) -> str | None:
+    if value is None:
+        return None
+    return "too long" if isinstance(value, TooLong) else id_text(value)

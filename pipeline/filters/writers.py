@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, compress, islice
 from typing import IO, cast
 
@@ -21,18 +21,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.errors import StorageError, UnreadableError
-from pipeline.sources.delimited import file_segments, header_of, shard_records
-from pipeline.sources.documents import RawRow, TooLong, read_text, too_long
-from pipeline.sources.json_array import array_segments, shard_elements
-from pipeline.sources.jsonl import line_segments, shard_lines
-from pipeline.sources.records import Segment, blocks_of, units_of
+from pipeline.errors import StorageError, UnreadableError, one_line
+from pipeline.sources.delimited import header_of
+from pipeline.sources.documents import RawRow, Row, TooLong, read_text, too_long
+from pipeline.sources.records import file_segments, shard_records, units_of
 from pipeline.sources.shards import Shard
-from pipeline.sources.streams import CODECS, Options, Stream, one_line, opened, reading
+from pipeline.sources.streams import CODECS, Options, Stream, opened, reading
 from pipeline.sources.tables import TABLES, opened_table
 from pipeline.sources.text_files import text_rows
 from pipeline.sources.webdataset import piece_samples, samples
-from pipeline.sources.wet import COLUMNS, wet_values
+from pipeline.sources.wet import COLUMNS, wet_rows
 
 Keep = NDArray[np.bool_]  # [rows of the shard]
 
@@ -85,7 +83,7 @@ def _end(keep: Keep) -> int:
 
 def _kept_lines(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
     """The exact lines, each with its newline; the last line of the file gets one."""
-    for line in _kept(shard_lines(shard, options), keep):
+    for line in _kept(shard_records(shard, options), keep):
         yield line if line.endswith(b"\n") else line + b"\n"
 
 
@@ -99,7 +97,7 @@ def _kept_records(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]
 def _kept_elements(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
     """An array of the exact elements, each on a line of its own."""
     yield b"["
-    for index, element in enumerate(_kept(shard_elements(shard, options), keep)):
+    for index, element in enumerate(_kept(shard_records(shard, options), keep)):
         yield (b",\n" if index else b"\n") + element.strip()
     yield b"\n]\n"
 
@@ -112,22 +110,21 @@ def _kept(records: Iterable[bytes | TooLong], keep: Keep) -> Iterator[bytes]:
 
 
 def _kept_pages(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
-    pages = islice(wet_values(shard, options, COLUMNS), _end(keep))
-    for values in compress(pages, keep):
-        text, _, problem = read_text(RawRow(values["text"]))
-        if problem is not None:
-            raise OSError(f"the text of record {values['id']} is not readable: {problem}")
-        row = {**dict.fromkeys(COLUMNS), **values, "text": text}
-        yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
+    return _kept_objects(wet_rows(shard, options, COLUMNS), COLUMNS, keep)
 
 
 def _kept_files(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
-    named = replace(shard, version=replace(shard.version, text_column="text", id_column="id"))
-    for row in compress(islice(text_rows(named, options), _end(keep)), keep):
-        text, _, problem = read_text(row)
+    return _kept_objects(text_rows(shard, options, None), ("text", "id"), keep)
+
+
+def _kept_objects(rows: Iterable[Row], names: Sequence[str], keep: Keep) -> Iterator[bytes]:
+    for row in compress(islice(rows, _end(keep)), keep):
+        text, _, problem = read_text(RawRow(row.values["text"]))
         if problem is not None:
-            raise OSError(f"the text of {row.id} is not readable: {problem}")
-        yield json.dumps({"text": text, "id": row.id}, ensure_ascii=False).encode() + b"\n"
+            raise OSError(f"the text of record {row.values['id']} is not readable: {problem}")
+        values = {**row.values, "text": text}
+        line = json.dumps({name: values[name] for name in names}, ensure_ascii=False)
+        yield line.encode() + b"\n"
 
 
 def _kept_samples(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
@@ -145,20 +142,20 @@ def _samples_in(stream: Stream) -> int:
         return sum(1 for _ in samples(archive))
 
 
-def _rows_in(segments: Iterable[Segment]) -> int:
-    return sum(1 for _ in units_of(segments))
+def _records_in(stream: Stream, format: str) -> int:
+    return sum(1 for _ in units_of(file_segments(stream, format)))
 
 
 # By the first part of a format: the parts of a file of the kept rows, and its number of rows.
 _TEXTS: Mapping[
     str, tuple[Callable[[Shard, Options, Keep], Iterator[bytes]], Callable[[Stream], int]]
 ] = {
-    "jsonl": (_kept_lines, lambda stream: _rows_in(line_segments(blocks_of(stream)))),
-    "warc": (_kept_pages, lambda stream: _rows_in(line_segments(blocks_of(stream)))),
-    "txt": (_kept_files, lambda stream: _rows_in(line_segments(blocks_of(stream)))),
-    "csv": (_kept_records, lambda stream: _rows_in(file_segments(stream, "csv")) - 1),
-    "tsv": (_kept_records, lambda stream: _rows_in(file_segments(stream, "tsv")) - 1),
-    "json": (_kept_elements, lambda stream: _rows_in(array_segments(blocks_of(stream)))),
+    "jsonl": (_kept_lines, partial(_records_in, format="jsonl")),
+    "warc": (_kept_pages, partial(_records_in, format="jsonl")),
+    "txt": (_kept_files, partial(_records_in, format="jsonl")),
+    "csv": (_kept_records, lambda stream: _records_in(stream, "csv") - 1),
+    "tsv": (_kept_records, lambda stream: _records_in(stream, "tsv") - 1),
+    "json": (_kept_elements, partial(_records_in, format="json")),
     "tar": (_kept_samples, _samples_in),
 }
 
@@ -176,7 +173,7 @@ def _kept_table(shard: Shard, options: Options, keep: Keep) -> bytes:
     with opened_table(shard, options) as table:
         codecs = table.codecs or "zstd"
         with pq.ParquetWriter(sink, table.schema, compression=codecs, version="2.6") as writer:
-            for group in row_groups(_kept_batches(table.batches, keep), table.schema):
+            for group in row_groups(_kept_batches(table.batches(None), keep), table.schema):
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
     return bytes(sink.getvalue())
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
+from pipeline.errors import Problem, SpecError, StorageError, UnreadableError, one_line
 from pipeline.hashes import parse_json
 from pipeline.ledger.flat import restore_formulas
-from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, one_line, opened
+from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, opened
 from pipeline.stores.retries import option_errors
 
 FORMATS = ("csv", "csv.gz", "csv.zst", "jsonl", "jsonl.gz", "jsonl.zst", "parquet")

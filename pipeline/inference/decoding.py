@@ -7,7 +7,7 @@ import warnings
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from pipeline.errors import DocumentError
+from pipeline.errors import DocumentError, one_line
 
 # Decoders that are fuzzed and in wide use. Pillow has others that run programs or read fonts.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -48,5 +48,4 @@ def decode_image(data: bytes) -> Image.Image:
         raise DocumentError(f"the image has more than {MAX_PIXELS:,} pixels") from None
     # — decoders of damaged files raise nearly anything
     except (OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DocumentError(f"the image cannot be decoded: {reason}") from error
+        raise DocumentError(f"the image cannot be decoded: {one_line(error)}") from error

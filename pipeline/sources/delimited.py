@@ -7,39 +7,24 @@ line is not a row. The text is UTF-8, with or without a byte order mark.
 
 from __future__ import annotations
 
-import codecs
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 
 from pipeline.errors import Problem, SpecError
-from pipeline.sources.documents import RawRow, TooLong, too_long
-from pipeline.sources.records import Segment, blocks_of, records_of, shard_blocks, units_of
+from pipeline.sources.documents import Names, Row, TooLong, too_long
+from pipeline.sources.records import file_segments, records_of, shard_records, units_of
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import Options, Stream, decompressed
+from pipeline.sources.streams import Options, decompressed
 
 _OTHER_DELIMITERS = (";", "|", "\t", ",")
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How records and fields end."""
-
-    delimiter: bytes
-    # The end of a record, or a quote at the start of a field: elsewhere it is like any character.
-    sign: re.Pattern[bytes]
-    # A field: what is in its quotes and what follows them, or what is there without quotes.
-    field: re.Pattern[bytes]
-
-
-def _dialect_of(delimiter: bytes) -> Dialect:
-    sign = re.compile(rb'\r\n?|\n|(?<=[%b\r\n])"' % delimiter)
-    rest = rb"([^%b\r\n]*+)" % delimiter
-    return Dialect(delimiter, sign, re.compile(rb'"((?:[^"]++|"")*+)(?:"%b)?|%b' % (rest, rest)))
-
-
-_DIALECTS = {"csv": _dialect_of(b","), "tsv": _dialect_of(b"\t")}
+_DELIMITERS = {"csv": b",", "tsv": b"\t"}
+# A field: what is in its quotes and what follows them, or what is there without quotes.
+_FIELDS = {
+    family: re.compile(rb'"((?:[^"]++|"")*+)(?:"([^%b\r\n]*+))?|([^%b\r\n]*+)' % (sign, sign))
+    for family, sign in _DELIMITERS.items()
+}
 
 
 def delimited_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
@@ -47,36 +32,38 @@ def delimited_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     header = header_of(version, options)
     if not header:
         return
-    _check_names(version, names_of(header, version.format))
+    names, text = _names_of(header, version.format), version.text_column
+    if text not in (*names, None) and (fix := wrong_delimiter(names)) is not None:
+        raise SpecError([Problem("input.text", f"{version.path}: {fix}", text)])
+    check_columns(version, names)
     with decompressed(version.path, version.format, options) as stream:
-        units = units_of(file_segments(stream, version.format))
-        next(units)  # the header
-        yield from units
+        # — without the header
+        yield from islice(units_of(file_segments(stream, version.format)), 1, None)
 
 
-def delimited_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    """The shard's rows; one record is held at a time, and none that is too long."""
-    version = shard.version
-    names = names_of(header_of(version, options), version.format)
-    places = [
-        names.index(column) if column in names else None
-        for column in (version.text_column, version.id_column)
-    ]
-    for record in shard_records(shard, options):
-        if isinstance(record, TooLong):
-            yield RawRow(problem=too_long())
-            continue
-        fields, is_closed = fields_of(record, version.format)
-        del record  # a text may be long: it is held once
-        if not is_closed:
-            yield RawRow(problem="a quote is not closed")
-        elif len(fields) < len(names) or any(fields[len(names) :]):
-            yield RawRow(problem=f"{len(fields)} fields, and the header has {len(names)}")
-        else:
-            text, id = (None if place is None else fields[place] for place in places)
-            yield RawRow(text, id)
-            del text
-        del fields
+def delimited_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
+    """The shard's rows; one record is held at a time, and none that is too long.
+
+    A row of another length has the values of its first fields, and its problem.
+    """
+    header = _names_of(header_of(shard.version, options), shard.version.format)
+    if names is None:
+        names = [name for name in header if header.count(name) == 1]
+    places = {name: header.index(name) for name in names if name in header}
+    parse = partial(_row, format=shard.version.format, places=places, columns=len(header))
+    return map(parse, shard_records(shard, options))
+
+
+def _row(record: bytes | TooLong, *, format: str, places: Mapping[str, int], columns: int) -> Row:
+    if isinstance(record, TooLong):
+        return Row(problem=too_long())
+    fields, is_closed = _fields_of(record, format)
+    values = {name: fields[place] for name, place in places.items() if place < len(fields)}
+    if not is_closed:
+        return Row(values, "a quote is not closed")
+    if len(fields) < columns or any(fields[columns:]):
+        return Row(values, f"{len(fields)} fields, and the header has {columns}")
+    return Row(values)
 
 
 def header_of(version: ObjectVersion, options: Options) -> bytes:
@@ -88,64 +75,9 @@ def header_of(version: ObjectVersion, options: Options) -> bytes:
     return header
 
 
-def shard_records(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
-    """The records of the shard's rows, as they are in the stream."""
-    blocks = shard_blocks(shard, options)
-    return records_of(record_segments(blocks, _dialect(shard.version.format)))
-
-
-def file_segments(stream: Stream, format: str) -> Iterator[Segment]:
-    """The records of the whole stream, without its byte order mark."""
-    head = stream.read(len(codecs.BOM_UTF8))
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise OSError("its text is UTF-16; save it as UTF-8")
-    if head == codecs.BOM_UTF8:
-        yield Segment(head, ends=True, blank=True)
-        head = b""
-    yield from record_segments(chain([head], blocks_of(stream)), _dialect(format))
-
-
-def record_segments(blocks: Iterator[bytes], dialect: Dialect) -> Iterator[Segment]:
-    """The records in the blocks, which begin at the start of a record.
-
-    Law: each record is what `csv.reader` reads as one row.
-    """
-    sign = dialect.sign
-    before, held, in_quotes = b"\n", b"", False
-    for block in chain(filter(None, blocks), [b""]):
-        data = before + held + block
-        start = position = len(before)
-        # — what follows a quote or a CR decides what it means, so a last one waits for its block
-        end = len(data) - (bool(block) and data.endswith((b'"', b"\r")))
-        while True:
-            if in_quotes:
-                quote = data.find(b'"', position, end)
-                if quote < 0:
-                    break
-                in_quotes = data.startswith(b'""', quote)
-                position = quote + 1 + in_quotes
-            elif match := sign.search(data, position, end):
-                position = match.end()
-                in_quotes = match[0] == b'"'
-                if not in_quotes:
-                    record = data[start:position]
-                    yield Segment(record, ends=True, blank=not record.strip(b"\r\n"))
-                    start = position
-            else:
-                break
-        end = max(position, end)
-        if start < end:
-            yield Segment(data[start:end], ends=False, blank=False)
-        before, held = data[end - 1 : end], data[end:]
-
-
-def _dialect(format: str) -> Dialect:
-    return _DIALECTS[format.partition(".")[0]]
-
-
-def names_of(header: bytes, format: str) -> list[str]:
+def _names_of(header: bytes, format: str) -> list[str]:
     """The columns; OSError if the header is not UTF-8."""
-    fields, is_closed = fields_of(header, format)
+    fields, is_closed = _fields_of(header, format)
     if not is_closed:
         raise OSError("a quote in its header is not closed")
     try:
@@ -154,10 +86,11 @@ def names_of(header: bytes, format: str) -> list[str]:
         raise OSError("its header is not UTF-8; save the file as UTF-8") from None
 
 
-def fields_of(record: bytes, format: str) -> tuple[list[bytes], bool]:
+def _fields_of(record: bytes, format: str) -> tuple[list[bytes], bool]:
     """The record's fields, and whether its last quote is closed."""
-    dialect = _dialect(format)
-    pattern, fields, position = dialect.field, [], 0
+    family = format.partition(".")[0]
+    pattern, delimiter = _FIELDS[family], _DELIMITERS[family]
+    fields, position = [], 0
     while True:
         field = pattern.match(record, position)
         assert field is not None, position
@@ -166,9 +99,9 @@ def fields_of(record: bytes, format: str) -> tuple[list[bytes], bool]:
         if quoted is not None and behind is None:
             return fields, False
         position = field.end()
-        if not record.startswith(dialect.delimiter, position):
+        if not record.startswith(delimiter, position):
             return fields, True
-        position += len(dialect.delimiter)
+        position += 1
 
 
 def wrong_delimiter(names: Sequence[str]) -> str | None:
@@ -180,11 +113,3 @@ def wrong_delimiter(names: Sequence[str]) -> str | None:
         f"its columns are separated by {other!r}; separate them by commas in a .csv file, or by "
         f"tabs in a .tsv file"
     )
-
-
-def _check_names(version: ObjectVersion, names: list[str]) -> None:
-    """SpecError unless the header has the columns; it names the delimiter that the file has."""
-    fix = wrong_delimiter(names)
-    if fix is not None and version.text_column not in names:
-        raise SpecError([Problem("input.text", f"{version.path}: {fix}", version.text_column)])
-    check_columns(version, names)

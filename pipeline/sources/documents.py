@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
-from typing import Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -22,6 +22,9 @@ OK = "ok"
 EMPTY = "empty"
 TRUNCATED = "truncated"
 QUARANTINED = "quarantined"
+
+# What gives the image file of a value of a row; DocumentError if there is none.
+ImageOf = Callable[[object], bytes]
 
 # A slice of a shard's text that is held at once ends at this number of rows, or at the row that
 # reaches this number of characters.
@@ -48,22 +51,26 @@ SCHEMA = pa.schema(
 _Document = tuple[str, str | None, str, int, str, bytes | None]
 
 
+# The names of the columns that a reader of rows is asked for; None: all of them.
+Names = Sequence[str] | None
+
+
+class Row(NamedTuple):
+    """A row as its file has it: at least the columns that are asked for, where it has them."""
+
+    values: Mapping[str, object] = {}
+    problem: str | None = None  # why its values cannot be used
+    place: str | None = None  # in place of an id, of a row that cannot be read from its file
+
+
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """A row as its file has it; the values are not checked yet."""
+    """The values of a row that make a document; they are not checked yet."""
 
     text: object = None
     id: object = None
-    problem: str | None = None  # why the row has neither
     image: object = None  # bytes, or where they are
-
-
-class Images(Protocol):
-    """What gets the bytes of images."""
-
-    def read(self, value: object) -> bytes:
-        """The image file of such a value of a row; DocumentError if there is none."""
-        ...
+    problem: str | None = None  # why the row has none of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,39 +78,18 @@ class TooLong:
     """A value above the limit, which is not held."""
 
 
-class RowBuffer:
-    """One row's bytes, collected part by part. A row above the limit is not held."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._size_bytes = 0
-
-    def add(self, part: bytes) -> None:
-        self._size_bytes += len(part)
-        if self._size_bytes > MAX_ROW_BYTES:
-            self._parts.clear()
-        else:
-            self._parts.append(part)
-
-    def take(self) -> bytes | TooLong:
-        """The row; the buffer no longer holds it."""
-        row = TooLong() if self._size_bytes > MAX_ROW_BYTES else b"".join(self._parts)
-        self._parts.clear()
-        return row
-
-
 def documents_from(rows: Iterable[RawRow]) -> pa.Table:
     """The documents (SCHEMA), one for each row, in order."""
     return _table(map(_document, rows))
 
 
-def slices_from(rows: Iterable[RawRow], images: Images | None = None) -> Iterator[pa.Table]:
+def slices_from(rows: Iterable[RawRow], image_of: ImageOf | None = None) -> Iterator[pa.Table]:
     """The table of `documents_from` in slices, of which one is held at a time.
 
-    With `images`, the documents have an image each, and the column IMAGE_FIELD.
+    With `image_of`, the documents have an image each, and the column IMAGE_FIELD.
     """
-    documents = map(partial(_document, images=images), rows)
-    schema = SCHEMA if images is None else SCHEMA.append(IMAGE_FIELD)
+    documents = map(partial(_document, image_of=image_of), rows)
+    schema = SCHEMA if image_of is None else SCHEMA.append(IMAGE_FIELD)
     table = _table(_next_slice(documents), schema)
     while table.num_rows:
         yield table
@@ -133,14 +119,14 @@ def _table(documents: Iterable[_Document], schema: pa.Schema = SCHEMA) -> pa.Tab
     return pa.table(dict(zip(schema.names, columns, strict=False)), schema=schema)
 
 
-def _document(row: RawRow, images: Images | None = None) -> _Document:
+def _document(row: RawRow, image_of: ImageOf | None = None) -> _Document:
     image = None
-    if images is not None and row.text is None:
+    if image_of is not None and row.text is None:
         row = replace(row, text="")
     text, encoded, problem = read_text(row)
-    if images is not None and problem is None:
+    if image_of is not None and problem is None:
         try:
-            image = images.read(row.image)
+            image = image_of(row.image)
             # — with the length of neither, an image and a text could be another pair
             encoded = b"image" + hashlib.sha256(image).digest() + encoded
         except DocumentError as error:

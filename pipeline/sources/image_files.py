@@ -1,4 +1,4 @@
-"""The bytes of a row's image: the row has them, or says where they are. Entry: `ImageFiles`."""
+"""The bytes of a row's image: the row has them, or says where they are. Entry: `image_of`."""
 
 from __future__ import annotations
 
@@ -21,67 +21,59 @@ _PATH_CHARS = 200
 _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-class ImageFiles:
-    """Gets the images of one input file.
+def image_of(value: object, *, path: str, options: Options) -> bytes:
+    """The image file of a value of the image column: bytes, a path, or a struct of both.
 
     Args:
-        path: The input file; paths in its rows are from its folder, or absolute and in the same
-            file system.
+        value: As the row has it. A path is from the folder of the input file, or absolute and in
+            the same file system.
+        path: The input file.
         options: Of the file system of the input.
+
+    Raises:
+        DocumentError: It is none of these, or the path names no file of at most `MAX_IMAGE_BYTES`
+            bytes.
+        StorageError: The store does not answer.
     """
+    if isinstance(value, dict):  # of JSON; of tables, the reader has chosen
+        value = value.get("bytes") or value.get("path")
+    if value is None:
+        raise DocumentError("no image")
+    if isinstance(value, TooLong) or (isinstance(value, bytes) and len(value) > MAX_IMAGE_BYTES):
+        raise DocumentError(f"the image is longer than {MAX_IMAGE_BYTES:,} bytes")
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str) or not value:
+        raise DocumentError("its image is neither bytes nor a path")
+    return _of_file(value, path.rpartition("/")[0], options)
 
-    def __init__(self, path: str, options: Options) -> None:
-        self._folder = path.rpartition("/")[0]
-        self._options = options
 
-    def read(self, value: object) -> bytes:
-        """The image file of a value of the image column: bytes, a path, or a struct of both.
-
-        Raises:
-            DocumentError: It is none of these, or the path names no file of at most
-                `MAX_IMAGE_BYTES` bytes.
-            StorageError: The store does not answer.
-        """
-        if isinstance(value, dict):  # of JSON; of tables, the reader has chosen
-            value = value.get("bytes") or value.get("path")
-        if value is None:
-            raise DocumentError("no image")
-        if isinstance(value, TooLong) or (
-            isinstance(value, bytes) and len(value) > MAX_IMAGE_BYTES
-        ):
-            raise DocumentError(f"the image is longer than {MAX_IMAGE_BYTES:,} bytes")
-        if isinstance(value, bytes):
-            return value
-        if not isinstance(value, str) or not value:
-            raise DocumentError("its image is neither bytes nor a path")
-        return self._of_file(value)
-
-    def _of_file(self, written: str) -> bytes:
-        shown = written[:_PATH_CHARS]
-        if "\0" in written:
-            raise DocumentError("the path of its image has a NUL")
-        path = written if _ABSOLUTE.match(written) else f"{self._folder}/{written}"
-        if _scheme(path) != _scheme(self._folder):  # a row may not make requests elsewhere
-            raise DocumentError(f"the image {shown!r} is in another file system than its row")
-        with fetching(path):
-            file_system, place = file_system_at(path, self._options)
-            try:
-                is_local = isinstance(file_system, LocalFileSystem)
-                # — reading a FIFO or a device might never end
-                if is_local and not stat.S_ISREG(os.stat(place).st_mode):
-                    raise DocumentError(f"the image {shown!r} is not a file")
-                with retry_transient(partial(file_system.open, place, "rb")) as file:
-                    data: bytes = retry_transient(partial(file.read, MAX_IMAGE_BYTES + 1))
-            except (FileNotFoundError, NotADirectoryError) as error:
-                # — fsspec's HTTP client says so of a server that does not answer, too
-                if error.__cause__ is not None and cause_of(error.__cause__) is Cause.BUSY:
-                    raise as_storage_error(error.__cause__, path, "read") from error
-                raise DocumentError(f"there is no image {shown!r}") from None
-            except IsADirectoryError:
-                raise DocumentError(f"the image {shown!r} is not a file") from None
-        if len(data) > MAX_IMAGE_BYTES:
-            raise DocumentError(f"the image is longer than {MAX_IMAGE_BYTES:,} bytes")
-        return data
+def _of_file(written: str, folder: str, options: Options) -> bytes:
+    shown = written[:_PATH_CHARS]
+    if "\0" in written:
+        raise DocumentError("the path of its image has a NUL")
+    path = written if _ABSOLUTE.match(written) else f"{folder}/{written}"
+    if _scheme(path) != _scheme(folder):  # a row may not make requests elsewhere
+        raise DocumentError(f"the image {shown!r} is in another file system than its row")
+    with fetching(path):
+        file_system, place = file_system_at(path, options)
+        try:
+            is_local = isinstance(file_system, LocalFileSystem)
+            # — reading a FIFO or a device might never end
+            if is_local and not stat.S_ISREG(os.stat(place).st_mode):
+                raise DocumentError(f"the image {shown!r} is not a file")
+            with retry_transient(partial(file_system.open, place, "rb")) as file:
+                data: bytes = retry_transient(partial(file.read, MAX_IMAGE_BYTES + 1))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            # — fsspec's HTTP client says so of a server that does not answer, too
+            if error.__cause__ is not None and cause_of(error.__cause__) is Cause.BUSY:
+                raise as_storage_error(error.__cause__, path, "read") from error
+            raise DocumentError(f"there is no image {shown!r}") from None
+        except IsADirectoryError:
+            raise DocumentError(f"the image {shown!r} is not a file") from None
+    if len(data) > MAX_IMAGE_BYTES:
+        raise DocumentError(f"the image is longer than {MAX_IMAGE_BYTES:,} bytes")
+    return data
 
 
 def _scheme(path: str) -> str:

@@ -1,19 +1,30 @@
-"""Records of a text format: their places in a stream, and their bytes, one record at a time.
+"""Records of text formats: lines, the elements of a JSON array, and the records of CSV and TSV.
 
-Entry points: `units_of` and `records_of`. Both take the segments that a format's scanner yields.
+Entry points: `file_segments` for a whole stream and `shard_records` for the rows of a shard. A
+record may be longer than memory, so a scanner yields it in segments: `units_of` measures records
+without holding one, and `records_of` holds one at a time. Only the ends of records are searched;
+`jsonl` and `delimited` parse what is in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import codecs
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
-from pipeline.sources.documents import RowBuffer, TooLong
+from pipeline.sources.documents import MAX_ROW_BYTES, TooLong
 from pipeline.sources.shards import Shard, Unit
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, stream_at
 
 # A column that none of the first rows has is reported as a misspelling.
 SAMPLE_ROWS = 100
+
+_STRUCTURE = re.compile(rb'["\[\]{},]')
+_IN_STRING = re.compile(rb'"|\\.', re.DOTALL)
+_ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 
 
 class Segment(NamedTuple):
@@ -24,20 +35,19 @@ class Segment(NamedTuple):
     blank: bool  # whether the bytes are no part of a record
 
 
-def blocks_of(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
-    """The next `size_bytes` of the stream in blocks, or all of it."""
-    left = size_bytes
-    while block := stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left)):
-        yield block
-        left = None if left is None else left - len(block)
+def file_segments(stream: Stream, format: str) -> Iterator[Segment]:
+    """The records of the whole stream; OSError where they are not of the format."""
+    scan_file, _ = _SCANNERS[format.partition(".")[0]]
+    return scan_file(stream)
 
 
-def shard_blocks(shard: Shard, options: Options) -> Iterator[bytes]:
-    """The bytes of the shard's rows in its decompressed stream, in blocks."""
+def shard_records(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
+    """The records of the shard's rows, as they are in the decompressed stream."""
+    _, scan_piece = _SCANNERS[shard.version.format.partition(".")[0]]
     piece = shard.piece
     assert piece.start_byte is not None and piece.end_byte is not None, shard
     with stream_at(shard.version, options, piece.start_byte) as stream:
-        yield from blocks_of(stream, piece.end_byte - piece.start_byte)
+        yield from records_of(scan_piece(_blocks(stream, piece.end_byte - piece.start_byte)))
 
 
 def units_of(segments: Iterable[Segment]) -> Iterator[Unit]:
@@ -57,13 +67,152 @@ def units_of(segments: Iterable[Segment]) -> Iterator[Unit]:
 
 def records_of(segments: Iterable[Segment]) -> Iterator[bytes | TooLong]:
     """The bytes of each record; one is held at a time, and none that is too long."""
-    record, blank = RowBuffer(), True
-    for segment in segments:
-        record.add(segment.data)
+    parts: list[bytes] = []
+    size_bytes, blank = 0, True
+    # — the last record may have no end
+    for segment in chain(segments, [Segment(b"", ends=True, blank=True)]):
+        size_bytes += len(segment.data)
+        if size_bytes > MAX_ROW_BYTES:
+            parts.clear()
+        else:
+            parts.append(segment.data)
         blank = blank and segment.blank
         if segment.ends:
             if not blank:
-                yield record.take()
-            record, blank = RowBuffer(), True
-    if not blank:
-        yield record.take()
+                yield TooLong() if size_bytes > MAX_ROW_BYTES else _taken(parts)
+            parts.clear()
+            size_bytes, blank = 0, True
+
+
+def _taken(parts: list[bytes]) -> bytes:
+    """The parts joined; the list no longer holds them."""
+    record = b"".join(parts)
+    parts.clear()
+    return record
+
+
+def _line_segments(blocks: Iterable[bytes]) -> Iterator[Segment]:
+    """The lines in the blocks, which begin at the start of a line."""
+    for block in blocks:
+        start = 0
+        while newline := block.find(b"\n", start) + 1:
+            line = block[start:newline]
+            yield Segment(line, ends=True, blank=line.isspace())
+            start = newline
+        if start < len(block):
+            yield Segment(block[start:], ends=False, blank=block[start:].isspace())
+
+
+def _array_segments(blocks: Iterator[bytes]) -> Iterator[Segment]:
+    """The elements of the array that fills the blocks; OSError if they hold something else."""
+    head = next(blocks, b"")
+    opened = _ARRAY.match(head)
+    if opened is not None:
+        yield Segment(opened[0], ends=True, blank=True)
+        yield from _element_segments(chain([head[opened.end() :]], blocks), closed=True)
+    elif head.strip():
+        raise OSError("not a JSON array; write [{...}, {...}] in UTF-8, or name JSON lines .jsonl")
+
+
+def _element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[Segment]:
+    """The elements from the first byte on, up to the array's end, or (not closed) to the last byte.
+
+    A comma between two elements is a blank segment, so an element has exactly its own bytes.
+    """
+    depth, in_string, held, empty = 0, False, b"", closed
+    for block in blocks:
+        data = held + block
+        start = position = 0
+        while match := (_IN_STRING if in_string else _STRUCTURE).search(data, position):
+            position, sign = match.end(), match[0]
+            if in_string or sign == b'"':
+                in_string = in_string != (sign == b'"')
+            elif depth == 0 and sign in b",]":
+                element = data[start : match.start()]
+                empty = empty and sign == b"]" and not element.strip()
+                yield Segment(element, ends=True, blank=empty)
+                if sign == b"]":
+                    if any(rest.strip() for rest in chain([data[position:]], blocks)):
+                        raise OSError("something follows its JSON array; write one array a file")
+                    return
+                yield Segment(sign, ends=True, blank=True)
+                start = position
+            else:
+                depth += 1 if sign in b"[{" else -1 if sign in b"]}" else 0
+        # — a backslash and the byte that it escapes are searched together
+        held = data[-1:] if in_string and position < len(data) and data.endswith(b"\\") else b""
+        if rest := data[start : len(data) - len(held)]:
+            empty = empty and not rest.strip()
+            yield Segment(rest, ends=False, blank=empty)
+    if closed:
+        raise OSError("its JSON array is not closed; the file may be incomplete")
+    yield Segment(held, ends=True, blank=False)
+
+
+def _delimited_file(stream: Stream, sign: re.Pattern[bytes]) -> Iterator[Segment]:
+    """The records of the whole stream, without its byte order mark."""
+    head = stream.read(len(codecs.BOM_UTF8))
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise OSError("its text is UTF-16; save it as UTF-8")
+    if head == codecs.BOM_UTF8:
+        yield Segment(head, ends=True, blank=True)
+        head = b""
+    yield from _delimited_segments(chain([head], _blocks(stream)), sign)
+
+
+def _delimited_segments(blocks: Iterator[bytes], sign: re.Pattern[bytes]) -> Iterator[Segment]:
+    """The records in the blocks, which begin at the start of a record.
+
+    `sign` matches the end of a record, or a quote at the start of a field: elsewhere, a quote is
+    like any character. Law: each record is what `csv.reader` reads as one row.
+    """
+    before, held, in_quotes = b"\n", b"", False
+    for block in chain(filter(None, blocks), [b""]):
+        data = before + held + block
+        start = position = len(before)
+        # — what follows a quote or a CR decides what it means, so a last one waits for its block
+        end = len(data) - (bool(block) and data.endswith((b'"', b"\r")))
+        while True:
+            if in_quotes:
+                quote = data.find(b'"', position, end)
+                if quote < 0:
+                    break
+                in_quotes = data.startswith(b'""', quote)
+                position = quote + 1 + in_quotes
+            elif match := sign.search(data, position, end):
+                position = match.end()
+                in_quotes = match[0] == b'"'
+                if not in_quotes:
+                    record = data[start:position]
+                    yield Segment(record, ends=True, blank=not record.strip(b"\r\n"))
+                    start = position
+            else:
+                break
+        end = max(position, end)
+        if start < end:
+            yield Segment(data[start:end], ends=False, blank=False)
+        before, held = data[end - 1 : end], data[end:]
+
+
+def _blocks(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
+    """The next `size_bytes` of the stream in blocks, or all of it."""
+    left = size_bytes
+    while block := stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left)):
+        yield block
+        left = None if left is None else left - len(block)
+
+
+_CSV, _TSV = (re.compile(rb'\r\n?|\n|(?<=[%b\r\n])"' % delimiter) for delimiter in (b",", b"\t"))
+# By the first part of a format: the scanner of a whole stream, and that of the bytes of a piece.
+_SCANNERS: Mapping[
+    str,
+    tuple[Callable[[Stream], Iterator[Segment]], Callable[[Iterator[bytes]], Iterator[Segment]]],
+] = {
+    "jsonl": (lambda stream: _line_segments(_blocks(stream)), _line_segments),
+    "json": (
+        lambda stream: _array_segments(_blocks(stream)),
+        partial(_element_segments, closed=False),
+    ),
+    "csv": (partial(_delimited_file, sign=_CSV), partial(_delimited_segments, sign=_CSV)),
+    "tsv": (partial(_delimited_file, sign=_TSV), partial(_delimited_segments, sign=_TSV)),
+}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -63,9 +64,7 @@ class Expression:
     def __init__(self, text: str, schema: pa.Schema, *, place: str) -> None:
         self.text = text
         self._place = place
-        self._connection = _sealed()
-        with self._connection.cursor() as cursor:
-            self._expression, tree = _parsed(cursor, text, place)
+        self._expression, tree = _parsed(text, place)
         if (name := _changing(tree, schema.names)) is not None:
             raise self._wrong(
                 f"{name} reads the clock, a setting or a random number, so the verdicts could not "
@@ -86,7 +85,7 @@ class Expression:
         """
         expression = self._expression if kind is None else self._expression.cast(kind)
         # — each call has its own cursor, because several threads share the rule
-        with self._connection.cursor() as cursor:
+        with _sealed().cursor() as cursor:
             try:
                 documents = cursor.from_arrow(pa.Table.from_batches([rows])).set_alias(ALIAS)
                 values = documents.select(expression).to_arrow_table()
@@ -108,7 +107,7 @@ class Expression:
     def _reads(self, column: str, schema: pa.Schema) -> bool:
         """Whether the rule cannot be bound without the column."""
         others = pa.schema([field for field in schema if field.name != column])
-        with self._connection.cursor() as cursor:
+        with _sealed().cursor() as cursor:
             try:
                 cursor.from_arrow(others.empty_table()).select(self._expression)
             except duckdb.Error:
@@ -193,25 +192,19 @@ def _unstable() -> frozenset[str]:
     query = """SELECT lower(function_name) FROM duckdb_functions() GROUP BY 1
         HAVING bool_and(stability <> 'CONSISTENT') OR bool_or(stability = 'VOLATILE')
         OR bool_or(macro_definition ILIKE '%current_%')"""
-    with _sealed().cursor() as connection:
-        return _READS_MORE.union(name for (name,) in connection.execute(query).fetchall())
+    with _sealed().cursor() as cursor:
+        return _READS_MORE.union(name for (name,) in cursor.execute(query).fetchall())
 
 
 def fields_in(text: str, column: str, *, place: str) -> tuple[str, ...]:
     """The fields of a column that an expression names; SpecError as of `Rule`."""
-    with _sealed().cursor() as connection:
-        _, tree = _parsed(connection, text, place)
-    references = (n["column_names"] for n in _nodes(tree) if n.get("class") == "COLUMN_REF")
-    return tuple(
-        dict.fromkeys(names[1] for names in references if names[0] == column and names[1:])
-    )
+    named = (names for names in _references(_parsed(text, place)[1]) if names[0] == column)
+    return tuple(dict.fromkeys(names[1] for names in named if names[1:]))
 
 
 def names_in(keep: str, *, place: str) -> tuple[str, ...]:
     """The columns that a rule names, whether or not a file has them; SpecError as of `Rule`."""
-    with _sealed().cursor() as connection:
-        _, tree = _parsed(connection, keep, place)
-    return _names(tree)
+    return _names(_parsed(keep, place)[1])
 
 
 def conjuncts(text: str, *, place: str) -> tuple[str, ...]:
@@ -220,21 +213,19 @@ def conjuncts(text: str, *, place: str) -> tuple[str, ...]:
     The rule is true where all of them are, false where one is false, and null elsewhere: the logic
     of SQL. SpecError as of `Rule`.
     """
-    with _sealed().cursor() as connection:
-        _, tree = _parsed(connection, text, place)
-        parts = _conditions(tree)
-        if len(parts) == 1 and not _COMMENT_OR_LINE.search(text):
-            return (text,)
-        return tuple(_sql(connection, text, tree, part) for part in parts)
+    _, tree = _parsed(text, place)
+    parts = _conditions(tree)
+    if len(parts) == 1 and not _COMMENT_OR_LINE.search(text):
+        return (text,)
+    return tuple(_sql(text, tree, part) for part in parts)
 
 
 def one_line(text: str, *, place: str) -> str:
     """The expression without comments and line breaks; SpecError as of `Rule`."""
     if not _COMMENT_OR_LINE.search(text):
         return text
-    with _sealed().cursor() as connection:
-        _, tree = _parsed(connection, text, place)
-        return _sql(connection, text, tree, _whole(tree))
+    _, tree = _parsed(text, place)
+    return _sql(text, tree, _whole(tree))
 
 
 def upper_limits(text: str, *, place: str) -> dict[tuple[str, str], float]:
@@ -244,14 +235,15 @@ def upper_limits(text: str, *, place: str) -> dict[tuple[str, str], float]:
     conditions by AND. SpecError as of `Rule`.
     """
     limits: dict[tuple[str, str], float] = {}
-    with _sealed().cursor() as connection:
-        _, tree = _parsed(connection, text, place)
-        for part in _conditions(tree):
-            if (sides := _BELOW.get(part["type"])) is None:
-                continue
-            below, above = (part[side] for side in sides)
-            name, limit = _probability(below), _constant(connection, text, tree, above)
-            if name is not None and limit is not None:
+    _, tree = _parsed(text, place)
+    for part in _conditions(tree):
+        if (sides := _BELOW.get(part["type"])) is None:
+            continue
+        below, above = (part[side] for side in sides)
+        # — a side that reads a column is no constant
+        if (name := _probability(below)) is not None and not _references(above):
+            number = f"SELECT TRY_CAST(({_sql(text, tree, above)}) AS DOUBLE)"
+            if (limit := _query(number)) is not None:
                 limits[name] = min(limit, limits.get(name, limit))
     return limits
 
@@ -261,9 +253,7 @@ def probability_in(text: str, *, place: str) -> tuple[str, str] | None:
 
     None for any other expression; SpecError as of `Rule`.
     """
-    with _sealed().cursor() as connection:
-        _, tree = _parsed(connection, text, place)
-    return _probability(_whole(tree))
+    return _probability(_whole(_parsed(text, place)[1]))
 
 
 def _whole(tree: Any) -> Any:
@@ -286,41 +276,28 @@ def _probability(node: Any) -> tuple[str, str] | None:
     return None
 
 
-def _constant(
-    connection: duckdb.DuckDBPyConnection, text: str, tree: Any, node: Any
-) -> float | None:
-    """The number of a node that reads no column; None if it is no number."""
-    if any(part.get("class") == "COLUMN_REF" for part in _nodes(node)):
-        return None
-    sql = _sql(connection, text, tree, node)
-    row = connection.execute(f"SELECT TRY_CAST(({sql}) AS DOUBLE)").fetchone()
-    assert row is not None
-    return None if row[0] is None else float(row[0])
-
-
-def _sql(connection: duckdb.DuckDBPyConnection, text: str, tree: Any, part: Any) -> str:
+def _sql(text: str, tree: Any, part: Any) -> str:
     """A part of a parse tree as SQL: as the text has it, or as DuckDB writes it."""
     start = part["query_location"] - len("SELECT ")
     # — earlier versions of DuckDB do not say how long a part is
     length = part.get("query_location_length", 0)
     own = text.encode()[start : start + length].decode(errors="replace")
-    if not _COMMENT_OR_LINE.search(own) and _is_same(connection, own, part):
-        return own
+    with suppress(SpecError):  # of a piece of the text that is not SQL
+        again = _without_places(_whole(_parsed(own, "")[1]))
+        if again == _without_places(part) and not _COMMENT_OR_LINE.search(own):
+            return own
     [statement] = tree["statements"]
     alone = {**statement, "node": {**statement["node"], "select_list": [part]}}
     query = json.dumps({**tree, "statements": [alone]})
-    row = connection.execute("SELECT json_deserialize_sql(?::JSON)", [query]).fetchone()
-    assert row is not None
-    return str(row[0]).removeprefix("SELECT ")
+    return str(_query("SELECT json_deserialize_sql(?::JSON)", query)).removeprefix("SELECT ")
 
 
-def _is_same(connection: duckdb.DuckDBPyConnection, sql: str, part: Any) -> bool:
-    """Whether the SQL parses to this part of a tree."""
-    try:
-        _, tree = _parsed(connection, sql, "")
-    except SpecError:
-        return False
-    return bool(_without_places(_whole(tree)) == _without_places(part))
+def _query(sql: str, *parameters: str) -> Any:
+    """The one value of the query's first row."""
+    with _sealed().cursor() as cursor:
+        row = cursor.execute(sql, parameters).fetchone()
+    assert row is not None, sql
+    return row[0]
 
 
 def _without_places(node: Any) -> Any:
@@ -332,33 +309,34 @@ def _without_places(node: Any) -> Any:
     return node
 
 
-def _parsed(
-    connection: duckdb.DuckDBPyConnection, keep: str, place: str
-) -> tuple[duckdb.Expression, Any]:
+def _parsed(text: str, place: str) -> tuple[duckdb.Expression, Any]:
     """The rule as an expression, and its parse tree."""
     try:
-        expression = duckdb.SQLExpression(keep)
-        row = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {keep}"]).fetchone()
+        expression = duckdb.SQLExpression(text)
+        parsed = str(_query("SELECT json_serialize_sql(?)", f"SELECT {text}"))
     except duckdb.Error as error:
         fix = f"is not one SQL expression: {_reason(error)}"
-        raise SpecError([Problem(place, fix, keep)]) from error
-    assert row is not None
+        raise SpecError([Problem(place, fix, text)]) from error
     for kind in REFUSED:
         # — a quote inside a string of the tree is escaped, so only a node's class matches
-        if f'"class":"{kind}"' in row[0]:
+        if f'"class":"{kind}"' in parsed:
             fix = f"has a {kind.lower()}; write a condition on the columns of one document"
-            raise SpecError([Problem(place, fix, keep)])
+            raise SpecError([Problem(place, fix, text)])
     try:
-        return expression, parse_json(row[0])
+        return expression, parse_json(parsed)
     except ValueError as error:
         fix = "is nested too deeply; write it with fewer levels of parentheses"
-        raise SpecError([Problem(place, fix, keep)]) from error
+        raise SpecError([Problem(place, fix, text)]) from error
 
 
 def _names(tree: Any) -> tuple[str, ...]:
     """The first part of each column's name in a parse tree of DuckDB."""
-    references = (node for node in _nodes(tree) if node.get("class") == "COLUMN_REF")
-    return tuple(dict.fromkeys(node["column_names"][0] for node in references))
+    return tuple(dict.fromkeys(names[0] for names in _references(tree)))
+
+
+def _references(tree: Any) -> list[list[str]]:
+    """The parts of the name of each column in a parse tree, in their order."""
+    return [node["column_names"] for node in _nodes(tree) if node.get("class") == "COLUMN_REF"]
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

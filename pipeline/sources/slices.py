@@ -6,7 +6,6 @@ Entry points: `SliceMask` while documents are read, and `check_where` before a r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -18,7 +17,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import TooLong, id_text
 from pipeline.sources.rule import Rule, names_in
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import every_row, read_documents
+from pipeline.sources.source import read_documents, read_rows
 from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
 
@@ -110,13 +109,11 @@ def _where_mask(
 def _table_verdicts(
     shard: Shard, where: str, options: Options, place: str, count: int
 ) -> list[pa.BooleanArray]:
-    with reading(shard.path), opened_table(shard, options) as table:
-        schema = table.schema
-    rule = Rule(where, schema, place=place)
-    _require_columns(rule.columns, where)
     verdicts: list[pa.BooleanArray] = []
-    with reading(shard.path), opened_table(shard, options, list(rule.columns)) as table:
-        for batch in table.batches:
+    with reading(shard.path), opened_table(shard, options) as table:
+        rule = Rule(where, table.schema, place=place)
+        _require_columns(rule.columns, where)
+        for batch in table.batches(rule.columns):
             verdicts.append(rule.verdicts(batch))
             if sum(map(len, verdicts)) >= count:
                 break
@@ -127,17 +124,12 @@ def _values(shard: Shard, where: str, options: Options, count: int) -> pa.Table:
     """The condition's columns in the first rows of a shard whose format has no schema."""
     names = names_in(where, place=PLACE)
     _require_columns(names, where)
-    columns = {}
-    for name in names:
-        # — readers return the text and one id column: each pass reads another column as the id
-        version = replace(shard.version, id_column=name)
-        rows = every_row(replace(shard, version=version), options)
-        values = [
-            None if row.problem is not None or isinstance(row.id, TooLong) else _decoded(row.id)
-            for row in islice(rows, count)
-        ]
-        columns[name] = _array(values)
-    return pa.table(columns)
+    columns: dict[str, list[object]] = {name: [] for name in names}
+    for row in islice(read_rows(shard, options, names), count):
+        for name, values in columns.items():
+            value = None if row.problem is not None else row.values.get(name)
+            values.append(None if isinstance(value, TooLong) else _decoded(value))
+    return pa.table({name: _array(values) for name, values in columns.items()})
 
 
 def _decoded(value: object) -> object:

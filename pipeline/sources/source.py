@@ -10,20 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
+from pipeline.errors import Problem, SpecError, UnreadableError, one_line
 from pipeline.hashes import content_hash
 from pipeline.sources.delimited import delimited_rows, delimited_units
-from pipeline.sources.documents import RawRow, slices_from
-from pipeline.sources.image_files import ImageFiles
-from pipeline.sources.json_array import array_segments, shard_elements
-from pipeline.sources.jsonl import line_segments, object_rows, object_units, shard_lines
+from pipeline.sources.documents import Names, RawRow, Row, slices_from
+from pipeline.sources.image_files import image_of
+from pipeline.sources.jsonl import object_rows, object_units
 from pipeline.sources.listing import (
     SUPPORTED,
     FileInfo,
@@ -32,8 +31,15 @@ from pipeline.sources.listing import (
     irregularity,
     remote_etag,
 )
-from pipeline.sources.shards import ObjectVersion, Shard, Unit, cut_units
-from pipeline.sources.streams import Options, changed, fetching, one_line, reading, retry_transient
+from pipeline.sources.shards import MAX_SHARD_BYTES, ObjectVersion, Shard, Unit, cut_units
+from pipeline.sources.streams import (
+    Options,
+    changed,
+    check_same,
+    fetching,
+    reading,
+    retry_transient,
+)
 from pipeline.sources.tables import table_rows, table_units
 from pipeline.sources.text_files import (
     file_path,
@@ -51,23 +57,17 @@ from pipeline.stores.hub import PROTOCOL, pinned
 from pipeline.stores.retries import option_errors
 
 UnitsOf = Callable[[ObjectVersion, Options], Iterator[Unit]]
-RowsOf = Callable[[Shard, Options], Iterator[RawRow]]
+RowsOf = Callable[[Shard, Options, Names], Iterator[Row]]
 # By the first part of a format: the function that measures an object's units, and the one that
-# reads a shard's rows.
+# reads these columns of a shard's rows.
 _READERS: Mapping[str, tuple[UnitsOf, RowsOf]] = {
     "parquet": (table_units, table_rows),
     "arrow": (table_units, table_rows),
-    "jsonl": (
-        partial(object_units, segments=line_segments),
-        partial(object_rows, records=shard_lines),
-    ),
+    "jsonl": (object_units, object_rows),
     "warc": (wet_units, wet_rows),
     "csv": (delimited_units, delimited_rows),
     "tsv": (delimited_units, delimited_rows),
-    "json": (
-        partial(object_units, segments=array_segments),
-        partial(object_rows, records=shard_elements),
-    ),
+    "json": (object_units, object_rows),
     "txt": (text_units, text_rows),
     "tar": (tar_units, tar_rows),
 }
@@ -103,23 +103,22 @@ def find_objects(
     that is not a file, such as a FIFO, is an object that cannot be read.
     """
     file_system, place, infos = find_files(path_glob, options)
-    kinds = [irregularity(file_system, info) for info in infos]
-    entries = list(zip(infos, kinds, strict=True))
-    objects = [
-        InputObject(info["name"], 0, "", str(format_of(info["name"])), options, irregular)
-        for info, irregular in entries
-        if irregular is not None
-    ]
-    infos = [info for info, irregular in entries if irregular is None]
-    objects += [
-        _input_object(file_system, info, cache_dir, options)
-        for info in infos
-        if format_of(info["name"]) != "txt"
-    ]
-    if texts := [info for info in infos if format_of(info["name"]) == "txt"]:
-        path = file_path(file_system, place)
+    objects: list[InputObject] = []
+    texts: list[FileInfo] = []
+    for info in infos:
+        name, format = info["name"], str(format_of(info["name"]))
+        if (irregular := irregularity(file_system, info)) is not None:
+            objects.append(InputObject(name, 0, "", format, options, irregular))
+        elif format == "txt":
+            texts.append(info)
+        else:
+            path = file_path(file_system, name)
+            is_local = isinstance(file_system, LocalFileSystem)
+            etag = content_hash(Path(name), cache_dir) if is_local else remote_etag(path, info)
+            objects.append(InputObject(path, info["size"], etag, format, options))
+    if texts:
         state = text_state(file_system, texts, cache_dir)
-        objects.append(InputObject(path, *state, "txt", options))
+        objects.append(InputObject(file_path(file_system, place), *state, "txt", options))
     return sorted(objects, key=lambda each: each.path)
 
 
@@ -190,27 +189,47 @@ def cut(source: InputObject, columns: Columns, target_bytes: int) -> list[Shard]
         return [Shard(version, piece) for piece in cut_units(units, target_bytes)]
 
 
+def first_rows(path: str, format: str, options: Options, rows: int) -> Iterator[Row]:
+    """The first rows of a file with all columns, except those of lists, structs and bytes."""
+    units_in, rows_of = _READERS[format.partition(".")[0]]
+    version = ObjectVersion(path, 0, "", format, None, None)
+    with reading(path):
+        units = islice(units_in(version, options), rows)
+        shards = (Shard(version, piece) for piece in cut_units(units, MAX_SHARD_BYTES))
+        yield from islice((row for s in shards for row in rows_of(s, options, None)), rows)
+
+
 def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> Iterator[pa.Table]:
     """The shard's documents (`documents.SCHEMA`), one row for each of its rows, slice by slice.
 
     A row that cannot be read from a broken file has the reason in its status. StorageError if the
     object is not the version that was cut; it is raised instead of the last slice at the latest.
     """
-    images = None
-    if shard.version.image_column is not None:
-        images = ImageFiles(shard.path, options)
-    return slices_from(every_row(shard, options), images)
+    version = shard.version
+    columns = version.text_column, version.id_column, version.image_column
+    images = partial(image_of, path=shard.path, options=options)
+    rows = read_rows(shard, options, [name for name in columns if name is not None])
+    # — a loop would hold a row, whose text may be long, while the next one is read
+    raw = map(partial(_raw_row, *columns), rows)
+    return slices_from(raw, None if version.image_column is None else images)
 
 
-def every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
-    """The shard's rows as their file has them, one at a time; raises as `read_documents` does."""
+def _raw_row(text: str | None, id: str | None, image: str | None, row: Row) -> RawRow:
+    if row.problem is not None:
+        return RawRow(id=row.place, problem=row.problem)
+    values = [None if name is None else row.values.get(name) for name in (text, id, image)]
+    return RawRow(text=values[0], id=values[1], image=values[2])
+
+
+def read_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
+    """These columns of the shard's rows, one row at a time; raises as `read_documents` does."""
     _check_unchanged(shard, options)
     broken: UnreadableError | None = None
     count = 0
     try:
         with reading(shard.path):
             _, rows_of = _READERS[shard.version.format.partition(".")[0]]
-            for row in rows_of(shard, options):
+            for row in rows_of(shard, options, names):
                 count += 1
                 yield row
                 del row  # a text may be long: it is not held while the next one is read
@@ -219,32 +238,13 @@ def every_row(shard: Shard, options: Options) -> Iterator[RawRow]:
     # — checked again, because the object may have changed before it was opened
     _check_unchanged(shard, options)
     if broken is not None:
-        yield from _unread_rows(shard, count, broken)
+        reason = f"cannot be read: {one_line(broken.__cause__ or broken)[:REASON_CHARS]}"
+        name = shard.path.rpartition("/")[2]
+        for place in range(shard.piece.start_row + count, shard.piece.end_row):
+            yield Row(problem=reason, place=f"{name}:{place}")
     elif count != shard.rows:
-        raise StorageError(
-            f"{shard.path}: changed while the job ran: it has {count} rows instead of "
-            f"{shard.rows} from row {shard.piece.start_row}; run again to label the new version"
-        )
-
-
-def _unread_rows(shard: Shard, count: int, error: UnreadableError) -> Iterator[RawRow]:
-    """The rows after the first `count`, with their place as id and the reason as problem."""
-    name = shard.path.rpartition("/")[2]
-    reason = one_line(error.__cause__ or error)[:REASON_CHARS]
-    for row in range(shard.piece.start_row + count, shard.piece.end_row):
-        yield RawRow(id=f"{name}:{row}", problem=f"cannot be read: {reason}")
-
-
-def _input_object(
-    file_system: AbstractFileSystem, info: Mapping[str, Any], cache_dir: Path, options: Options
-) -> InputObject:
-    name, size_bytes = info["name"], info["size"]
-    format = format_of(name)
-    assert format is not None, name
-    path = file_path(file_system, name)
-    is_local = isinstance(file_system, LocalFileSystem)
-    etag = content_hash(Path(name), cache_dir) if is_local else remote_etag(path, info)
-    return InputObject(path, size_bytes, etag, format, options)
+        start = shard.piece.start_row
+        raise changed(shard.path, f": it has {count} rows instead of {shard.rows} from row {start}")
 
 
 def _check_unchanged(shard: Shard, options: Options) -> None:
@@ -261,8 +261,7 @@ def _check_unchanged(shard: Shard, options: Options) -> None:
         info = retry_transient(partial(file_system.info, place))
         is_local = isinstance(file_system, LocalFileSystem)
         now = info["size"], before[1] if is_local else remote_etag(shard.path, info)
-    if now != before:
-        raise changed(shard.path, now, before)
+    check_same(shard.path, now, before)
 
 
 def check_content(shard: Shard, cache_dir: Path, since: float) -> None:
@@ -285,7 +284,4 @@ def check_content(shard: Shard, cache_dir: Path, since: float) -> None:
     else:
         etag = content_hash(Path(shard.path), cache_dir)
     if etag != shard.version.etag:
-        raise StorageError(
-            f"{shard.path}: changed while the job ran, with the same size; run again to "
-            f"label the new version"
-        )
+        raise changed(shard.path, ", with the same size")

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 import pyarrow as pa
 
-from pipeline.errors import StorageError, UnreadableError
+from pipeline.errors import StorageError, UnreadableError, one_line
 from pipeline.sources.shards import ObjectVersion
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.retries import (
@@ -60,20 +60,23 @@ def fetching(path: str) -> Iterator[None]:
         is_remote = "://" in path and not path.startswith("file:")
         cause = cause_of(error) if is_remote else Cause.OTHER
         if cause is Cause.EXISTS:  # of another version: s3fs reads on only if the etag is the same
-            raise StorageError(
-                f"{path}: changed while the job ran; run again to label the new version"
-            ) from error
+            raise changed(path) from error
         if cause is not Cause.OTHER:
             raise as_storage_error(error, path, "read") from error
         raise StorageError(_message(path, error)) from error
 
 
-def changed(path: str, now: object, before: object) -> StorageError:
-    """The error of an object that has another size or etag than before; the caller raises it."""
+def changed(path: str, how: str = "") -> StorageError:
+    """The error of an object that is another version than before; the caller raises it."""
     return StorageError(
-        f"{path}: changed while the job ran: size and etag are {now}, and were {before}; run again "
-        f"to label the new version"
+        f"{path}: changed while the job ran{how}; run again to label the new version"
     )
+
+
+def check_same(path: str, now: object, before: object) -> None:
+    """StorageError unless the object has the size and the etag that it had before."""
+    if now != before:
+        raise changed(path, f": size and etag are {now}, and were {before}")
 
 
 def retry_transient(call: Callable[[], Result]) -> Result:
@@ -81,14 +84,8 @@ def retry_transient(call: Callable[[], Result]) -> Result:
     return retry(call, _RETRY_POLICY)
 
 
-def one_line(error: BaseException) -> str:
-    """The message of an error on one line, or its type if it has no message."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _message(path: str, error: BaseException) -> str:
-    reason = one_line(error)
-    return f"{path}: cannot be read: {reason}; replace or remove the file"
+    return f"{path}: cannot be read: {one_line(error)}; replace or remove the file"
 
 
 @contextmanager

@@ -5,17 +5,17 @@ Entry points: `table_units`, `table_rows` and `opened_table`. Parquet is cut fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import repeat
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
 from pipeline.errors import Problem, SpecError
-from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong, id_text
+from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong, id_text
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, Fetched, Options, continued, opened
 
@@ -26,15 +26,18 @@ BATCH_ROWS = 256
 # Fewer rows where many rows may share one stored value. Above this size, the values of a batch
 # become Python objects one by one; below, all at once.
 BATCH_BYTES = 64 * 1024 * 1024
+_STRINGS = (pa.string(), pa.large_string(), pa.string_view())
+_BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 SHARED_VALUES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY", "DELTA_BYTE_ARRAY"}
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
-    """Some rows of an open table, read batch by batch as they are asked for."""
+class Table:
+    """Some rows of an open table."""
 
-    schema: pa.Schema  # of the object; the batches may have fewer columns
-    batches: Iterator[pa.RecordBatch]
+    schema: pa.Schema  # of the object
+    # Reads these columns (None: all) of the rows, batch by batch as they are asked for.
+    batches: Callable[[Names], Iterator[pa.RecordBatch]]
     codecs: Mapping[str, str] = field(default_factory=dict)  # of Parquet, by leaf column
 
 
@@ -63,51 +66,53 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
             yield Unit(group.num_rows, sum(sizes))
 
 
-def table_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    """The shard's rows, one at a time."""
-    version = shard.version
-    named = [version.text_column, version.id_column, version.image_column]
-    with opened_table(shard, options, list(dict.fromkeys(filter(None, named)))) as table:
-        for batch in table.batches:
-            rows = batch.num_rows
-            texts: Iterator[object] = repeat(None, rows)
-            ids: Iterator[object] = repeat(None, rows)
-            images: Iterator[object] = repeat(None, rows)
-            if version.text_column is not None:
-                texts = strings_of(batch.column(version.text_column))
-            if version.id_column is not None:
-                own = batch.column(version.id_column)
-                ids = strings_of(own if is_string(own.type) else own.cast(pa.large_string()))
-            if version.image_column is not None:
-                images = _images(batch.column(version.image_column))
-            rows_read = zip(texts, ids, images, strict=True)
-            yield from (RawRow(text, id, image=image) for text, id, image in rows_read)
+def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
+    """The shard's rows, one at a time; without names, all columns but those of bytes and lists.
+
+    A named column has strings, as bytes; images are bytes, or paths as strings.
+    """
+    with opened_table(shard, options) as table:
+        count, image = table.schema.names.count, shard.version.image_column
+        read = list(dict.fromkeys(names or ()))
+        if names is None:
+            read = [each.name for each in table.schema if _is_shown(each) and count(each.name) == 1]
+        for batch in table.batches(read):
+            named = zip(read, map(batch.column, read), strict=True)
+            columns = [
+                _images(column) if name == image else _values(column, as_strings=names is not None)
+                for name, column in named
+            ]
+            for values in zip(*columns, strict=True):
+                yield Row(dict(zip(read, values, strict=True)))
 
 
 @contextmanager
-def opened_table(
-    shard: Shard, options: Options, columns: Sequence[str] | None = None
-) -> Iterator[Batches]:
-    """The rows of a shard whose format is one of TABLES, with these columns (None: all)."""
+def opened_table(shard: Shard, options: Options) -> Iterator[Table]:
+    """The rows of a shard whose format is one of TABLES."""
     start, end = shard.piece.start_row, shard.piece.end_row
     if shard.version.format == "arrow":
         with continued(shard.version, options, start, _ArrowReader) as arrow:
-            at = arrow.position
-            within = _batches_between(arrow.batches(), start - at, end - at)
-            chosen = within if columns is None else (batch.select(columns) for batch in within)
-            yield Batches(arrow.schema, chosen)
+            yield Table(arrow.schema, partial(_arrow_batches, arrow, start, end))
         return
     # — buffered: without a buffer, a row group's whole column is fetched before its first row
     with (
         opened(shard.path, options) as file,
         pq.ParquetFile(file, buffer_size=BLOCK_BYTES) as parquet,
     ):
-        batches = _parquet_batches(parquet, start, end, columns)
-        yield Batches(parquet.schema_arrow, batches, _codecs(parquet))
+        batches = partial(_parquet_batches, parquet, start, end)
+        yield Table(parquet.schema_arrow, batches, _codecs(parquet))
+
+
+def _arrow_batches(
+    arrow: _ArrowReader, start: int, end: int, columns: Names
+) -> Iterator[pa.RecordBatch]:
+    at = arrow.position
+    for batch in _batches_between(arrow.batches(), start - at, end - at):
+        yield batch if columns is None else batch.select(columns)
 
 
 def _parquet_batches(
-    parquet: pq.ParquetFile, start: int, end: int, columns: Sequence[str] | None
+    parquet: pq.ParquetFile, start: int, end: int, columns: Names
 ) -> Iterator[pa.RecordBatch]:
     """Rows `start` to before `end` in small batches."""
     next_row = 0
@@ -149,20 +154,25 @@ class _ArrowReader:
 
 
 def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
-    """SpecError unless the text column has strings, and the id column strings or numbers."""
+    """SpecError unless each column that is read has values of a type that it may have."""
     check_columns(version, schema.names)
-    image_type = schema.field(version.image_column).type if version.image_column else pa.binary()
-    if not _may_be_image(image_type):
-        fix = f"{version.path} has {image_type} there; name a column of bytes or of paths"
-        raise SpecError([Problem("input.image", fix, version.image_column)])
-    text_type = schema.field(version.text_column).type if version.text_column else pa.string()
-    if not is_string(text_type):
-        fix = f"{version.path} has {text_type} there, not strings; name a string column"
-        raise SpecError([Problem("input.text", fix, version.text_column)])
-    id_type = schema.field(version.id_column).type if version.id_column else pa.string()
-    if not (is_string(id_type) or types.is_primitive(id_type)):
-        fix = f"{version.path} has {id_type} there; name a column of strings or numbers, or none"
-        raise SpecError([Problem("input.id", fix, version.id_column)])
+    for place, name, may_be, fix in (
+        (
+            "input.image",
+            version.image_column,
+            _may_be_image,
+            "; name a column of bytes or of paths",
+        ),
+        ("input.text", version.text_column, _is_string, ", not strings; name a string column"),
+        (
+            "input.id",
+            version.id_column,
+            lambda kind: _is_string(kind) or types.is_primitive(kind),
+            "; name a column of strings or numbers, or none",
+        ),
+    ):
+        if name is not None and not may_be(kind := schema.field(name).type):
+            raise SpecError([Problem(place, f"{version.path} has {kind} there{fix}", name)])
 
 
 def _batches_between(
@@ -189,7 +199,7 @@ def _complete(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Recor
         raise OSError(f"its footer says {rows} rows, and its pages hold {read}")
 
 
-def _batch_rows(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int:
+def _batch_rows(group: pq.RowGroupMetaData, columns: Names) -> int:
     """Rows in a batch, bounded in memory even if each row has the longest value of its chunk.
 
     A dictionary, or a prefix shared by neighbours, stores one value for many rows. Such a value is
@@ -216,7 +226,16 @@ def _codecs(parquet: pq.ParquetFile) -> dict[str, str]:
     return {path: "none" if codec == "UNCOMPRESSED" else codec for path, codec in codecs.items()}
 
 
-def strings_of(strings: pa.Array) -> Iterator[bytes | TooLong | None]:
+def _values(column: pa.Array, *, as_strings: bool) -> Iterator[object]:
+    """The values, strings as bytes; `as_strings` makes strings of others, too."""
+    if not _is_string(column.type):
+        if not as_strings:
+            return iter(column.to_pylist())
+        column = column.cast(pa.large_string())
+    return _strings(column)
+
+
+def _strings(strings: pa.Array) -> Iterator[bytes | TooLong | None]:
     """The values. Those of a dictionary come one by one: expanded, they may be very large."""
     # — as bytes: Arrow does not check that a string column holds UTF-8, and its to_pylist() would
     #   raise for the whole batch where one row does not
@@ -229,6 +248,13 @@ def strings_of(strings: pa.Array) -> Iterator[bytes | TooLong | None]:
         yield _value(values[index.as_py()]) if index.is_valid else None
 
 
+def _value(scalar: pa.LargeBinaryScalar) -> bytes | TooLong | None:
+    if scalar.is_valid and scalar.as_buffer().size > MAX_ROW_BYTES:
+        return TooLong()
+    value: bytes | None = scalar.as_py()
+    return value
+
+
 def _images(column: pa.Array) -> Iterator[object]:
     """Bytes, paths as strings, or the structs of both that `datasets` writes."""
     if types.is_struct(column.type):
@@ -237,8 +263,8 @@ def _images(column: pa.Array) -> Iterator[object]:
         data, paths = (pa.nulls(len(column), pa.binary()) if p is None else p for p in parts)
         pairs = zip(_images(data), _images(paths), strict=True)
         yield from (path if own is None else own for own, path in pairs)
-    elif is_string(column.type):
-        for value in strings_of(column):
+    elif _is_string(column.type):
+        for value in _strings(column):
             yield id_text(value) if isinstance(value, bytes) else value
     else:
         yield from map(_value, column.cast(pa.large_binary()))
@@ -248,21 +274,12 @@ def _may_be_image(kind: pa.DataType) -> bool:
     if types.is_struct(kind):
         parts = [field.type for field in kind if field.name in ("bytes", "path")]
         return bool(parts) and all(map(_may_be_image, parts))
-    return is_bytes(kind) or is_string(kind)
+    return kind in _BYTES or _is_string(kind)
 
 
-def is_bytes(kind: pa.DataType) -> bool:
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+def _is_string(kind: pa.DataType) -> bool:
+    return (kind.value_type if types.is_dictionary(kind) else kind) in _STRINGS
 
 
-def _value(scalar: pa.LargeBinaryScalar) -> bytes | TooLong | None:
-    if scalar.is_valid and scalar.as_buffer().size > MAX_ROW_BYTES:
-        return TooLong()
-    value: bytes | None = scalar.as_py()
-    return value
-
-
-def is_string(kind: pa.DataType) -> bool:
-    if types.is_dictionary(kind):
-        return is_string(kind.value_type)
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+def _is_shown(column: pa.Field) -> bool:
+    return not types.is_nested(column.type) and column.type not in _BYTES

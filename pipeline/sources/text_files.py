@@ -17,10 +17,10 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.hashes import canonical_json, content_hash, short_hash
-from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong
+from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
 from pipeline.sources.listing import FileInfo, files_at, format_of, irregularity, remote_etag
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import Options, changed, fetching, retry_transient
+from pipeline.sources.streams import Options, check_same, fetching, retry_transient
 from pipeline.stores.file_systems import file_system_at
 
 COLUMNS = ["text", "id"]
@@ -35,16 +35,13 @@ def text_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     yield from (Unit(1, info["size"]) for info in infos)
 
 
-def text_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
+def text_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
     """The shard's rows; one file is held at a time, and none that is too long."""
-    version = shard.version
     file_system, folder, files = _files_of(shard, options)
+    has_text = names is None or "text" in names
     for file in files:
-        values: dict[str | None, object] = {"id": file[0].removeprefix(folder)}
-        if "text" in (version.text_column, version.id_column):
-            values["text"] = _text(file_system, file)
-        yield RawRow(values.get(version.text_column), values.get(version.id_column))
-        del values  # a text may be long: none is held beside the next one
+        id = {"id": file[0].removeprefix(folder)}
+        yield Row(id | ({"text": _text(file_system, file)} if has_text else {}))
 
 
 def text_names(shard: Shard) -> list[str]:
@@ -71,8 +68,8 @@ def _listed(
     files = _entries(file_system, text_infos(file_system, place))
     file_system.invalidate_cache()  # a file that is read is looked at again
     now = sum(size for _, size, _ in files), short_hash(canonical_json(files))
-    if version.etag and now != (version.size_bytes, version.etag.partition("-")[0]):
-        raise changed(version.path, now, (version.size_bytes, version.etag))
+    if version.etag:
+        check_same(version.path, now, (version.size_bytes, version.etag.partition("-")[0]))
     return _folder(place, [name for name, _, _ in files]), files
 
 
@@ -129,6 +126,6 @@ def _text(file_system: AbstractFileSystem, file: _File) -> bytes | TooLong:
         if size_bytes <= MAX_ROW_BYTES:
             data = retry_transient(partial(file_system.cat_file, name))
         info = retry_transient(partial(file_system.info, name))
-    if [file] != (now := _entries(file_system, [info])):
-        raise changed(path, now[0][1:], file[1:])
+    [now] = _entries(file_system, [info])
+    check_same(path, now[1:], file[1:])
     return TooLong() if size_bytes > MAX_ROW_BYTES else data.removeprefix(codecs.BOM_UTF8)

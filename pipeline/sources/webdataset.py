@@ -11,10 +11,10 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import IO, Any, cast
+from itertools import chain, islice
+from typing import IO, cast
 
-from pipeline.sources.documents import MAX_ROW_BYTES, RawRow, TooLong
+from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
 from pipeline.sources.records import SAMPLE_ROWS
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import Options, opened
@@ -40,37 +40,30 @@ class Sample:
 def tar_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     """One unit for each key; SpecError unless one of the first has the columns."""
     with _archive(version.path, options) as archive:
-        first = {name for each in islice(samples(archive), SAMPLE_ROWS) for name in each.members}
+        rows = samples(archive)
+        first = list(islice(rows, SAMPLE_ROWS))
         if first:
-            check_columns(version, sorted({KEY, *first}))
-    with _archive(version.path, options) as archive:
-        for sample in samples(archive):
+            check_columns(version, sorted({KEY, *chain.from_iterable(s.members for s in first)}))
+        for sample in chain(first, rows):
             yield Unit(1, sample.size_bytes, sample.start_byte, sample.end_byte)
 
 
-def tar_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    """The shard's rows; the members of one key are held at a time."""
-    version = shard.version
-    columns = version.text_column, version.id_column, version.image_column
+def tar_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
+    """The shard's rows; the members of one key are held at a time.
+
+    Without names, a column is read up to its first value that is not UTF-8, such as an image.
+    """
+    binary: set[str] = set()
     with _archive(shard.path, options, shard.piece.start_byte or 0) as archive:
         for sample in islice(samples(archive), shard.rows):
-            text, id, image = (_value(archive, sample, name) for name in columns)
-            yield RawRow(text, id, image=image)
-            del text, image
-
-
-def tar_texts(shard: Shard, options: Options) -> Iterator[dict[str, object]]:
-    """The rows with all columns of text; a column is skipped after a value that is not UTF-8."""
-    binary: set[str] = set()
-    with _archive(shard.path, options) as archive:
-        for sample in islice(samples(archive), shard.rows):
-            row: dict[str, object] = {KEY: sample.key}
-            for name in sample.members.keys() - binary:
-                try:
-                    row[name] = str(_value(archive, sample, name) or b"", "utf-8")
-                except (UnicodeDecodeError, TypeError):
-                    binary.add(name)
-            yield row
+            asked = (KEY, *sample.members) if names is None else names
+            read = [name for name in asked if name not in binary]
+            values = {name: _value(archive, sample, name) for name in read}
+            if names is None:
+                binary.update(name for name in read if _is_binary(values[name]))
+                values = {name: values[name] for name in read if name not in binary}
+            yield Row(values)
+            del values
 
 
 def piece_samples(shard: Shard, options: Options) -> Iterator[Sample]:
@@ -116,11 +109,11 @@ def _archive(path: str, options: Options, start: int = 0) -> Iterator[tarfile.Ta
             raise OSError(f"is not a tar file: {error}") from error
 
 
-def _value(archive: tarfile.TarFile, sample: Sample, column: str | None) -> Any:
+def _value(archive: tarfile.TarFile, sample: Sample, column: str) -> str | bytes | TooLong | None:
     """The content of one column of a row."""
     if column == KEY:
         return sample.key
-    member = sample.members.get(column or "")
+    member = sample.members.get(column)
     if member is None:
         return None
     if member.size > MAX_ROW_BYTES:
@@ -128,3 +121,10 @@ def _value(archive: tarfile.TarFile, sample: Sample, column: str | None) -> Any:
     content = archive.extractfile(member)
     assert content is not None, member.name
     return content.read()
+
+
+def _is_binary(value: object) -> bool:
+    try:
+        return isinstance(value, bytes) and not isinstance(value.decode("utf-8"), str)
+    except UnicodeDecodeError:
+        return True

@@ -6,14 +6,15 @@ and date.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from warcio.archiveiterator import ArchiveIterator
 from warcio.exceptions import ArchiveLoadFailed
 from warcio.recordloader import ArcWarcRecord
 
-from pipeline.sources.documents import RawRow, RowBuffer, TooLong
+from pipeline.sources.documents import Names, Row, TooLong
+from pipeline.sources.records import Segment, records_of
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed, stream_at
 
@@ -34,30 +35,22 @@ def wet_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
                 yield Unit(1, text_bytes, start, start + archive.get_record_length())
 
 
-def wet_rows(shard: Shard, options: Options) -> Iterator[RawRow]:
-    """The shard's rows; one record is held at a time, and none that is too long."""
-    text_column, id_column = shard.version.text_column, shard.version.id_column
-    named = [name for name in (text_column, id_column) if name is not None]
-    for values in wet_values(shard, options, named):
-        text, id = (None if each is None else values[each] for each in (text_column, id_column))
-        yield RawRow(text, id)
-        del values  # a text may be long: none is held beside the next one
+def wet_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
+    """The shard's rows; one record is held at a time, and none that is too long.
 
-
-def wet_values(
-    shard: Shard, options: Options, columns: Collection[str]
-) -> Iterator[dict[str, object]]:
-    """These columns of the shard's rows; a text is bytes, and a header that is missing None."""
+    A text is bytes, and a header that is missing None.
+    """
     piece = shard.piece
     assert piece.start_byte is not None, shard
     size_bytes = None if piece.end_byte is None else piece.end_byte - piece.start_byte
-    headers = {name: header for name, header in _HEADERS.items() if name in columns}
+    headers = {key: _HEADERS[key] for key in _HEADERS if names is None or key in names}
     with stream_at(shard.version, options, piece.start_byte) as stream:
         records = _records(stream, size_bytes)
         conversions = (record for _, record in records if record.rec_type == "conversion")
         for record in islice(conversions, shard.rows):
-            values = {name: record.rec_headers.get_header(key) for name, key in headers.items()}
-            yield values | ({"text": _text(record)} if "text" in columns else {})
+            values = {key: record.rec_headers.get_header(name) for key, name in headers.items()}
+            has_text = names is None or "text" in names
+            yield Row(values | ({"text": _text(record)} if has_text else {}))
 
 
 def _records(
@@ -79,10 +72,8 @@ def _records(
 
 
 def _text(record: ArcWarcRecord) -> bytes | TooLong:
-    text = RowBuffer()
-    for block in _blocks(record):
-        text.add(block)
-    return text.take()
+    segments = (Segment(block, ends=False, blank=False) for block in _blocks(record))
+    return next(records_of(segments), b"")
 
 
 def _blocks(record: ArcWarcRecord) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from pipeline.errors import AssayError, Problem, SpecError, UnavailableError
+from pipeline.errors import AssayError, Problem, SpecError, UnavailableError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ def hub_fix(error: BaseException, repo: str) -> str:
         case HFValidationError():
             return "not a name on the Hub either; a name is ORG/NAME"
         case HfHubHTTPError():
-            return f"the Hub at {endpoint} refused: {_one_line(error)}; try again later"
+            return f"the Hub at {endpoint} refused: {one_line(error)}; try again later"
     return (
-        f"the Hub at {endpoint} cannot be reached: {_one_line(error)}; check the network, or set "
+        f"the Hub at {endpoint} cannot be reached: {one_line(error)}; check the network, or set "
         f"HF_ENDPOINT to a mirror"
     )
 
@@ -83,13 +83,9 @@ def pinned(url: str, options: Mapping[str, Any], key: str) -> str:
         repo = url.removeprefix(PROTOCOL)
         raise hub_error(cause, Problem(key, hub_fix(cause, repo), url)) from error
     except (ValueError, NotImplementedError) as error:
-        fix = f"write hf://datasets/ORG/NAME@REVISION/*.parquet: {_one_line(error)}"
+        fix = f"write hf://datasets/ORG/NAME@REVISION/*.parquet: {one_line(error)}"
         raise SpecError([Problem(key, fix, url)]) from error
     repo = constants.REPO_TYPES_URL_PREFIXES.get(place.repo_type, "") + place.repo_id
     commit_url = f"{PROTOCOL}{repo}@{info.sha}/{place.path_in_repo}".rstrip("/")
     logger.info("%s: %s is commit %s", url, place.revision, info.sha)
     return commit_url
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

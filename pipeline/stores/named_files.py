@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,28 +38,27 @@ class Target:
 
     def exists(self) -> bool:
         """Whether there is a file, or a folder with something in it."""
-        with storage_errors(self.url, "read"):
-            self.file_system.invalidate_cache()  # forgets what it listed before
-            return bool(retry(partial(self.file_system.exists, self.place), RetryPolicy()))
+        return bool(self._ask(self.file_system.exists, "read"))
 
     def files(self) -> set[str]:
         """The names of all files below the folder, at any depth."""
-        with storage_errors(self.url, "listed"):
-            self.file_system.invalidate_cache()
-            names = retry(partial(self.file_system.find, self.place), RetryPolicy())
+        names = self._ask(self.file_system.find, "listed")
         prefix = f"{self.place.rstrip('/')}/"
         return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
     def read(self) -> bytes:
         """The file's content."""
-        with storage_errors(self.url, "read"):
-            data: bytes = retry(partial(self.file_system.cat_file, self.place), RetryPolicy())
-            return data
+        data: bytes = self._ask(self.file_system.cat_file, "read")
+        return data
 
     def delete(self) -> None:
         """Deletes the file."""
-        with storage_errors(self.url, "deleted"):
-            retry(partial(self.file_system.rm_file, self.place), RetryPolicy())
+        self._ask(self.file_system.rm_file, "deleted")
+
+    def _ask(self, method: Callable[[str], Any], done: str) -> Any:
+        with storage_errors(self.url, done):
+            self.file_system.invalidate_cache()  # forgets what it listed before
+            return retry(partial(method, self.place), RetryPolicy())
 
     @contextmanager
     def replaced(self) -> Iterator[Path]:

@@ -14,9 +14,9 @@ from fsspec.implementations.local import LocalFileSystem
 from pipeline.errors import Problem, SpecError
 from pipeline.options import InitOptions
 from pipeline.sources.delimited import wrong_delimiter
+from pipeline.sources.documents import TooLong
 from pipeline.sources.listing import format_of, irregularity
-from pipeline.sources.preview import preview
-from pipeline.sources.source import find_files
+from pipeline.sources.source import find_files, first_rows
 from pipeline.sources.text_files import file_path
 from pipeline.spec.parse import parse_spec
 
@@ -32,6 +32,8 @@ NAME_FACTOR = 4.0
 LEAST_PROSE = 0.2
 MAX_ID_CHARS = 200
 SHOWN_COLUMNS = 8
+SAMPLE_ROWS = 500
+SAMPLE_CHARS = 8 * 1024 * 1024  # a sample of long texts has fewer rows
 
 _PLAIN = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z_/][\w./-]*", re.ASCII)
 _SPEC = """\
@@ -125,7 +127,7 @@ def init(data: str, options: InitOptions) -> Proposal:
     first = min(str(info["name"]) for info in infos)
     format = str(format_of(first))
     # — the rows of text files belong to their folder or glob, not to one file
-    values = preview(file_path(file_system, place if format == "txt" else first), format, {})
+    values = _sample(file_path(file_system, place if format == "txt" else first), format)
     is_delimited = format.startswith(("csv", "tsv"))
     if is_delimited and values and (other := wrong_delimiter([*values])):
         raise SpecError([Problem("DATA", other, first)])
@@ -150,6 +152,26 @@ def init(data: str, options: InitOptions) -> Proposal:
     )
     _write(_spec(proposal, name), options.to)
     return proposal
+
+
+def _sample(path: str, format: str) -> dict[str, list[object]]:
+    """Each column's values in the first rows; None where a row has no value."""
+    rows: list[dict[str, object]] = []
+    chars = 0
+    for row in first_rows(path, format, {}, SAMPLE_ROWS):
+        rows.append({name: _as_text(value) for name, value in row.values.items()})
+        chars += sum(len(value) for value in rows[-1].values() if isinstance(value, str))
+        if chars > SAMPLE_CHARS:
+            break
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _as_text(value: object) -> object:
+    """Bytes as text; nothing in place of a value that is too long, a list or an object."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return None if isinstance(value, TooLong | list | dict) else value
 
 
 def _write(spec: str, to: str) -> None:

@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -109,32 +111,12 @@ def test_the_id_changes_with_what_is_asked_and_with_nothing_else(
     assert id_of() == id_of(filter={"keep": "toxic.label = 'clean'"}) == ids[0]
 
 
-def test_a_readout_or_calibration_that_was_fitted_again_is_another_job(tmp_path: Path) -> None:
-    readout, calibration = tmp_path / "toxic.safetensors", tmp_path / "toxic.json"
-    tasks = [
-        {"name": "a", "readout": str(readout)},
-        {"name": "b", "calibration": {"method": "batch", "file": str(calibration)}},
-        {"name": "c", "readout": "/nowhere/x"},
-    ]
-
-    def id_of(weights: bytes, numbers: bytes) -> str:
-        readout.write_bytes(weights)
-        calibration.write_bytes(numbers)
-        return content_id({"tasks": tasks})
-
-    ids = [id_of(b"1", b"1"), id_of(b"2", b"1"), id_of(b"1", b"2")]
-    assert len(set(ids)) == 3 and id_of(b"1", b"1") == ids[0]
-    assert content_id({"tasks": [*tasks[:2], {"name": "c", "readout": "/nowhere/y"}]}) != ids[0]
-
-
 def stages_of(file: str) -> list[dict[str, object]]:
     return [{"readout": file}, {"classifier": {"kind": "onnx", "path": file}}, {"question": "q"}]
 
 
-def test_small_files_that_a_task_names_go_along(tmp_path: Path) -> None:
-    readout, folder = tmp_path / "toxic.safetensors", tmp_path / "up"
-    readout.write_bytes(b"weights")
-    folder.mkdir()
+def test_small_files_that_a_task_names_go_along_and_their_content_counts(tmp_path: Path) -> None:
+    readout = tmp_path / "toxic.safetensors"
     tasks = [
         {"name": "a", "readout": str(readout)},
         {"name": "b", "calibration": {"method": "batch", "file": str(readout)}},
@@ -142,13 +124,23 @@ def test_small_files_that_a_task_names_go_along(tmp_path: Path) -> None:
         {"name": "d", "classifier": {"kind": "onnx", "path": str(readout)}},
         {"name": "e", "cascade": {"file": str(readout), "stages": stages_of(str(readout))}},
     ]
-    write_bundle(folder, {"tasks": tasks})
-    a, b, c, d, e = yaml.safe_load((folder / "spec.yaml").read_text())["tasks"]
+
+    def bundle(weights: bytes) -> tuple[Path, dict[str, Any]]:
+        readout.write_bytes(weights)
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        return folder, write_bundle(folder, {"tasks": tasks})
+
+    folder, bundled = bundle(b"weights")
+    assert yaml.safe_load((folder / "spec.yaml").read_text()) == bundled
+    a, b, c, d, e = bundled["tasks"]
     assert (folder / a["readout"]).read_bytes() == b"weights"
     assert b["calibration"] == {"method": "batch", "file": a["readout"]}
     assert c == tasks[2]
     assert d["classifier"] == {"kind": "onnx", "path": a["readout"]}
     assert e["cascade"] == {"file": a["readout"], "stages": stages_of(a["readout"])}
+    assert content_id(bundle(b"weights")[1]) == content_id(bundled)
+    assert content_id(bundle(b"fitted again")[1]) != content_id(bundled)
+    assert tasks[0] == {"name": "a", "readout": str(readout)}
 
 
 def test_the_folder_of_a_stages_model_must_be_reachable() -> None:
@@ -189,12 +181,3 @@ def test_the_runtime_environment_pins_versions_and_holds_no_variable(
     assert pinned["torch"] == version("torch").partition("+")[0]
     assert "ray" not in pinned and "pytest" not in pinned and "ruff" not in pinned
     assert runtime_environment(tmp_path, installed=True) == {"working_dir": str(tmp_path)}
-
-
-def test_a_spec_in_flow_style_parses_as_its_dump() -> None:
-    spec = parse_spec(
-        "{name: a, model: {path: o/m}, input: {path: /i}, output: /o, "
-        "tasks: [{name: t, question: Q, labels: [yes, no]}]}"
-    )
-    content = portable_content(spec, same_machine=False)
-    assert parse_spec(yaml.safe_dump(content)) == spec

@@ -130,7 +130,7 @@ def test_kept_text_files_are_lines_with_the_text_and_the_path(tmp_path: Path) ->
         {"text": "one", "id": "a.txt"},
         {"text": 'drei\n"é', "id": "deep/c.txt"},
     ]
-    with pytest.raises(StorageError, match=r"text of b\.txt is not readable: invalid UTF-8"):
+    with pytest.raises(StorageError, match=r"text of record b\.txt is not readable: invalid UTF-8"):
         kept_rows(shard, {}, np.ones(3, dtype=np.bool_))
 
 

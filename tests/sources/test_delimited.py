@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import tempfile
-import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from whole_shards import all_documents
+from whole_shards import all_documents, rows_read_in_blocks
 
 from pipeline.errors import SpecError, UnreadableError
-from pipeline.sources import records
-from pipeline.sources.source import InputObject, cut, every_row
-from pipeline.sources.streams import BLOCK_BYTES
+from pipeline.sources.source import InputObject, cut
 from pipeline.spec.schema import Columns
 
 Write = Callable[[str, bytes], InputObject]
@@ -40,18 +34,6 @@ def is_open(data: str, delimiter: str = ",") -> bool:
     return len(rows_of(f"{data}\nmore\nrows", delimiter)) < len(rows_of(data, delimiter)) + 2
 
 
-def read(data: bytes, format: str, target_bytes: int, block_bytes: int) -> list[tuple[object, ...]]:
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "BLOCK_BYTES", block_bytes)
-        path = Path(folder) / f"a.{format}"
-        path.write_bytes(data)
-        shards = cut(
-            InputObject(str(path), len(data), "", format), Columns("text", "id"), target_bytes
-        )
-        rows = [row for shard in shards for row in every_row(shard, {})]
-    return [(row.text, row.id, row.problem) for row in rows]
-
-
 @given(
     st.lists(PIECES, max_size=25).map("".join),
     st.sampled_from(["csv", "tsv"]),
@@ -64,15 +46,16 @@ def test_the_rows_of_all_shards_are_those_of_the_csv_module(
 ) -> None:
     delimiter = {"csv": ",", "tsv": "\t"}[format]
     data = HEADER.replace(",", delimiter) + body
-    expected: list[tuple[object, ...]] = []
+    expected: list[object] = []
     for row in rows_of(data, delimiter):
         if len(row) < 2 or any(row[2:]):
-            expected.append((None, None, f"{len(row)} fields, and the header has 2"))
+            expected.append(f"{len(row)} fields, and the header has 2")
         else:
-            expected.append((row[0].encode(), row[1].encode(), None))
+            expected.append((row[0].encode(), row[1].encode()))
     if is_open(data, delimiter):
-        expected[-1] = (None, None, "a quote is not closed")
-    assert read(data.encode(), format, target_bytes, block_bytes) == expected
+        expected[-1] = "a quote is not closed"
+    rows = rows_read_in_blocks(data.encode(), format, target_bytes, block_bytes)
+    assert [row.problem or (row.values["text"], row.values["id"]) for row in rows] == expected
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
@@ -112,11 +95,6 @@ def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(write: Write
     assert documents.column("doc_id").to_pylist()[:2] == ["1", "2"]
 
 
-@pytest.mark.parametrize("data", [b"", b"\n\r\n", b"\xef\xbb\xbf", b"text,id\n", b"text,id"])
-def test_a_file_without_a_row_makes_no_shard(write: Write, data: bytes) -> None:
-    assert cut(write("a.csv", data), Columns("text", "id"), 3000) == []
-
-
 @pytest.mark.parametrize(
     ("name", "header", "fix"),
     [
@@ -151,16 +129,3 @@ def test_a_header_without_the_column_is_one_line_with_the_fix(
 def test_a_header_that_cannot_be_read_is_one_line(write: Write, data: bytes, reason: str) -> None:
     with pytest.raises(UnreadableError, match=reason):
         cut(write("a.csv", data), Columns("text", None), 3000)
-
-
-def test_a_field_longer_than_many_blocks_is_cut_in_the_memory_of_a_few(write: Write) -> None:
-    long = b'"' + b"x,\n" * (10 * BLOCK_BYTES) + b'"'
-    input_object = write("a.csv.gz", gzip.compress(b"text\nshort\n" + long, compresslevel=1))
-    tracemalloc.start()
-    shards = cut(input_object, Columns("text", None), 10_000)
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert [(shard.piece.start_row, shard.piece.end_row) for shard in shards] == [(0, 1), (1, 2)]
-    assert peak_bytes < 6 * BLOCK_BYTES
-    (length,) = all_documents(shards[1]).column("n_chars").to_pylist()
-    assert length == 30 * BLOCK_BYTES

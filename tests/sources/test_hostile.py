@@ -21,8 +21,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from whole_shards import all_documents
 
-from pipeline.sources import documents as row_limits
-from pipeline.sources import tables
+from pipeline.sources import documents, records, tables
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.source import cut, find_objects
 from pipeline.sources.tables import opened_table
@@ -138,8 +137,8 @@ def test_a_batch_of_values_that_are_stored_once_is_bounded(
     path = tmp_path / "bomb.parquet"
     make(path)
     version = ObjectVersion(str(path), 0, "", "parquet", "text", None)
-    with opened_table(Shard(version, Piece(0, 100, 0, None, None)), {}, ["text"]) as table:
-        sizes = [batch.num_rows * MEGABYTE for batch in table.batches]
+    with opened_table(Shard(version, Piece(0, 100, 0, None, None)), {}) as table:
+        sizes = [batch.num_rows * MEGABYTE for batch in table.batches(["text"])]
     assert sum(sizes) == 100 * MEGABYTE
     assert max(sizes) <= 8 * MEGABYTE
 
@@ -222,14 +221,14 @@ def test_one_document_of_200_megabytes_is_fitted_in_the_memory_of_a_few_of_it(
 def test_a_value_above_the_limit_is_a_row_that_says_so_in_every_format(
     corpus: Path, rows: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", MEGABYTE)
-    monkeypatch.setattr(tables, "MAX_ROW_BYTES", MEGABYTE)
+    for module in (documents, records, tables):
+        monkeypatch.setattr(module, "MAX_ROW_BYTES", MEGABYTE)
     monkeypatch.setattr(tables, "BATCH_BYTES", MEGABYTE)
     (input_object,) = find_objects(str(corpus), tmp_path / "cache")
     shards = cut(input_object, Columns("text", "id"), 100_000)
-    documents = pa.concat_tables(map(all_documents, shards)).to_pylist()
-    assert len(documents) == len(rows)
-    for document, (identifier, text) in zip(documents, rows, strict=True):
+    read = pa.concat_tables(map(all_documents, shards)).to_pylist()
+    assert len(read) == len(rows)
+    for document, (identifier, text) in zip(read, rows, strict=True):
         if len(text) > MEGABYTE:
             assert document["status"] == "error:longer than 1,048,576 bytes"
             assert document["text"] is None
@@ -237,4 +236,4 @@ def test_a_value_above_the_limit_is_a_row_that_says_so_in_every_format(
             assert document["doc_id"] == identifier or not has_id
         else:
             assert (document["doc_id"], document["text"]) == (identifier, text)
-    assert sum(document["text"] is None for document in documents) == 1
+    assert sum(document["text"] is None for document in read) == 1

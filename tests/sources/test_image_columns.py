@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pipeline.errors import DocumentError, SpecError, StorageError
 from pipeline.filters.writers import kept_rows
 from pipeline.sources import image_files
-from pipeline.sources.image_files import ImageFiles
+from pipeline.sources.image_files import image_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.spec.schema import Columns
@@ -161,9 +161,8 @@ def test_what_is_no_image_is_a_row_with_the_reason(
 
 
 def test_a_store_of_images_that_does_not_answer_fails_the_run() -> None:
-    images = ImageFiles("http://127.0.0.1:9/t.jsonl", {})
     with pytest.raises(StorageError, match=r"http://127.0.0.1:9/a.png: cannot be read"):
-        images.read("a.png")
+        image_of("a.png", path="http://127.0.0.1:9/t.jsonl", options={})
 
 
 @pytest.mark.parametrize(
@@ -178,7 +177,7 @@ def test_a_store_of_images_that_does_not_answer_fails_the_run() -> None:
 )
 def test_a_row_cannot_make_requests_to_other_file_systems(table: str, image: str) -> None:
     with pytest.raises(DocumentError, match="is in another file system than its row"):
-        ImageFiles(table, {}).read(image)
+        image_of(image, path=table, options={})
 
 
 @pytest.mark.parametrize(

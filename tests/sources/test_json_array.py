@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import tempfile
-import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from whole_shards import all_documents
+from whole_shards import all_documents, rows_read_in_blocks
 
-from pipeline.errors import SpecError, UnreadableError
-from pipeline.sources import records
-from pipeline.sources.source import InputObject, cut, every_row
-from pipeline.sources.streams import BLOCK_BYTES
+from pipeline.errors import UnreadableError
+from pipeline.sources.source import InputObject, cut
 from pipeline.spec.schema import Columns
 
 Write = Callable[[str, bytes], InputObject]
@@ -27,17 +22,6 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 ROWS = st.lists(st.fixed_dictionaries({"text": TEXTS, "id": TEXTS, "more": VALUES}), max_size=8)
-
-
-def read(data: bytes, target_bytes: int, block_bytes: int) -> list[tuple[object, object]]:
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "BLOCK_BYTES", block_bytes)
-        path = Path(folder) / "a.json"
-        path.write_bytes(data)
-        shards = cut(
-            InputObject(str(path), len(data), "", "json"), Columns("text", "id"), target_bytes
-        )
-        return [(row.text, row.id) for shard in shards for row in every_row(shard, {})]
 
 
 @given(
@@ -56,7 +40,8 @@ def test_the_rows_of_all_shards_are_the_elements_of_the_array(
 ) -> None:
     data = json.dumps(rows, indent=indent, ensure_ascii=ascii).encode()
     expected = [(row["text"], row["id"]) for row in rows]
-    assert read(data, target_bytes, block_bytes) == expected
+    read = rows_read_in_blocks(data, "json", target_bytes, block_bytes)
+    assert [(row.values["text"], row.values["id"]) for row in read] == expected
 
 
 def test_an_element_that_is_no_object_or_has_no_text_is_a_row_that_says_so(write: Write) -> None:
@@ -77,11 +62,6 @@ def test_an_element_that_is_no_object_or_has_no_text_is_a_row_that_says_so(write
         ]
 
 
-@pytest.mark.parametrize("data", [b"", b" \n", b"[]", b"[ \n ]\n", b"\xef\xbb\xbf[]"])
-def test_an_array_without_elements_makes_no_shard(write: Write, data: bytes) -> None:
-    assert cut(write("a.json", data), Columns("text", None), 3000) == []
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -95,19 +75,3 @@ def test_an_array_without_elements_makes_no_shard(write: Write, data: bytes) -> 
 def test_a_file_that_is_no_array_is_one_line(write: Write, data: bytes, reason: str) -> None:
     with pytest.raises(UnreadableError, match=reason):
         cut(write("a.json", data), Columns("text", None), 3000)
-
-
-def test_a_key_that_no_element_has_is_named_with_those_there_are(write: Write) -> None:
-    with pytest.raises(SpecError, match="has no such column; it has: body, id"):
-        cut(write("a.json", b'[{"id": 1, "body": "a"}]'), Columns("text", None), 3000)
-
-
-def test_an_element_longer_than_many_blocks_is_cut_in_the_memory_of_a_few(write: Write) -> None:
-    long = b'{"text": "' + b"x\\n" * (10 * BLOCK_BYTES) + b'"}'
-    input_object = write("a.json", b'[{"text": "short"}, ' + long + b"]")
-    tracemalloc.start()
-    shards = cut(input_object, Columns("text", None), 10_000)
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert [(shard.piece.start_row, shard.piece.end_row) for shard in shards] == [(0, 1), (1, 2)]
-    assert peak_bytes < 9 * BLOCK_BYTES

@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 from data_fixtures import FILES_BELOW, PATHS
 from fault_proxy import Faults, proxied
@@ -258,18 +257,3 @@ def test_a_page_that_is_not_there_names_no_file(
 ) -> None:
     with pytest.raises(SpecError, match=r"^input\.path: names no file"):
         find_objects(f"{web[0]}/none.jsonl", tmp_path / "cache")
-
-
-def test_a_remote_object_is_read_and_its_change_noticed(tmp_path: Path) -> None:
-    memory = fsspec.filesystem("memory")
-    memory.pipe("/remote/a.jsonl", json.dumps({"text": "one"}).encode())
-    try:
-        (input_object,) = find_objects("memory://remote/*.jsonl", tmp_path / "cache")
-        assert input_object.path == "memory:///remote/a.jsonl"
-        (shard,) = cut(input_object, Columns("text", None), 3000)
-        assert all_documents(shard).column("text").to_pylist() == ["one"]
-        memory.pipe("/remote/a.jsonl", json.dumps({"text": "two"}).encode())
-        with pytest.raises(StorageError, match="changed while the job ran"):
-            all_documents(shard)
-    finally:
-        memory.rm("/remote", recursive=True)

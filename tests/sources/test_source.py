@@ -187,11 +187,6 @@ def test_a_key_that_a_later_row_of_the_first_hundred_has_is_there(write: Write) 
     assert len(cut(write("corpus.jsonl", b"\n".join(lines)), Columns("text", None), 10**6)) == 1
 
 
-@pytest.mark.parametrize("data", [b"", b"\n \n\t\n"])
-def test_lines_without_a_row_make_no_shard(write: Write, data: bytes) -> None:
-    assert cut(write("corpus.jsonl", data), Columns("text", None), 3000) == []
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -237,12 +232,6 @@ def test_a_column_of_another_type_is_refused_with_its_type(
     (problem,) = raised.value.problems
     assert problem.place == place
     assert kind in problem.fix
-
-
-def test_a_column_that_stands_twice_is_refused(write: Write) -> None:
-    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
-    with pytest.raises(SpecError, match="has 2 such column"):
-        cut(write("corpus.parquet", parquet_bytes(table)), Columns("text", None), 3000)
 
 
 @pytest.mark.parametrize(("path", "names"), PATHS)
