@@ -34,6 +34,7 @@ from pipeline.inference.memory import (
     CPU_BATCH_TOKENS,
     ENCODER_BATCH_TOKENS,
     MemoryPlan,
+    decoded_tokens,
     plan_memory,
 )
 from pipeline.inference.model.casting import cast_files, needs_cast
@@ -60,8 +61,9 @@ from pipeline.spec.schema import DocumentsSpec
 from pipeline.spec.tasks import TaskSpec
 
 CUDA_BATCH_TOKENS = 65_536
-# The share of free memory that the keys and values of texts that are continued may take.
-_KEPT_SHARE = 0.25
+# Prompts and continuations that are decoded together on a CPU: more of them share the reading of
+# the weights for each token, and then need more padding.
+_CPU_DECODED_TOKENS = 10_240
 
 
 def memory_plan(model: LoadedModel, prompt: PromptTokens, *, engines: int = 1) -> MemoryPlan:
@@ -174,20 +176,20 @@ def continuation_engine(
     folder = local_model(job, send)
     tokenizer = load_tokenizer(folder)
     _check_room(job, folder, tokenizer, job.spec.tasks, max(job.continues.values()))
-    prefix, _ = answered_suffixes(tokenizer, job.spec.prompt, job.spec.tasks)
     send(WorkerReport(LOADING))
     model = job_model(job, folder)
     _check_schedule(model)
-    engines, bare = _engines_here(job), PromptTokens(prefix, ())
     ends = model.network.generation_config.eos_token_id
     if ends is None:
         ends = tokenizer.eos_token_id
     engine = ContinuationEngine(
         model,
-        prefix,
         stop_ids=ends if isinstance(ends, list) else [each for each in (ends,) if each is not None],
-        max_batch_tokens=memory_plan(model, bare, engines=engines).max_batch_tokens,
-        max_kept_bytes=int(_free_bytes(model) * _KEPT_SHARE / engines),
+        max_batch_tokens=decoded_tokens(
+            model,
+            free_bytes=_free_bytes(model) // _engines_here(job),
+            most_tokens=CUDA_BATCH_TOKENS if model.device.type == "cuda" else _CPU_DECODED_TOKENS,
+        ),
     )
     return engine, tokenizer
 

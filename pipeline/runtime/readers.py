@@ -16,16 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.inference.continuations import Continuation, ContinuationEngine, ShardContinuations
+from pipeline.inference.continuations import Continuation, ContinuationEngine
 from pipeline.inference.engine import Engine
 from pipeline.inference.images import as_document
 from pipeline.inference.labels.prompt_tokens import answered_suffixes
 from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.batching import Usage
-from pipeline.inference.shard_answers import ShardAnswers
+from pipeline.inference.shard_answers import OUT_OF_MEMORY, ShardAnswers, first_of_equals
 from pipeline.ledger.blocks import Bools
 from pipeline.ledger.cells import version_name
-from pipeline.ledger.columns import EXPLANATION_TYPE, only, with_column
+from pipeline.ledger.columns import EXPLANATION_TYPE, only
 from pipeline.ledger.label_rows import answer_rows
 from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import (
@@ -41,7 +41,7 @@ from pipeline.runtime.progress import Send, ShardProgress
 from pipeline.sources.documents import OK
 from pipeline.spec.tasks import TaskSpec
 
-_CONTINUED = pa.struct([("label", pa.string()), *EXPLANATION_TYPE])
+_CONTINUED = pa.struct([("label", pa.string()), *EXPLANATION_TYPE, ("status", pa.string())])
 Chunks = Sequence[Sequence[Any]]  # [docs] chunks of token ids: arrays, or with an image
 
 
@@ -147,19 +147,32 @@ class Reader:
     ) -> tuple[pa.StructArray, int, Usage]:
         """[docs] the rows of the file of continuations, or null; the rest as `label` returns it."""
         engine, tokenizer = self._continuer
-        suffixes = answered_suffixes(tokenizer, self.job.spec.prompt, self.job.spec.tasks)[1]
+        prefix, suffixes = answered_suffixes(tokenizer, self.job.spec.prompt, self.job.spec.tasks)
         chunks, status = self.tokenise(documents, asked)
-        texts = [
-            [*of_row[0].tolist(), *suffixes[task.name][str(label)]] if len(of_row) else []
-            for of_row, label in zip(chunks, labels, strict=True)
+        # — of equal texts the first is continued, and the others get its continuation
+        first_of = first_of_equals(chunks, text_identities(documents))
+        rows = [row for row, of_row in enumerate(chunks) if of_row and row not in first_of]
+        prompts = [
+            [*prefix, *chunks[row][0].tolist(), *suffixes[task.name][str(labels[row])]]
+            for row in rows
         ]
-        rows = ShardContinuations(texts, text_identities(documents), self.job.continues[task.name])
-        if rows.asked_rows:
-            rows.decode_rows(engine, 0, len(texts), progress.advance)
-        pairs = zip(labels, rows.continuations(), strict=True)
-        continued = pa.array([_continued(tokenizer, *pair) for pair in pairs], _CONTINUED)
-        answers = with_column(continued, "status", pa.array(rows.statuses(status), pa.string()))
-        return only(answers, asked), rows.asked_rows, rows.usage
+        decoded = engine.decode(
+            prompts,
+            self.job.continues[task.name],
+            on_step=lambda done: progress.advance(done, done / len(rows)),
+        )
+        by_row = dict(zip(rows, decoded, strict=True))
+        continued = []
+        for row, label in enumerate(labels):
+            continuation = by_row.get(first_of.get(row, row))
+            if chunks[row] and continuation is None:
+                status[row] = OUT_OF_MEMORY
+            continued.append(_continued(tokenizer, label, continuation, status[row]))
+        usage = Usage(
+            prefix_tokens_computed=sum(map(len, prompts)),
+            question_tokens_computed=sum(len(each.token_ids) for each in decoded if each),
+        )
+        return only(pa.array(continued, _CONTINUED), asked), len(rows), usage
 
 
 def token_chunks(chunks: pa.Array, images: pa.Array | None) -> Chunks:
@@ -179,15 +192,18 @@ def token_chunks(chunks: pa.Array, images: pa.Array | None) -> Chunks:
 
 
 def _continued(
-    tokenizer: PreTrainedTokenizerBase, label: str | None, continuation: Continuation | None
-) -> dict[str, object] | None:
-    """An answer and what follows it; None without a continuation."""
+    tokenizer: PreTrainedTokenizerBase,
+    label: str | None,
+    continuation: Continuation | None,
+    status: str,
+) -> dict[str, object]:
+    """A row of the file of continuations: an answer, what follows it, and the status."""
     if continuation is None:
-        return None
+        return {"status": status}
     ids = list(continuation.token_ids)
     tokens = [
         {"token": tokenizer.decode([token]), "p": p}
         for token, p in zip(ids, continuation.p, strict=True)
     ]
     text = tokenizer.decode(ids, skip_special_tokens=True)
-    return {"label": label, "text": text, "tokens": tokens}
+    return {"label": label, "text": text, "tokens": tokens, "status": status}

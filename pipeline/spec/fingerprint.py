@@ -37,7 +37,10 @@ class Fingerprint:
 
     def continued(self, tokens: int) -> Fingerprint:
         """The continuations of the task's answers by at most this number of tokens."""
-        return Fingerprint({**self.raw.content, "continuation": {"tokens": tokens}})
+        own: dict[str, Any] = {"tokens": tokens}
+        if "kv" in self.content:  # — an earlier version rounded keys and values of continuations
+            own["kv"] = "none"
+        return Fingerprint({**self.raw.content, "continuation": own})
 
     @property
     def sources(self) -> set[str]:

@@ -13,10 +13,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from pipeline.inference.continuations import ContinuationEngine
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
-from pipeline.inference.memory import plan_memory, shape_of
+from pipeline.inference.memory import decoded_tokens, plan_memory, shape_of
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.forward import prefill
 
@@ -100,6 +101,24 @@ def test_a_kept_prefix_takes_what_the_plan_says(tiny_model: Callable[[str], Load
     kept_bytes = sum(kv.k.nbytes + kv.v.nbytes for kv in kept.layers.values())
     assert planned.prefix_bytes == kept_bytes
     assert shape_of(model).kv_bytes * 20 * 2 == kept_bytes
+
+
+@pytest.mark.parametrize(
+    "family, changes", [("llama", {}), ("llama", {"num_hidden_layers": 12}), ("qwen3", {})]
+)
+@pytest.mark.parametrize("tokens", [300, 3_000])
+def test_prompts_that_are_decoded_together_fit_into_the_free_memory(
+    family: str, changes: dict[str, Any], tokens: int
+) -> None:
+    model, source, free_bytes = wide_model(family, **changes), random.Random(0), 80_000_000
+    together = decoded_tokens(model, free_bytes=free_bytes, most_tokens=1_000_000)
+    rows = together // (tokens + 4)
+    prompts = [source.choices(range(2_000), k=tokens) for _ in range(rows)]
+    engine = ContinuationEngine(model, stop_ids=(), max_batch_tokens=together)
+    steps: list[int] = []
+    measured = allocated_at_most(lambda: engine.decode(prompts, 4, on_step=steps.append))
+    assert steps[-1] == rows, "in one batch"
+    assert 0.4 * free_bytes < measured < free_bytes
 
 
 # Forty blocks of 8 MB, two at a time: a kept heap is paged in once.

@@ -1,4 +1,4 @@
-"""Continuations of answers: which are made, that they are those of `generate`, and made once."""
+"""Continuations of answers: which are made, that they are greedy decoding, and made once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 import torch
 from command import WITH_MODEL, assay
 from fitted import write_calibration
-from generation import generated
+from generation import greedily_decoded
 from stages import run_without_ray
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationMixin
 
-import pipeline.inference.continuations as continuations
 from pipeline.cli import main
 from pipeline.errors import SpecError
+from pipeline.inference.continuations import ContinuationEngine
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.integrity.gc import collect_garbage
@@ -91,13 +91,13 @@ def explained(
 ) -> Iterator[Explained]:
     run_without_ray(monkeypatch)
     made = Explained(tmp_path, model_folder)
-    decode = continuations.ContinuationEngine.decode
+    decode = ContinuationEngine.decode
 
-    def counted(self: Any, texts: Any, tokens: int, **how: Any) -> Any:
-        made.decoded.update(map(tuple, texts))
-        return decode(self, texts, tokens, **how)
+    def counted(self: Any, prompts: Any, tokens: int, **how: Any) -> Any:
+        made.decoded.update(map(tuple, prompts))
+        return decode(self, prompts, tokens, **how)
 
-    monkeypatch.setattr(continuations.ContinuationEngine, "decode", counted)
+    monkeypatch.setattr(ContinuationEngine, "decode", counted)
     yield made
 
 
@@ -105,7 +105,7 @@ TEXTS = [f"This is text number {n}, which says so {n % 5} times." for n in range
 
 
 def expected(explained: Explained, text: str, label: str) -> tuple[str, list[str], list[float]]:
-    """The continuation by `generate`, of the whole prompt with the answer."""
+    """The greedy continuation of the whole prompt with the answer."""
     spec = load_spec(explained.spec_file)
     tokenizer: Any = AutoTokenizer.from_pretrained(explained.model)
     network = AutoModelForCausalLM.from_pretrained(explained.model, dtype=torch.float32)
@@ -113,14 +113,14 @@ def expected(explained: Explained, text: str, label: str) -> tuple[str, list[str
     document = DocumentTokenizer(tokenizer).encode(text)[: spec.documents.max_tokens]
     answer = tokenizer(LABELS[label][0], add_special_tokens=False)["input_ids"]
     ids = [*prompt.prefix, *document, *prompt.questions[0].token_ids, *answer]
-    made = generated(network, ids, TOKENS, [tokenizer.eos_token_id])
+    made = greedily_decoded(network, ids, TOKENS, [tokenizer.eos_token_id])
     new, p = list(made.token_ids), list(made.p)
     decoded = tokenizer.decode(new, skip_special_tokens=True)
     return decoded, [tokenizer.decode([token]) for token in new], p
 
 
 def check(explained: Explained, texts: dict[str, str], named: set[str]) -> None:
-    """The named documents, and no others, have the continuations of `generate`."""
+    """The named documents, and no others, have the continuations of greedy decoding."""
     rows = explained.rows()
     assert rows.keys() == texts.keys()
     for name, row in rows.items():
@@ -134,7 +134,7 @@ def check(explained: Explained, texts: dict[str, str], named: set[str]) -> None:
         np.testing.assert_allclose([each["p"] for each in explanation["tokens"]], p, atol=1e-4)
 
 
-def test_every_answer_is_continued_as_generate_does(explained: Explained) -> None:
+def test_every_answer_is_continued_as_greedy_decoding_does(explained: Explained) -> None:
     texts = explained.write("a", [*TEXTS[:9], "", TEXTS[0]]) | explained.write("b", TEXTS[7:13])
     outcome = explained.run()
     assert outcome.complete and outcome.snapshot == 1
@@ -238,14 +238,11 @@ def test_a_failed_continuation_leaves_the_answer(
     explained: Explained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     explained.write("a", TEXTS[:5])
-    plain = continuations.run
 
-    def run(decoder: Any, attention: Any, positions: Any, **inputs: Any) -> Any:
-        if isinstance(attention, continuations._DecodeAttention):
-            raise MemoryError
-        return plain(decoder, attention, positions, **inputs)
+    def generate(_network: Any, *_inputs: Any, **_options: Any) -> Any:
+        raise MemoryError
 
-    monkeypatch.setattr(continuations, "run", run)
+    monkeypatch.setattr(GenerationMixin, "generate", generate)
     explained.run()
     rows = explained.rows()
     assert all(row["label"] and row["status"] == "ok" for row in rows.values())

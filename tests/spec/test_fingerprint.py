@@ -114,3 +114,11 @@ def test_the_default_of_chunks_is_max_for_two_labels_as_before_and_mean_for_more
     for task, default in ((two, "max"), (three, "mean")):
         written = spec(documents=chunk, tasks=[{**task, "chunks": default}])
         assert fp(spec(documents=chunk, tasks=[task])) == fp(written)
+
+
+def test_continuations_are_others_only_where_keys_and_values_were_rounded_before() -> None:
+    for kv, own in (("none", {"tokens": 4}), ("int8", {"tokens": 4, "kv": "none"})):
+        version = fingerprints(
+            spec(model={"path": "m", "kv": kv}), weights=WEIGHTS, dtype="float32"
+        )["a"]
+        assert version.continued(4).content == {**version.content, "continuation": own}

@@ -1,7 +1,7 @@
 """Attention of queries over one span of keys, and over many spans in one kernel call.
 
-Entry points: `attend`, `attend_causally` and `attend_rows`; `flash_kernel`, which is torch's varlen
-FlashAttention (Dao et al., 2022).
+Entry points: `attend` and `attend_causally`; `flash_kernel`, which is torch's varlen FlashAttention
+(Dao et al., 2022).
 """
 
 from __future__ import annotations
@@ -82,44 +82,13 @@ def attend(
     )
 
 
-def attend_rows(
-    q: Tensor,  # [rows, heads, dim]
-    k: Tensor,  # [rows, keys, kv_heads, dim]
-    v: Tensor,  # [rows, keys, kv_heads, dim]
-    *,
-    scale: float,
-    hidden: Tensor | None = None,  # [rows, keys] bool: keys that a row does not see
-    softcap: float | None = None,
-) -> Attended:  # of one copy
-    """Attention of one query a row over keys of its own, which grouped heads read where they are.
-
-    A row that sees no key has out 0 and lse -inf.
-    """
-    rows, heads, dim = q.shape
-    _, keys, kv_heads, _ = k.shape
-    grouped = q.view(rows, kv_heads, heads // kv_heads, dim)  # a group's heads are its queries
-    mask = None
-    if hidden is not None:
-        mask = hidden[:, None, None].expand(rows, kv_heads, heads // kv_heads, keys)
-    k, v = k.transpose(1, 2), v.transpose(1, 2)
-    if q.device.type == "cpu" and softcap is None:
-        out, lse = _flash_cpu(grouped, k, v, scale, False, mask)
-    else:
-        out, lse = _plain(grouped, k, v, scale, False, mask, softcap)
-    out, lse = out.reshape(1, rows, heads, dim), lse.reshape(1, rows, heads)
-    if hidden is not None:
-        blind = hidden.all(dim=-1)[None, :, None]  # [1, rows, 1]
-        out, lse = out.masked_fill(blind[..., None], 0.0), lse.masked_fill(blind, -torch.inf)
-    return Attended(out, lse)
-
-
 def _flash_cpu(
     q: Tensor,  # [batch, heads, tokens, dim]
     k: Tensor,  # [batch, heads, keys, dim]
     v: Tensor,  # [batch, heads, keys, dim]
     scale: float,
     causal: bool,
-    hidden: Tensor | None,  # [tokens, keys] or [batch, heads, tokens, keys] bool
+    hidden: Tensor | None,  # [tokens, keys] bool
 ) -> tuple[Tensor, Tensor]:  # [batch, heads, tokens, dim], [batch, heads, tokens] fp32
     mask = None
     if hidden is not None:
@@ -136,7 +105,7 @@ def _plain(
     v: Tensor,  # [batch, heads, keys, dim]
     scale: float,
     causal: bool,
-    hidden: Tensor | None,  # [tokens, keys] or [batch, heads, tokens, keys] bool
+    hidden: Tensor | None,  # [tokens, keys] bool
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # [batch, heads, tokens, dim], [batch, heads, tokens] fp32
     """The definition, a block of queries at a time: for softcap, for other devices, for tests."""
@@ -153,7 +122,7 @@ def _plain(
             ahead = torch.ones(stop - start, keys, dtype=torch.bool, device=q.device)
             scores = scores.masked_fill(ahead.triu_(start + 1), -torch.inf)
         if hidden is not None:
-            scores = scores.masked_fill(hidden[..., start:stop, :], -torch.inf)
+            scores = scores.masked_fill(hidden[start:stop], -torch.inf)
         lse = scores.logsumexp(-1)  # [batch, heads, rows]
         weights = (scores - lse.unsqueeze(-1)).exp().nan_to_num(0.0)
         outs.append(weights.to(v.dtype) @ v)
