@@ -38,12 +38,6 @@ class OperatingPoints:
     def recall(self) -> Floats:  # [points]; NaN without a positive row
         return self.hits / self.positives if self.positives else np.full(len(self.hits), np.nan)
 
-    @property
-    def false_positive_rate(self) -> Floats:  # [points]; NaN without a negative row
-        negatives = self.rows - self.positives
-        false = self.flagged - self.hits
-        return false / negatives if negatives else np.full(len(self.hits), np.nan)
-
 
 @dataclass(frozen=True, slots=True)
 class Threshold:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.filters.policy import Judge, Policy
 from pipeline.filters.rule import SnapshotRule
 from pipeline.ledger.rows import DOCUMENT_SCHEMA
@@ -28,7 +28,6 @@ ALL, OTHERS = "all", "others"
 MOST_GROUPS = 200  # the largest; the others are counted together
 # What does not fit is written to a temporary folder. Each thread needs some of the memory.
 _BOUNDS: dict[str, str | int | float | list[str]] = {"memory_limit": "512MB", "threads": 4}
-Connection = duckdb.DuckDBPyConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Decisions:
     `grp`, `score_N` and `group_N` of clause number N, and those that were asked for.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -113,11 +112,10 @@ def places(group: str, most: int | None = None) -> str:
 
 def sizes_where(condition: str) -> str:
     """The columns of a `Size`, of the documents for which the condition is true."""
-    sums = (f"coalesce(sum({name}) filter ({condition}), 0)::BIGINT" for name in _MEASURES)
+    sums = (
+        f"coalesce(sum({name}) filter ({condition}), 0)::BIGINT" for name in ("n_chars", "tokens")
+    )
     return ", ".join((f"count(*) filter ({condition})", *sums))
-
-
-_MEASURES = ("n_chars", "tokens")
 
 
 @contextmanager
@@ -144,7 +142,8 @@ def decisions(
     with scratch() as table:
         for rows, failed in rule.rows(shards):
             added = _decided(judge, rows, failed, on_error)
-            added["grp"] = groups.names(rows) if groups else [ALL] * len(rows)
+            names = groups.names(rows) if groups else [ALL] * len(rows)
+            added["grp"] = pa.array(names, pa.string())
             tokens = (pc.struct_field(rows.column(task), "n_tokens") for task in read)
             added["tokens"] = pc.fill_null(pc.max_element_wise(*tokens), 0)
             for name, (task, *fields) in (columns or {}).items():
@@ -172,12 +171,15 @@ def _decided(
 
 @contextmanager
 def scratch() -> Iterator[Decisions]:
-    """Tables in a temporary file."""
-    with (
-        tempfile.TemporaryDirectory(prefix="assay-filter-") as folder,
-        duckdb.connect(f"{folder}/tables.duckdb", config=_BOUNDS) as connection,
-    ):
-        yield Decisions(connection)
+    """Tables in a temporary file. StorageError if they cannot be written."""
+    with tempfile.TemporaryDirectory(prefix="assay-filter-") as folder:
+        try:
+            with duckdb.connect(f"{folder}/tables.duckdb", config=_BOUNDS) as connection:
+                yield Decisions(connection)
+        except duckdb.Error as error:
+            reason = f"cannot hold the counts: {str(error).splitlines()[0]}"
+            fix = "set TMPDIR to a folder with more room"
+            raise StorageError(f"{folder}: {reason}; {fix}") from error
 
 
 def limits(scores: str, shares: Sequence[float]) -> str:

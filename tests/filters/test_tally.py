@@ -14,6 +14,7 @@ from finished import ROWS, Corpus, finish, toy_fingerprints, toy_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.errors import StorageError
 from pipeline.filters.decisions import (
     MOST_GROUPS,
     OTHERS,
@@ -118,3 +119,10 @@ def test_a_cell_has_the_probabilities_up_to_its_threshold(values: list[float]) -
     expected = np.bincount(cells, minlength=len(THRESHOLDS)).tolist()
     assert scores.sizes == (expected, expected, [3 * count for count in expected])
     assert scores.counts == ({"all": expected} if len(cells) else {})
+
+
+def test_a_table_that_cannot_be_written_says_what_to_do() -> None:
+    what = "set TMPDIR to a folder with more room"
+    with pytest.raises(StorageError, match=what), scratch() as table:
+        table.rows("pragma memory_limit = '1KB'")
+        table.add("documents", pa.table({"n_chars": np.arange(1_000_000)}))

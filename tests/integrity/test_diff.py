@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from finished import LABELS, Corpus, finish
 
+from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.integrity.diff import compare, sides
 from pipeline.ledger.dataset import open_labels
@@ -134,3 +135,11 @@ def test_for_a_snapshot_that_does_not_exist_those_that_do_are_listed(finished: L
     assert str(refused.value) == (
         f"B: write the number of a snapshot; {finished.url} has 1 (got '2')"
     )
+
+
+def test_groups_of_earlier_versions_are_refused_with_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["diff", "spec.yaml", "1", "2", "--by", "path"]) == 2
+    line = "--by: no such option; join the rows of open_labels(snapshot=A) and (snapshot=B)"
+    assert capsys.readouterr().err.startswith(line)

@@ -28,7 +28,7 @@ from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
 
 VERSION = ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None)
-COST = LabelCost(1.5, 2, 3, 4, 5)
+COST = LabelCost(1.5, 2, 3, 4)
 LABELS = ("yes", "no")
 FP = "f" * 16
 NAME = f"t/{FP}"  # of a version

@@ -107,24 +107,34 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
 def test_a_histogram_has_a_bar_for_each_count_on_a_scale_of_powers_of_ten(
     counts: dict[int, int],
 ) -> None:
-    of_toxic = scores("toxic", counts)
-    report = replace(REPORT, tasks=REPORT.tasks[:1], scores=(of_toxic,))
-    section = shown(report).partition("<h2 id='answers'>")[2]
-    figure = section.partition("<figure>")[2].partition("</figure>")[0]
-    bars = re.findall(r"<rect [^>]*y='([\d.]+)'[^>]*height='([\d.]+)'.*?: ([\d,]+)</title>", figure)
-    drawn = histogram(of_toxic)
-    expected = [count for _, count in sorted(counts.items())]
-    assert [int(count.replace(",", "")) for *_, count in bars] == expected
-    ticks = {int(text.replace(",", "")): place for place, text in drawn.y}
-    top = max(ticks)
+    chart = histogram(scores("toxic", counts))
+    ticks = {int(text.replace(",", "")): place for place, text in chart.y}
+    top, expected = max(ticks), [count for _, count in sorted(counts.items())]
     assert set(ticks) == {10**n for n in range(round(math.log10(top)) + 1)}
     assert max(10, max(expected)) <= top < 10 * max(10, max(expected))
     unit = ticks[10] - ticks[1]
-    for (y, height, text), (_, place, _) in zip(bars, drawn.bars, strict=True):
-        count = int(text.replace(",", ""))
+    for count, (_, place, words) in zip(expected, chart.bars, strict=True):
         assert place == pytest.approx(ticks[1] + unit * math.log10(count))
-        assert float(height) == pytest.approx(drawn.height * place, abs=0.01) > 4
-        assert float(y) + float(height) == pytest.approx(drawn.height + 20, abs=0.01)
+        assert words.endswith(f": {count:,}")
+        assert chart.height * place > 4  # a bar of one document is visible
+
+
+def test_a_chart_is_drawn_where_its_places_are() -> None:
+    of_toxic = scores("toxic", {0: 9, 500: 1_000, 999: 12_345})
+    written = shown(replace(REPORT, tasks=REPORT.tasks[:1], scores=(of_toxic,)))
+    figure = written.partition("<figure>")[2].partition("</figure>")[0]
+    chart = histogram(of_toxic)
+    bars = re.findall(
+        r"<rect x='(.*?)' y='(.*?)' .*? height='(.*?)' .*?<title>(.*?)</title>", figure
+    )
+    for (x, y, height, text), (left, place, words) in zip(bars, chart.bars, strict=True):
+        assert (float(x), text) == (pytest.approx(48 + 280 * left, abs=0.1), words)
+        assert float(height) == pytest.approx(chart.height * place, abs=0.01)
+        assert float(y) + float(height) == pytest.approx(chart.height + 20, abs=0.01)
+    grid = re.findall(r"y1='([\d.]+)'[^>]*/><text [^>]*'end'>([\d,]+)<", figure)
+    for (y, text), (place, name) in zip(grid, chart.y, strict=True):
+        assert text == name
+        assert float(y) == pytest.approx(chart.height * (1 - place) + 20, abs=0.1)
     assert re.findall(r"text-anchor='middle'>([\d.]+)<", figure) == ["0", "0.5", "1"]
 
 

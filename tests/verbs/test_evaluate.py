@@ -374,3 +374,9 @@ def test_a_broken_file_of_gold_is_one_line(
     assert bench.evaluate(str(path)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"assay: --gold: {path}")
+
+
+def test_a_page_is_that_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "spec.yaml", "--gold", "g.csv", "--html", "page.html"]) == 2
+    line = "--html: no such option; assay report --gold writes this page"
+    assert capsys.readouterr().err.startswith(line)
