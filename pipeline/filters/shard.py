@@ -76,7 +76,8 @@ def filter_shard(
     keep = ~decision.dropped
     text_bytes, dropped_texts = _texts(shard, options, answers.column("content_hash"), keep)
     tokens = pc.fill_null(answers.column(rule.counted_task(judge)).field("n_tokens"), 0)
-    sizes = np.stack([np.ones(len(keep), np.int64), text_bytes, tokens.to_numpy()], axis=1)
+    counts = np.ones(len(keep)), text_bytes, tokens.to_numpy()
+    sizes = np.stack([np.asarray(each, np.int64) for each in counts], axis=1)  # [docs, 3]
     kept_inside = np.zeros(shard.rows, np.bool_)  # a slice has some of these rows
     kept_inside[answers.column("row").to_numpy() - shard.piece.start_row] = keep
     kept = kept_rows(shard, options, kept_inside)

@@ -147,11 +147,11 @@ def plan_memory(
 def decoded_tokens(model: LoadedModel, *, free_bytes: int, most_tokens: int) -> int:
     """How many tokens of prompts and continuations are decoded together, at most `most_tokens`.
 
-    Their keys and values are kept beside the activations.
+    Their keys and values are kept beside the activations, and beside the mask of padded prompts.
     """
     kept_bytes = int(free_bytes * _KEPT_SHARE)
     plan = plan_memory(
-        model, prefix_tokens=0, free_bytes=free_bytes - kept_bytes, most_tokens=most_tokens
+        model, prefix_tokens=0, free_bytes=free_bytes - 2 * kept_bytes, most_tokens=most_tokens
     )
     shape = plan.shape
     return max(1, min(plan.max_batch_tokens, kept_bytes // (shape.kv_bytes * shape.layers)))

@@ -106,11 +106,11 @@ def test_a_kept_prefix_takes_what_the_plan_says(tiny_model: Callable[[str], Load
 @pytest.mark.parametrize(
     "family, changes", [("llama", {}), ("llama", {"num_hidden_layers": 12}), ("qwen3", {})]
 )
-@pytest.mark.parametrize("tokens", [300, 3_000])
+@pytest.mark.parametrize(("tokens", "free_bytes"), [(300, 80_000_000), (3_000, 240_000_000)])
 def test_prompts_that_are_decoded_together_fit_into_the_free_memory(
-    family: str, changes: dict[str, Any], tokens: int
+    family: str, changes: dict[str, Any], tokens: int, free_bytes: int
 ) -> None:
-    model, source, free_bytes = wide_model(family, **changes), random.Random(0), 80_000_000
+    model, source = wide_model(family, **changes), random.Random(0)
     together = decoded_tokens(model, free_bytes=free_bytes, most_tokens=1_000_000)
     rows = together // (tokens + 4)
     prompts = [source.choices(range(2_000), k=tokens) for _ in range(rows)]
@@ -118,7 +118,7 @@ def test_prompts_that_are_decoded_together_fit_into_the_free_memory(
     steps: list[int] = []
     measured = allocated_at_most(lambda: engine.decode(prompts, 4, on_step=steps.append))
     assert steps[-1] == rows, "in one batch"
-    assert 0.4 * free_bytes < measured < free_bytes
+    assert 0.25 * free_bytes < measured < free_bytes  # of whole prompts, perhaps one
 
 
 # Forty blocks of 8 MB, two at a time: a kept heap is paged in once.

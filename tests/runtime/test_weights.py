@@ -205,7 +205,7 @@ def test_answers_under_a_commit_or_etags_stay_valid_for_the_same_files(
     place.put({**files, "README.md": b"2"})
     assert job().fp == {**fresh.fp, "toxic": old}
     asked = [{"name": "toxic", "question": "Rude?", "labels": {"toxic": ["Yes"], "clean": ["No"]}}]
-    batch = write_calibration(tmp_path / "c.json", {"toxic": 0.5, "clean": 0.5})
+    batch = write_calibration(tmp_path / "c.json", {"clean": 0.5, "toxic": 0.5})
     calibrated = job(tasks=[{**asked[0], "calibration": batch}])
     assert calibrated.fingerprints["toxic"].raw.id == old
     assert job(prompt=reworded).fingerprints["toxic"].content["weights"] == fresh.files.hashes

@@ -57,7 +57,7 @@ def test_contextual_calibration_was_removed_and_one_line_says_what_to_write(
     assert str(refused.value) == (
         "tasks.0.calibration: contextual calibration was removed; take it out, make a file with "
         "`assay calibrate --method batch`, and write {method: batch, file: FILE} "
-        f"(got { ({'method': 'contextual', **more}) }) in spec, line 10, task 'a'"
+        f"(got { ({'method': 'contextual', **more}) }) in spec, line 13, task 'a'"
     )
 
 

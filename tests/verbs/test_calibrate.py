@@ -175,7 +175,7 @@ def test_existing_answers_are_calibrated_without_the_model(
         assert main(["verify", str(output.spec())]) == main(["show", str(output.spec())]) == 0
     exported = output.folder / "exported"
     assert main(["export", str(output.spec()), "--to", str(exported)]) == 0
-    (file,) = exported.rglob("*.parquet")
+    file, *_ = exported.rglob("*.parquet")
     assert "toxic_calibrated_p_toxic" in pq.read_schema(file).names
 
     output.tasks[1] = {**TOPIC, "calibration": {"method": "batch", "file": str(batch)}}
