@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 
-from pipeline.inference.engine import is_out_of_memory
+from pipeline.inference.engine import read_in_batches
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 
 # In the place of padding, which no token attends to, and behind the end of a continuation.
@@ -60,20 +60,16 @@ class ContinuationEngine:
         """
         results: list[Continuation | None] = [None] * len(prompts)
         lengths = [len(prompt) + tokens for prompt in prompts]
-        waiting = padded_batches(lengths, self._max_batch_tokens)[::-1]
-        while waiting:
-            batch = waiting.pop()
-            try:
-                decoded = self._decode_together([prompts[i] for i in batch], tokens, on_step)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                if half := len(batch) // 2:
-                    waiting += [batch[half:], batch[:half]]
-                continue
-            for i, continuation in zip(batch, decoded, strict=True):
-                results[i] = continuation
-            on_step(len(batch))
+
+        def decode(batch: list[int], _tokens: int) -> list[Continuation]:
+            return self._decode_together([prompts[i] for i in batch], tokens, on_step)
+
+        most = self._max_batch_tokens
+        for batch, decoded in read_in_batches(lengths, decode, max_tokens=most, padded=True):
+            if decoded is not None:
+                for i, continuation in zip(batch, decoded, strict=True):
+                    results[i] = continuation
+                on_step(len(batch))
         return results
 
     def _decode_together(
@@ -147,16 +143,3 @@ def _plain_generation(network: PreTrainedModel) -> Iterator[None]:
             yield
         finally:
             whole.generation_config = settings
-
-
-def padded_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of `lengths` in batches of at most `max_tokens` with padding, longest first.
-
-    A length above that is a batch of its own. padded_batches([5, 1, 4, 2], 10) -> [[0, 2], [3, 1]]
-    """
-    batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if not batches or lengths[batches[-1][0]] * (len(batches[-1]) + 1) > max_tokens:
-            batches.append([])
-        batches[-1].append(index)
-    return batches

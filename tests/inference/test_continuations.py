@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from pipeline.inference.attention.hook import IMPLEMENTATION
-from pipeline.inference.continuations import Continuation, ContinuationEngine, padded_batches
+from pipeline.inference.continuations import Continuation, ContinuationEngine
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.int8_products import _CPU_FEATURES, round_linear
 from pipeline.inference.model.llama_form import LlamaFormForward, RowBlocks, use_row_blocks
@@ -140,18 +140,6 @@ def test_a_continuation_depends_on_no_other_prompt_and_no_limit(
         (alone,) = engine_of(model).decode([prompt], tokens)
         assert alone is not None
         assert_same(actual, alone)
-
-
-@given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 100))
-def test_a_batch_with_its_padding_is_within_the_limit_or_of_one_prompt(
-    lengths: list[int], most: int
-) -> None:
-    batches = padded_batches(lengths, most)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    widths = [max(lengths[i] for i in batch) for batch in batches]
-    assert widths == sorted(widths, reverse=True)
-    for batch, width in zip(batches, widths, strict=True):
-        assert width * len(batch) <= max(most, width)
 
 
 @pytest.fixture
