@@ -26,7 +26,7 @@ from pipeline.ledger.blocks import (
     TokenisedShard,
 )
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, only, overlaid
-from pipeline.ledger.failed_rows import is_failed_status
+from pipeline.ledger.failed_rows import failed_mask, is_failed_status
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.keys import cell_of_part
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
@@ -218,14 +218,14 @@ class ShardLabels:
                 answers = self._answers.get(version)
                 if version not in self._new or answers is None:
                     continue
-                rows = np.packbits(self._answered(version)).tobytes()
-                # — what failed is asked again in a file of its own, not in the one that exists
-                salt = self._job.run_id.encode() if self._work.retry else b""
+                # — an answer after a failure is in a file of its own, not in the one that exists
+                status = pc.if_else(answers.is_valid(), answers.field("status"), OK)
+                rows = np.packbits([self._answered(version), failed_mask(status)]).tobytes()
                 of_reader = next(each for each in reader.job.spec.tasks if each.name == task)
                 yield LabelFile(
                     task,
                     reader.job.fp[task],
-                    cell_of_part(self._work.shard.id, rows + salt),
+                    cell_of_part(self._work.shard.id, rows),
                     answers,
                     reader.job.metadata(of_reader),
                 )

@@ -153,3 +153,23 @@ def test_an_answer_of_a_second_try_is_kept_under_other_thresholds(staged: Staged
     staged.run()
     assert not staged.asked
     check(staged, texts, 0.3, 0.7)
+
+
+@pytest.mark.parametrize("is_retry", [True, False])
+def test_an_answer_after_a_failure_is_kept_under_other_thresholds(
+    staged: Staged, is_retry: bool
+) -> None:
+    texts = corpus(staged)
+    staged.decide(0.2, 0.8)
+    failing = next(text for text in texts.values() if text and decided(text, 0.3, 0.7)[0] == 2)
+    staged.broken.add(("second", failing))
+    staged.run()
+    staged.broken.clear()
+    if not is_retry:
+        staged.decide(0.25, 0.75)
+    staged.run(retry_failed=is_retry)
+    staged.assert_asked({("second", failing)})
+    staged.decide(0.3, 0.7)
+    staged.run()
+    assert not staged.asked
+    check(staged, texts, 0.3, 0.7)
