@@ -53,17 +53,20 @@ def summary_table(outcome: Outcome) -> Table:
     if tally.taken_over:
         lines.append(("reused", f"{tally.taken_over:,} answers of other shards with equal texts"))
     if tally.rows:
-        rate = tally.rows / tally.label_seconds if tally.label_seconds else 0.0
+        rate = tally.rows / tally.cost.label_seconds if tally.cost.label_seconds else 0.0
         lines += [
             ("status", _shares(tally.status)),
             *((f"  {task}", _shares(labels)) for task, labels in tally.labels.items()),
             *((f"  {task} decided", _stages(by)) for task, by in tally.decided.items()),
-            ("time", f"{outcome.seconds:.1f} s; workers labelled for {tally.label_seconds:.1f} s"),
+            (
+                "time",
+                f"{outcome.seconds:.1f} s; workers labelled for {tally.cost.label_seconds:.1f} s",
+            ),
             ("speed", f"{rate:.2f} documents per second and worker"),
             (
                 "tokens read",
-                f"{tally.prefix_tokens_computed:,} in instructions and documents, "
-                f"{tally.question_tokens_computed:,} in questions",
+                f"{tally.cost.prefix_tokens_computed:,} in instructions and documents, "
+                f"{tally.cost.question_tokens_computed:,} in questions",
             ),
         ]
     lines += [("left out", reason) for reason in outcome.unreadable]
@@ -125,7 +128,7 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "decided_by_stage": {task: dict(by) for task, by in tally.decided.items()},
         "warnings": list(label_doubts(tally.labels)),
         "seconds": outcome.seconds,
-        **{name: getattr(tally, name) for name in measured},
+        **{name: getattr(tally.cost, name) for name in measured},
         "output": outcome.output,
         "snapshot": outcome.snapshot,
     }

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from itertools import chain
 
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
-from pipeline.ledger.blocks import CONTINUATIONS, ShardCounts
+from pipeline.ledger.blocks import CONTINUATIONS, LabelCost, ShardCounts
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.failed_rows import (
     READ_THREADS,
@@ -76,15 +76,12 @@ class Tally:
     created: int = 0  # objects: documents and label files
     status: Counter[str] = field(default_factory=Counter)
     labels: dict[str, Counter[str]] = field(default_factory=dict)  # by task
-    label_seconds: float = 0.0
-    prefix_tokens_computed: int = 0
-    question_tokens_computed: int = 0
+    costs: dict[str, Counter[str]] = field(default_factory=dict)  # by stage and reader
     # By task with a cascade, the documents that each stage decided.
     decided: dict[str, Counter[int]] = field(default_factory=dict)
     # Counts of label files: of those that this run created, and that `check_shards` read.
     files: dict[str, FileCounts] = field(default_factory=dict, repr=False)  # by key
     failed: FailedShards = field(default_factory=FailedShards, repr=False)
-    _costs: dict[str, Counter[str]] = field(default_factory=dict, repr=False)  # by stage and reader
     _shards: dict[str, ShardCounts] = field(default_factory=dict, repr=False)
 
     def add(self, counts: ShardCounts, *, engines: int) -> None:
@@ -94,10 +91,7 @@ class Tally:
             return
         self.created += counts.created
         for reader, cost in counts.costs.items():
-            self._costs.setdefault(reader, Counter()).update(fields_of(cost))
-            self.label_seconds += cost.label_seconds
-            self.prefix_tokens_computed += cost.prefix_tokens_computed
-            self.question_tokens_computed += cost.question_tokens_computed
+            self.costs.setdefault(reader, Counter()).update(fields_of(cost))
         for task, by_label in counts.labels.items():
             self.labels.setdefault(task, Counter()).update(by_label)
         self.files.update(counts.files)
@@ -148,9 +142,14 @@ class Tally:
         self._check(sum(failed), sum(rows))
 
     @property
+    def cost(self) -> LabelCost:
+        """The sums over all stages and readers."""
+        return LabelCost(**sum(self.costs.values(), Counter[str]()))
+
+    @property
     def asked_rows(self) -> int:
         """Rows that the model was asked about; of a document in several stages, one."""
-        return max((cost["asked_rows"] for cost in self._costs.values()), default=0)
+        return max((cost["asked_rows"] for cost in self.costs.values()), default=0)
 
     @property
     def taken_over(self) -> int:
@@ -161,7 +160,7 @@ class Tally:
     def stages(self) -> dict[int, tuple[int, float]]:
         """Of cascades: the texts that each stage's model read, and the seconds that it took."""
         stages: dict[int, tuple[int, float]] = {}
-        for reader, cost in sorted(self._costs.items()) if self.decided else ():
+        for reader, cost in sorted(self.costs.items()) if self.decided else ():
             name, _, _ = reader.partition("/")
             if name == CONTINUATIONS:
                 continue

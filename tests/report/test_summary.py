@@ -22,7 +22,12 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("label", ["[a]", "[/a]", "[INST]", ":smile:"])
 def test_what_looks_like_markup_is_shown_as_it_is(label: str) -> None:
-    tally = Tally(rows=1, status=Counter(ok=1), labels={"t": Counter({label: 1})}, label_seconds=1)
+    tally = Tally(
+        rows=1,
+        status=Counter(ok=1),
+        labels={"t": Counter({label: 1})},
+        costs={"1": Counter(label_seconds=1)},
+    )
     outcome = toy_outcome(tally, "/data/[x]/out", unreadable=("/in/[/b].jsonl: is torn",))
     shown = io.StringIO()
     show_summary(outcome, console_on(shown))
@@ -33,7 +38,9 @@ def test_what_looks_like_markup_is_shown_as_it_is(label: str) -> None:
 
 
 def test_a_label_does_not_steer_the_terminal() -> None:
-    tally = Tally(rows=1, labels={"t": Counter({"a\x1b[31mb": 1})}, label_seconds=1)
+    tally = Tally(
+        rows=1, labels={"t": Counter({"a\x1b[31mb": 1})}, costs={"1": Counter(label_seconds=1)}
+    )
     shown = io.StringIO()
     show_summary(toy_outcome(tally), console_on(shown))
     assert "\x1b" not in shown.getvalue() and "a\\x1b[31mb 100%" in shown.getvalue()

@@ -116,7 +116,7 @@ def test_each_change_costs_what_it_changes(
         outcome = life.run(**changes)
         asked = sum(len(of_file) for of_file in expected.values())
         assert outcome.complete and outcome.tally.asked_rows == asked, change
-        assert outcome.tally.prefix_tokens_computed == read_tokens(expected), change
+        assert outcome.tally.cost.prefix_tokens_computed == read_tokens(expected), change
         assert outcome.tally.created == life.objects() - before, change
         assert bool(outcome.tally.created) == new, change
         snapshot = life.snapshot(outcome)
