@@ -241,7 +241,7 @@ def _label_rounds(
     for round_number in range(1 + EXTRA_ROUNDS):
         if round_number:
             logger.warning("%d shards are still missing; they run again", len(planned.work_items))
-        if may_reuse and not job.is_over:
+        if may_reuse and planned.unread and not job.is_over:
             watch.enter(READING_TEXTS, replace(planned, work_items=planned.unread))
             read = _read_small if planned.reads_little else read_items
             for created, rows in read(planned.unread, job, mailbox):

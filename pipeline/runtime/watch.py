@@ -134,7 +134,10 @@ class Watch:
             self._announce(self._progress())
 
     def limit_planning(self, ends: float, option: str) -> None:
-        """Ends the run if it still plans at `ends`, in seconds since the epoch, and in a minute."""
+        """Ends the run if it still plans at `ends`, but gives the plan a minute at least.
+
+        `ends` is in seconds since the epoch; the error names the option.
+        """
         self._bound = max(ends, time.time() + LEAST_PLANNING_S), option
 
     def read(self, rows: int) -> None:

@@ -27,6 +27,7 @@ from pipeline.gold.labels import UNLABELLED, Gold
 from pipeline.hashes import short_hash
 from pipeline.inference.engine import DocumentIds
 from pipeline.inference.images import as_document
+from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import read_prefix
@@ -93,13 +94,12 @@ def read_gold_states(
     model = job_model(job, folder)
     read_layers = chosen_layers(layers, model.layers)
     suffixes = list(dict.fromkeys(question.token_ids for question in prompt.questions))
-    batch = memory_plan(model, prompt).max_batch_tokens
     read = partial(
         document_states,
         model,
         prompt.prefix,
         suffixes,
-        max_batch_tokens=batch,
+        max_batch_tokens=memory_plan(model, prompt).max_batch_tokens,
         folder=Path(job.cache_dir),
     )
     token_ids = list(documents.values())
@@ -107,28 +107,40 @@ def read_gold_states(
     finite = _finite_first(states)
     if not finite.all():
         left_out[OVERFLOWN] = int((~finite).sum())
-    # — long texts that differ only after `max_tokens` have the same tokens and states
-    hashes = [
-        short_hash(np.array(ids, np.int64).tobytes() + getattr(ids, "image", b""))
-        for ids in token_ids
-    ]
+    rows = np.array(list(documents), np.int64)[finite]
     return ReadGold(
-        rows=np.array(list(documents), np.int64)[finite],
-        groups=np.unique(hashes, return_inverse=True)[1].astype(np.int64)[finite],
+        rows=rows,
+        groups=_groups(token_ids)[finite],
         states=states[: finite.sum()],
-        kinds={
-            question.name: (
-                suffixes.index(question.token_ids),
-                *([len(suffixes)] if questions[question.name] is None else []),
-            )
-            for question in prompt.questions
-        },
+        kinds=_kinds(prompt, suffixes, questions),
         layers=read_layers,
         all_layers=model.layers,
         seconds=tuple(_seconds(read, token_ids, layer) for layer in read_layers),
-        hashes=tuple(contents[row][-1] for row in np.array(list(documents))[finite].tolist()),
+        hashes=tuple(contents[row][-1] for row in rows),
         left_out=dict(left_out),
     )
+
+
+def _kinds(
+    prompt: PromptTokens, suffixes: Sequence[Sequence[int]], questions: Mapping[str, str | None]
+) -> dict[str, tuple[int, ...]]:
+    """By task the places of its states: at its suffix, and the mean if it has no question."""
+    return {
+        question.name: (
+            suffixes.index(question.token_ids),
+            *([len(suffixes)] if questions[question.name] is None else []),
+        )
+        for question in prompt.questions
+    }
+
+
+def _groups(documents: Sequence[DocumentIds]) -> NDArray[np.int64]:  # [docs]
+    """Equal numbers for equal tokens: of long texts that differ only after `max_tokens`, too."""
+    hashes = [
+        short_hash(np.array(ids, np.int64).tobytes() + getattr(ids, "image", b""))
+        for ids in documents
+    ]
+    return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
 
 def _finite_first(states: NDArray[np.float32]) -> NDArray[np.bool_]:

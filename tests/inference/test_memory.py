@@ -118,7 +118,8 @@ def test_prompts_that_are_decoded_together_fit_into_the_free_memory(
     steps: list[int] = []
     measured = allocated_at_most(lambda: engine.decode(prompts, 4, on_step=steps.append))
     assert steps[-1] == rows, "in one batch"
-    assert 0.25 * free_bytes < measured < free_bytes  # of whole prompts, perhaps one
+    filled = rows * (tokens + 4) / together  # — a batch has whole prompts, perhaps one
+    assert 0.4 * filled * free_bytes < measured < free_bytes
 
 
 # Forty blocks of 8 MB, two at a time: a kept heap is paged in once.

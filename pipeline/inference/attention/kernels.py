@@ -30,10 +30,6 @@ class LayerKV:
     k: Tensor  # [keys, kv_heads, dim]
     v: Tensor  # [keys, kv_heads, dim]
 
-    @property
-    def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class Attended:

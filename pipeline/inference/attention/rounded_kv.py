@@ -48,10 +48,6 @@ class _Span:
         scale = self.scale.repeat_interleave(KV_BLOCK_TOKENS, dim=0)[: len(self.quantized), :, None]
         return (self.quantized.float() * scale).to(dtype)
 
-    @property
-    def nbytes(self) -> int:
-        return self.quantized.nbytes + self.scale.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class RoundedKV:
@@ -76,8 +72,3 @@ class RoundedKV:
             [span.widened(self.dtype) for span in spans] for spans in (self.keys, self.values)
         )
         return LayerKV(k=torch.cat(keys), v=torch.cat(values))
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that are kept."""
-        return sum(span.nbytes for span in (*self.keys, *self.values))
