@@ -81,12 +81,12 @@ class Decisions:
 
         A group of that name is counted with them.
         """
-        found = self.rows(
+        rows = self.rows(
             f"with places as ({places(group, most)}) select shown, {sizes_where('not dropped')}, "
             f"{sizes_where('dropped')} from documents join places on {group} = name "
             "group by shown order by max(place)"
         )
-        return {name: (Size(*row[:3]), Size(*row[3:])) for name, *row in found}
+        return {name: (Size(*row[:3]), Size(*row[3:])) for name, *row in rows}
 
     @property
     def whole(self) -> tuple[Size, Size]:

@@ -95,7 +95,7 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
 def _grid(table: Decisions, clause: Clause, number: int) -> Iterator[GridRow]:
     """What each share of `GRID` drops by this clause, of all documents and of each group."""
     groups = "union all from scored" if clause.by else ""
-    found = table.rows(
+    rows = table.rows(
         f"""
         with scored as (
             select group_{number} as part, score_{number} as score, n_chars, tokens
@@ -108,5 +108,5 @@ def _grid(table: Decisions, clause: Clause, number: int) -> Iterator[GridRow]:
         group by share, part, threshold order by part <> '{ALL}', part, share
         """
     )
-    for share, part, threshold, *size in found:
+    for share, part, threshold, *size in rows:
         yield GridRow(share, part, threshold, Size(*size))

@@ -82,7 +82,7 @@ def score_counts(
     for number in sorted(range(len(scored)), key=lambda n: scored[n] not in limits):
         # — exact, because p has 32 bits: it is a multiple of .001, or differs from it by far more
         # than the product is rounded
-        found = table.rows(
+        rows = table.rows(
             f"""
             with places as ({places("grp", MOST_GROUPS)})
             select shown, ceil(p_{number}::DOUBLE * {len(THRESHOLDS) - 1})::INTEGER as cell,
@@ -93,7 +93,7 @@ def score_counts(
         )
         counts: dict[str, list[int]] = {}
         sizes = np.zeros((3, len(THRESHOLDS)), np.int64)
-        for group, cell, *size in found:
+        for group, cell, *size in rows:
             counts.setdefault(group, [0] * len(THRESHOLDS))[cell] = size[0]
             sizes[:, cell] += size
         task, label = scored[number]
@@ -104,8 +104,8 @@ def score_counts(
 def examples(table: Decisions, tasks: Mapping[str, SnapshotTask]) -> Iterator[Example]:
     """The documents to show: by the filter's decision, then of each label. Equal texts are one."""
     for kind, condition in ((KEPT, "not dropped"), (DROPPED, "dropped")):
-        for found in _first(table, f"status = 'ok' and {condition}", "0"):
-            yield Example(kind, None, None, *found[:3], None, found[-1])
+        for document in _first(table, f"status = 'ok' and {condition}", "0"):
+            yield Example(kind, None, None, *document[:3], None, document[-1])
     for task, named in tasks.items():
         margin = f"{task}_margin"
         where = f"{task}_label = ? and isfinite({margin})"

@@ -148,12 +148,12 @@ def candidates(
     object of the index at a time; `unstored` is one more.
     """
     order = np.argsort(hashes, kind="stable")  # — sorted queries are found in far less time
-    queries, found = hashes[order], np.full(len(hashes), -1, np.int32)
+    queries, of_queries = hashes[order], np.full(len(hashes), -1, np.int32)
     more = [] if unstored is None else [unstored]
     for each in chain(_objects(store), more) if numbers else ():
-        found = np.where(found < 0, each.numbers_of(queries, numbers), found)
-    of_hashes = np.empty_like(found)
-    of_hashes[order] = found
+        of_queries = np.where(of_queries < 0, each.numbers_of(queries, numbers), of_queries)
+    of_hashes = np.empty_like(of_queries)
+    of_hashes[order] = of_queries
     return of_hashes
 
 

@@ -89,10 +89,10 @@ def _exactness(exactness: Exactness) -> str:
     )
 
 
-def _difference(found: Difference) -> str:
+def _difference(difference: Difference) -> str:
     return (
-        f"p differs by at most {found.max_abs_dp:.1e}, mean {found.mean_abs_dp:.1e}; "
-        f"{found.argmax_flips} of {found.answers} answers have another label"
+        f"p differs by at most {difference.max_abs_dp:.1e}, mean {difference.mean_abs_dp:.1e}; "
+        f"{difference.argmax_flips} of {difference.answers} answers have another label"
     )
 
 
@@ -153,8 +153,10 @@ def findings_json(findings: Findings) -> dict[str, Any]:
     }
 
 
-def _difference_json(found: Difference | None) -> dict[str, Any] | None:
-    return None if found is None else {k: _number(v) for k, v in asdict(found).items()}
+def _difference_json(difference: Difference | None) -> dict[str, Any] | None:
+    if difference is None:
+        return None
+    return {k: _number(v) for k, v in asdict(difference).items()}
 
 
 def _number(value: float | None) -> float | None:

@@ -52,12 +52,13 @@ def test_a_mistake_is_named_where_it_is(calibration: dict[str, Any], place: str)
 def test_contextual_calibration_was_removed_and_one_line_says_what_to_write(
     more: dict[str, Any],
 ) -> None:
+    written = {"method": "contextual", **more}
     with pytest.raises(SpecError) as refused:
-        spec({"method": "contextual", **more})
+        spec(written)
     assert str(refused.value) == (
         "tasks.0.calibration: contextual calibration was removed; take it out, make a file with "
         "`assay calibrate --method batch`, and write {method: batch, file: FILE} "
-        f"(got { ({'method': 'contextual', **more}) }) in spec, line 13, task 'a'"
+        f"(got {written}) in spec, line 13, task 'a'"
     )
 
 
