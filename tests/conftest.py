@@ -26,7 +26,6 @@ pytest_plugins = [
     "fake_hub",
     "finished",
     "several_specs",
-    "staged",
 ]
 
 # Without it, a Ray that a test starts would write a token to ~/.ray/auth_token.

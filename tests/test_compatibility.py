@@ -1,13 +1,15 @@
-"""An output that earlier code made: later code reads it, verifies it and labels nothing again.
+"""Outputs that earlier code made: later code reads them, verifies them and labels nothing again.
 
-The output is in `fixtures/output_v1`; its README says what it holds and how it was made. These
-tests use the command and `pipeline.__all__` alone, so that they hold for any module layout.
+One is in `fixtures/output_v1`; its README says what it holds and how it was made. Four others are
+in `fixtures/output_slices.tar.xz`, of a later commit: see `make_output_slices.py`. These tests use
+the command and `pipeline.__all__` alone, so that they hold for any module layout.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,7 +48,19 @@ class Copy:
     server: Server
     files: AbstractFileSystem
     cache: Path
+    bucket: str = BUCKET
+    folder: Path = FIXTURE  # of the specs
     command: Sequence[str] = FORKED_ASSAY
+
+    def upload(self, folder: Path, *names: str) -> Copy:
+        """This copy, whose bucket now has exactly the files in these folders of the folder."""
+        if self.files.exists(self.bucket):
+            self.files.rm(self.bucket, recursive=True)
+        self.files.call_s3("create_bucket", Bucket=self.bucket)
+        paths = [path for name in names for path in (folder / name).rglob("*") if path.is_file()]
+        objects = {path.relative_to(folder).as_posix(): path for path in paths}
+        self.files.pipe({f"{self.bucket}/{k}": path.read_bytes() for k, path in objects.items()})
+        return self
 
     def assay(self, *arguments: str) -> dict[str, Any]:
         """The JSON that the command prints. The specs name their files relative to the fixture."""
@@ -59,7 +73,7 @@ class Copy:
             "ASSAY_CACHE": str(self.cache),
         }
         words = (*arguments, "--json")
-        process = start(self.command, *words, environment=environment, folder=FIXTURE)
+        process = start(self.command, *words, environment=environment, folder=self.folder)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         printed: dict[str, Any] = json.loads(out)
@@ -67,9 +81,9 @@ class Copy:
 
     def objects(self) -> dict[str, tuple[str, Any]]:
         """Every key with the hash of its bytes and the time at which it was written."""
-        found = self.files.find(BUCKET, detail=True)
+        found = self.files.find(self.bucket, detail=True)
         return {
-            key.removeprefix(f"{BUCKET}/"): (info["ETag"], info["LastModified"])
+            key.removeprefix(f"{self.bucket}/"): (info["ETag"], info["LastModified"])
             for key, info in found.items()
         }
 
@@ -105,14 +119,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(server: Server, cache: Path) -> Copy:
     """The bucket with exactly the fixture's objects."""
-    files = server.file_system()
-    if files.exists(BUCKET):
-        files.rm(BUCKET, recursive=True)
-    files.call_s3("create_bucket", Bucket=BUCKET)
-    paths = [p for name in ("input", "output", "filtered") for p in (FIXTURE / name).rglob("*")]
-    objects = {path.relative_to(FIXTURE).as_posix(): path for path in paths if path.is_file()}
-    files.pipe({f"{BUCKET}/{key}": path.read_bytes() for key, path in objects.items()})
-    return Copy(server, files, cache)
+    return Copy(server, server.file_system(), cache).upload(FIXTURE, "input", "output", "filtered")
+
+
+@pytest.fixture
+def slices(server: Server, cache: Path, tmp_path: Path) -> Copy:
+    """The bucket of the outputs with slices."""
+    with tarfile.open(f"{FIXTURE.parent}/output_slices.tar.xz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    folder = tmp_path / "output_slices"
+    copy = Copy(server, server.file_system(), cache, "output-slices", folder)
+    return copy.upload(folder / "objects", ".")
 
 
 def dictionaries(relation: duckdb.DuckDBPyRelation) -> list[dict[str, Any]]:
@@ -235,3 +252,31 @@ def test_a_run_that_was_killed_is_resumed_and_gives_the_same_answers(
     assert left.items() <= after.items()
     assert copy.rows(4) == approximately(rows_in_files(4), FLOAT32_DP)
     assert copy.assay("verify", "spec.yaml")["intact"] is True
+
+
+# What is printed of each output after its run, and how it was run.
+SLICES = {"sliced": ["--sample", "60%"], "whole": [], "begun": [], "staged": []}
+
+
+@pytest.mark.parametrize("command", WITH_MODEL)
+@pytest.mark.parametrize("name", SLICES)
+def test_an_output_with_slices_and_stages_is_resumed_and_nothing_is_asked_again(
+    name: str, command: Sequence[str], slices: Copy
+) -> None:
+    spec, before = f"{name}.yaml", slices.objects()
+    expected = json.loads((slices.folder / f"{name}.json").read_text())
+    with_model = replace(slices, command=command)
+    printed = with_model.assay("run", spec, *SLICES[name])
+    assert (printed["complete"], printed["documents_read_by_model"]) == (True, 0)
+    assert before.items() <= slices.objects().items()
+    slices.assay("export", spec, "--to", "rows.jsonl")
+    lines = (slices.folder / "rows.jsonl").read_text().splitlines()
+    assert list(map(json.loads, lines)) == expected["rows"]
+    for (verb, *words), shown in expected["printed"]:
+        now = slices.assay(verb, spec, *words)
+        assert {each: now.get(each) for each in shown} == approximately(shown, ROUNDING), verb
+    assert slices.assay("verify", spec)["intact"] is True
+    slices.assay("gc", spec, "--keep", "1", "--older-than", "0", "--delete")
+    assert slices.assay("verify", spec)["intact"] is True
+    again = with_model.assay("run", spec, *SLICES[name])
+    assert (again["documents_read_by_model"], again["objects_created"]) == (0, 0)

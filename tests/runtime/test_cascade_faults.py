@@ -10,21 +10,20 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from changing_corpus import QUESTIONS, Corpus, asked_of, decided, write_shared
 from command import COMMANDS, assay
-from staged import QUESTIONS, Staged, asked_of, check, corpus, decided
 
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import Placement
-from pipeline.spec.parse import load_spec
 
 LABELS = "labels/**/*.parquet"
 
 
 @pytest.mark.parametrize("question", ["first", "second"])
 def test_a_text_that_a_stage_cannot_answer_fails_and_is_tried_again(
-    staged: Staged, question: str
+    staged: Corpus, question: str
 ) -> None:
-    texts = corpus(staged)
+    texts = write_shared(staged)
     staged.decide(0.2, 0.8)
     reaching = sorted(
         text for text in {*texts.values()} if text and decided(text, 0.2, 0.8)[0] == 2
@@ -48,7 +47,7 @@ def test_a_text_that_a_stage_cannot_answer_fails_and_is_tried_again(
     staged.run(retry_failed=True)
     following = {("second", reaching[1])} if question == "first" else set()
     assert set(staged.asked) == {(question, reaching[1]), *following}
-    check(staged, texts, 0.2, 0.8)
+    staged.check(0.2, 0.8)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -57,16 +56,16 @@ def test_a_text_that_a_stage_cannot_answer_fails_and_is_tried_again(
     [("specs recorded", True), ("stage 2 asked", False), ("create 2", False), ("labelled", True)],
 )
 def test_a_killed_run_goes_on_and_loses_nothing(
-    staged: Staged, fault: str, of_driver: bool, command: Sequence[str]
+    staged: Corpus, fault: str, of_driver: bool, command: Sequence[str]
 ) -> None:
-    texts = corpus(staged)
+    texts = write_shared(staged)
     staged.decide(-1.0, 1.5)
     code, _, errors = assay(staged.spec_file, command=command)
     assert code == 0, errors
     first = make_job(
-        load_spec(staged.spec_file).stage_specs()[0][0],
+        staged.spec.stage_specs()[0][0],
         Placement("cpu", "float32", 1, 1),
-        staged.folder / "cache",
+        staged.cache,
     )
     p = np.concatenate(
         [
@@ -110,10 +109,10 @@ def check_files(output: Path, untouched: Path) -> None:
 
 
 def test_a_run_that_its_time_ends_keeps_what_is_answered(
-    staged: Staged, monkeypatch: pytest.MonkeyPatch
+    staged: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time ends before anything is read, then after each stage."""
-    texts = corpus(staged)
+    texts = write_shared(staged)
     staged.decide(0.2, 0.8)
     calls: list[Job] = []
     is_over = Job.is_over.fget
@@ -135,31 +134,16 @@ def test_a_run_that_its_time_ends_keeps_what_is_answered(
     assert len(calls) > 24 and asked
     monkeypatch.setattr(Job, "is_over", property(is_over))
     assert staged.run(max_hours=1.0).complete
-    assert asked | set(staged.asked) == asked_of([*texts.values()], 0.2, 0.8)
+    assert asked | set(staged.asked) == asked_of(texts.values(), 0.2, 0.8)
     assert not asked & set(staged.asked)
-    check(staged, texts, 0.2, 0.8)
-
-
-def test_an_answer_of_a_second_try_is_kept_under_other_thresholds(staged: Staged) -> None:
-    texts = corpus(staged)
-    staged.decide(0.2, 0.8)
-    reaching = sorted(t for t in {*texts.values()} if t and decided(t, 0.2, 0.8)[0] == 2)
-    staged.broken.add(("second", reaching[0]))
-    staged.run()
-    staged.broken.clear()
-    staged.run(retry_failed=True)
-    staged.assert_asked({("second", reaching[0])})
-    staged.decide(0.3, 0.7)
-    staged.run()
-    assert not staged.asked
-    check(staged, texts, 0.3, 0.7)
+    staged.check(0.2, 0.8)
 
 
 @pytest.mark.parametrize("is_retry", [True, False])
 def test_an_answer_after_a_failure_is_kept_under_other_thresholds(
-    staged: Staged, is_retry: bool
+    staged: Corpus, is_retry: bool
 ) -> None:
-    texts = corpus(staged)
+    texts = write_shared(staged)
     staged.decide(0.2, 0.8)
     failing = next(text for text in texts.values() if text and decided(text, 0.3, 0.7)[0] == 2)
     staged.broken.add(("second", failing))
@@ -172,4 +156,4 @@ def test_an_answer_after_a_failure_is_kept_under_other_thresholds(
     staged.decide(0.3, 0.7)
     staged.run()
     assert not staged.asked
-    check(staged, texts, 0.3, 0.7)
+    staged.check(0.3, 0.7)

@@ -1,4 +1,7 @@
-"""Cascades: each document is sent to as few stages as it needs, and to each of these once."""
+"""Cascades: each document is sent to as few stages as it needs, and to each of these once.
+
+`test_histories` has the law of other thresholds, slices and an input that moves.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from changing_corpus import QUESTIONS, Corpus, asked_of, decided, p_of, write_shared
 from command import WITH_MODEL, assay
 from encoders import WORDS, write_encoder
-from staged import QUESTIONS, Staged, asked_of, check, corpus, decided, p_of
 
 from pipeline.errors import SpecError
 from pipeline.fitted.thresholds import Thresholds
-from pipeline.integrity.gc import collect_garbage
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import PlanOptions, RunOptions
@@ -40,17 +42,19 @@ def language_file() -> Path:
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize(("low", "high"), [(0.2, 0.8), (-1.0, 1.5), (0.49, 0.51)])
 def test_each_stage_is_asked_what_none_before_it_decided(
-    staged: Staged, stages: int, low: float, high: float
+    staged: Corpus, stages: int, low: float, high: float
 ) -> None:
     staged.stages = [{"question": question} for question in QUESTIONS[:stages]]
-    texts = corpus(staged)
+    texts = write_shared(staged)
     staged.decide(low, high)
     outcome = staged.run()
     assert outcome.complete and outcome.snapshot == 1
-    check(staged, texts, low, high, stages)
-    staged.assert_asked(asked_of([*texts.values()], low, high, stages))
+    staged.check(low, high)
+    staged.assert_asked(asked_of(texts.values(), low, high, QUESTIONS[:stages]))
     tally = outcome.tally
-    by_stage = Counter(decided(text, low, high, stages)[0] for text in texts.values() if text)
+    by_stage = Counter(
+        decided(text, low, high, QUESTIONS[:stages])[0] for text in texts.values() if text
+    )
     assert tally.decided == {"toxic": by_stage}
     assert (tally.rows, tally.status) == (len(texts), {"ok": len(texts) - 3, "empty": 3})
     assert tally.asked_rows == sum(n for (each, _), n in staged.asked.items() if each == "first")
@@ -59,61 +63,25 @@ def test_each_stage_is_asked_what_none_before_it_decided(
     assert (again.snapshot, again.tally.created, staged.asked) == (1, 0, Counter())
 
 
-def test_other_thresholds_ask_only_what_was_not_asked(staged: Staged) -> None:
-    texts = corpus(staged)
-    before: set[Any] = set()
-    for low, high in [(0.3, 0.7), (0.1, 0.9), (0.4, 0.6), (0.05, 0.8)]:
-        staged.decide(low, high)
-        staged.run()
-        needed = asked_of([*texts.values()], low, high)
-        staged.assert_asked(needed - before)
-        before |= needed
-        check(staged, texts, low, high)
-        collect(staged)
-
-
-def collect(staged: Staged) -> None:
-    cache = staged.folder / "cache"
-    collect_garbage(
-        load_spec(staged.spec_file), cache_dir=cache, keep=1, delete=True, older_than_days=0
-    )
-
-
-def test_a_corpus_that_moved_grew_and_was_joined_asks_only_new_texts(staged: Staged) -> None:
-    texts = corpus(staged)
-    staged.decide(0.2, 0.8)
-    staged.run()
-    moved = staged.folder / "moved"
-    shutil.move(staged.input, moved)
-    staged.input = moved
-    staged.write("joined", [*texts.values(), "a new text", "another one"])
-    for number in range(3):
-        (moved / f"f{number}.jsonl").unlink()
-    staged.run()
-    staged.assert_asked(asked_of(["a new text", "another one"], 0.2, 0.8))
-    rows = [*texts.values(), "a new text", "another one"]
-    check(staged, {f"joined-{row}": text for row, text in enumerate(rows)}, 0.2, 0.8)
-
-
-def test_other_tasks_are_answered_with_the_first_stage(staged: Staged) -> None:
+def test_other_tasks_are_answered_with_the_first_stage(staged: Corpus) -> None:
     staged.others = [{"name": "topic", "question": "topic", "labels": ["a", "b"]}]
-    texts = corpus(staged)
+    texts = write_shared(staged)
     staged.decide(0.2, 0.8)
     outcome = staged.run()
     distinct = {*texts.values()} - {""}
-    asked = asked_of([*texts.values()], 0.2, 0.8) | {("topic", text) for text in distinct}
+    asked = asked_of(texts.values(), 0.2, 0.8) | {("topic", text) for text in distinct}
     staged.assert_asked(asked)
     assert outcome.tally.labels.keys() == {"toxic", "topic"}
     assert sum(outcome.tally.labels["topic"].values()) == len(texts) - 3
-    check(staged, texts, 0.2, 0.8)
-    found = status(load_spec(staged.spec_file), cache_dir=staged.folder / "cache")
+    staged.check(0.2, 0.8)
+    found = status(staged.spec, cache_dir=staged.cache)
     assert {name: task.done for name, task in found.tasks.items()} == dict.fromkeys(
         ("toxic", "topic"), len(texts)
     )
 
 
-def test_a_task_of_the_same_question_takes_the_answers_over(staged: Staged) -> None:
-    texts = corpus(staged)
+def test_a_task_of_the_same_question_takes_the_answers_over(staged: Corpus) -> None:
+    texts = write_shared(staged)
     staged.decide(0.2, 0.8)
     staged.run()
     before = set(staged.asked)
@@ -125,33 +93,17 @@ def test_a_task_of_the_same_question_takes_the_answers_over(staged: Staged) -> N
     staged.assert_asked(expected - before)
 
 
-def test_a_slice_is_labelled_in_stages(staged: Staged) -> None:
-    texts = corpus(staged)
+def test_a_plan_counts_the_documents_of_a_cascade(staged: Corpus) -> None:
+    texts = write_shared(staged)
     staged.decide(0.2, 0.8)
-    outcome = staged.run(where="id like '%-1%'")
-    chosen = {name: text for name, text in texts.items() if "-1" in name}
-    assert outcome.slice_rows == len(chosen)
-    staged.assert_asked(asked_of([*chosen.values()], 0.2, 0.8))
-    check(staged, chosen, 0.2, 0.8)
-    staged.run()
-    others = [text for name, text in texts.items() if name not in chosen]
-    assert set(staged.asked) <= asked_of(others, 0.2, 0.8)  # none for the sake of the slice's
-    alone = {text for text in others if text not in chosen.values()}
-    assert asked_of([*alone], 0.2, 0.8) <= set(staged.asked)
-    check(staged, texts, 0.2, 0.8)
-
-
-def test_a_plan_counts_the_documents_of_a_cascade(staged: Staged) -> None:
-    texts = corpus(staged)
-    staged.decide(0.2, 0.8)
-    spec, cache = load_spec(staged.spec_file), staged.folder / "cache"
+    spec, cache = staged.spec, staged.cache
     planned = dry_run(spec, RunOptions(), cache_dir=cache)
     assert planned.missing_rows == len(texts)
     assert not (staged.folder / "out").exists()
     assert planned.rows_for_model == staged.run().tally.asked_rows
 
 
-def test_a_probability_at_a_threshold_is_decided_by_the_stage(staged: Staged) -> None:
+def test_a_probability_at_a_threshold_is_decided_by_the_stage(staged: Corpus) -> None:
     staged.write("one", ["text"])
     staged.decide(0.499, 0.501)
     staged.run()
@@ -235,7 +187,7 @@ def test_a_classifier_an_encoder_and_a_question_are_stages(
     assert result["decided_by_stage"] == {"language": decided} and len(decided) > 1
 
 
-def test_what_is_wrong_with_a_stage_is_placed_in_the_whole_spec(staged: Staged) -> None:
+def test_what_is_wrong_with_a_stage_is_placed_in_the_whole_spec(staged: Corpus) -> None:
     staged.write("one", ["text"])
     staged.before = [{"name": "topic", "question": "topic", "labels": ["a", "b"]}]
     staged.decide(0.2, 0.8)
@@ -257,18 +209,18 @@ def test_what_is_wrong_with_a_stage_is_placed_in_the_whole_spec(staged: Staged) 
         staged.run()
 
 
-def test_a_plan_does_not_guess_the_time_of_a_cascade(staged: Staged) -> None:
-    corpus(staged)
+def test_a_plan_does_not_guess_the_time_of_a_cascade(staged: Corpus) -> None:
+    write_shared(staged)
     staged.decide(0.2, 0.8)
-    spec, cache = load_spec(staged.spec_file), staged.folder / "cache"
+    spec, cache = staged.spec, staged.cache
     with pytest.raises(SpecError, match="--rate: the time of the cascade of toxic is not measured"):
         estimate(spec, PlanOptions(), cache_dir=cache)
     found = estimate(spec, PlanOptions(rate=2.0), cache_dir=cache)
     assert [part.tasks for part in found.parts] == [("toxic",)] and found.seconds > 0
 
 
-def test_the_tally_counts_the_texts_that_each_stage_read(staged: Staged) -> None:
-    corpus(staged)
+def test_the_tally_counts_the_texts_that_each_stage_read(staged: Corpus) -> None:
+    write_shared(staged)
     staged.decide(0.2, 0.8)
     tally = staged.run().tally
     first, second = (
@@ -278,32 +230,24 @@ def test_the_tally_counts_the_texts_that_each_stage_read(staged: Staged) -> None
     assert {stage: read for stage, (read, _) in tally.stages.items()} == {0: first, 1: second}
 
 
-def test_a_labeller_refuses_a_cascade(staged: Staged) -> None:
+def test_a_labeller_refuses_a_cascade(staged: Corpus) -> None:
     with pytest.raises(SpecError, match="tasks: a Labeller answers in one stage"):
         Labeller(staged.spec_file)
 
 
-def test_two_cascades_are_answered_side_by_side(staged: Staged) -> None:
-    texts = corpus(staged)
+def test_two_cascades_are_answered_side_by_side(staged: Corpus) -> None:
+    texts = write_shared(staged)
     staged.decide(0.2, 0.8)
     staged.run()
     before = set(staged.asked)
     stages = [{"question": "first"}, {"question": "third"}]
     cascade = {"stages": stages, "file": str(staged.folder / "other")}
     staged.others = [{"name": "other", "labels": ["clean", "toxic"], "cascade": cascade}]
-    spec = load_spec(staged.spec_file)
-    jobs = [
-        make_job(own, Placement("cpu", "float32", 1, 1), staged.folder / "cache")
-        for of in spec.stage_specs()
-        for own in of
-    ]
-    fps = tuple(job.fp["other"] for job in jobs if "other" in job.fp)
-    file = Thresholds("other", ("clean", "toxic"), "toxic", fps, 0.4, 0.6)
-    (staged.folder / "other").write_bytes(file.json())
+    staged.decide(0.4, 0.6, task="other", file="other")
     staged.run()
     # — the answers of a task are found under its own name
     distinct = {text for text in texts.values() if text}
     undecided = {text for text in distinct if 0.4 < p_of("first", text) < 0.6}
     expected = {("first", text) for text in distinct} | {("third", text) for text in undecided}
     assert set(staged.asked) == expected and before
-    check(staged, texts, 0.2, 0.8)
+    staged.check(0.2, 0.8)

@@ -9,18 +9,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from changing_corpus import TOPIC, TOXIC, Corpus, texts
+from changing_corpus import TOPIC, Corpus, numbered
 from command import WITH_MODEL, assay
 
-from pipeline.integrity.gc import collect_garbage
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import read_snapshot
-from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import LEAST_SOURCES
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import SMALL_INPUT_BYTES
 from pipeline.runtime.outcome import Outcome
-from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.status import status
@@ -31,48 +28,45 @@ def test_equal_texts_are_read_once_in_a_shard_and_not_again_in_a_later_run(
     new_corpus: Callable[[], Corpus], shard_bytes: int
 ) -> None:
     corpus = new_corpus()
-    corpus.shard_bytes = shard_bytes
-    known = texts("all", 20)
+    corpus.others, corpus.shard_bytes = [TOPIC], shard_bytes
+    known = numbered("all", 20)
     for number in range(5):  # 100 documents, of which each text has five
-        corpus.write(f"{number}.jsonl", [*known[number:], *known[:number]])
-    planned = dry_run(corpus.spec, cache_dir=corpus.root / "cache")
+        corpus.write(str(number), [*known[number:], *known[:number]])
+    planned = dry_run(corpus.spec, cache_dir=corpus.cache)
     assert (planned.rows, planned.distinct) == (100, 20)
     assert not corpus.store.root.exists()
-    outcome, asked = corpus.run()
-    corpus.check(outcome)
-    tally = outcome.tally
-    assert set(asked) == {(task, text) for task in ("toxic", "topic") for text in known}
-    assert 20 < tally.asked_rows == planned.rows_for_model == len(asked) // 2 <= 100
+    tally = corpus.run().tally
+    corpus.check()
+    corpus.assert_asked((question, text) for question in ("first", "topic") for text in known)
+    assert 20 < tally.asked_rows == planned.rows_for_model == corpus.asked.total() // 2 <= 100
     assert tally.rows == 100 and tally.status == {"ok": 100}
     assert tally.labels["toxic"].total() == tally.labels["topic"].total() == 100
     for number in range(5, 10):
-        corpus.write(f"{number}.jsonl", [*known[number:], *known[:number]])
-    planned = dry_run(corpus.spec, cache_dir=corpus.root / "cache")
-    outcome, asked = corpus.run()
-    corpus.check(outcome)
+        corpus.write(str(number), [*known[number:], *known[:number]])
+    planned = dry_run(corpus.spec, cache_dir=corpus.cache)
+    outcome = corpus.run()
+    corpus.check()
     tally = outcome.tally
-    assert (planned.rows_for_model, tally.asked_rows, asked) == (0, 0, [])
-    found = status(corpus.spec, cache_dir=corpus.root / "cache")
+    assert (planned.rows_for_model, tally.asked_rows, corpus.asked.total()) == (0, 0, 0)
+    found = status(corpus.spec, cache_dir=corpus.cache)
     assert found.tasks["toxic"].done == 200
     assert found.taken_over == dict.fromkeys(("toxic", "topic"), tally.taken_over)
     sources = [taken_over(corpus, outcome, name) for name in ("toxic", "topic")]
     assert sources[0] == sources[1] and sum(sources[0].values()) == tally.taken_over == 100
-    again, asked = corpus.run()
-    assert (again.tally.created, asked, again.snapshot) == (0, [], outcome.snapshot)
+    again = corpus.run()
+    assert (again.tally.created, again.snapshot) == (0, outcome.snapshot) and not corpus.asked
 
 
 def test_a_shard_whose_texts_are_in_many_others_reads_few_of_their_files(
     new_corpus: Callable[[], Corpus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = new_corpus()
-    corpus.tasks = [TOXIC]
     corpus.shard_bytes = 1_500  # two rows
-    known = texts("all", 60)
-    corpus.write("a.jsonl", known)
-    first, _ = corpus.run()
-    assert first.shards == 30
+    known = numbered("all", 60)
+    corpus.write("a", known)
+    assert corpus.run().shards == 30
     corpus.shard_bytes = 100_000
-    corpus.write("b.jsonl", [*known[::2], "a new text"])
+    corpus.write("b", [*known[::2], "a new text"])
     reads: Counter[str] = Counter()
     read = LocalStore.read
 
@@ -81,11 +75,12 @@ def test_a_shard_whose_texts_are_in_many_others_reads_few_of_their_files(
         return read(store, key)
 
     monkeypatch.setattr(LocalStore, "read", counted)
-    outcome, asked = corpus.run()
-    corpus.check(outcome)
-    assert (outcome.tally.taken_over, len(asked)) == (LEAST_SOURCES, 31 - LEAST_SOURCES)
+    outcome = corpus.run()
     # — of the sources, of the shard itself, and in the checks of the run
     assert reads["labels"] <= LEAST_SOURCES + 2
+    assert outcome.tally.taken_over == LEAST_SOURCES
+    assert corpus.asked.total() == 31 - LEAST_SOURCES
+    corpus.check()
 
 
 @pytest.mark.parametrize("command", WITH_MODEL)
@@ -125,7 +120,7 @@ def taken_over(corpus: Corpus, outcome: Outcome, task: str) -> Counter[str]:
     counts: Counter[str] = Counter()
     for file in read_snapshot(corpus.store, outcome.snapshot)["files"]:
         if file["task"] == task:
-            metadata = pq.read_schema(corpus.root / "out" / file["key"]).metadata
+            metadata = pq.read_schema(corpus.folder / "out" / file["key"]).metadata
             counts.update(json.loads(metadata.get(b"assay.taken_over", b"{}")))
     return counts
 
@@ -134,45 +129,13 @@ def test_a_task_that_is_added_is_asked_about_new_texts_together_with_the_others(
     new_corpus: Callable[[], Corpus],
 ) -> None:
     corpus = new_corpus()
-    corpus.tasks = [TOXIC]
-    corpus.write("a.jsonl", texts("old", 4))
+    corpus.write("a", numbered("old", 4))
     corpus.run()
-    corpus.tasks = [TOXIC, TOPIC]
-    corpus.write("b.jsonl", [*texts("new", 3), *texts("old", 2)])
-    outcome, asked = corpus.run()
-    new = [(task, text) for task in ("toxic", "topic") for text in texts("new", 3)]
-    expected = {*new, *(("topic", text) for text in texts("old", 4))}
-    assert set(asked) == expected
+    corpus.others = [TOPIC]
+    corpus.write("b", [*numbered("new", 3), *numbered("old", 2)])
+    outcome = corpus.run()
+    new = [(question, text) for question in ("first", "topic") for text in numbered("new", 3)]
+    corpus.assert_asked([*new, *(("topic", text) for text in numbered("old", 4))])
     # — each text was read once in a shard, whatever it was asked
     assert outcome.tally.asked_rows == 4 + 3 + 2
-    corpus.check(outcome)
-
-
-def test_a_run_of_the_whole_keeps_the_answers_of_a_slice(new_corpus: Callable[[], Corpus]) -> None:
-    corpus = new_corpus()
-    for number in range(4):
-        corpus.write(f"{number}.jsonl", texts(f"of {number}", 20))
-    options = RunOptions(sample="50%")
-    outcome = run(corpus.spec, cache_dir=corpus.root / "cache", options=options)
-    assert outcome.slice_rows == outcome.tally.rows == outcome.tally.asked_rows
-    assert 0 < outcome.tally.asked_rows < 80
-    first = set(corpus.asked)
-    outcome, asked = corpus.run()
-    assert len(asked) == len(set(asked)) == 160 - len(first) and first.isdisjoint(asked)
-    corpus.check(outcome)
-
-
-def test_garbage_of_repeated_texts_is_collected_when_the_shards_are_whole(
-    new_corpus: Callable[[], Corpus],
-) -> None:
-    corpus = new_corpus()
-    for number in range(4):
-        corpus.write(f"{number}.jsonl", texts("all", 6))
-    outcome, _ = corpus.run()
-    collect_garbage(
-        corpus.spec, cache_dir=corpus.root / "cache", keep=1, delete=True, older_than_days=0
-    )
-    assert len(list(corpus.store.list("labels/"))) == 2 * outcome.shards
-    assert len(list(corpus.store.list("documents/"))) == outcome.shards
-    again, asked = corpus.run()
-    assert (again.tally.created, asked, again.snapshot) == (0, [], outcome.snapshot)
+    corpus.check()

@@ -1,12 +1,11 @@
-"""A slice is labelled alone, its answers count later, and it hides no more complete snapshot."""
+"""A slice is labelled alone, its answers count later, and it hides no more complete snapshot.
+
+`test_histories` has the law of runs after slices.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,63 +35,6 @@ def in_sample(row: Row, share: float) -> bool:
 
 
 SHARES = [0.05, 0.125, 0.5, 0.75]
-# Equal texts in two shards are asked about twice by any run, so each text occurs once.
-texts = st.lists(st.text("ab ", max_size=4), min_size=1, max_size=25, unique=True)
-slices = st.tuples(
-    st.sampled_from([None, *SHARES]), st.sampled_from([None, "year >= 2005", "year % 3 = 1"])
-)
-WHERE: dict[str | None, Callable[[Row], bool]] = {
-    None: lambda _row: True,
-    "year >= 2005": lambda row: row["year"] >= 2005,
-    "year % 3 = 1": lambda row: row["year"] % 3 == 1,
-}
-
-
-@given(texts=texts, steps=st.lists(slices, min_size=1, max_size=3))
-def test_a_run_after_slices_asks_nothing_again_and_equals_a_direct_run(
-    texts: list[str], steps: list[tuple[float | None, str | None]], model_folder: Path, asked: Any
-) -> None:
-    rows = [{"id": str(i), "text": t, "year": 2000 + i % 10} for i, t in enumerate(texts)]
-    with TemporaryDirectory() as one, TemporaryDirectory() as other:
-        output = Output(Path(one), model_folder, asked)
-        output.write(rows)
-        asked.clear()
-        answered: set[str] = set()
-        for share, where in steps:
-            outcome = output.run(None if share is None else str(share), where)
-            inside = [
-                row
-                for row in rows
-                if WHERE[where](row) and (share is None or in_sample(row, share))
-            ]
-            new = [row for row in inside if row["text"].strip() and row["text"] not in answered]
-            assert outcome.complete
-            assert asked.total() == len(new)
-            answered |= {row["text"] for row in inside}
-            if outcome.slice is not None:
-                assert outcome.slice_rows == len(inside)
-            if outcome.snapshot is not None and outcome.slice is not None:
-                shown = output.labels(outcome.snapshot)
-                assert [row["doc_id"] for row in shown] == [row["id"] for row in inside]
-                assert [rows[row["row"]]["id"] for row in shown] == [r["doc_id"] for r in shown]
-            asked.clear()
-        full = output.run()
-        assert full.complete and full.snapshot is not None and full.slice is None
-        assert asked.total() == sum(
-            1 for row in rows if row["text"].strip() and row["text"] not in answered
-        )
-        asked.clear()
-        for share, where in steps:
-            again = output.run(None if share is None else str(share), where)
-            assert again.complete and again.tally.rows == 0 and again.snapshot == full.snapshot
-        assert asked.total() == 0
-        direct = Output(Path(other), model_folder, asked)
-        direct.write(rows)
-        direct.run()
-        names = ["doc_id", "row", "content_hash", "n_chars", "status", "a", "b"]
-        assert [[row[name] for name in names] for row in output.labels()] == [
-            [row[name] for name in names] for row in direct.labels()
-        ]
 
 
 @given(st.text(max_size=8), st.sampled_from(SHARES), st.sampled_from(SHARES))

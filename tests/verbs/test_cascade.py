@@ -9,35 +9,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from staged import Staged, p_of
+from changing_corpus import Corpus, p_of
 
 from pipeline.errors import SpecError
 from pipeline.evaluation.cascade_thresholds import Promise, choose
 from pipeline.fitted.thresholds import parse_thresholds
 from pipeline.options import CascadeOptions
-from pipeline.spec.parse import load_spec
 from pipeline.verbs.cascade import ChosenThresholds, choose_thresholds
 
 TEXTS = [f"text number {row}" for row in range(400)]
 
 
-def run_verb(staged: Staged, **changes: Any) -> ChosenThresholds:
+def run_verb(staged: Corpus, **changes: Any) -> ChosenThresholds:
     options = {"task": "toxic", "recall": 0.6, "precision": 0.6, "confidence": 0.9, "sample": 200}
     return choose_thresholds(
-        load_spec(staged.spec_file),
+        staged.spec,
         CascadeOptions(**{**options, **changes}),
         str(staged.folder / "thresholds"),
-        cache_dir=staged.folder / "cache",
+        cache_dir=staged.cache,
     )
 
 
-def lines_of(staged: Staged, **changes: Any) -> list[str]:
+def lines_of(staged: Corpus, **changes: Any) -> list[str]:
     with pytest.raises(SpecError) as caught:
         run_verb(staged, **changes)
     return str(caught.value).splitlines()
 
 
-def test_the_thresholds_follow_from_the_answers_of_the_sample(staged: Staged) -> None:
+def test_the_thresholds_follow_from_the_answers_of_the_sample(staged: Corpus) -> None:
     staged.write("a", TEXTS)
     chosen = run_verb(staged)
     sample = [text for question, text in staged.asked if question == "first"]
@@ -57,7 +56,7 @@ def test_the_thresholds_follow_from_the_answers_of_the_sample(staged: Staged) ->
     assert again.file == chosen.file
 
 
-def test_gold_labels_say_what_is_positive(staged: Staged) -> None:
+def test_gold_labels_say_what_is_positive(staged: Corpus) -> None:
     staged.write("a", TEXTS)
     gold = staged.folder / "gold.jsonl"
     labels = {
@@ -76,7 +75,7 @@ def test_gold_labels_say_what_is_positive(staged: Staged) -> None:
 
 
 def test_texts_that_a_readout_of_a_stage_was_fitted_to_prove_nothing(
-    staged: Staged, monkeypatch: pytest.MonkeyPatch
+    staged: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged.write("a", TEXTS)
     everything = run_verb(staged)
@@ -97,7 +96,7 @@ def test_texts_that_a_readout_of_a_stage_was_fitted_to_prove_nothing(
     )
 
 
-def test_bad_options_are_named_and_nothing_is_written(staged: Staged) -> None:
+def test_bad_options_are_named_and_nothing_is_written(staged: Corpus) -> None:
     staged.write("a", TEXTS)
     cases = {
         "--task: the spec has no such task with a cascade; it has toxic": {"task": "topic"},
@@ -114,7 +113,7 @@ def test_bad_options_are_named_and_nothing_is_written(staged: Staged) -> None:
     assert not (staged.folder / "thresholds").exists()
 
 
-def test_thresholds_of_other_stages_are_refused(staged: Staged) -> None:
+def test_thresholds_of_other_stages_are_refused(staged: Corpus) -> None:
     staged.write("a", TEXTS[:3])
     staged.decide(0.2, 0.8)
     staged.stages[1] = {"question": "reworded"}
@@ -132,7 +131,7 @@ def test_thresholds_of_other_stages_are_refused(staged: Staged) -> None:
 
 
 def test_the_report_says_what_each_stage_decides(
-    staged: Staged, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    staged: Corpus, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     from pipeline.report.console import console_on
     from pipeline.report.fit import show_thresholds, thresholds_json

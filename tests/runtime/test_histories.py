@@ -1,0 +1,247 @@
+"""Laws of an output under any history: right answers, each document once, and no needless question.
+
+A history is a sequence of changes of input and spec, each with a run that may be of a slice, be
+killed, or have company. The oracles are a dictionary of texts, and what the output had before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from changing_corpus import EXPLAIN, EXPLAINED_BYTES, TOPIC, Corpus, Killed, asked_of, p_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.ledger.snapshots import last_snapshot, snapshot_numbers
+from pipeline.runtime.answer_sources import LEAST_SOURCES
+from pipeline.runtime.outcome import Outcome
+from pipeline.sources.shards import Slice
+
+BANDS = [(0.2, 0.8), (0.4, 0.6), (-1.0, 1.5), (0.3, 0.7)]
+FILES = st.sampled_from("abc")
+NUMBERS = st.integers(0, 9)
+CHANGES = st.one_of(
+    st.tuples(st.just("nothing")),
+    st.tuples(st.just("write"), FILES, st.lists(NUMBERS, max_size=6)),
+    st.tuples(st.just("delete"), FILES),
+    st.tuples(st.just("copy"), FILES, FILES),
+    st.tuples(st.just("join")),
+    st.tuples(st.just("move"), st.sampled_from(["x", "y", "z"])),
+    st.tuples(st.just("shards"), st.sampled_from([600, 1_500, 100_000])),
+    st.tuples(st.just("thresholds"), st.sampled_from(BANDS)),
+    st.tuples(st.just("explain"), st.sampled_from([None, 0.3, 0.7, 1.0])),
+    st.tuples(st.just("break"), st.sampled_from(["first", "second", "topic"]), NUMBERS),
+    st.tuples(st.just("mend")),
+)
+OPTIONS = st.sampled_from(
+    [
+        *[{}] * 4,
+        {"sample": "50%"},
+        {"sample": "80%"},
+        {"where": "text like '%1%' or text like '%4%'"},
+        {"where": "text not like '%2%'"},
+        {"retry_failed": True},
+    ]
+)
+RUNS = st.one_of(
+    st.tuples(st.just("run"), OPTIONS),
+    st.tuples(st.just("run"), OPTIONS),
+    st.tuples(st.just("killed"), OPTIONS, st.integers(1, 40)),
+    st.tuples(st.just("two runs"), OPTIONS, st.integers(1, 30)),
+    st.tuples(st.just("other spec"), OPTIONS),
+    st.tuples(st.just("gc"), st.sampled_from(["job", "other"])),
+)
+
+
+def text(number: int) -> str:
+    return f"text {number} says so." if number else ""
+
+
+@dataclass
+class History:
+    """An output, and what is known of it."""
+
+    corpus: Corpus
+    other: Corpus  # the same input and output, another spec
+    band: tuple[float, float] = BANDS[0]
+    bound: float | None = None  # answers with a smaller margin are explained
+    ever_broken: set[tuple[str, str]] = field(default_factory=set)
+
+    def change(self, kind: str, *values: Any) -> None:
+        corpus, files = self.corpus, self.corpus.files
+        match kind, values:
+            case "write", (name, numbers):
+                corpus.write(name, [text(number) for number in numbers])
+            case "delete", (name,) if name in files:
+                corpus.delete(name)
+            case "copy", (source, target):
+                corpus.write(target, files.get(source, [text(1)]))
+            case "join", ():
+                corpus.write("a", corpus.delete(*files))
+            case "move", (folder,) if folder != corpus.input.name:
+                corpus.move(folder)
+            case "shards", (size,):
+                corpus.shard_bytes = size
+            case "thresholds", (band,):
+                self.band = band
+            case "explain", (bound,):
+                self.bound = bound
+            case "break", (question, number):
+                corpus.broken.add((question, text(number)))
+            case "mend", ():
+                corpus.broken.clear()
+        if not any(files.values()):
+            corpus.write("a", [text(0)])
+        self.ever_broken |= corpus.broken
+        explain = {"tokens": 8, "when": f"topic.margin < {self.bound}"}
+        corpus.others = [TOPIC if self.bound is None else {**TOPIC, "explain": explain}]
+        corpus.decide(*self.band)
+        self.other.input, self.other.shard_bytes = corpus.input, corpus.shard_bytes
+        self.other.files, self.other.seen = files, corpus.seen
+
+    def needed(self, corpus: Corpus, texts: Mapping[str, str]) -> set[tuple[str, str]]:
+        """What has to be asked about these documents, whether it was or not."""
+        different = {each for each in texts.values() if each}
+        questions = [task["question"] for task in corpus.others]
+        needed = asked_of(different, *self.band) if corpus is self.corpus else set()
+        needed |= {("first", each) for each in different} - needed
+        needed |= {(question, each) for question in questions for each in different}
+        if corpus is self.corpus and self.bound is not None:
+            needed |= {(EXPLAIN, each) for each in different if self.is_explained(each)}
+        return needed
+
+    def is_explained(self, of: str) -> bool:
+        return self.bound is not None and abs(1 - 2 * p_of("topic", of)) < self.bound
+
+    def inside(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """The documents of a slice."""
+        part = Slice.parse(options.get("sample"), options.get("where"))
+        texts = self.corpus.texts
+        if part is None:
+            return texts
+        by_text = {of: digest for digest, of in self.corpus.seen.items()}
+        chosen: dict[str, Callable[[str], bool]] = {
+            "text like '%1%' or text like '%4%'": lambda of: "1" in of or "4" in of,
+            "text not like '%2%'": lambda of: "2" not in of,
+        }
+        return {
+            name: of
+            for name, of in texts.items()
+            if (part.sample is None or by_text[of] < part.hash_limit)
+            and (part.where is None or chosen[part.where](of))
+        }
+
+    def run(self, corpus: Corpus, kind: str, options: dict[str, Any], creates: int = 0) -> None:
+        """One run or two at once; or one that is killed, and publishes nothing."""
+        texts, before, runs = self.inside(options), corpus.stored(), 1
+        if kind == "killed":
+            outcome = corpus.run_until(creates, kill, **options)
+        elif kind == "two runs":
+            runs = 2
+            outcome = corpus.run_until(creates, lambda: complete(corpus, options), **options)
+        else:
+            outcome = corpus.run(**options)
+        assert set(corpus.asked) <= self.needed(corpus, texts)
+        if outcome is None:
+            return
+        is_retry = bool(options.get("retry_failed"))
+        self.check_asked(corpus, outcome, before, runs=runs, is_retry=is_retry)
+        assert outcome.complete
+        assert outcome.slice is None or outcome.slice_rows == len(texts)
+        assert set(corpus.asked) - corpus.stored().keys() <= corpus.broken
+        if outcome.snapshot is None:
+            assert outcome.slice is not None and outcome.kept is not None
+        elif outcome.snapshot == snapshot_numbers(corpus.store)[0]:
+            broken = corpus.broken if is_retry else self.ever_broken
+            self.check(corpus, corpus.texts if outcome.slice is None else texts, broken)
+
+    def check(
+        self, corpus: Corpus, texts: Mapping[str, str], broken: Collection[tuple[str, str]]
+    ) -> None:
+        """The current snapshot has these documents with the answers that they must have."""
+        corpus.check(*self.band, texts=texts, broken=broken)
+        if corpus is self.corpus and self.bound is not None:
+            for name, row in corpus.rows("topic").items():
+                explained = row["explanation"] and row["explanation"]["text"]
+                wanted = self.is_explained(texts[name]) and row["status"] == "ok"
+                assert explained == (texts[name][:EXPLAINED_BYTES] if wanted else None)
+
+    def check_asked(
+        self,
+        corpus: Corpus,
+        outcome: Outcome,
+        before: Mapping[tuple[str, str], set[str]],
+        *,
+        runs: int,
+        is_retry: bool,
+    ) -> None:
+        """A text is asked once in each shard that cannot have the answer from the output.
+
+        The output has it in the shard itself, or in one of few other shards. A retry asks again in
+        each shard.
+        """
+        shards = {
+            shard.id: corpus.files[Path(shard.path).stem][shard.piece.start_row :][: shard.rows]
+            for shard in outcome.plan.shards
+        }
+        for (question, of), count in corpus.asked.items():
+            answered = before.get((question, of), set())
+            sources = {
+                sid for (each, _), sids in before.items() if each == question for sid in sids
+            }
+            asking = {sid for sid, texts in shards.items() if of in texts} - answered
+            if answered and len(sources) <= LEAST_SOURCES and not is_retry:
+                asking = set()
+            assert count <= runs * len(asking), (question, of, count)
+
+    def collect(self, corpus: Corpus) -> None:
+        """Garbage collection by one spec takes nothing that a last snapshot of any spec shows."""
+        numbers = [last_snapshot(corpus.store, each.name) for each in (self.corpus, self.other)]
+        before = {number: corpus.rows(snapshot=number) for number in numbers if number}
+        corpus.collect()
+        assert all(corpus.rows(snapshot=number) == rows for number, rows in before.items())
+        assert corpus.collect(delete=False) == ()
+
+
+def kill() -> None:
+    raise Killed
+
+
+def complete(corpus: Corpus, options: Mapping[str, Any]) -> None:
+    """A whole run of the same spec; what it asks counts too."""
+    asked = corpus.asked.copy()
+    assert corpus.run(**options).complete
+    corpus.asked.update(asked)
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
+@given(steps=st.lists(st.tuples(CHANGES, RUNS), min_size=1, max_size=6))
+def test_after_any_history_the_answers_are_right_and_none_was_asked_for_needlessly(
+    new_corpus: Callable[[], Corpus], steps: list[tuple[tuple[Any, ...], tuple[Any, ...]]]
+) -> None:
+    corpus, other = new_corpus(), new_corpus()
+    corpus.broken.clear()
+    corpus.stages = [{"question": "first"}, {"question": "second"}]
+    other.folder, other.name = corpus.folder, "other"
+    other.others = [TOPIC]
+    history = History(corpus, other)
+    history.change("write", "a", range(6))
+    for change, (kind, *how) in steps:
+        history.change(*change)
+        if kind == "gc":
+            history.collect(corpus if how == ["job"] else other)
+        else:
+            history.run(other if kind == "other spec" else corpus, kind, *how)
+    history.change("mend")
+    for each in (other, corpus):
+        history.run(each, "run", {"retry_failed": True})
+    history.collect(other)
+    assert history.needed(corpus, corpus.texts) <= corpus.stored().keys()
+    for each in (other, corpus):
+        created = each.run().tally.created
+        assert (created, each.asked.total()) == (0, 0)
