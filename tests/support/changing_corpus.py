@@ -7,6 +7,7 @@ from the question and the text, and notes what it is asked. Ray is not started.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zlib
 from collections import Counter
@@ -47,6 +48,8 @@ TOPIC: dict[str, Any] = {"name": "topic", "question": "topic", "labels": ["art",
 EXPLAIN = "explain"  # in the place of the question, where an answer is continued
 EXPLAINED_BYTES = 3
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+_CONTINUED = re.compile(r"text \d+ says so\.")
 
 Asked = Counter[tuple[str, str]]  # how often a question was asked about a text
 
@@ -91,17 +94,21 @@ class Answering(FakeEngine):
 
 @dataclass(frozen=True)
 class Continuing:
-    """Continues an answer with the first bytes of its text, which ends at its first full stop."""
+    """Continues an answer with the first bytes of its text, `text <number> says so.`"""
 
     asked: Asked
 
     def decode(
-        self, texts: Sequence[Sequence[int]], _tokens: int, **_how: Any
+        self, prompts: Sequence[Sequence[int]], _tokens: int, **_how: Any
     ) -> list[Continuation]:
-        stop = ALPHABET.index(".")
-        self.asked.update((EXPLAIN, text_of(ids[: ids.index(stop) + 1])) for ids in texts)
+        texts = []
+        for prompt in prompts:  # — with the prefix, and control tokens, which have no bytes
+            (text,) = _CONTINUED.findall(text_of([each for each in prompt if each < len(ALPHABET)]))
+            texts.append(text)
+        self.asked.update((EXPLAIN, text) for text in texts)
+        beginnings = (text[:EXPLAINED_BYTES] for text in texts)
         size = EXPLAINED_BYTES
-        return [Continuation(ids[:size], [0.5] * size) for ids in texts]
+        return [Continuation([*map(ALPHABET.index, each)], [0.5] * size) for each in beginnings]
 
 
 @dataclass
