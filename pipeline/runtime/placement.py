@@ -37,7 +37,7 @@ _WITHOUT_BFLOAT16 = {f"accelerator_type:{name}" for name in ("K80", "P4", "P100"
 
 # The share of an engine's work that more threads do not make faster, so that N threads are
 # 1 / (_SERIAL + (1 - _SERIAL) / N) times as fast as one (Amdahl). On two cores, one engine of two
-# threads did 0.58 documents a second, and two engines of one thread 0.71 (docs/models.md).
+# threads did 0.58 documents a second, and two engines of one thread 0.71 (docs/benchmarks.md).
 _SERIAL = 0.2
 # Engines of fewer threads may take this much longer: another process slows them less.
 _NEARLY = 1.1
