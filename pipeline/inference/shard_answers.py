@@ -5,7 +5,7 @@ Entry point: `ShardAnswers.label_rows`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -45,7 +45,6 @@ class ShardAnswers:
         self.tasks = tasks
         self.by_task = [TaskAnswers.of(task, len(chunks)) for task in tasks]
         self.usage = Usage()
-        self._failed: dict[int, str] = {}  # status by row
         self._first_of = {} if texts is None else first_of_equals(chunks, texts)  # of the repeats
         # — what the model reads: nothing of a repeat
         self._asked = [() if row in self._first_of else each for row, each in enumerate(chunks)]
@@ -81,12 +80,12 @@ class ShardAnswers:
             for row, (begin, stop) in enumerate(pairwise(edges), first):
                 if begin == stop:
                     continue
-                pairs = zip(self.by_task, labelled.log_probs, strict=True)
-                numbers = [own.add_row(row, log_probs[begin:stop]) for own, log_probs in pairs]
-                if any(begin <= chunk < stop for chunk in labelled.out_of_memory):
-                    self.fail_rows([row], OUT_OF_MEMORY)
-                elif not all(numbers):
-                    self.fail_rows([row], NOT_A_NUMBER)
+                unread = any(begin <= chunk < stop for chunk in labelled.out_of_memory)
+                for answers, log_probs in zip(self.by_task, labelled.log_probs, strict=True):
+                    if unread:
+                        answers.failed[row] = OUT_OF_MEMORY
+                    else:
+                        answers.add_row(row, log_probs[begin:stop])
 
     def row_groups(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The rows in groups that are labelled in one call, in order: first row, row after last."""
@@ -103,30 +102,16 @@ class ShardAnswers:
 
     def add_classified(self, log_probs: Mapping[str, Floats], rows: Sequence[int]) -> None:
         """Adds what classifiers answered about these rows: by task, [docs, labels]."""
-        for own in self.by_task:
-            if (answers := log_probs.get(own.task.name)) is not None:
-                failed = [row for row in rows if not own.add_row(row, answers[row : row + 1])]
-                self.fail_rows(failed, NOT_A_NUMBER)
-
-    def fail_rows(self, rows: Iterable[int], status: str) -> None:
-        """These rows have no answer to any task; `status` says why."""
-        for row in rows:
-            self._failed[row] = status
-            for of_task in self.by_task:
-                of_task.clear_row(row)
+        for answers in self.by_task:
+            if (classified := log_probs.get(answers.task.name)) is not None:
+                for row in rows:
+                    answers.add_row(row, classified[row : row + 1])
 
     def copy_to_repeats(self) -> None:
         """Gives each row with the text of an earlier row its answer, or its failure."""
         repeats, firsts = list(self._first_of), list(self._first_of.values())
-        for of_task in self.by_task:
-            of_task.copy_rows(firsts, repeats)
-        for row, first in self._first_of.items():
-            if first in self._failed:
-                self._failed[row] = self._failed[first]
-
-    def statuses(self, as_read: Sequence[str]) -> list[str]:
-        """The status of each row: why it failed here, or its status as it was read."""
-        return [self._failed.get(row, status) for row, status in enumerate(as_read)]
+        for answers in self.by_task:
+            answers.copy_rows(firsts, repeats)
 
 
 def first_of_equals(
@@ -167,6 +152,7 @@ class TaskAnswers:
     labels: NDArray[np.int32] | None  # [rows, kept]: the numbers of the kept labels; None: all
     levels: Floats | None  # [rows, levels]: log-probability along the best path; NaN after its end
     level_ids: NDArray[np.int32] | None  # [labels, levels]: equal for labels below the same node
+    failed: NDArray[np.object_]  # [rows]: the status of a row that failed; None in other rows
 
     @classmethod
     def of(cls, task: TaskSpec, rows: int) -> TaskAnswers:
@@ -182,12 +168,14 @@ class TaskAnswers:
             labels=np.zeros((rows, kept), np.int32) if many else None,
             levels=None if ids is None else np.full((rows, ids.shape[1]), np.nan, np.float32),
             level_ids=ids,
+            failed=np.full(rows, None),
         )
 
-    def add_row(self, row: int, chunks: Floats) -> bool:  # [chunks, labels]
-        """Adds a document's answer, combined over its chunks; False if it is not a number."""
+    def add_row(self, row: int, chunks: Floats) -> None:  # [chunks, labels]
+        """Adds a document's answer, combined over its chunks. If it is NaN, this row failed."""
         if not np.isfinite(chunks.max(axis=1)).all():  # — `max` returns NaN if there is one
-            return False
+            self.failed[row] = NOT_A_NUMBER
+            return
         log_probs = combine(chunks, self.task.chunks)  # [labels]
         self.log_mass[row] = np.logaddexp.reduce(log_probs)
         if self.labels is None:
@@ -201,20 +189,16 @@ class TaskAnswers:
                 if node >= 0:
                     below = self.level_ids[:, level] == node  # [labels]
                     self.levels[row, level] = np.logaddexp.reduce(log_probs[below])
-        return True
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Gives each target row the answer of its source row."""
-        for values in (self.log_probs, self.log_mass, self.labels, self.levels):
+        """Gives each target row the answer of its source row, or its failure."""
+        for values in (self.log_probs, self.log_mass, self.labels, self.levels, self.failed):
             if values is not None:
                 values[targets] = values[sources]
 
-    def clear_row(self, row: int) -> None:
-        """Removes the answer of the row."""
-        self.log_probs[row] = np.nan
-        self.log_mass[row] = np.nan
-        if self.levels is not None:
-            self.levels[row] = np.nan
+    def status(self, as_read: Sequence[str]) -> list[str]:
+        """The status of each row: why it failed, or its status as it was read."""
+        return [failed or status for failed, status in zip(self.failed, as_read, strict=True)]
 
 
 def level_names(label: str, separator: str) -> list[str]:

@@ -87,6 +87,7 @@ class TokenisedShard:
 class TaskScores:
     """One task's answers as log-probabilities; a row of NaN is a document without an answer."""
 
+    status: Sequence[str]  # [docs]
     log_probs: NDArray[np.float32]  # [docs, kept]
     log_mass: NDArray[np.float32]  # [docs]: of all labels that were scored
     label_ids: NDArray[np.int32] | None  # [docs, kept]: which labels; None: every label in order
@@ -99,7 +100,6 @@ class LabelledDocuments:
 
     n_tokens: NDArray[np.int32]  # [docs]
     n_chunks: NDArray[np.int16]  # [docs]
-    status: Sequence[str]  # [docs]
     scores: Mapping[str, TaskScores]  # by task
 
 

@@ -45,7 +45,7 @@ def answer_rows(labelled: LabelledDocuments, task: TaskSpec) -> pa.StructArray:
         path_p = np.exp(scores.levels - log_mass[:, None])  # [docs, levels]
         columns["levels"] = _levels(columns["label"].to_pylist(), path_p, task.separator)
     columns |= reading_columns(
-        _mass(log_mass, task), labelled.n_tokens, labelled.n_chunks, labelled.status
+        _mass(log_mass, task), labelled.n_tokens, labelled.n_chunks, scores.status
     )
     names = [name for name in answer_columns(task) if name not in ADDED]
     return pa.StructArray.from_arrays([columns[name] for name in names], names=names)

@@ -5,8 +5,9 @@ Entry points: `has_answers` and `plan_reuse`. Must import neither torch nor Ray.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from pipeline.ledger.cells import (
     version_name,
 )
 from pipeline.ledger.keys import DOCUMENTS, is_part, label_folders, parse_key
+from pipeline.ledger.reuse import answered_rows
 from pipeline.ledger.text_index import (
     Hashes,
     IndexObject,
@@ -36,6 +38,8 @@ LEAST_SOURCES = 4
 ROWS_A_SOURCE = 256
 
 _Numbers = NDArray[np.int32]  # [texts]: the number of a shard with the text; -1: none
+# By the shards that answer, and how many of them have a whole file; then by the shard that asks.
+_Places = Mapping[tuple[tuple[str, ...], int], Mapping[str, _Numbers]]
 
 
 def has_answers(job: Job, store: Store, planned: Plan) -> bool:
@@ -87,7 +91,11 @@ def plan_reuse(
         unstored = IndexObject.of(hashes_of(store, documents.keys()))
     versions = _versions(job, store, planned, documents)
     places = _places(store, sids, texts, versions, unstored)
-    with_sources = {id(work): _with_sources(work, texts, versions, places) for work in asking}
+    parts = [key for v in versions if v.is_asked_first for sid in sids for key in v.files_of(sid)]
+    count = partial(answered_rows, store) if len(parts) <= SMALL_INPUT_SHARDS else None
+    with_sources = {
+        id(work): _with_sources(work, texts, versions, places, count) for work in asking
+    }
     items = [with_sources.get(id(work), work) for work in items]
     return replace(planned, work_items=tuple(items), distinct=_distinct(planned, texts))
 
@@ -100,25 +108,30 @@ class _Version:
     name: str  # see `version_name`
     is_asked_first: bool  # of the model of the first reader
     files: Sequence[Committed]  # of the version itself, then of those with equal raw answers
-    sids: tuple[str, ...]  # the shards with such a file, and with a documents file; sorted
+    # The shards with such a file, and with a documents file: first those with a whole one.
+    sids: tuple[str, ...]
+    whole: int  # the number of shards with a whole file
 
     def sources(
         self, sid: str, places: _Numbers, rows: int
     ) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
-        """The files with answers to texts of a shard, and which of its texts they probably have."""
-        own = self._files_of(sid)
+        """The files with answers to texts of a shard, and which of its texts whole files have."""
+        own = self.files_of(sid)
         if not all(map(is_part, own)):
             return own, np.ones(len(places), np.bool_)
         shards, counts = np.unique(places[places >= 0], return_counts=True)
         most = shards[np.argsort(-counts, kind="stable")]
         others = [number for number in most.tolist() if self.sids[number] != sid]
         others = others[: max(LEAST_SOURCES, rows // ROWS_A_SOURCE)]
-        is_answered = np.isin(places, others)
-        if own:
-            is_answered |= np.array([n >= 0 and self.sids[n] == sid for n in places], np.bool_)
-        return (*own, *(s for n in others for s in self._files_of(self.sids[n]))), is_answered
+        keys = (*own, *(key for number in others for key in self.files_of(self.sids[number])))
+        return keys, np.isin(places, [number for number in others if number < self.whole])
 
-    def _files_of(self, sid: str) -> tuple[str, ...]:
+    @property
+    def answering(self) -> tuple[tuple[str, ...], int]:
+        """The shards, and how many of them have a whole file."""
+        return self.sids, self.whole
+
+    def files_of(self, sid: str) -> tuple[str, ...]:
         return tuple(key for done in self.files for key in done.label_keys(self.task, sid))
 
 
@@ -126,17 +139,21 @@ def _with_sources(
     work: WorkItem,
     texts: Mapping[str, Hashes],
     versions: Sequence[_Version],
-    places: Mapping[tuple[str, ...], Mapping[str, _Numbers]],
+    places: _Places,
+    count: Callable[[Sequence[str]], int] | None,  # of the rows that these files answer
 ) -> WorkItem:
     """The work item with the sources of its answers, and the most texts that the model reads."""
     sources, unanswered, sid = {}, 0, work.shard.id
     for version in versions:
         if version.task in work.tasks:
             sources[version.name], is_answered = version.sources(
-                sid, places[version.sids][sid], work.shard.rows
+                sid, places[version.answering][sid], work.shard.rows
             )
             if version.is_asked_first:
-                unanswered = max(unanswered, len(np.unique(texts[sid][~is_answered])))
+                most = len(np.unique(texts[sid][~is_answered]))
+                if most and count is not None:
+                    most = min(most, len(texts[sid]) - count(version.files_of(sid)))
+                unanswered = max(unanswered, most)
     return replace(work, sources=sources, rows_without_answer=unanswered)
 
 
@@ -171,11 +188,13 @@ def _versions(
         listed = [committed(store, each, None, documents=documents) for each in fps if each]
         for task in fps[0]:
             files = [done for done in listed if task in done.fp]
-            cells = {cell.partition(".")[0] for done in files for cell in done.labels[task]}
-            sids = tuple(sorted(cells & documents.keys()))
+            cells = {cell for done in files for cell in done.labels[task]}
+            whole = sorted(cells & documents.keys())
+            others = {cell.partition(".")[0] for cell in cells}.difference(whole)
+            sids = (*whole, *sorted(others & documents.keys()))
             is_asked_first = number == 0 and task in first
             name = version_name(task, reader.fp[task])
-            versions.append(_Version(task, name, is_asked_first, files, sids))
+            versions.append(_Version(task, name, is_asked_first, files, sids, len(whole)))
     return versions
 
 
@@ -185,15 +204,20 @@ def _places(
     texts: Mapping[str, Hashes],
     versions: Sequence[_Version],
     unstored: IndexObject | None,
-) -> dict[tuple[str, ...], dict[str, _Numbers]]:
-    """By the shards that answer a version: for each asking shard, where its texts are."""
+) -> _Places:
+    """By the shards that answer a version: for each asking shard, where its texts are.
+
+    A text is in a shard with a whole file rather than in one of which only some rows are answered.
+    """
     hashes = np.concatenate([texts[sid] for sid in sids])
     ends = np.cumsum([len(texts[sid]) for sid in sids])
     places = {}
-    for answering in {version.sids for version in versions}:
-        numbers = {sid: number for number, sid in enumerate(answering)}
-        parts = np.split(candidates(store, hashes, numbers, unstored=unstored), ends[:-1])
-        places[answering] = dict(zip(sids, parts, strict=True))
+    for answering, whole in {version.answering for version in versions}:
+        numbers = list(zip(answering, range(len(answering)), strict=True))
+        at = candidates(store, hashes, dict(numbers[:whole]), unstored=unstored)
+        rest = at < 0
+        at[rest] = candidates(store, hashes[rest], dict(numbers[whole:]), unstored=unstored)
+        places[answering, whole] = dict(zip(sids, np.split(at, ends[:-1]), strict=True))
     return places
 
 

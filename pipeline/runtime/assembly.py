@@ -325,9 +325,14 @@ def labelled_documents(answers: ShardAnswers, read: Sequence[str]) -> LabelledDo
     return LabelledDocuments(
         n_tokens=np.array([sum(map(len, chunks)) for chunks in answers.chunks], np.int32),
         n_chunks=np.array([len(chunks) for chunks in answers.chunks], np.int16),
-        status=answers.statuses(read),
         scores={
-            each.task.name: TaskScores(each.log_probs, each.log_mass, each.labels, each.levels)
-            for each in answers.by_task
+            of_task.task.name: TaskScores(
+                of_task.status(read),
+                of_task.log_probs,
+                of_task.log_mass,
+                of_task.labels,
+                of_task.levels,
+            )
+            for of_task in answers.by_task
         },
     )

@@ -175,7 +175,8 @@ class Plan:
         """The most documents that the model reads: of equal texts one, and none that is known."""
         asked: dict[str, int] = {}
         for work in self.work_items:
-            asked[work.shard.id] = max(asked.get(work.shard.id, 0), work.asked_rows)
+            rows = min(work.asked_rows, self.rows_of(work))
+            asked[work.shard.id] = max(asked.get(work.shard.id, 0), rows)
         return sum(asked.values())
 
     @property

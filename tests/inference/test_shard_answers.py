@@ -26,7 +26,7 @@ def some(seed: int, pieces: int = 1) -> np.ndarray:
 def test_the_likeliest_are_kept_with_the_sum_of_all(top_k: int, seed: int) -> None:
     kept = TaskAnswers.of(task(top_k=top_k), 3)
     log_probs = some(seed)
-    assert kept.add_row(1, log_probs)
+    kept.add_row(1, log_probs)
     ranked = sorted(range(6), key=lambda label: -log_probs[0, label])[: max(2, top_k)]
     assert kept.labels is not None and kept.labels[1].tolist() == ranked
     np.testing.assert_allclose(np.exp(kept.log_probs[1]), np.exp(log_probs[0])[ranked], rtol=1e-6)
@@ -48,12 +48,25 @@ def test_a_level_has_the_probability_of_all_labels_below_it(seed: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_an_answer_that_is_no_number_is_none(bad: float) -> None:
-    kept = TaskAnswers.of(task(top_k=2, separator="/"), 1)
-    assert not kept.add_row(0, np.full((1, 6), bad, np.float32))
-    kept.add_row(0, some(1))
-    kept.clear_row(0)
-    assert np.isnan(kept.log_probs).all() and np.isnan(kept.log_mass).all()
+def test_a_failed_answer_is_of_its_task_alone_and_a_chunk_not_read_is_of_all(bad: float) -> None:
+    tasks = [task(top_k=2, separator="/"), task(name="u")]
+
+    class Failing:
+        def label(self, documents, *, tasks, on_batch):  # type: ignore[no-untyped-def]
+            scores = [np.concatenate([some(row) for row in range(5)]) for _task in tasks]
+            scores[1][[0, 2]] = bad  # — of row 0, and of the second chunk of row 1
+            return Labelled(tuple(scores), Usage(), frozenset([3]))
+
+    answers = ShardAnswers([[[1]], [[2], [3]], [[4], [5]]], tasks)
+    answers.label_rows(Failing(), 0, 3)  # type: ignore[arg-type]
+    failed = "error:the model's answer is not a number"
+    memory = "error:out of memory, even alone"
+    expected = [["truncated", "ok", memory], [failed, failed, memory]]
+    assert [each.status(["truncated", "ok", "ok"]) for each in answers.by_task] == expected
+    for own, status in zip(answers.by_task, expected, strict=True):
+        has_none = [each.startswith("error:") for each in status]
+        assert np.isnan(own.log_probs).all(axis=1).tolist() == has_none
+        assert np.isnan(own.log_mass).tolist() == has_none
 
 
 def test_no_more_answers_are_asked_for_at_once_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,18 +116,19 @@ def test_rows_with_equal_texts_are_read_once_and_have_one_answer() -> None:
     class Noting:
         def label(self, documents, *, tasks, on_batch):  # type: ignore[no-untyped-def]
             read.extend(documents)
-            return Labelled((np.concatenate([some(sum(each)) for each in documents]),), Usage())
+            scores = [some(sum(each)) * (np.nan if each == [2] else 1) for each in documents]
+            return Labelled((np.concatenate(scores),), Usage())
 
     # — the first of equals may be read after the others
     answers.label_rows(Noting(), 3, 7)  # type: ignore[arg-type]
     answers.label_rows(Noting(), 0, 3)  # type: ignore[arg-type]
     assert sorted(read) == [[1], [1, 2], [2], [3]] and answers.asked_rows == 3
-    answers.fail_rows([2], "error:why")
-    answers.copy_to_repeats()
     (own,) = answers.by_task
+    answers.copy_to_repeats()
     for values in (own.log_probs, own.log_mass, own.labels, own.levels):
         assert values is not None
         for row, first in ((3, 0), (6, 0), (4, 2)):
             np.testing.assert_array_equal(values[row], values[first])
     assert np.isnan(own.log_mass).tolist() == [False, True, True, False, True, False, False]
-    assert answers.statuses(["ok"] * 7) == ["ok", "ok", "error:why", "ok", "error:why", "ok", "ok"]
+    failed = "error:the model's answer is not a number"
+    assert own.status(["ok"] * 7) == ["ok", "ok", failed, "ok", failed, "ok", "ok"]

@@ -50,6 +50,7 @@ def labelled(top_k: int | None) -> LabelledDocuments:
     levels = [[0.625, 0.5], [np.nan] * 2, [1.0, 0.75]]
     kept = None if top_k is None else order[:, : max(2, top_k)].astype(np.int32)
     scores = TaskScores(
+        status=["ok", "empty", "ok"],
         log_probs=log_probs if kept is None else np.take_along_axis(log_probs, kept, 1),
         log_mass=np.log(MASS).astype(np.float32),
         label_ids=kept,
@@ -58,7 +59,6 @@ def labelled(top_k: int | None) -> LabelledDocuments:
     return LabelledDocuments(
         n_tokens=np.array([7, 0, 9], np.int32),
         n_chunks=np.array([1, 0, 1], np.int16),
-        status=["ok", "empty", "ok"],
         scores={"topic": scores},
     )
 

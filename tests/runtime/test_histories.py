@@ -137,6 +137,7 @@ class History:
     def run(self, corpus: Corpus, kind: str, options: dict[str, Any], creates: int = 0) -> None:
         """One run or two at once; or one that is killed, and publishes nothing."""
         texts, before, runs = self.inside(options), corpus.stored(), 1
+        shard_texts = corpus.shard_texts()
         if kind == "killed":
             outcome = corpus.run_until(creates, kill, **options)
         elif kind == "two runs":
@@ -148,7 +149,7 @@ class History:
         if outcome is None:
             return
         is_retry = bool(options.get("retry_failed"))
-        self.check_asked(corpus, outcome, before, runs=runs, is_retry=is_retry)
+        self.check_asked(corpus, outcome, before, shard_texts, runs=runs, is_retry=is_retry)
         assert outcome.complete
         assert outcome.slice is None or outcome.slice_rows == len(texts)
         assert set(corpus.asked) - corpus.stored().keys() <= corpus.broken
@@ -174,14 +175,16 @@ class History:
         corpus: Corpus,
         outcome: Outcome,
         before: Mapping[tuple[str, str], set[str]],
+        shard_texts: Mapping[str, set[str]],
         *,
         runs: int,
         is_retry: bool,
     ) -> None:
         """A text is asked once in each shard that cannot have the answer from the output.
 
-        The output has it in the shard itself, or in one of few other shards. A retry asks again in
-        each shard.
+        The output has it in the shard itself, or in one of few other shards. Of the shards that
+        have the text, one is asked; it may lack the answer if only some of its rows have one. A
+        retry asks again in each shard.
         """
         shards = {
             shard.id: corpus.files[Path(shard.path).stem][shard.piece.start_row :][: shard.rows]
@@ -193,7 +196,8 @@ class History:
                 sid for (each, _), sids in before.items() if each == question for sid in sids
             }
             asking = {sid for sid, texts in shards.items() if of in texts} - answered
-            if answered and len(sources) <= LEAST_SOURCES and not is_retry:
+            is_in_all = not any(of in shard_texts[sid] for sid in sources - answered)
+            if answered and is_in_all and len(sources) <= LEAST_SOURCES and not is_retry:
                 asking = set()
             assert count <= runs * len(asking), (question, of, count)
 

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from changing_corpus import Corpus, numbered
 from counted_runs import Output, Row, corpus
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,8 @@ from pipeline.integrity.diff import compare
 from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify_output
 from pipeline.ledger.snapshots import contents
-from pipeline.options import ExportOptions, FilterOptions, ShowOptions
+from pipeline.options import ExportOptions, FilterOptions, RunOptions, ShowOptions
+from pipeline.runtime.dry_run import dry_run
 from pipeline.sources.shards import Slice
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.export import export
@@ -129,6 +132,36 @@ def test_answers_of_a_slice_count_in_an_edited_file(output: Output) -> None:
     output.write([*corpus(3, "new"), *rows])
     output.run()
     assert output.asked.total() == 43 - sampled
+
+
+@pytest.mark.parametrize("share", [None, "70%"])
+def test_a_plan_counts_what_a_slice_has_left(
+    new_corpus: Callable[[], Corpus], share: str | None
+) -> None:
+    corpus = new_corpus()
+    for name in "ab":
+        corpus.write(name, ["", *numbered(name, 60)])
+    for sample in ("10%", "40%"):
+        assert corpus.run(sample=sample).complete
+    planned = dry_run(corpus.spec, RunOptions(sample=share), cache_dir=corpus.cache)
+    asked = corpus.run(sample=share).tally.asked_rows
+    assert 0 < asked <= planned.rows_for_model <= 120 - 30
+    assert share or asked == planned.rows_for_model
+
+
+def test_a_corpus_that_moved_before_a_slice_is_asked_nothing_again(
+    new_corpus: Callable[[], Corpus],
+) -> None:
+    """The slice's answers are in the shards of the new place, and do not hide the old ones."""
+    corpus = new_corpus()
+    corpus.shard_bytes = 600
+    for name in "abcdefgh":
+        corpus.write(name, numbered(name, 5))
+    assert corpus.run().shards > 8
+    corpus.move("moved")
+    assert corpus.run(sample="20%").complete and not corpus.asked
+    assert corpus.run().complete and not corpus.asked
+    corpus.check()
 
 
 def test_failed_rows_of_a_slice_are_judged_by_the_slice(output: Output) -> None:

@@ -270,6 +270,19 @@ class Corpus:
         documents = Counter(self.texts.values())
         assert all(count <= documents[text] for (_, text), count in self.asked.items())
 
+    def shard_texts(self) -> dict[str, set[str]]:
+        """The texts of each shard with a documents file."""
+        keys = [parse_key(listed.key) for listed in self.store.list("documents/")]
+        hashes = {
+            key.sid: read_file(self.store, documents_key(key.sid), ["content_hash"])
+            for key in keys
+            if key is not None
+        }
+        return {
+            sid: {self.seen[each.as_py()] for each in table["content_hash"]}
+            for sid, table in hashes.items()
+        }
+
     def stored(self) -> dict[tuple[str, str], set[str]]:
         """By question and text, the shards with a label file that has the answer."""
         answers: dict[tuple[str, str], set[str]] = {}
