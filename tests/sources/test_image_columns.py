@@ -206,9 +206,7 @@ def test_a_missing_column_is_named(
 @pytest.mark.parametrize("name", ["t.csv", "t.txt", "t.tsv"])
 def test_a_format_without_images_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("id,image\na,b\n")
-    with pytest.raises(
-        SpecError, match=r"input.image: .* files have no images; use parquet, arrow"
-    ):
+    with pytest.raises(SpecError, match=r"input.image: .* files have no images; use parquet, "):
         shards_of(tmp_path / name, IMAGE_ALONE)
 
 

@@ -15,7 +15,7 @@ from data_fixtures import FILES_BELOW, PATHS
 from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.sources.listing import FORMATS
+from pipeline.sources.formats import READERS
 from pipeline.sources.source import InputObject, cut, find_objects
 from pipeline.spec.schema import Columns
 
@@ -117,7 +117,13 @@ def test_a_truncated_file_is_one_line(corpus: Path, tmp_path: Path, kept: float)
 
 
 @pytest.mark.parametrize(
-    "format", [format for format in FORMATS if format not in ("jsonl", "csv", "tsv", "txt")]
+    "format",
+    [
+        each
+        for reader in READERS
+        for each in reader.formats
+        if each not in ("jsonl", "csv", "tsv", "txt")
+    ],
 )
 def test_a_file_that_is_not_what_its_name_says_is_one_line(write: Write, format: str) -> None:
     input_object = write(f"corpus.{format}", b"these are plain words, of no format at all " * 50)
