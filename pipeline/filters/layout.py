@@ -16,7 +16,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.filters.writers import CONVERTED
 from pipeline.hashes import short_hash
 from pipeline.ledger.snapshots import NamedShard
-from pipeline.sources.listing import format_of
+from pipeline.sources.formats import format_of
 from pipeline.sources.streams import Options
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import PROTOCOL

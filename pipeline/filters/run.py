@@ -31,7 +31,7 @@ from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.rows import aligned_batches, refuse_changed
 from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import FilterOptions, OnError
-from pipeline.sources.listing import format_of
+from pipeline.sources.formats import format_of
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import Target, open_target

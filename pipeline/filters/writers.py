@@ -2,16 +2,16 @@
 
 Entry points: `kept_rows`, and `row_groups` for other tables. Parquet keeps its schema and codecs.
 JSON lines, CSV, TSV and JSON arrays keep their format, their codec and the bytes of each row; CSV
-and TSV also the header. Rows of Arrow files become Parquet; rows of WET files become JSON lines
-with the keys `text`, `id`, `url` and `date`; text files become JSON lines with the keys `text` and
-`id`.
+and TSV also the header. Rows of Arrow files become Parquet. Rows of other formats become JSON lines
+with a key for each column: `text`, `id`, `url` and `date` of WET files, `text` and `id` of text
+files.
 """
 
 from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, compress, islice
 from typing import IO, cast
@@ -23,19 +23,16 @@ from numpy.typing import NDArray
 
 from pipeline.errors import StorageError, UnreadableError, one_line
 from pipeline.sources.delimited import header_of
-from pipeline.sources.documents import RawRow, Row, TooLong, read_text, too_long
+from pipeline.sources.documents import RawRow, TooLong, read_text, too_long
+from pipeline.sources.formats import READERS, reader_of
 from pipeline.sources.records import file_segments, shard_records, units_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import CODECS, Options, Stream, opened, reading
 from pipeline.sources.tables import TABLES, opened_table
-from pipeline.sources.text_files import text_rows
 from pipeline.sources.webdataset import piece_samples, samples
-from pipeline.sources.wet import COLUMNS, wet_rows
 
 Keep = NDArray[np.bool_]  # [rows of the shard]
 
-# The formats that are not written as they are read, with what is added to the file's name.
-CONVERTED = {"arrow": ".parquet", "warc.wet.gz": ".jsonl.zst", "txt": ".jsonl.zst"}
 # A row group is written when this much is gathered: the text of a shard fits, and the other columns
 # of wide rows are not all held at once.
 ROW_GROUP_BYTES = 128 * 1024 * 1024
@@ -54,7 +51,7 @@ def kept_rows(shard: Shard, options: Options, keep: Keep) -> bytes:
                 data = _kept_table(shard, options, keep)
                 written = pq.read_table(pa.BufferReader(data), use_threads=False).num_rows
             else:
-                parts_of, rows_in = _TEXTS[format.partition(".")[0]]
+                parts_of, rows_in = _TEXTS.get(format.partition(".")[0], _OBJECTS)
                 codec = CODECS.get((format + CONVERTED.get(format, "")).rpartition(".")[2])
                 data = _joined(parts_of(shard, options, keep), codec)
                 written = 0
@@ -109,22 +106,22 @@ def _kept(records: Iterable[bytes | TooLong], keep: Keep) -> Iterator[bytes]:
         yield record
 
 
-def _kept_pages(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
-    return _kept_objects(wet_rows(shard, options, COLUMNS), COLUMNS, keep)
-
-
-def _kept_files(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
-    return _kept_objects(text_rows(shard, options, None), ("text", "id"), keep)
-
-
-def _kept_objects(rows: Iterable[Row], names: Sequence[str], keep: Keep) -> Iterator[bytes]:
+def _kept_objects(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
+    """The rows as JSON lines; the key `text` comes before the others."""
+    rows = reader_of(shard.version.format).rows(shard, options, None)
     for row in compress(islice(rows, _end(keep)), keep):
-        text, _, problem = read_text(RawRow(row.values["text"]))
-        if problem is not None:
-            raise OSError(f"the text of record {row.values['id']} is not readable: {problem}")
-        values = {**row.values, "text": text}
-        line = json.dumps({name: values[name] for name in names}, ensure_ascii=False)
-        yield line.encode() + b"\n"
+        if row.problem is not None:
+            raise OSError(f"a row is not readable: {row.problem}")
+        values = dict(row.values)
+        for name in sorted(values, key=lambda name: name != "text"):
+            value = values.pop(name)
+            if isinstance(value, bytes | TooLong):
+                value, _, problem = read_text(RawRow(value))
+                if problem is not None:
+                    place = f"the {name} of record {row.values.get('id')}"
+                    raise OSError(f"{place} is not readable: {problem}")
+            values[name] = value
+        yield json.dumps(values, ensure_ascii=False).encode() + b"\n"
 
 
 def _kept_samples(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
@@ -151,12 +148,19 @@ _TEXTS: Mapping[
     str, tuple[Callable[[Shard, Options, Keep], Iterator[bytes]], Callable[[Stream], int]]
 ] = {
     "jsonl": (_kept_lines, partial(_records_in, format="jsonl")),
-    "warc": (_kept_pages, partial(_records_in, format="jsonl")),
-    "txt": (_kept_files, partial(_records_in, format="jsonl")),
     "csv": (_kept_records, lambda stream: _records_in(stream, "csv") - 1),
     "tsv": (_kept_records, lambda stream: _records_in(stream, "tsv") - 1),
     "json": (_kept_elements, partial(_records_in, format="json")),
     "tar": (_kept_samples, _samples_in),
+}
+# Of all other formats.
+_OBJECTS = _kept_objects, partial(_records_in, format="jsonl")
+# The formats that are not written as they are read, with what is added to the file's name.
+CONVERTED = {
+    format: ".parquet" if format in TABLES else ".jsonl.zst"
+    for reader in READERS
+    for format in reader.formats
+    if format != "parquet" and format.partition(".")[0] not in _TEXTS
 }
 
 

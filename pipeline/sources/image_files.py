@@ -45,10 +45,10 @@ def image_of(value: object, *, path: str, options: Options) -> bytes:
         return value
     if not isinstance(value, str) or not value:
         raise DocumentError("its image is neither bytes nor a path")
-    return _of_file(value, path.rpartition("/")[0], options)
+    return _read_image_file(value, path.rpartition("/")[0], options)
 
 
-def _of_file(written: str, folder: str, options: Options) -> bytes:
+def _read_image_file(written: str, folder: str, options: Options) -> bytes:
     shown = written[:_PATH_CHARS]
     if "\0" in written:
         raise DocumentError("the path of its image has a NUL")

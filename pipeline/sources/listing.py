@@ -1,6 +1,6 @@
 """The files that a path names, and an etag that changes with a file.
 
-Entry points: `files_at`, `irregularity`, `format_of`, `remote_etag`.
+Entry points: `files_at`, `irregularity`, `remote_etag`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
@@ -25,16 +25,6 @@ from pipeline.sources.streams import retry_transient
 
 FileInfo = Mapping[str, Any]  # a file system's description of a file
 
-# The supported formats, by kind. Of a folder, only files of the first kind that occurs are read:
-# files of later kinds often describe the others, such as a card, a list of features or a licence.
-KINDS = (
-    ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "warc.wet.gz", "tar"),
-    ("csv", "csv.gz", "csv.zst", "tsv", "tsv.gz", "tsv.zst"),
-    ("json", "json.gz", "json.zst"),
-    ("txt",),
-)
-FORMATS = tuple(chain.from_iterable(KINDS))
-SUPPORTED = " ".join(f".{format}" for format in FORMATS)
 # Keys of remote file systems for a hash of the content, and for the modification time.
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
 _TIME_KEYS = (
@@ -53,8 +43,15 @@ LISTINGS_AT_ONCE = 16
 _STEPS = re.compile(r"[^*?\[]*[*?\[][^/]*|[^*?\[]+$")
 
 
-def files_at(file_system: AbstractFileSystem, place: str) -> Iterator[FileInfo]:
-    """The file system's description of each file that `place` names."""
+def files_at(
+    file_system: AbstractFileSystem,
+    place: str,
+    of_folder: Callable[[Iterable[FileInfo]], Iterable[FileInfo]] = iter,
+) -> Iterator[FileInfo]:
+    """The file system's description of each file that `place` names.
+
+    `of_folder` chooses among the files below a folder; by default they are all named.
+    """
     itself: FileInfo | None = None
     with suppress(FileNotFoundError):
         # — first, so that a file with a bracket in its name is not taken for a glob
@@ -65,7 +62,7 @@ def files_at(file_system: AbstractFileSystem, place: str) -> Iterator[FileInfo]:
             yield from (info for info in matched if info["type"] != "directory")
     elif itself["type"] == "directory":
         below = retry_transient(partial(file_system.find, place, detail=True)).values()
-        yield from _of_first_kind(below)
+        yield from of_folder(below)
     else:
         yield itself
 
@@ -104,21 +101,6 @@ def irregularity(file_system: AbstractFileSystem, info: FileInfo) -> str | None:
 
 # By the first character of `ls -l`.
 _IRREGULAR = {"p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device", "d": "a folder"}
-
-
-def format_of(path: str) -> str | None:
-    """The supported format that a file's name ends in, or None."""
-    name = path.lower()
-    return next((format for format in FORMATS if name.endswith(f".{format}")), None)
-
-
-def _of_first_kind(infos: Iterable[FileInfo]) -> list[FileInfo]:
-    """The files of the first of `KINDS` that occurs."""
-    by_format: dict[str | None, list[FileInfo]] = {}
-    for info in infos:
-        by_format.setdefault(format_of(info["name"]), []).append(info)
-    kinds = ([info for each in kind for info in by_format.get(each, ())] for kind in KINDS)
-    return next(filter(None, kinds), [])
 
 
 def remote_etag(path: str, info: FileInfo) -> str:

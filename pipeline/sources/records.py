@@ -19,7 +19,8 @@ from pipeline.sources.documents import MAX_ROW_BYTES, TooLong
 from pipeline.sources.shards import Shard, Unit
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, stream_at
 
-# A column that none of the first rows has is reported as a misspelling.
+# A column that none of the first rows has is reported as a misspelling, and a condition is tried on
+# them before a run.
 SAMPLE_ROWS = 100
 
 _STRUCTURE = re.compile(rb'["\[\]{},]')

@@ -42,13 +42,9 @@ _READS_MORE = frozenset(
 ALIAS = "_documents"
 # The group of documents without a value.
 NO_GROUP = "null"
-# The comparisons that limit a value from above: the sides of the value and of the limit.
-_BELOW = {
-    "COMPARE_LESSTHAN": ("left", "right"),
-    "COMPARE_LESSTHANOREQUALTO": ("left", "right"),
-    "COMPARE_GREATERTHAN": ("right", "left"),
-    "COMPARE_GREATERTHANOREQUALTO": ("right", "left"),
-}
+# In the parse tree, the beginnings of comparisons that limit a value from above, with the sides of
+# the value and of the limit.
+_BELOW = {"COMPARE_LESSTHAN": ("left", "right"), "COMPARE_GREATERTHAN": ("right", "left")}
 # What may not be inside a sentence; also found in a string, where it does no harm.
 _COMMENT_OR_LINE = re.compile(r"--|/\*|\n")
 # A rule is tried on this number of empty documents before it sees a real one.
@@ -237,7 +233,7 @@ def upper_limits(text: str, *, place: str) -> dict[tuple[str, str], float]:
     limits: dict[tuple[str, str], float] = {}
     _, tree = _parsed(text, place)
     for part in _conditions(tree):
-        if (sides := _BELOW.get(part["type"])) is None:
+        if (sides := _BELOW.get(part["type"].removesuffix("OREQUALTO"))) is None:
             continue
         below, above = (part[side] for side in sides)
         # — a side that reads a column is no constant

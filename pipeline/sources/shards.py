@@ -150,9 +150,7 @@ class Shard:
     id: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
-        identity = self.version.to_json() | rows
-        object.__setattr__(self, "id", short_hash(canonical_json(identity)))
+        object.__setattr__(self, "id", short_hash(canonical_json(self._identity)))
 
     @property
     def cell(self) -> str:
@@ -162,8 +160,7 @@ class Shard:
     @property
     def earlier_id(self) -> str:
         """The id that earlier versions gave to a sliced shard, which had a documents file."""
-        rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
-        return short_hash(canonical_json(self.version.to_json() | rows | self._slice_json))
+        return short_hash(canonical_json(self._identity | self._slice_json))
 
     @property
     def path(self) -> str:
@@ -192,6 +189,11 @@ class Shard:
         )
         part = Slice(**content["slice"]) if "slice" in content else None
         return cls(ObjectVersion(**version), Piece(**piece), part)
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
+        return self.version.to_json() | rows
 
     @property
     def _slice_json(self) -> dict[str, Any]:

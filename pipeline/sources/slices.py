@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import TooLong, id_text
+from pipeline.sources.records import SAMPLE_ROWS
 from pipeline.sources.rule import Rule, names_in
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents, read_rows
@@ -22,8 +23,6 @@ from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
 
 PLACE = "--where"
-# The condition is tried on this number of rows before a run.
-SAMPLE_ROWS = 100
 
 
 class SliceMask:

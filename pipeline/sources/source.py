@@ -6,7 +6,7 @@ Entry points: `find_objects`, `cut`, `read_documents`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -19,19 +19,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import Problem, SpecError, UnreadableError, one_line
 from pipeline.hashes import content_hash
-from pipeline.sources.delimited import delimited_rows, delimited_units
 from pipeline.sources.documents import Names, RawRow, Row, slices_from
+from pipeline.sources.formats import READERS, format_of, of_first_kind, reader_of, supported
 from pipeline.sources.image_files import image_of
-from pipeline.sources.jsonl import object_rows, object_units
-from pipeline.sources.listing import (
-    SUPPORTED,
-    FileInfo,
-    files_at,
-    format_of,
-    irregularity,
-    remote_etag,
-)
-from pipeline.sources.shards import MAX_SHARD_BYTES, ObjectVersion, Shard, Unit, cut_units
+from pipeline.sources.listing import FileInfo, files_at, irregularity, remote_etag
+from pipeline.sources.shards import MAX_SHARD_BYTES, ObjectVersion, Shard, cut_units
 from pipeline.sources.streams import (
     Options,
     changed,
@@ -40,38 +32,12 @@ from pipeline.sources.streams import (
     reading,
     retry_transient,
 )
-from pipeline.sources.tables import table_rows, table_units
-from pipeline.sources.text_files import (
-    file_path,
-    text_infos,
-    text_names,
-    text_rows,
-    text_state,
-    text_units,
-)
-from pipeline.sources.webdataset import tar_rows, tar_units
-from pipeline.sources.wet import wet_rows, wet_units
+from pipeline.sources.text_files import file_path, text_infos, text_names, text_state
 from pipeline.spec.schema import Columns
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import PROTOCOL, pinned
 from pipeline.stores.retries import option_errors
 
-UnitsOf = Callable[[ObjectVersion, Options], Iterator[Unit]]
-RowsOf = Callable[[Shard, Options, Names], Iterator[Row]]
-# By the first part of a format: the function that measures an object's units, and the one that
-# reads these columns of a shard's rows.
-_READERS: Mapping[str, tuple[UnitsOf, RowsOf]] = {
-    "parquet": (table_units, table_rows),
-    "arrow": (table_units, table_rows),
-    "jsonl": (object_units, object_rows),
-    "warc": (wet_units, wet_rows),
-    "csv": (delimited_units, delimited_rows),
-    "tsv": (delimited_units, delimited_rows),
-    "json": (object_units, object_rows),
-    "txt": (text_units, text_rows),
-    "tar": (tar_units, tar_rows),
-}
-_WITH_IMAGES = ("parquet", "arrow", "jsonl", "json", "tar")
 _CLOCKS_APART_S = 60.0
 NO_OPTIONS: Options = {}
 # The length of the reason in each row of a file that cannot be read.
@@ -127,7 +93,7 @@ def find_files(
 ) -> tuple[AbstractFileSystem, str, list[FileInfo]]:
     """The file system, the place in it, and the description of each file that a path names.
 
-    A folder means the files below it of the first kind that it has (`listing.KINDS`). Each file
+    A folder means the files below it of the first kind that it has (`formats.Reader`). Each file
     that is named, or matched by a glob, must be supported; SpecError at `key` if one is not. A
     branch of a dataset on the Hub becomes its commit, which is then a part of every path.
     """
@@ -141,14 +107,14 @@ def find_files(
         except (ValueError, ImportError) as error:  # no such protocol, or package not installed
             fix = f"cannot be opened: {error}"
             raise SpecError([Problem(key, fix, path_glob)]) from error
-        infos = list(files_at(file_system, place))
+        infos = list(files_at(file_system, place, of_first_kind))
     if not infos:
         raise SpecError([Problem(key, _no_file(file_system, place), path_glob)])
     names = [info["name"] for info in infos]
     if unsupported := sorted(name for name in names if format_of(name) is None):
-        fix = f"{len(unsupported)} of {len(infos)} files are not {SUPPORTED}; narrow the glob"
+        fix = f"{len(unsupported)} of {len(infos)} files are not {supported()}; narrow the glob"
         if len(infos) == 1:
-            fix = f"this kind of file is not supported; supported are {SUPPORTED}"
+            fix = f"this kind of file is not supported; supported are {supported()}"
         raise SpecError([Problem(key, fix, unsupported[0])])
     # — label files record the name; a local name may have other bytes than UTF-8
     shown = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names]
@@ -162,12 +128,12 @@ def _no_file(file_system: AbstractFileSystem, place: str) -> str:
     """Why no file is named: a folder without one, a name that resembles another, or neither."""
     if isinstance(file_system, LocalFileSystem):
         if os.path.isdir(place):
-            return f"this folder has no supported file; supported are {SUPPORTED}"
+            return f"this folder has no supported file; supported are {supported()}"
         folder, name = os.path.split(place)
         beside = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         if similar := get_close_matches(name, beside, n=1):
             return f"names no file; a similar name is {similar[0]}"
-    return f"names no file; supported are {SUPPORTED}, globs and folders"
+    return f"names no file; supported are {supported()}, globs and folders"
 
 
 def cut(source: InputObject, columns: Columns, target_bytes: int) -> list[Shard]:
@@ -176,27 +142,27 @@ def cut(source: InputObject, columns: Columns, target_bytes: int) -> list[Shard]
     UnreadableError if the object is not a file, or is broken. SpecError if its format has no
     images, and they are to be read.
     """
-    kind = source.format.partition(".")[0]
-    if columns.image is not None and kind not in _WITH_IMAGES:
-        fix = f"{source.path}: .{kind} files have no images; use {', '.join(_WITH_IMAGES)}"
+    reader = reader_of(source.format)
+    if columns.image is not None and not reader.has_images:
+        others = ", ".join(each.formats[0] for each in READERS if each.has_images)
+        fix = f"{source.path}: .{reader.formats[0]} files have no images; use {others}"
         raise SpecError([Problem("input.image", fix, columns.image)])
     if source.irregular is not None:
         raise UnreadableError(f"{source.path}: is {source.irregular} and not a file; remove it")
     version = source.version(columns)
     with reading(source.path):
-        measured_units, _ = _READERS[kind]
-        units = measured_units(version, source.options)
+        units = reader.units(version, source.options)
         return [Shard(version, piece) for piece in cut_units(units, target_bytes)]
 
 
 def first_rows(path: str, format: str, options: Options, rows: int) -> Iterator[Row]:
     """The first rows of a file with all columns, except those of lists, structs and bytes."""
-    units_in, rows_of = _READERS[format.partition(".")[0]]
+    reader = reader_of(format)
     version = ObjectVersion(path, 0, "", format, None, None)
     with reading(path):
-        units = islice(units_in(version, options), rows)
+        units = islice(reader.units(version, options), rows)
         shards = (Shard(version, piece) for piece in cut_units(units, MAX_SHARD_BYTES))
-        yield from islice((row for s in shards for row in rows_of(s, options, None)), rows)
+        yield from islice((row for s in shards for row in reader.rows(s, options, None)), rows)
 
 
 def read_documents(shard: Shard, options: Options = NO_OPTIONS) -> Iterator[pa.Table]:
@@ -228,8 +194,7 @@ def read_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
     count = 0
     try:
         with reading(shard.path):
-            _, rows_of = _READERS[shard.version.format.partition(".")[0]]
-            for row in rows_of(shard, options, names):
+            for row in reader_of(shard.version.format).rows(shard, options, names):
                 count += 1
                 yield row
                 del row  # a text may be long: it is not held while the next one is read

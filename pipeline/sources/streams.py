@@ -126,39 +126,39 @@ class Forward(Protocol):
 
 Reader = TypeVar("Reader", bound=Forward)
 
-# Readers that earlier shards have left, each with a closed file, by object, position and identity.
+# Readers that earlier shards used, each with a closed file, by object, position and identity.
 # A use removes its reader first, so that no two threads share one.
-_left: dict[tuple[object, int, int], Any] = {}
+_idle: dict[tuple[object, int, int], Any] = {}
 # Threads that read consecutive shards, times the passes that each makes over a shard.
-MAX_LEFT = 16
+MAX_IDLE = 16
 
 
 @contextmanager
 def continued(
     version: ObjectVersion, options: Options, start: int, make: Callable[[Fetched], Reader]
 ) -> Iterator[Reader]:
-    """A reader of the object at or before `start`: the nearest that is left, or a new one.
+    """A reader of the object at or before `start`: the nearest idle one, or a new one.
 
     Law: one thread that reads the shards of an object in order reads each byte of it once. With a
     new reader for each of n shards, it would read the object n / 2 times.
     """
     key = version.path, version.size_bytes, version.etag, version.format, repr(options)
-    left = [place for place in tuple(_left) if start and place[0] == key and place[1] <= start]
-    reader: Reader | None = _left.pop(max(left, key=itemgetter(1)), None) if left else None
+    before = [place for place in tuple(_idle) if start and place[0] == key and place[1] <= start]
+    reader: Reader | None = _idle.pop(max(before, key=itemgetter(1)), None) if before else None
     try:
         with closing(Fetched(version.path, options) if reader is None else reader.file) as file:
             reader = reader or make(file)
             yield reader
     except GeneratorExit:  # — the caller needs no more rows
-        _leave(key, reader)
+        _keep_idle(key, reader)
         raise
-    _leave(key, reader)
+    _keep_idle(key, reader)
 
 
-def _leave(key: object, reader: Any) -> None:
-    _left[key, reader.position, id(reader)] = reader
-    for oldest in tuple(_left)[:-MAX_LEFT]:
-        _left.pop(oldest, None)
+def _keep_idle(key: object, reader: Any) -> None:
+    _idle[key, reader.position, id(reader)] = reader
+    for oldest in tuple(_idle)[:-MAX_IDLE]:
+        _idle.pop(oldest, None)
 
 
 class Fetched:

@@ -156,23 +156,16 @@ class _ArrowReader:
 def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
     """SpecError unless each column that is read has values of a type that it may have."""
     check_columns(version, schema.names)
-    for place, name, may_be, fix in (
-        (
-            "input.image",
-            version.image_column,
-            _may_be_image,
-            "; name a column of bytes or of paths",
-        ),
-        ("input.text", version.text_column, _is_string, ", not strings; name a string column"),
-        (
-            "input.id",
-            version.id_column,
-            lambda kind: _is_string(kind) or types.is_primitive(kind),
-            "; name a column of strings or numbers, or none",
-        ),
-    ):
+    columns = (
+        ("image", version.image_column, _may_be_image, "name a column of bytes or of paths"),
+        ("text", version.text_column, _is_string, "name a column of strings"),
+        ("id", version.id_column, _may_be_id, "name a column of strings or numbers, or none"),
+    )
+    for key, name, may_be, fix in columns:
         if name is not None and not may_be(kind := schema.field(name).type):
-            raise SpecError([Problem(place, f"{version.path} has {kind} there{fix}", name)])
+            raise SpecError(
+                [Problem(f"input.{key}", f"{version.path} has {kind} there; {fix}", name)]
+            )
 
 
 def _batches_between(
@@ -275,6 +268,10 @@ def _may_be_image(kind: pa.DataType) -> bool:
         parts = [field.type for field in kind if field.name in ("bytes", "path")]
         return bool(parts) and all(map(_may_be_image, parts))
     return kind in _BYTES or _is_string(kind)
+
+
+def _may_be_id(kind: pa.DataType) -> bool:
+    return _is_string(kind) or types.is_primitive(kind)
 
 
 def _is_string(kind: pa.DataType) -> bool:

@@ -62,9 +62,11 @@ class FilterSpec(Frozen):
 
     @model_validator(mode="after")
     def _has_a_rule(self) -> FilterSpec:
-        own = [key for key in ("keep", "drop_top", "thresholds") if getattr(self, key) is not None]
-        if self.policy is not None and own:
-            raise ValueError(f"a policy brings its own rule; remove it, or {own[0]}")
-        if self.policy is None and not own:
+        rules = [
+            key for key in ("keep", "drop_top", "thresholds") if getattr(self, key) is not None
+        ]
+        if self.policy is not None and rules:
+            raise ValueError(f"a policy brings its own rule; remove it, or {rules[0]}")
+        if self.policy is None and not rules:
             raise ValueError("write keep, drop_top, thresholds or policy")
         return self

@@ -37,10 +37,10 @@ class Fingerprint:
 
     def continued(self, tokens: int) -> Fingerprint:
         """The continuations of the task's answers by at most this number of tokens."""
-        own: dict[str, Any] = {"tokens": tokens}
+        continuation: dict[str, Any] = {"tokens": tokens}
         if "kv" in self.content:  # — an earlier version rounded keys and values of continuations
-            own["kv"] = "none"
-        return Fingerprint({**self.raw.content, "continuation": own})
+            continuation["kv"] = "none"
+        return Fingerprint({**self.raw.content, "continuation": continuation})
 
     @property
     def sources(self) -> set[str]:
@@ -75,11 +75,11 @@ def fingerprints(
             content = {"schema": SCHEMA_VERSION, "labels": list(task.labels)}
             content["cascade"] = dict(cascades[task.name])
         elif task.classifier is not None:
-            content = _of_classifier(task, task.classifier.kind, classifiers[task.name])
+            content = _classifier_content(task, task.classifier.kind, classifiers[task.name])
         elif spec.model.kind == "encoder":
-            content = _of_encoder(spec, task, weights, dtype)
+            content = _encoder_content(spec, task, weights, dtype)
         else:
-            content = _of_decoder(spec, task, weights, dtype, readouts)
+            content = _decoder_content(spec, task, weights, dtype, readouts)
         if task.calibration is not None:
             method = task.calibration.method
             content["calibration"] = {"method": method, "hash": calibrations[task.name]}
@@ -89,21 +89,21 @@ def fingerprints(
     return versions
 
 
-def _of_classifier(task: TaskSpec, kind: str, digest: str) -> dict[str, Any]:
+def _classifier_content(task: TaskSpec, kind: str, digest: str) -> dict[str, Any]:
     """A classifier reads the whole text: neither prompt, model nor truncation changes an answer."""
     return {
         "schema": SCHEMA_VERSION,
-        "task": _of_classes(task),
+        "task": _classes_content(task),
         "classifier": {"kind": kind, "hash": digest},
     }
 
 
-def _of_encoder(
+def _encoder_content(
     spec: JobSpec, task: TaskSpec, weights: Mapping[str, str], dtype: str
 ) -> dict[str, Any]:
     """An encoder reads the document alone: the prompt changes no answer."""
     documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
-    content = _of_classes(task)
+    content = _classes_content(task)
     if spec.documents.too_long == "chunk":
         documents["overlap_tokens"] = spec.documents.overlap_tokens
         content["chunks"] = task.chunks
@@ -117,7 +117,7 @@ def _of_encoder(
     }
 
 
-def _of_classes(task: TaskSpec) -> dict[str, Any]:
+def _classes_content(task: TaskSpec) -> dict[str, Any]:
     """The labels of a task, each with the classes that mean it, and what is stored of them."""
     return {
         "labels": [[label, list(classes)] for label, classes in task.labels.items()],
@@ -125,7 +125,7 @@ def _of_classes(task: TaskSpec) -> dict[str, Any]:
     }
 
 
-def _of_decoder(
+def _decoder_content(
     spec: JobSpec,
     task: TaskSpec,
     weights: Mapping[str, str],

@@ -56,7 +56,7 @@ def _without_credentials(path: str) -> str:
     if _USER.search(path) or _SIGNED.search(path):
         raise ValueError(
             "this URL holds a password or a signature, which label files and logs would repeat; "
-            "name it without, and set what its file system reads: a profile or the environment"
+            "write it without them, and set them in a profile or the environment"
         )
     return path
 

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from pipeline.errors import Problem, SpecError
 from pipeline.spec.locations import masked
-from pipeline.spec.schema import IN_WORDS, OF_TASK, JobSpec
+from pipeline.spec.schema import IN_WORDS, JobSpec
 
 # By pydantic's type of error; the names in braces are those of its context.
 _FIXES = {
@@ -43,7 +43,7 @@ _WRITE = "no such key; write "
 
 def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:
     """One problem for each mistake that pydantic reports for this content of a spec."""
-    details = [_of_task(detail) for detail in error.errors()]
+    details = error.errors()
     places = [".".join(map(str, _written(detail["loc"], content))) for detail in details]
     pairs = [
         (place, detail)
@@ -64,15 +64,6 @@ def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Prob
         if problem.fix.startswith(_WRITE)
     }
     return [each for each in problems if each.place not in meant or each.fix != _FIXES["missing"]]
-
-
-def _of_task(detail: ErrorDetails) -> ErrorDetails:
-    """The error of all tasks at the task and the key that it is about; others as they are."""
-    if detail["type"] != OF_TASK:
-        return detail
-    place, key = detail["ctx"]["place"], detail["ctx"]["key"]
-    value = detail["input"][place].get(key)
-    return {**detail, "loc": (*detail["loc"], place, key), "input": value}
 
 
 def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> Iterator[int | str]:
@@ -169,7 +160,7 @@ def placed_in_stage(spec: JobSpec, own: JobSpec, number: int) -> Iterator[None]:
             own_model = (
                 task.name
                 for task in spec.cascades
-                if task.name in names and task.cascade and task.cascade.stages[number].model
+                if task.name in names and task.stages[number].model
             )
             if first == "model" and (name := next(own_model, "")):
                 return replace(problem, place=f"{of_stage[name]}.{problem.place}")

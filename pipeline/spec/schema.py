@@ -5,23 +5,24 @@ The manual's page about the spec is generated from the descriptions here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.locations import Location, StorageOptions
 from pipeline.spec.model import NO_MODEL, ExitSpec, Frozen, ModelSpec
-from pipeline.spec.tasks import TASK_NAME, TaskSpec
+from pipeline.spec.tasks import TASK_NAME, StageSpec, TaskSpec
 
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 IN_WORDS = {  # what an error says instead of a pattern
@@ -32,12 +33,10 @@ IN_WORDS = {  # what an error says instead of a pattern
 
 
 # The prompt's defaults for images, in place of those for texts.
-_OF_IMAGES = {
+_IMAGE_PROMPT = {
     "instruction": "Look at the image, then answer the question.",
     "document": "{document}",
 }
-# The type of an error that names a task's number and key in its context.
-OF_TASK = "of_task"
 
 
 class Columns(NamedTuple):
@@ -164,17 +163,15 @@ class JobSpec(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _speaks_of_images(cls, content: Any) -> Any:
+    def _prompts_for_images(cls, content: Any) -> Any:
         """With images, the defaults of the prompt do not speak of a text."""
         source = content.get("input") if isinstance(content, Mapping) else None
         if not isinstance(source, Mapping) or not source.get("image"):
             return content
         prompt = content.get("prompt", {})
-        return (
-            {**content, "prompt": {**_OF_IMAGES, **prompt}}
-            if isinstance(prompt, Mapping)
-            else content
-        )
+        if isinstance(prompt, Mapping):
+            return {**content, "prompt": {**_IMAGE_PROMPT, **prompt}}
+        return content
 
     @model_validator(mode="before")
     @classmethod
@@ -184,35 +181,24 @@ class JobSpec(Frozen):
         tasks = content.get("tasks")
         if not isinstance(tasks, list | tuple) or not tasks:
             return content
-        return {**content, "model": NO_MODEL} if all(map(_brings_its_own, tasks)) else content
-
-    @field_validator("input")
-    @classmethod
-    def _images_fit_the_model(cls, source: InputSpec, other: ValidationInfo) -> InputSpec:
-        model: ModelSpec | None = other.data.get("model")
-        if source.image is not None and model is not None:
-            set_there = {
-                "kind: encoder": model.kind == "encoder",
-                "quantize": model.quantize != "none",
-            }
-            if present := [key for key, is_set in set_there.items() if is_set]:
-                raise ValueError(f"images are not read with model.{present[0]}; remove it")
-        return source
+        return {**content, "model": NO_MODEL} if all(map(_needs_no_model, tasks)) else content
 
     @model_validator(mode="after")
-    def _images_fit_the_tasks(self) -> JobSpec:
+    def _images_are_read(self) -> JobSpec:
         if self.input.image is None:
             return self
-        chunked = self.documents.too_long == "chunk"
-        if chunked or self.prompt.examples:
-            key = "documents.too_long: chunk" if chunked else "prompt.examples"
-            raise ValueError(f"input.image is not read with {key}; remove one of them")
-        for task in self.tasks:
+        not_read = {
+            "model.kind: encoder": self.model.kind == "encoder",
+            "model.quantize": self.model.quantize != "none",
+            "documents.too_long: chunk": self.documents.too_long == "chunk",
+            "prompt.examples": bool(self.prompt.examples),
+        }
+        for number, task in enumerate(self.tasks):
             for key in ("classifier", "cascade", "explain"):
-                if getattr(task, key) is not None:
-                    raise ValueError(
-                        f"input.image: task {task.name!r} has {key}, which reads texts; remove it"
-                    )
+                not_read[f"tasks.{number}.{key}"] = getattr(task, key) is not None
+        if present := [key for key, is_set in not_read.items() if is_set]:
+            fix = f"images are not read with {present[0]}; remove one of the two"
+            raise _mistakes([(("input", "image"), fix, self.input.image)])
         return self
 
     @property
@@ -242,43 +228,34 @@ class JobSpec(Frozen):
 
         Stages of one model are answered together. The first stages come with the other tasks.
         """
-        rounds: list[tuple[JobSpec, ...]] = []
-        deepest = max(
-            (len(task.cascade.stages) for task in self.cascades if task.cascade), default=0
-        )
-        for number in range(max(deepest, int(bool(self.in_stages)))):
-            first = number == 0
-            own = [task.unexplained for task in self.tasks if task.cascade is None and first]
-            groups = [(self.model, self.exit, own)]
-            for task in self.tasks:
-                if task.cascade is None or number >= len(task.cascade.stages):
-                    continue
-                stage = task.cascade.stages[number]
-                by = (stage.model or self.model, stage.exit)
+        rounds = max((max(len(task.stages), 1) for task in self.in_stages), default=0)
+        return tuple(self._round_specs(number) for number in range(rounds))
+
+    def _round_specs(self, number: int) -> tuple[JobSpec, ...]:
+        """The specs that answer the stages with this number, one for each model and exit."""
+        plain = [task.unexplained for task in self.tasks if task.cascade is None]
+        groups = [(self.model, self.exit, plain if number == 0 else [])]
+        for task in self.tasks:
+            if number < len(task.stages):
+                stage = task.stages[number]
+                reader = (stage.model or self.model, stage.exit)
                 if stage.classifier is not None:
-                    by = self.model, self.exit
-                group = next((group for group in groups if group[:2] == by), None)
+                    reader = self.model, self.exit
+                group = next((group for group in groups if group[:2] == reader), None)
                 if group is None:
-                    groups.append(group := (*by, []))
+                    groups.append(group := (*reader, []))
                 group[2].append(task.stage(number))
-            rounds.append(
-                tuple(
-                    self.model_copy(update={"model": model, "exit": exit, "tasks": tuple(tasks)})
-                    for model, exit, tasks in groups
-                    if tasks
-                )
-            )
-        return tuple(rounds)
+        return tuple(
+            self.model_copy(update={"model": model, "exit": exit, "tasks": tuple(tasks)})
+            for model, exit, tasks in groups
+            if tasks
+        )
 
     @field_validator("exit")
     @classmethod
     def _suits_every_task(cls, exit: ExitSpec | None, other: ValidationInfo) -> ExitSpec | None:
         tasks: tuple[TaskSpec, ...] = other.data.get("tasks", ())
-        plain = [
-            each.name
-            for each in tasks
-            if each.readout is None and each.classifier is None and each.cascade is None
-        ]
+        plain = [t.name for t in tasks if not (t.readout or t.classifier or t.cascade)]
         if exit is not None and plain:
             raise ValueError(
                 f"tasks {plain} have no readout, and only a readout reads a layer before the last; "
@@ -292,17 +269,15 @@ class JobSpec(Frozen):
         cls, tasks: tuple[TaskSpec, ...], other: ValidationInfo
     ) -> tuple[TaskSpec, ...]:
         model: ModelSpec | None = other.data.get("model")
-        for place, task in enumerate(tasks):
-            readers: list[tuple[str, ModelSpec | None, ExitSpec | None, TaskSpec]]
-            readers = [] if task.cascade else [("", model, None, task)]
-            for number, stage in enumerate(task.cascade.stages if task.cascade else ()):
-                own = f"cascade.stages.{number}."
-                readers.append((own, stage.model or model, stage.exit, task.stage(number)))
-            for prefix, reader, exit, asked in readers:
-                if problem := _cannot_answer(reader, exit, asked):
-                    key, reason = problem
-                    context = {"place": place, "key": prefix + key, "reason": reason}
-                    raise PydanticCustomError(OF_TASK, "{reason}", context)
+        mistakes: list[_Mistake] = []
+        for number, task in enumerate(tasks):
+            if task.cascade is None:
+                mistakes += _cannot_answer(model, None, task, (number,))
+            for place, stage in enumerate(task.stages):
+                inside = (number, "cascade", "stages", place)
+                mistakes += _cannot_answer(stage.model or model, stage.exit, stage, inside)
+        if mistakes:
+            raise _mistakes(mistakes)
         return tasks
 
     @field_validator("tasks")
@@ -315,34 +290,51 @@ class JobSpec(Frozen):
         return tasks
 
 
-def _brings_its_own(task: object) -> bool:
+def _needs_no_model(task: object) -> bool:
     """Whether a task as it was written needs no model of the spec."""
     if not isinstance(task, Mapping):
         return False
     if "cascade" not in task:
         return "classifier" in task or "model" in task
     stages = task["cascade"].get("stages") if isinstance(task["cascade"], Mapping) else None
-    return isinstance(stages, list | tuple) and all(map(_brings_its_own, stages))
+    return isinstance(stages, list | tuple) and all(map(_needs_no_model, stages))
+
+
+# The place below the validated value, the fix, and the wrong value.
+_Mistake = tuple[tuple[int | str, ...], str, object]
+
+
+def _mistakes(mistakes: Sequence[_Mistake]) -> ValidationError:
+    """The error of a validator that knows the places more exactly than pydantic does."""
+    details = []
+    for loc, fix, value in mistakes:
+        kind = PydanticCustomError("mistake", "{fix}", {"fix": fix})
+        written = value.model_dump(exclude_none=True) if isinstance(value, Frozen) else value
+        details.append(InitErrorDetails(type=kind, loc=loc, input=written))
+    return ValidationError.from_exception_data("spec", details)
 
 
 def _cannot_answer(
-    model: ModelSpec | None, exit: ExitSpec | None, task: TaskSpec
-) -> tuple[str, str] | None:
-    """The key that is wrong, and why, if this model cannot answer the task."""
-    if model is None or task.classifier is not None:
-        return None
-    of_decoder = {
-        "question": task.question is not None,
-        "readout": task.readout is not None,
-        "exit": exit is not None,
-    }
-    if model.kind == "encoder" and task.explain is not None:
-        return "explain", "an encoder has no text to continue; remove this, or name a decoder"
+    model: ModelSpec | None,
+    exit: ExitSpec | None,
+    asked: TaskSpec | StageSpec,
+    place: tuple[int | str, ...],
+) -> Iterator[_Mistake]:
+    """The keys because of which this model cannot answer a task or a stage."""
+    if model is None or asked.classifier is not None:
+        return
     if model.kind == "encoder":
-        reason = "an encoder answers by its own head; remove this, or name a decoder"
-        return next(((key, reason) for key, is_there in of_decoder.items() if is_there), None)
-    if not of_decoder["question"] and not of_decoder["readout"]:
-        return "question", "a task needs a question, a readout or a classifier; write one"
-    if exit is not None and task.readout is None:
-        return "exit", "only a readout reads a layer before the last; write one, or remove exit"
-    return None
+        keys = {"question": asked.question, "readout": asked.readout, "exit": exit}
+        for key, value in keys.items():
+            if value is not None:
+                fix = "an encoder answers by its own head; remove this, or name a decoder"
+                yield (*place, key), fix, value
+        if isinstance(asked, TaskSpec) and asked.explain is not None:
+            fix = "an encoder has no text to continue; remove this, or name a decoder"
+            yield (*place, "explain"), fix, asked.explain
+    elif asked.question is None and asked.readout is None:
+        fix = "a task needs a question, a readout or a classifier; write one"
+        yield (*place, "question"), fix, None
+    elif exit is not None and asked.readout is None:
+        fix = "only a readout reads a layer before the last; write one, or remove exit"
+        yield (*place, "exit"), fix, exit

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
     PositiveInt,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -45,8 +45,62 @@ def _as_verbalizers(labels: object) -> object:
     return {label: (label,) for label in labels}
 
 
+def _distinct(labels: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    texts: set[str] = set()
+    for label, verbalizers in labels.items():
+        if not label:
+            raise ValueError("a label needs a name")
+        if not verbalizers:
+            raise ValueError(f"label {label!r} needs at least one text")
+        for verbalizer in verbalizers:
+            if verbalizer in texts:
+                raise ValueError(f"{verbalizer!r} occurs twice; write each text once")
+            texts.add(verbalizer)
+    return labels
+
+
 Verbalizers = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
-Labels = Annotated[dict[str, Verbalizers], BeforeValidator(_as_verbalizers), Field(min_length=2)]
+Labels = Annotated[
+    dict[str, Verbalizers],
+    BeforeValidator(_as_verbalizers),
+    Field(min_length=2),
+    AfterValidator(_distinct),
+]
+
+_READS_NO_TOKENS = {
+    "readout": "a trained readout reads no label's tokens; remove this, or the readout",
+    "classifier": "a classifier reads no label's tokens; remove this, or the classifier",
+}
+# By key of a task or a stage: the keys that it cannot be beside, and the fix.
+_EXCLUDED: Mapping[str, Mapping[str, str]] = {
+    "classifier": {
+        "model": "a classifier needs no model; remove the model",
+        "exit": "a classifier has no layers; remove exit",
+        "readout": "a task has a readout or a classifier; remove one of the two",
+        "question": "a classifier reads the text alone; remove the question, or it",
+    },
+    "question": {
+        "classifier": "a classifier reads the text alone; remove the question, or it",
+    },
+    **dict.fromkeys(("scoring", "length_penalty", "beam"), _READS_NO_TOKENS),
+    "calibration": {
+        "top_k": "a calibration changes the probabilities of all labels, and top_k keeps only the "
+        "likeliest; remove one of the two",
+    },
+    "cascade": {
+        key: f"its stages answer; remove the task's {key}"
+        for key in ("question", "readout", "classifier", "calibration", "top_k", "separator")
+    },
+}
+
+
+def _check_others(value: Any, other: ValidationInfo) -> Any:
+    """The value; ValueError if a key before it excludes its key."""
+    if value not in (None, "auto", 0):
+        for key, fix in _EXCLUDED[str(other.field_name)].items():
+            if other.data.get(key) is not None:
+                raise ValueError(fix)
+    return value
 
 
 # A default that a validator replaces: it follows from the number of labels.
@@ -109,6 +163,8 @@ class StageSpec(Frozen):
     labels: Labels | None = None
     """The task's labels with the texts, or the classes, that mean them in this stage. Default: as
     in the task."""
+
+    _goes_with_others = field_validator("classifier")(_check_others)
 
 
 class CascadeSpec(Frozen):
@@ -189,6 +245,11 @@ class TaskSpec(Frozen):
         return content
 
     @property
+    def stages(self) -> tuple[StageSpec, ...]:
+        """The stages of its cascade; () without one."""
+        return () if self.cascade is None else self.cascade.stages
+
+    @property
     def in_stages(self) -> bool:
         """Whether its rows are put together from the answers of several jobs."""
         return self.cascade is not None or self.explain is not None
@@ -200,8 +261,11 @@ class TaskSpec(Frozen):
 
     def stage(self, number: int) -> TaskSpec:
         """The stage of the cascade with this number, from 0, as a task of its own."""
-        assert self.cascade is not None, self.name
-        return _stage_task(self.cascade.stages[number], dict(self))
+        stage = self.stages[number]
+        keys = ("name", "chunks", "scoring", "length_penalty", "beam")
+        shared = {key: getattr(self, key) for key in keys}
+        answering = {key: getattr(stage, key) for key in ("question", "readout", "classifier")}
+        return TaskSpec(**shared, **answering, labels=stage.labels or self.labels)
 
     @field_validator("name")
     @classmethod
@@ -213,36 +277,7 @@ class TaskSpec(Frozen):
             )
         return name
 
-    @field_validator("classifier")
-    @classmethod
-    def _is_alone(
-        cls, classifier: ClassifierSpec | None, other: ValidationInfo
-    ) -> ClassifierSpec | None:
-        if classifier is not None and other.data.get("readout") is not None:
-            raise ValueError("a task has a readout or a classifier; remove one of the two")
-        return classifier
-
-    @field_validator("question")
-    @classmethod
-    def _is_of_the_model(cls, question: str | None, other: ValidationInfo) -> str | None:
-        if question is not None and other.data.get("classifier") is not None:
-            raise ValueError("a classifier reads the text alone; remove the question, or it")
-        return question
-
-    @field_validator("labels")
-    @classmethod
-    def _distinct(cls, labels: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
-        owner: dict[str, str] = {}
-        for label, verbalizers in labels.items():
-            if not label:
-                raise ValueError("a label needs a name")
-            if not verbalizers:
-                raise ValueError(f"label {label!r} needs at least one text")
-            for verbalizer in verbalizers:
-                if verbalizer in owner:
-                    raise ValueError(f"{verbalizer!r} occurs twice; write each text once")
-                owner[verbalizer] = label
-        return labels
+    _goes_with_others = field_validator(*_EXCLUDED)(_check_others)
 
     @field_validator("chunks", mode="before")
     @classmethod
@@ -255,15 +290,10 @@ class TaskSpec(Frozen):
             )
         return ("max" if len(labels) <= 2 else "mean") if chunks is _BY_LABELS else chunks
 
-    @field_validator("scoring", "length_penalty", "beam")
+    @field_validator("length_penalty", "beam")
     @classmethod
-    def _scores_label_tokens(
-        cls, value: str | float | None, other: ValidationInfo
-    ) -> str | float | None:
-        for key, reader in (("readout", "trained readout"), ("classifier", "classifier")):
-            if value and value != "auto" and other.data.get(key) is not None:
-                raise ValueError(f"a {reader} reads no label's tokens; remove this, or the {key}")
-        if value and other.data.get("scoring") == "first_token":  # a field before this one
+    def _scores_whole_labels(cls, value: float | None, other: ValidationInfo) -> float | None:
+        if value and other.data.get("scoring") == "first_token":
             raise ValueError("a first token has neither length nor beams; write scoring: full")
         return value
 
@@ -295,18 +325,6 @@ class TaskSpec(Frozen):
             )
         return calibration
 
-    @field_validator("calibration")
-    @classmethod
-    def _knows_every_label(
-        cls, calibration: CalibrationSpec | None, other: ValidationInfo
-    ) -> CalibrationSpec | None:
-        if calibration is not None and other.data.get("top_k") is not None:
-            raise ValueError(
-                "a calibration changes the probabilities of all labels, and top_k keeps only the "
-                "likeliest; remove one of the two"
-            )
-        return calibration
-
     @field_validator("cascade")
     @classmethod
     def _has_whole_stages(
@@ -315,27 +333,22 @@ class TaskSpec(Frozen):
         task = other.data
         if cascade is None or "labels" not in task:
             return cascade
-        if len(task["labels"]) != 2:
+        labels = list(task["labels"])
+        if len(labels) != 2:
             raise ValueError(
-                f"a cascade decides between two labels, and the task has {len(task['labels'])}"
+                f"a cascade decides between two labels, and the task has {len(labels)}"
             )
-        for key in ("question", "readout", "classifier", "calibration", "top_k", "separator"):
-            if task.get(key) is not None:
-                raise ValueError(f"its stages answer; remove the task's {key}")
+        is_default = not any(task.get(key) for key in ("length_penalty", "beam"))
+        is_default = is_default and task.get("scoring") == "auto"
         for number, stage in enumerate(cascade.stages, 1):
-            if stage.labels is not None and list(stage.labels) != list(task["labels"]):
+            if stage.labels is not None and list(stage.labels) != labels:
                 raise ValueError(
                     f"stage {number} has the labels {list(stage.labels)}; write those of the task "
-                    f"in the same order, {list(task['labels'])}"
+                    f"in the same order, {labels}"
                 )
-            if stage.classifier is not None and (stage.model or stage.exit):
-                key = "model" if stage.model else "exit"
-                raise ValueError(f"stage {number}: a classifier needs none; remove its {key}")
-            try:
-                _stage_task(stage, task)
-            except ValidationError as error:
-                first = error.errors()[0]["msg"].removeprefix("Value error, ")
-                raise ValueError(f"stage {number}: {first}") from error
+            for key, fix in _READS_NO_TOKENS.items():
+                if getattr(stage, key) is not None and not is_default:
+                    raise ValueError(f"stage {number}: {fix}")
         return cascade
 
     @field_validator("explain")
@@ -349,11 +362,3 @@ class TaskSpec(Frozen):
                 "write one, or remove this"
             )
         return explain
-
-
-def _stage_task(stage: StageSpec, task: Mapping[str, Any]) -> TaskSpec:
-    """The task of a stage; ValidationError if its parts do not fit together."""
-    shared = {key: task[key] for key in ("name", "chunks", "scoring", "length_penalty", "beam")}
-    own = dict(stage)
-    answering = {key: own[key] for key in ("question", "readout", "classifier")}
-    return TaskSpec(**shared, **answering, labels=stage.labels or task["labels"])

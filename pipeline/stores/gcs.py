@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pipeline.errors import Problem, RefusedError, SpecError, UnavailableError
+from pipeline.errors import Problem, RefusedError, SpecError
 from pipeline.stores.retries import REMOTE_ERRORS, Cause, as_storage_error, cause_of, option_errors
 from pipeline.stores.store import StoredObject, check_key, check_prefix, is_listed
 
@@ -113,10 +113,6 @@ class GcsStore:
 def _storage_errors(place: str, done: str) -> Iterator[None]:
     try:
         yield
-    except RefreshError as error:
-        raise UnavailableError(
-            f"{place}: cannot be {done}: the credentials expired ({error}); committed "
-            f"results are kept; renew the credentials and run again"
-        ) from error
     except _ERRORS as error:
-        raise as_storage_error(error, place, done) from error
+        cause = Cause.EXPIRED if isinstance(error, RefreshError) else cause_of(error)
+        raise as_storage_error(error, place, done, cause) from error

@@ -8,7 +8,7 @@ import re
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,36 +37,30 @@ class LocalStore:
 
     def create(self, key: str, data: bytes) -> bool:
         final = self._path(key)
-        try:
+        with _disk_errors(final, "written"):
             for _ in range(CREATE_TRIES - 1):
                 # — another process may delete the last object of a folder, and then the folder;
                 # `mkdir` reports a folder that goes away meanwhile as one that exists
                 with suppress(FileNotFoundError, FileExistsError):
                     return self._create(final, data)
             return self._create(final, data)
-        except OSError as error:
-            raise StorageError(f"{final}: cannot be written: {error.strerror}") from error
 
     def read(self, key: str) -> bytes:
         path = self._path(key)
-        try:
+        with _disk_errors(path, "read"):
             return path.read_bytes()
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             path = self._path(key)
-            try:
+            with _disk_errors(path, "deleted"):
                 path.unlink(missing_ok=True)
-            except OSError as error:
-                raise StorageError(f"{path}: cannot be deleted: {error.strerror}") from error
             self._drop_empty(path.parent)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         check_prefix(prefix)
         folder = self.root / prefix.rpartition("/")[0]
-        try:
+        with _disk_errors(folder, "listed"):
             keys = sorted(file.relative_to(self.root).as_posix() for file in _files(folder))
             for key in keys:
                 if is_listed(key, prefix):
@@ -76,8 +70,6 @@ class LocalStore:
                         size_bytes = status.st_size if stat.S_ISREG(status.st_mode) else 0
                         etag = f"{size_bytes:x}-{status.st_mtime_ns:x}"
                         yield StoredObject(key, size_bytes, etag, status.st_mtime)
-        except OSError as error:
-            raise StorageError(f"{folder}: cannot be listed: {error.strerror}") from error
 
     def _create(self, final: Path, data: bytes) -> bool:
         temporary = self.root / ATTEMPTS / f"create-{uuid.uuid4().hex}"
@@ -104,6 +96,14 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         check_key(key)
         return self.root / key
+
+
+@contextmanager
+def _disk_errors(path: Path, done: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be {done}: {error.strerror}") from error
 
 
 def _files(folder: Path) -> Iterator[Path]:

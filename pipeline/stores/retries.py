@@ -58,7 +58,7 @@ class RetryPolicy:
     time do not retry at the same time. A request without an answer ends after the client's timeout.
     """
 
-    seconds: float = 90.0  # no try begins later
+    seconds: float = 90.0  # stop retrying after this time
     # The same until any store has answered this process: a wrong endpoint is likelier than an
     # outage.
     first_seconds: float = 15.0
@@ -180,9 +180,11 @@ def option_errors(place: str, options: Mapping[str, Any]) -> Iterator[None]:
         raise SpecError([Problem(place, fix, sorted(options))]) from error
 
 
-def as_storage_error(error: BaseException, place: str, done: str) -> StorageError | RefusedError:
+def as_storage_error(
+    error: BaseException, place: str, done: str, cause: Cause | None = None
+) -> StorageError | RefusedError:
     """The error that says what failed and what to do; the caller raises it."""
-    cause, line = cause_of(error), f"{place}: cannot be {done}: {_reason(error)}"
+    cause, line = cause or cause_of(error), f"{place}: cannot be {done}: {_reason(error)}"
     if cause is Cause.UNSUPPORTED:
         return RefusedError(f"{line}; use a store that honours conditional create")
     if cause in (Cause.EXPIRED, Cause.BUSY):

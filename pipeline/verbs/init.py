@@ -15,7 +15,8 @@ from pipeline.errors import Problem, SpecError
 from pipeline.options import InitOptions
 from pipeline.sources.delimited import wrong_delimiter
 from pipeline.sources.documents import TooLong
-from pipeline.sources.listing import format_of, irregularity
+from pipeline.sources.formats import format_of
+from pipeline.sources.listing import irregularity
 from pipeline.sources.source import find_files, first_rows
 from pipeline.sources.text_files import file_path
 from pipeline.spec.parse import parse_spec

@@ -22,7 +22,7 @@ import zstandard
 from pipeline.errors import StorageError
 from pipeline.filters.writers import kept_rows
 from pipeline.hashes import content_hash
-from pipeline.sources.listing import format_of
+from pipeline.sources.formats import format_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import InputObject, cut, find_objects
 from pipeline.spec.schema import Columns

@@ -191,33 +191,6 @@ def test_a_readout_of_the_image_itself_is_fitted_and_run(write: Write, tmp_path:
     assert summary["documents_read_by_model"] == 40
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"documents": {"too_long": "chunk"}}, "documents.too_long: chunk"),
-        (
-            {"prompt": {"examples": [{"document": "a", "question": "b", "answer": "Yes"}]}},
-            "prompt.examples",
-        ),
-        ({"tasks": [{**TASKS[0], "explain": {"tokens": 5}}]}, "task 'animal' has explain"),
-        (
-            {"tasks": [{**LABELS, "classifier": {"kind": "onnx", "path": "p"}}]},
-            "task 'a' has classifier",
-        ),
-    ],
-    ids=["chunk", "examples", "explain", "classifier"],
-)
-def test_what_images_have_not_is_one_line(changes: dict[str, Any], line: str, write: Write) -> None:
-    with pytest.raises(SpecError, match=line) as raised:
-        load_spec(write(**changes))
-    assert len(str(raised.value).splitlines()) == 1 and "input.image" in str(raised.value)
-
-
-def test_images_are_not_read_with_8_bit_products(write: Write, seeing: Path) -> None:
-    with pytest.raises(SpecError, match=r"input: images are not read with model\.quantize; remove"):
-        load_spec(write(model={"path": str(seeing), "quantize": "int8_dynamic"}))
-
-
 def test_a_model_without_a_vision_tower_is_named_before_anything_is_written(
     write: Write, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,8 +1,9 @@
-"""Files that break off: their rows come out with the reason, and a store's failures never do."""
+"""Broken rows and files: each row comes out with the reason, and a store's failures never do."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import random
@@ -19,6 +20,7 @@ from fsspec.implementations.memory import MemoryFile
 from whole_shards import all_documents
 
 from pipeline.errors import StorageError, UnreadableError
+from pipeline.sources.formats import READERS
 from pipeline.sources.source import InputObject, cut, find_objects
 from pipeline.spec.schema import Columns
 
@@ -48,6 +50,97 @@ def broken(data: bytes, share: float) -> bytes:
     """As long as before, with a hole."""
     at = int(len(data) * share)
     return data[:at] + b"\xff" * 400 + data[at + 400 :]
+
+
+NOTHING = hashlib.sha256(b"").hexdigest()[:32]  # the id of a row without a text
+LINES = [
+    (b'\xef\xbb\xbf{"id": 1, "text": "ok"}', "1", "ok"),
+    (b'{"id": 2}', "2", "error:no text"),
+    (b'{"id": 3, "text": null}', "3", "error:no text"),
+    (b'{"id": 4, "text": 5}', "4", "error:text is not a string"),
+    (b'{"id": 5, "text": "\xff"}', NOTHING, "error:invalid UTF-8"),
+    (b'{"id": 6, "text": "\\ud83d"}', "6", "error:invalid UTF-8"),
+    (b'{"id": 7, "text": "cut', NOTHING, "error:not JSON"),
+    (b'["text"]', NOTHING, "error:not an object"),
+    (b"[" * 100_000, NOTHING, "error:not JSON"),
+    (b"\x00{\x00}", NOTHING, "error:not JSON"),
+    (b'{"id": 11, "text": " "}', "11", "empty"),
+    (b'{"id": {"a": 1}, "text": "ok"}', '{"a": 1}', "ok"),
+]
+ELEMENTS = [
+    (b'\xef\xbb\xbf [ {"id": 1, "text": "a"}', "1", "ok"),
+    (b" 3", NOTHING, "error:not an object"),
+    (b' [{"text": "b"}, 1]', NOTHING, "error:not an object"),
+    (b' {"id": 4}', "4", "error:no text"),
+    (b'{"text": "\xff"}', NOTHING, "error:invalid UTF-8"),
+    (b" ", NOTHING, "error:not JSON"),
+    (b' {"text" "c"}', NOTHING, "error:not JSON"),
+    (b"]\n", NOTHING, "error:not JSON"),
+]
+RECORDS = [
+    (b"id,text\n1,ok", "1", "ok"),
+    (b"2,caf\xe9", "2", "error:invalid UTF-8"),  # Latin-1
+    (b"3,Hello, world", NOTHING, "error:3 fields, and the header has 2"),
+    (b"4", NOTHING, "error:1 fields, and the header has 2"),
+    (b"5,ok,,", "5", "ok"),  # empty fields are no text that would be lost
+    (b"6,", "6", "empty"),
+    (b'7,"never closed\n8,ok', NOTHING, "error:a quote is not closed"),
+]
+
+
+@pytest.mark.parametrize("target_bytes", [1, 10**6])
+@pytest.mark.parametrize(
+    ("name", "separator", "rows"),
+    [("a.jsonl", b"\n", LINES), ("a.json", b",", ELEMENTS), ("a.csv", b"\n", RECORDS)],
+)
+def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(
+    write: Write,
+    name: str,
+    separator: bytes,
+    rows: list[tuple[bytes, str, str]],
+    target_bytes: int,
+) -> None:
+    data = separator.join(written for written, _, _ in rows)
+    shards = cut(write(name, data), Columns("text", "id"), target_bytes)
+    documents = [row for shard in shards for row in all_documents(shard).to_pylist()]
+    assert [(row["doc_id"], row["status"]) for row in documents] == [row[1:] for row in rows]
+
+
+def wet(content: bytes, length: int) -> bytes:
+    head = f"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: {length}\r\n\r\n"
+    return gzip.compress(head.encode() + content + b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("a.csv", "id,text\n".encode("utf-16"), "its text is UTF-16; save it as UTF-8"),
+        ("a.csv", "id,text,Größe\n".encode("latin-1"), "its header is not UTF-8"),
+        ("a.csv", b'id,"text\n', "a quote in its header is not closed"),
+        ("a.json", b'{"text": "a"}\n{"text": "b"}\n', "not a JSON array"),
+        ("a.json", b'{"data": [{"text": "a"}]}', "not a JSON array"),
+        ("a.json", b'[{"text": "a"}, {"text": "b"}', "its JSON array is not closed"),
+        ("a.json", b'[{"text": "a"}][{"text": "b"}]', "something follows its JSON array"),
+        ("a.json", '[{"text": "a"}]'.encode("utf-16"), "not a JSON array"),
+        ("a.warc.wet.gz", wet(b"content", 1), "a WARC record"),
+        ("a.warc.wet.gz", wet(b"content", 500), "a WARC record"),
+        *(
+            (f"a.{format}", b"these are plain words, of no format at all " * 50, "")
+            for reader in READERS
+            for format in reader.formats
+            if format not in ("jsonl", "csv", "tsv", "txt")  # words are valid there
+        ),
+    ],
+)
+def test_a_file_that_violates_its_format_is_one_line(
+    write: Write, name: str, data: bytes, reason: str
+) -> None:
+    input_object = write(name, data)
+    with pytest.raises(UnreadableError) as raised:
+        cut(input_object, Columns("text", None), 3000)
+    line = str(raised.value)
+    assert line.startswith(f"{input_object.path}: cannot be read: ") and reason in line
+    assert "\n" not in line and raised.value.exit_code == 1
 
 
 @pytest.mark.parametrize("id_column", ["id", None])

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from whole_shards import all_documents, rows_read_in_blocks
 
-from pipeline.errors import SpecError, UnreadableError
+from pipeline.errors import SpecError
 from pipeline.sources.source import InputObject, cut
 from pipeline.spec.schema import Columns
 
@@ -70,31 +70,6 @@ def test_a_byte_order_mark_and_every_kind_of_newline_are_read(
     assert documents.column("text").to_pylist() == [f"two{newline.decode()}lines", 'a "word"']
 
 
-def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(write: Write) -> None:
-    lines = [
-        b"id,text",
-        b"1,ok",
-        b"2,caf\xe9",  # Latin-1
-        b"3,Hello, world",
-        b"4",
-        b"5,ok,,",  # empty fields are no text that would be lost
-        b"6,",
-        b'7,"never closed',
-        b"8,ok",
-    ]
-    documents = all_documents(*cut(write("a.csv", b"\n".join(lines)), Columns("text", "id"), 10**6))
-    assert documents.column("status").to_pylist() == [
-        "ok",
-        "error:invalid UTF-8",
-        "error:3 fields, and the header has 2",
-        "error:1 fields, and the header has 2",
-        "ok",
-        "empty",
-        "error:a quote is not closed",
-    ]
-    assert documents.column("doc_id").to_pylist()[:2] == ["1", "2"]
-
-
 @pytest.mark.parametrize(
     ("name", "header", "fix"),
     [
@@ -116,16 +91,3 @@ def test_a_header_without_the_column_is_one_line_with_the_fix(
     assert problem.place == "input.text"
     assert fix in problem.fix
     assert len(problem.fix) < 400
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        ("id,text\n".encode("utf-16"), "its text is UTF-16; save it as UTF-8"),
-        ("id,text,Größe\n".encode("latin-1"), "its header is not UTF-8; save the file as UTF-8"),
-        (b'id,"text\n', "a quote in its header is not closed"),
-    ],
-)
-def test_a_header_that_cannot_be_read_is_one_line(write: Write, data: bytes, reason: str) -> None:
-    with pytest.raises(UnreadableError, match=reason):
-        cut(write("a.csv", data), Columns("text", None), 3000)

@@ -57,10 +57,23 @@ def with_task(**changes: Any) -> JobSpec:
         spec(documents={"max_tokens": 100, "too_long": "tail"}),
         spec(model={"path": "m", "quantize": "int8_dynamic"}),
         spec(model={"path": "m", "kv": "int8"}),
+        with_task(scoring="full"),
+        with_task(length_penalty=0.5),
+        with_task(beam=8),
+        with_task(top_k=2),
+        with_task(labels=["x/1", "y"], separator="/"),
     ],
 )
 def test_what_can_change_an_answer_changes_the_fingerprint(changed: JobSpec) -> None:
     assert fp(changed) != fp(spec())
+
+
+@pytest.mark.parametrize("more", [{"scoring": "full"}, {"beam": 8}, {"top_k": 2}])
+def test_what_changes_a_task_changes_no_other(more: dict[str, Any]) -> None:
+    before, after = (
+        fingerprints(each, weights=WEIGHTS, dtype="float32") for each in (spec(), with_task(**more))
+    )
+    assert before["a"].id != after["a"].id and before["b"].id == after["b"].id
 
 
 def test_other_weights_and_another_number_format_change_it() -> None:
@@ -82,6 +95,8 @@ def test_other_weights_and_another_number_format_change_it() -> None:
         spec(tasks=[{**SPEC["tasks"][1], "question": "C?"}, SPEC["tasks"][0]]),
         spec(documents={"max_tokens": 100, "overlap_tokens": 7}),
         with_task(chunks="mean"),
+        with_task(scoring="auto", length_penalty=0, beam=None, top_k=None),
+        with_task(scoring="first_token"),
     ],
 )
 def test_what_cannot_change_an_answer_does_not(changed: JobSpec) -> None:
@@ -122,3 +137,35 @@ def test_continuations_are_others_only_where_keys_and_values_were_rounded_before
             spec(model={"path": "m", "kv": kv}), weights=WEIGHTS, dtype="float32"
         )["a"]
         assert version.continued(4).content == {**version.content, "continuation": own}
+
+
+def test_each_calibration_is_another_version_of_its_task_alone() -> None:
+    batch = {"method": "batch", "file": "/b.json"}
+    versions = [
+        fingerprints(
+            with_task(calibration=calibration),
+            weights=WEIGHTS,
+            dtype="float32",
+            calibrations={"a": hash},
+        )
+        for calibration, hash in (
+            (None, "1"),
+            (batch, "1"),
+            (batch, "2"),
+            ({**batch, "method": "temperature"}, "1"),
+            ({**batch, "file": "s3://c/d.json"}, "1"),  # the place of a file is no part of it
+        )
+    ]
+    ids = [version["a"].id for version in versions]
+    assert len(set(ids)) == 4 and ids[1] == ids[4]
+    assert len({version["b"].id for version in versions}) == 1
+    assert {version["a"].raw.id for version in versions} == {ids[0]}
+
+
+def test_the_content_of_a_task_without_choices_is_as_before_there_were_any() -> None:
+    content = fingerprints(spec(), weights=WEIGHTS, dtype="float32")["a"].content
+    assert content["task"] == {
+        "question": "A?",
+        "labels": [["x", ["X"]], ["y", ["Y"]]],
+        "scoring": "first_token",
+    }

@@ -11,7 +11,7 @@ from fault_proxy import Faults, proxied
 from google.auth.exceptions import RefreshError
 from servers import Server
 
-from pipeline.errors import SpecError, StorageError, UnavailableError
+from pipeline.errors import SpecError, UnavailableError
 from pipeline.stores import gcs as gcs_store
 from pipeline.stores.store import open_store
 
@@ -40,15 +40,11 @@ def test_credentials_that_cannot_be_renewed_are_told_and_to_be_run_again(
 
     store = open_store(fake_gcs.new_url(), fake_gcs.options)
     monkeypatch.setattr(store.file_system, "pipe_file", refuse)
-    with pytest.raises(UnavailableError, match=r"key: .*expired \(invalid_grant") as raised:
+    with pytest.raises(
+        UnavailableError, match=r"key: .*invalid_grant.*renew the credentials"
+    ) as raised:
         store.create("key", b"")
     assert raised.value.exit_code == 3
-
-
-def test_a_bucket_that_is_not_there_is_one_line(fake_gcs: Server) -> None:
-    store = open_store("gs://no-such-bucket/out", fake_gcs.options)
-    with pytest.raises(StorageError, match=r"gs://no-such-bucket/out/key: .*check the path"):
-        store.create("key", b"")
 
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,12 +153,6 @@ def test_a_wrong_login_is_one_line(seaweedfs: Server, change: dict[str, str], li
     assert raised.value.exit_code == 1 and "\n" not in str(raised.value)
 
 
-def test_a_bucket_that_is_not_there_is_one_line(moto: Server) -> None:
-    store = open_store("s3://no-such-bucket/out", moto.options)
-    with pytest.raises(StorageError, match=r"s3://no-such-bucket/out/key: .*check the path"):
-        store.create("key", b"")
-
-
 @pytest.mark.parametrize(
     ("options", "error", "line"),
     [

@@ -183,3 +183,14 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_store_that_cannot_be_written_is_refused_by_name(url: str) -> None:
     with pytest.raises(RefusedError, match=url):
         open_store(url, {"token": "anon"} if url.startswith("gs") else {})
+
+
+@pytest.mark.parametrize(("server", "scheme"), [("moto", "s3"), ("fake_gcs", "gs")])
+def test_a_bucket_that_is_not_there_is_one_line(
+    server: str, scheme: str, request: pytest.FixtureRequest
+) -> None:
+    url = f"{scheme}://no-such-bucket/out"
+    store = open_store(url, request.getfixturevalue(server).options)
+    with pytest.raises(StorageError, match=f"^{url}/key: .*check the path") as raised:
+        store.create("key", b"")
+    assert "\n" not in str(raised.value)

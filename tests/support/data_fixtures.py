@@ -22,7 +22,7 @@ from servers import Server, start_fake_gcs, start_moto, start_seaweedfs
 from shell import Shell, shell_on
 
 from pipeline.hashes import content_hash
-from pipeline.sources.listing import format_of
+from pipeline.sources.formats import format_of
 from pipeline.sources.source import InputObject
 from pipeline.stores.local import LocalStore
 

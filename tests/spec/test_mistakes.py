@@ -1,0 +1,260 @@
+"""A mistake in a spec is one line: the place, the value that is written there, and the fix."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipeline.errors import Problem, SpecError
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import MOST_COLUMNS
+
+JOB = {"name": "job", "model": {"path": "m"}, "input": {"path": "i"}, "output": "o"}
+TASK = {"name": "a", "question": "Why?", "labels": ["x/1", "y"]}
+TRAINED = {**TASK, "question": None, "readout": "r"}
+ONNX = {"kind": "onnx", "path": "c"}
+BATCH = {"method": "batch", "file": "f"}
+ENCODER = {"path": "m", "kind": "encoder"}
+ASKED = {"question": "one"}
+MANY = [f"label{i}" for i in range(MOST_COLUMNS + 1)]
+
+
+def task(**changes: Any) -> dict[str, Any]:
+    """A job of one task."""
+    return {"tasks": [{**TASK, **changes}]}
+
+
+def stages(*stages: object, **changes: Any) -> dict[str, Any]:
+    """A job of one task with a cascade."""
+    cascade = {"stages": list(stages), "file": "f"}
+    return task(**{"question": None, "cascade": cascade, **changes})
+
+
+def read(changes: dict[str, Any]) -> JobSpec:
+    return parse_spec(json.dumps({**JOB, **task(), **changes}))
+
+
+def written_at(content: Any, place: str) -> Any:
+    """The value at a place of the spec; None if there is none."""
+    for key in place.split("."):
+        content = content[int(key)] if isinstance(content, list) else content.get(key)
+    return content
+
+
+# What is written, the place of its mistake, and the words of the fix that a user needs.
+KEYS = [
+    ({"modle": 3}, "modle", "write model"),
+    ({"documents": {"max_token": 3}}, "documents.max_token", "write max_tokens"),
+    (task(label=1), "tasks.0.label", "write labels"),
+    ({"documents": {"max_tokens": "9"}}, "documents.max_tokens", "a whole number"),
+    ({"documents": {"max_tokens": 0}}, "documents.max_tokens", "above 0"),
+    ({"documents": {"overlap_tokens": -1}}, "documents.overlap_tokens", "at least 0"),
+    ({"documents": {"too_long": "cut"}}, "documents.too_long", "'head', 'tail', 'middle' or"),
+    (
+        {"documents": {"max_tokens": 8, "overlap_tokens": 8, "too_long": "chunk"}},
+        "documents",
+        "overlap_tokens must be below max_tokens",
+    ),
+    (
+        {"prompt": {"examples": [{"document": "d", "question": "q"}]}},
+        "prompt.examples.0.answer",
+        "missing; add it",
+    ),
+    *(
+        ({"prompt": {"document": template}}, "prompt.document", "{document} exactly once")
+        for template in ("", "Text:", "{doc}", "{document}{document}")
+    ),
+    ({"filter": {"keep": ""}}, "filter.keep", "this one is empty"),
+    *(
+        ({"name": name}, "name", "1 to 63 letters, digits and . _ -")
+        for name in ("a b", "/etc", "..", "a/b", "-x", ".hidden", "")
+    ),
+    ({"tasks": [3]}, "tasks.0", "write a mapping"),
+    ({"tasks": [TASK, TASK]}, "tasks", "each task its own name"),
+    *(
+        (task(name=name), "tasks.0.name", "1 to 63 lower case letters, digits and _")
+        for name in ("A", "1a", "_a", "a-b", "a b", "é", "a.b", "", "a" * 64, "a\n", "../a", "a/b")
+    ),
+    (task(name="doc_id"), "tasks.0.name", "other than doc_id"),
+    (task(question=None), "tasks.0.question", "a question, a readout or a classifier"),
+]
+LABELS = [
+    (["x", "y", "x"], "", "list each label once"),
+    ({"x": ["X", "S"], "y": ["S"]}, "", "write each text once"),
+    ({"x": ["X", "X"], "y": ["Y"]}, "", "write each text once"),
+    ({"x": [], "y": ["Y"]}, "", "needs at least one text"),
+    ({"": ["X"], "y": ["Y"]}, "", "needs a name"),
+    ({"x": [""], "y": ["Y"]}, ".x.0", "this one is empty"),
+    ({"x": "X", "y": ["Y"]}, ".x", "write a list"),
+    (["x"], "", "at least 2"),
+    ([1, 2], "", "as a text: ['1', '2']"),
+    ([1.5, "a"], "", "as a text: ['1.5', 'a']"),
+    (["yes", {"no": ["No"]}], "", "write {name: [text]}"),
+    ([["Yes"], ["No"]], "", "write {name: [text]}"),
+]
+SCORING = [
+    (task(chunks="min"), "tasks.0.chunks", "'max' or 'mean'"),
+    (task(labels=["x", "y", "z"], chunks="max"), "tasks.0.chunks", "write chunks: mean"),
+    (task(scoring="last"), "tasks.0.scoring", "'auto', 'first_token' or 'full'"),
+    (task(length_penalty=-1), "tasks.0.length_penalty", "at least 0"),
+    (task(beam=0), "tasks.0.beam", "above 0"),
+    (task(top_k=0), "tasks.0.top_k", "above 0"),
+    (task(scoring="first_token", beam=8), "tasks.0.beam", "write scoring: full"),
+    (task(scoring="first_token", length_penalty=1), "tasks.0.length_penalty", "scoring: full"),
+    (task(separator=">"), "tasks.0.separator", "no label contains it"),
+    (task(labels=MANY), "tasks.0.top_k", "top_k: 10"),
+    *(
+        ({"tasks": [{**own, key: value}]}, f"tasks.0.{key}", f"or the {name}")
+        for key, value in (("scoring", "full"), ("beam", 8), ("length_penalty", 0.5))
+        for name, own in (
+            ("readout", TRAINED),
+            ("classifier", {**TASK, "question": None, "classifier": ONNX}),
+        )
+    ),
+]
+OTHERS = [
+    (task(readout="r", question=None, classifier=ONNX), "tasks.0.classifier", "one of the two"),
+    (task(classifier=ONNX), "tasks.0.question", "remove the question"),
+    (task(classifier={"kind": "onnx"}, question=None), "tasks.0.classifier", "needs a path"),
+    (task(calibration={**BATCH, "method": "magic"}), "tasks.0.calibration.method", "'batch'"),
+    (task(calibration={"method": "batch"}), "tasks.0.calibration.file", "add it"),
+    (
+        task(calibration={**BATCH, "documents": [""]}),
+        "tasks.0.calibration.documents",
+        "no such key",
+    ),
+    (task(calibration=BATCH, top_k=2), "tasks.0.calibration", "one of the two"),
+    ({"tasks": [{**TRAINED, "explain": {"tokens": 4}}]}, "tasks.0.explain", "has no question"),
+    (task(explain={"tokens": 0}), "tasks.0.explain.tokens", "at least 1"),
+    ({"model": ENCODER}, "tasks.0.question", "name a decoder"),
+    ({"exit": {"layer": 8}}, "exit", "tasks ['a'] have no readout"),
+    ({"tasks": [TRAINED], "exit": {}}, "exit.layer", "missing; add it"),
+]
+STAGES = [
+    (stages(ASKED), "stages", "at least 2"),
+    (stages(ASKED, {}), "stages.1.question", "a question, a readout or a classifier"),
+    (
+        stages({**ASKED, "labels": ["y", "x/1"]}, ASKED),
+        "",
+        "stage 1 has the labels ['y', 'x/1']; write those of the task in the same order",
+    ),
+    (stages({"classifier": ONNX, "readout": "r"}, ASKED), "stages.0.classifier", "one of the two"),
+    (stages({"classifier": ONNX, **ASKED}, ASKED), "stages.0.classifier", "remove the question"),
+    (stages({"classifier": ONNX, "exit": {"layer": 2}}, ASKED), "stages.0.classifier", "exit"),
+    (stages({"classifier": ONNX, "model": {"path": "m"}}, ASKED), "stages.0.classifier", "model"),
+    (stages({**ASKED, "exit": {"layer": 1}}, ASKED), "stages.0.exit", "only a readout"),
+    (stages({**ASKED, "model": ENCODER}, ASKED), "stages.0.question", "name a decoder"),
+    (stages(ASKED, {**ASKED, "labels": {"x/1": ["A"], "y": ["A"]}}), "stages.1.labels", "twice"),
+    (stages(ASKED, {"readout": "r"}, beam=8), "", "stage 2: a trained readout reads no label's"),
+    (stages(ASKED, ASKED, question="Why?"), "", "remove the task's question"),
+    (stages(ASKED, ASKED, calibration=BATCH), "", "remove the task's calibration"),
+    (stages(ASKED, ASKED, labels=["a", "b", "c"]), "", "the task has 3"),
+]
+BY_CONFIDENCE = "write {layer: N}, or a cascade of two stages"
+REMOVED = [
+    ({"model": {"path": "m", "quantize": "int8"}}, "model.quantize", "write int8_dynamic"),
+    ({"model": {"path": "m", "quantize": "fp8"}}, "model.quantize", "write int8_dynamic"),
+    ({"model": {"path": "m", "gpus": 2}}, "model.gpus", "write 1"),
+    ({"exit": {"layer": 8, "confidence": 0.9}}, "exit", BY_CONFIDENCE),
+    ({"exit": {"layers": [8, 9], "confidence": 0.9}}, "exit", BY_CONFIDENCE),
+    (
+        stages({"readout": "r", "exit": {"layers": [1, 2], "confidence": 0.9}}, ASKED),
+        "tasks.0.cascade.stages.0.exit",
+        BY_CONFIDENCE,
+    ),
+    *(
+        (
+            task(calibration={"method": "contextual", **more}),
+            "tasks.0.calibration",
+            "`assay calibrate --method batch`, and write {method: batch, file: FILE}",
+        )
+        for more in ({}, {"documents": ["N/A", ""]}, {"file": "/b.json"})
+    ),
+]
+IMAGES = [
+    ({"model": {"path": "m", "quantize": "int8_dynamic"}}, "model.quantize"),
+    ({"documents": {"too_long": "chunk"}}, "documents.too_long: chunk"),
+    (
+        {"prompt": {"examples": [{"document": "d", "question": "q", "answer": "y"}]}},
+        "prompt.examples",
+    ),
+    (task(explain={"tokens": 5}), "tasks.0.explain"),
+    (task(classifier=ONNX, question=None), "tasks.0.classifier"),
+    (stages(ASKED, ASKED), "tasks.0.cascade"),
+]
+
+
+@pytest.mark.parametrize(
+    "changes, place, fix",
+    [
+        *KEYS,
+        *((task(labels=labels), f"tasks.0.labels{below}", fix) for labels, below, fix in LABELS),
+        *SCORING,
+        *OTHERS,
+        *((job, f"tasks.0.cascade.{below}".rstrip("."), fix) for job, below, fix in STAGES),
+        *REMOVED,
+        *(
+            ({**job, "input": {"path": "i", "image": "png"}}, "input.image", f"{key}; remove")
+            for job, key in IMAGES
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_place_its_value_and_the_fix(
+    changes: dict[str, Any], place: str, fix: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        read(changes)
+    (problem,) = caught.value.problems
+    assert problem.place == place
+    assert problem.value == written_at({**JOB, **task(), **changes}, place)
+    assert fix in problem.fix
+    assert len(str(caught.value).splitlines()) == 1 and caught.value.exit_code == 2
+
+
+def test_a_label_by_a_number_is_refused_at_each_label() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec("{name: a, model: {path: m}, input: {path: i}, output: o, tasks: [{name: a, "
+                   "question: q, labels: {1: [x], 2: [y]}}]}")  # fmt: skip
+    first, *_ = caught.value.problems
+    assert (first.place, first.fix, first.value) == ("tasks.0.labels.1", "write a text: '1'", 1)
+
+
+def test_every_mistake_is_reported_also_beside_a_cascade() -> None:
+    wrong = stages(
+        {"classifier": ONNX, **ASKED}, {"model": ENCODER}, name="A", beam=0, chunks="min"
+    )
+    wrong |= {"name": "a b", "model": {"path": "", "dtype": "int8"}, "documents": {"kept": 1}}
+    with pytest.raises(SpecError) as caught:
+        read(wrong)
+    problems: tuple[Problem, ...] = caught.value.problems
+    assert [problem.place for problem in problems] == [
+        "name",
+        "model.path",
+        "model.dtype",
+        "documents.kept",
+        "tasks.0.name",
+        "tasks.0.chunks",
+        "tasks.0.beam",
+        "tasks.0.cascade.stages.0.classifier",
+    ]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        task(name="a1_b"),
+        task(name="a" * 63),
+        task(labels=MANY[:-1]),
+        task(labels=MANY, top_k=3),
+        task(readout="r", top_k=2, separator="/"),
+        task(beam=8, calibration=BATCH),
+        {"tasks": [TRAINED], "exit": {"layer": 8}},
+        {"model": {"path": "m", "gpus": 1}},
+        {"documents": {"max_tokens": 8, "overlap_tokens": 9, "too_long": "tail"}},
+    ],
+)
+def test_what_is_next_to_a_mistake_is_read(job: dict[str, Any]) -> None:
+    read(job)
