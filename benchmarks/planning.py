@@ -114,11 +114,11 @@ class MadeUpStore:
 
     def read_items(
         self, items: Sequence[WorkItem], _job: object, _post: object = None
-    ) -> Iterator[tuple[int, int]]:
+    ) -> Iterator[ShardCounts]:
         """Commits the documents files at once, as `graph.read_items` does with workers."""
         for work in items:
             self.documents.add(work.shard.id)
-            yield 1, ROWS
+            yield ShardCounts(work.shard.id, ROWS, {}, {}, {}, created=1)
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ from pipeline.hashes import canonical_json
 from pipeline.inference.schedules.batching import Usage
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.blocks import (
-    CONTINUATIONS,
     Bools,
     LabelCost,
     LabelledShard,
@@ -160,8 +159,7 @@ class ShardLabels:
             for name, answers in by_task.items():
                 self._add(reader.version(name), answers)
         seconds = time.perf_counter() - started
-        stage = CONTINUATIONS if reader.job.continues else str(reader.job.stage)
-        self._costs[f"{stage}/{number}"].update(asdict(LabelCost(seconds, read, **asdict(usage))))
+        self._costs[str(number)].update(asdict(LabelCost(seconds, read, **asdict(usage))))
 
     def _decide(self, task: str, reader: Reader, stage: int, waiting: dict[str, Bools]) -> None:
         """Notes which documents a stage decided; the others wait for the next one."""
