@@ -103,7 +103,7 @@ class MadeUpStore:
     ) -> Iterator[ShardCounts]:
         """Commits every shard at once, as `graph.label_items` does with workers."""
         labels = {task: {"yes": ROWS // 2, "no": ROWS // 2} for task in TASKS}
-        costs = {"0/1": LabelCost(label_seconds=60.0, asked_rows=ROWS)}
+        costs = {"0": LabelCost(label_seconds=60.0, asked_rows=ROWS)}
         for work in items:
             sid = work.shard.id
             self.documents.add(sid)

@@ -106,10 +106,12 @@ class Tally:
         self.status.update(counts.status)
         self.rows += counts.rows
 
-    def slice_rows(self, store: Store, shards: Sequence[Shard], done: Committed) -> dict[str, int]:
-        """The rows in the files of each sliced shard that has any, by shard id."""
+    def slice_rows(self, store: Store, plan: Plan) -> dict[str, int] | None:
+        """The rows in the files of each sliced shard that has any, by shard id; None: no slice."""
+        if plan.slice is None:
+            return None
         rows = {sid: counts.rows for sid, counts in self._shards.items()}
-        return rows | sliced_rows(store, [s for s in shards if s.id not in rows], done)
+        return rows | sliced_rows(store, [s for s in plan.shards if s.id not in rows], plan.done)
 
     def check_shards(
         self,

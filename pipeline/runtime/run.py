@@ -166,7 +166,7 @@ def _labelled(
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)
-    slice_rows = _slice_rows(store, planned, counts)
+    slice_rows = counts.slice_rows(store, planned)
     if not planned.work_items:
         counts.check_shards(store, spec.name, planned.shards, planned.done, slice_rows)
     failpoint("labelled")
@@ -279,13 +279,7 @@ def _publish_after_error(job: Job, store: Store, planned: Plan, counts: Tally) -
     """Publishes the complete shards, unless too many of their rows failed."""
     listed = list_missing(job, store, planned.cuts)
     try:
-        slice_rows = _slice_rows(store, listed, counts)
+        slice_rows = counts.slice_rows(store, listed)
         Outcome(job, store, listed, counts, 0.0, slice_rows).publish_part()
     except FailedRowsError as error:  # the error that ended the run is raised by the caller
         logger.warning("no partial snapshot is published: %s", error)
-
-
-def _slice_rows(store: Store, planned: Plan, counts: Tally) -> dict[str, int] | None:
-    if planned.slice is None:
-        return None
-    return counts.slice_rows(store, planned.shards, planned.done)
