@@ -106,36 +106,26 @@ class ShardLabels:
         stages: Counter[str] = Counter()
         for number, reader in enumerate(self._readers):
             tasks = [task for task in reader.job.spec.tasks if task.name in waiting]
-            asked = {
-                task.name: waiting[task.name] & ~self._answered(reader.version(task.name))
-                for task in tasks
-            }
-            self._ask_reader(number, reader, tasks, asked, progress)
+            by_model = {}
+            for task in tasks:
+                version = reader.version(task.name)
+                asked = waiting[task.name] & ~self._answered(version)
+                if task.classifier is None and asked.any():
+                    by_model[task.name] = asked
+                elif number and asked.any():  # the first ones answered while the shard was read
+                    self._add(version, reader.classify(task, self._documents, asked))
+            if by_model:
+                self._ask_model(number, reader, by_model, progress)
             failpoint(f"stage {number + 1} asked")
             for task in tasks:
                 if task.name in self._staged:
                     stages[task.name] += 1
                     self._decide(task.name, stages[task.name], waiting)
 
-    def _ask_reader(
-        self,
-        number: int,
-        reader: Reader,
-        tasks: Sequence[TaskSpec],
-        asked: Mapping[str, Bools],
-        progress: LabelProgress,
+    def _ask_model(
+        self, number: int, reader: Reader, by_model: Mapping[str, Bools], progress: LabelProgress
     ) -> None:
-        by_model = {}
-        for task in tasks:
-            if not asked[task.name].any():
-                continue
-            if task.classifier is None:
-                by_model[task.name] = asked[task.name]
-            elif number:  # the first ones have answered while the shard was read
-                answers = reader.classify(task, self._documents, asked[task.name])
-                self._add(reader.version(task.name), answers)
-        if not by_model:
-            return
+        """Adds what a reader's model answers, or continues, about [docs] by task."""
         chunks, status = self._chunks, self._shard.status
         if number and not reader.job.continues:
             some = np.any([*by_model.values()], axis=0)
