@@ -103,7 +103,7 @@ class MadeUpStore:
     ) -> Iterator[ShardCounts]:
         """Commits every shard at once, as `graph.label_items` does with workers."""
         labels = {task: {"yes": ROWS // 2, "no": ROWS // 2} for task in TASKS}
-        costs = {"0/1": LabelCost(label_seconds=60.0, asked_rows=ROWS)}
+        costs = {"0": LabelCost(label_seconds=60.0, asked_rows=ROWS)}
         for work in items:
             sid = work.shard.id
             self.documents.add(sid)
@@ -114,11 +114,11 @@ class MadeUpStore:
 
     def read_items(
         self, items: Sequence[WorkItem], _job: object, _post: object = None
-    ) -> Iterator[tuple[int, int]]:
+    ) -> Iterator[ShardCounts]:
         """Commits the documents files at once, as `graph.read_items` does with workers."""
         for work in items:
             self.documents.add(work.shard.id)
-            yield 1, ROWS
+            yield ShardCounts(work.shard.id, ROWS, {}, {}, {}, created=1)
 
 
 def main() -> None:

@@ -10,24 +10,21 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError
-from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.inference.shard_answers import ShardAnswers
-from pipeline.ledger.blocks import LabelledDocuments
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
-from pipeline.ledger.label_rows import answer_rows, with_calibrated
-from pipeline.ledger.reuse import text_identities
-from pipeline.runtime.assembly import DocumentReader, job_engine, labelled_documents
-from pipeline.runtime.classifier_files import TextClassifiers
+from pipeline.ledger.blocks import Bools
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, overlaid
+from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement, place, this_machine
-from pipeline.sources.documents import OK, RawRow, documents_from
+from pipeline.runtime.progress import ignore
+from pipeline.runtime.readers import Reader, readable
+from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.parse import as_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import TaskSpec
 
 
 class Labeller:
@@ -64,11 +61,11 @@ class Labeller:
         cache = cache_dir or default_cache_dir()
         job = make_job(self.spec, where, cache, resumes=False)
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
-        self._classifiers = TextClassifiers(self.spec, job.classifiers, cache)
+        self._reader = Reader(job, ignore)
         self._calibrations = job.calibrations
         if self.spec.model_tasks:
-            self._engine, tokenizer = job_engine(job)
-            self._reader = DocumentReader(DocumentTokenizer(tokenizer), self.spec.documents)
+            self._reader.load()
+            _ = self._reader.document_reader  # loaded, too
 
     def label(self, texts: Iterable[str | None], ids: Iterable[object] | None = None) -> pa.Table:
         """A row for each text, in order, with a struct of answers for each task.
@@ -95,43 +92,27 @@ class Labeller:
         named = [None] * len(whole) if ids is None else list(ids)
         rows = (RawRow(text, id) for text, id in zip(whole, named, strict=True))
         documents = documents_from(rows)
-        classified = self._classified(documents)
-        asked = self._asked(documents) if self.spec.model_tasks else classified
+        inside = np.ones(documents.num_rows, np.bool_)
+        asked = readable(documents, inside)
+        answers = self._asked(documents, asked)
+        status = documents.column("status").cast(pa.string()).to_pylist()
         table = documents.select(DOCUMENTS_FILE_COLUMNS)
         for task in self.spec.tasks:
-            labelled = asked if task.classifier is None else classified
-            table = table.append_column(task.name, self._struct(labelled, task))
+            own = answers.get(task.name)
+            if task.classifier is not None:
+                own = self._reader.classify(task, documents, asked)
+            rows = overlaid(own, unanswered_rows(status, task))
+            if task.name in self._calibrations:
+                rows = with_calibrated(rows, self._calibrations[task.name].calibration)
+            table = table.append_column(task.name, rows)
         return table
 
-    def _asked(self, documents: pa.Table) -> LabelledDocuments:
-        """The documents with the model's answers."""
-        fitted = [
-            self._reader.chunks(text, status)
-            for text, status in zip(
-                documents.column("text").to_pylist(),
-                documents.column("status").to_pylist(),
-                strict=True,
-            )
-        ]
-        chunks = [document for document, _ in fitted]
-        answers = ShardAnswers(chunks, self.spec.model_tasks, text_identities(documents))
+    def _asked(self, documents: pa.Table, asked: Bools) -> dict[str, pa.StructArray]:
+        """By task [docs] the model's answers, null where it was not asked."""
+        if not (self.spec.model_tasks and asked.any()):
+            return {}
+        chunks, status = self._reader.tokenise(documents, asked)
+        by_task = {task.name: asked for task in self.spec.model_tasks}
         with self._lock:
-            answers.label_rows(self._engine, 0, len(chunks))
-        return labelled_documents(answers, [status for _, status in fitted])
-
-    def _classified(self, documents: pa.Table) -> LabelledDocuments:
-        """The documents with the classifiers' answers."""
-        tasks = [task for task in self.spec.tasks if task.classifier is not None]
-        answers = ShardAnswers([()] * documents.num_rows, tasks)
-        status = documents.column("status").to_pylist()
-        rows = [row for row, each in enumerate(status) if each == OK]
-        names = [task.name for task in tasks]
-        answers.add_classified(self._classifiers.answers(names, documents, rows), rows)
-        return labelled_documents(answers, status)
-
-    def _struct(self, labelled: LabelledDocuments, task: TaskSpec) -> pa.StructArray:
-        """The rows of a label file without their ids, as one column."""
-        rows = answer_rows(labelled, task)
-        if task.name in self._calibrations:
-            rows = with_calibrated(rows, self._calibrations[task.name].calibration)
-        return rows
+            answers, _, _ = self._reader.label(documents, chunks, status, by_task)
+        return answers

@@ -33,8 +33,8 @@ def alone(labeller: Labeller, folder: Path, text: str, task: int) -> list[float]
     """p of the labels of one question, by one plain forward of transformers."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    question = labeller._engine.prompt.questions[task]
-    prefix = labeller._engine.prompt.prefix
+    question = labeller._reader._engine.prompt.questions[task]
+    prefix = labeller._reader._engine.prompt.prefix
     document = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids[:64]
     ids = torch.tensor([[*prefix, *document, *question.token_ids]])
     with torch.inference_mode():

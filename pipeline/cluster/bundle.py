@@ -36,24 +36,21 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
     SpecError for a relative path, unless the job runs on the same machine.
     """
     content: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
-    places: list[tuple[str, dict[str, Any], str]] = [
-        ("model.path", content["model"], "path"),
-        ("input.path", content["input"], "path"),
-        ("output", content, "output"),
-    ]
     if spec.model == NO_MODEL:
-        del content["model"], places[0]
+        del content["model"]
+    holders = {"model": content.get("model"), "input": content["input"], "": content}
     for index, task in enumerate(content["tasks"]):
         for number, stage in enumerate(_stages(task)):
-            if "model" in stage:
-                place = f"tasks.{index}.cascade.stages.{number}.model.path"
-                places.append((place, stage["model"], "path"))
+            holders[f"tasks.{index}.cascade.stages.{number}.model"] = stage.get("model")
     problems = []
-    for place, holder, key in places:
+    for name, holder in holders.items():
+        if holder is None:
+            continue
+        key, place = ("path", f"{name}.path") if name else ("output", "output")
         path = str(holder[key])
         # — a model's path may also be a hub id
         is_file = path.endswith(".gguf") or Path(path).expanduser().is_dir()
-        is_hub_id = place.endswith("model.path") and not is_file
+        is_hub_id = name.endswith("model") and not is_file
         if "://" in path or os.path.isabs(path) or is_hub_id:
             continue
         if not same_machine:

@@ -145,15 +145,29 @@ def _refuse_other_options(client: JobSubmissionClient, id: str, options: str) ->
 
 def follow(client: JobSubmissionClient, id: str, show: Show) -> JobEnd:
     """Shows the job's log until it ends; UnavailableError if the cluster no longer answers."""
-    log = _Log(show)
-    failures = 0
+    shown = failures = 0
+
+    def show_new(piece: str, end: int) -> None:  # each request has the log from the beginning
+        nonlocal shown
+        if end > shown:
+            show(piece[-(end - shown) :])
+            shown = end
+
+    async def tail() -> None:
+        end, pieces = 0, aiter(client.tail_job_logs(id))
+        with suppress(TimeoutError):
+            while piece := await asyncio.wait_for(anext(pieces, None), _SILENCE_S):
+                end += len(piece)
+                show_new(piece, end)
+
     while True:
         try:
-            asyncio.run(_tail(client, id, log))
+            asyncio.run(tail())
             info = client.get_job_info(id)
             failures = 0
             if info.status.is_terminal():
-                log.add(client.get_job_logs(id))
+                log = client.get_job_logs(id)
+                show_new(log, len(log))
                 return job_end(info)
         except (RuntimeError, OSError, aiohttp.ClientError) as error:
             failures += 1
@@ -164,29 +178,6 @@ def follow(client: JobSubmissionClient, id: str, show: Show) -> JobEnd:
                 ) from error
             time.sleep(_PAUSE_S)
         time.sleep(_POLL_S)
-
-
-class _Log:
-    """A job's log. Each request returns it from the beginning; each piece is shown once."""
-
-    def __init__(self, show: Show) -> None:
-        self._show, self._shown = show, 0
-
-    def add(self, piece: str, start: int = 0) -> int:
-        """Shows what is new in a piece that begins at this character; returns where it ends."""
-        end = start + len(piece)
-        if end > self._shown:
-            self._show(piece[max(0, self._shown - start) :])
-            self._shown = end
-        return end
-
-
-async def _tail(client: JobSubmissionClient, id: str, log: _Log) -> None:
-    """Adds pieces until the connection ends or is silent for too long."""
-    seen, pieces = 0, aiter(client.tail_job_logs(id))
-    with suppress(TimeoutError):
-        while piece := await asyncio.wait_for(anext(pieces, None), _SILENCE_S):
-            seen = log.add(piece, seen)
 
 
 def job_end(info: JobDetails) -> JobEnd:

@@ -24,7 +24,6 @@ Bools = NDArray[np.bool_]
 _WORK, _HEADER = "work", "header"
 _WORK_ITEM = TypeAdapter(WorkItem)
 _TOKENISED = TypeAdapter(tuple[tuple[str, ...], Mapping[str, Mapping[str, int]]])
-CONTINUATIONS = "continuations"
 
 
 def work_rows(work_items: Sequence[WorkItem]) -> list[dict[str, str]]:
@@ -121,9 +120,7 @@ class ShardCounts:
     rows: int
     status: Mapping[str, int]  # rows by status
     labels: Mapping[str, Mapping[str, int]]  # rows by label, by task
-    # By `<stage>/<reader>`, of those that were asked. The stage is 0 without cascades, and
-    # `CONTINUATIONS` where answers are continued.
-    costs: Mapping[str, LabelCost]
+    costs: Mapping[str, LabelCost]  # by the number of the reader, of those that were asked
     created: int = 0  # objects
     outside: int = 0  # rows of the input that were read and are not in the slice
     taken_over: int = 0  # rows with the answers of other shards

@@ -154,8 +154,8 @@ def label_engine(job: Job, model: LoadedModel, prompt: PromptTokens) -> LabelEng
     )
 
 
-def job_engine(job: Job, send: Send = ignore) -> tuple[Engine, PreTrainedTokenizerBase]:
-    """The job's engine, loaded, and the model's tokenizer; `send` takes the phases."""
+def job_engine(job: Job, send: Send = ignore) -> Engine:
+    """The job's engine, loaded; `send` takes the phases."""
     if job.spec.model.kind == "encoder":
         return _encoder_engine(job, send)
     folder, tokenizer, prompt = job_prompt(job, send=send)
@@ -166,7 +166,7 @@ def job_engine(job: Job, send: Send = ignore) -> tuple[Engine, PreTrainedTokeniz
     model = job_model(job, folder)
     if job.max_explanation_tokens:
         _check_schedule(model)
-    return label_engine(job, model, prompt), tokenizer
+    return label_engine(job, model, prompt)
 
 
 def continuation_engine(
@@ -223,7 +223,7 @@ def _check_schedule(model: LoadedModel) -> None:
         raise SpecError([Problem("model.path", f"{fix} explain, or name another model", kind)])
 
 
-def _encoder_engine(job: Job, send: Send) -> tuple[EncoderEngine, PreTrainedTokenizerBase]:
+def _encoder_engine(job: Job, send: Send) -> EncoderEngine:
     """The job's encoder; SpecError unless it can read the longest document and has the classes."""
     folder = local_model(job, send)
     tokenizer = load_tokenizer(folder)
@@ -237,7 +237,7 @@ def _encoder_engine(job: Job, send: Send) -> tuple[EncoderEngine, PreTrainedToke
     labels = {task.name: task.labels for task in job.spec.model_tasks}
     on_gpu = job.placement.device == "cuda"
     most_tokens = CUDA_BATCH_TOKENS if on_gpu else ENCODER_BATCH_TOKENS
-    return EncoderEngine(network, tokenizer, labels, max_batch_tokens=most_tokens), tokenizer
+    return EncoderEngine(network, tokenizer, labels, max_batch_tokens=most_tokens)
 
 
 def job_prompt(

@@ -1,7 +1,7 @@
 """The files of classifiers, which tasks name by a local path or an fsspec URL.
 
 Entry points: `find_classifiers` in the driver, which hashes them; `check_classifiers` before a run
-writes anything; and `TextClassifiers`, which answers on a worker.
+writes anything; and `TaskClassifier`, which answers on a worker.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import ModelError, Problem, SpecError, StorageError
@@ -58,47 +57,24 @@ def check_classifiers(spec: JobSpec, fp: Mapping[str, str], store: Store, cache_
         if task.classifier is None or any(store.list(spec_key(task.name, fp[task.name]))):
             continue
         try:
-            _TaskClassifier(spec, task, cache_dir).log_probs(["a text"])
+            TaskClassifier(spec, task, cache_dir).log_probs(["a text"])
         except ModelError as error:
             problems.append(Problem(f"tasks.{place}.classifier", str(error), task.classifier.path))
     if problems:
         raise SpecError(problems)
 
 
-class TextClassifiers:
-    """The classifiers of a job's tasks; each is loaded when it is needed first.
+class TaskClassifier:
+    """The classifier of a task, loaded when it is needed first.
 
     Args:
         spec: The job.
-        hashes: What `find_classifiers` returned. StorageError if a file has another hash now.
+        task: A task with a classifier.
         cache_dir: Folder of downloaded files.
+        digest: What `find_classifiers` returned for the task. StorageError if the file has another
+            hash now.
     """
 
-    def __init__(self, spec: JobSpec, hashes: Mapping[str, str], cache_dir: Path) -> None:
-        self._by_task = {
-            task.name: _TaskClassifier(spec, task, cache_dir, hashes[task.name])
-            for task in spec.tasks
-            if task.classifier is not None
-        }
-
-    def answers(
-        self, tasks: Sequence[str], documents: pa.Table, rows: Sequence[int]
-    ) -> dict[str, NDArray[np.float32]]:  # by task: [docs, labels]
-        """The log-probability of each label of these tasks for the documents in these rows.
-
-        NaN in other rows, and where a classifier says nothing.
-        """
-        answers = {}
-        read = documents.column("text").take(pa.array(rows, pa.int64())) if tasks else pa.array([])
-        texts = read.to_pylist()
-        for task in tasks:
-            log_probs = self._by_task[task].log_probs(texts)  # [rows, labels]
-            answers[task] = np.full((documents.num_rows, log_probs.shape[1]), np.nan, np.float32)
-            answers[task][rows] = log_probs
-        return answers
-
-
-class _TaskClassifier:
     def __init__(
         self, spec: JobSpec, task: TaskSpec, cache_dir: Path, digest: str | None = None
     ) -> None:
@@ -117,6 +93,7 @@ class _TaskClassifier:
         return load_classifier(self._task.classifier.kind, file)
 
     def log_probs(self, texts: Sequence[str]) -> NDArray[np.float32]:  # [texts, labels]
+        """The log-probability of each label; NaN where the classifier says nothing."""
         labels = self._task.labels
         parts = [np.empty((0, len(labels)), np.float32)]
         for start in range(0, len(texts), _BATCH_TEXTS):

@@ -94,7 +94,11 @@ def _warn_if_open() -> None:
 def _connect(address: str) -> Any:
     """A context manager that ends the connection; RefusedError if no cluster accepts it."""
     # — Ray uses these for `auto`, even after the cluster has ended
-    place = (os.environ.get("RAY_ADDRESS") or _last_address()) if address == "auto" else address
+    place: str | None = address
+    if address == "auto" and not (place := os.environ.get("RAY_ADDRESS")):
+        # — that of the cluster that was started last on this machine, as Ray has noted it
+        read = _private("_private.services:get_ray_address_from_environment")
+        place = read("auto", None) if read else None
     named = address if place in (None, address) else f"{address} ({place})"
     try:
         if place:
@@ -121,12 +125,6 @@ def refused_token(address: str) -> str:
         f"--address: {address} refuses the token, or got none; set RAY_AUTH_TOKEN or "
         f"RAY_AUTH_TOKEN_PATH to the cluster's own"
     )
-
-
-def _last_address() -> str | None:
-    """The address of the cluster that was started last on this machine, as Ray has noted it."""
-    read = _private("_private.services:get_ray_address_from_environment")
-    return read("auto", None) if read else None
 
 
 def _refuses_token(error: BaseException | None) -> bool:
@@ -182,7 +180,8 @@ def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
     # — Ray waits for its processes meanwhile, for seconds. The end does not wait for the import: an
     # import of this thread that Ctrl-C ended may keep a lock
     threading.Thread(target=_import_graph, name="import", daemon=True).start()
-    with token_mode(starts=True), _variables(_FOR_PROCESSES | _passive()):
+    passive = PASSIVE if PASSIVE.keys().isdisjoint(os.environ) else {}
+    with token_mode(starts=True), _variables(_FOR_PROCESSES | passive):
         # — on GPUs, documents are read and committed beside the engines. Ray starts this many
         # workers at once, and the mailbox and Ray Data take two before an engine does
         started = _start(
@@ -305,10 +304,6 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _passive() -> dict[str, str]:
-    return PASSIVE if PASSIVE.keys().isdisjoint(os.environ) else {}
-
-
 @contextmanager
 def _replaced() -> Iterator[dict[str, Any]]:
     """Replaces functions of Ray for a run on one machine; the options that go with that.
@@ -316,8 +311,8 @@ def _replaced() -> Iterator[dict[str, Any]]:
     Where this version of Ray lacks one of them, none is replaced, and Ray starts plainly.
     """
     node, services = _private("_private.node:Node"), _private("_private.services")
-    places: dict[tuple[Any, str], Any] = {(node, name): _nothing for name in _STARTS}
-    places[services, _RESOLVE] = _unchanged
+    places: dict[tuple[Any, str], Any] = {(node, name): lambda *_, **__: None for name in _STARTS}
+    places[services, _RESOLVE] = lambda host: host
     if lacking := [name for owner, name in places if not hasattr(owner, name)]:
         logger.warning("%s: %s is unknown; Ray starts plainly", _version(), ", ".join(lacking))
         yield {}
@@ -331,14 +326,6 @@ def _replaced() -> Iterator[dict[str, Any]]:
     finally:
         for place, function in own.items():
             setattr(*place, function)
-
-
-def _nothing(*_arguments: object, **_named: object) -> None:
-    """In the place of the start of a process."""
-
-
-def _unchanged(host: str) -> str:
-    return host
 
 
 def _private(name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
@@ -25,6 +26,7 @@ from pipeline.hashes import sha256_hex
 from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.named_files import open_target
 from pipeline.stores.retries import (
@@ -36,6 +38,14 @@ from pipeline.stores.retries import (
 )
 
 logger = logging.getLogger(__name__)
+
+# The commands that make the files, by the key of a task that names one.
+_MADE_BY = {
+    "readout": "assay fit",
+    "calibration.file": "assay calibrate",
+    "cascade.file": "assay cascade",
+}
+Loaded = TypeVar("Loaded")
 
 
 def options_for(path: str, spec: JobSpec) -> Options:
@@ -80,25 +90,17 @@ def find_readouts(
 
     `is_same_model` says whether another identity than `weights` is of the same model.
     """
-    problems: list[Problem] = []
-    hashes: dict[str, str] = {}
-    for place, task in enumerate(spec.tasks):
-        if task.readout is None:
-            continue
-        where = f"tasks.{place}"
-        try:
-            data = _read(task.readout, spec, f"{where}.readout")
-            readout = parse_readout(data)
-        except ReadoutError as error:
-            problems.append(Problem(f"{where}.readout", str(error), task.readout))
-            continue
+
+    def find(task: TaskSpec, data: bytes) -> str:
+        readout = parse_readout(data)
         fitted = readout.card.model.weights
         own = fitted if fitted != weights and is_same_model(fitted) else weights
-        problems += differences(spec, task, where, readout, weights=own, dtype=dtype)
-        hashes[task.name] = sha256_hex(data)
-    if problems:
-        raise SpecError(problems)
-    return hashes
+        where = f"tasks.{spec.tasks.index(task)}"
+        if problems := [*differences(spec, task, where, readout, weights=own, dtype=dtype)]:
+            raise SpecError(problems)
+        return sha256_hex(data)
+
+    return _of_each_file(spec, "readout", [task.readout for task in spec.tasks], find)
 
 
 def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout]:  # by task
@@ -106,47 +108,37 @@ def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout
 
     StorageError if a file does not have the hash that `find_readouts` gave.
     """
-    loaded = {}
-    for task in spec.tasks:
-        if task.readout is None:
-            continue
-        data = _read(task.readout, spec, f"readout of {task.name}")
+
+    def load(task: TaskSpec, data: bytes) -> Readout:
         if sha256_hex(data) != hashes[task.name]:
             raise StorageError(
                 f"{task.readout}: the readout of {task.name!r} changed while the job ran; run "
                 f"again, with a file that all machines can read and that does not change"
             )
         readout = parse_readout(data)
-        loaded[task.name] = readout if spec.exit is None else readout.at(spec.exit.layer)
-    return loaded
+        return readout if spec.exit is None else readout.at(spec.exit.layer)
+
+    return _of_each_file(spec, "readout", [task.readout for task in spec.tasks], load)
 
 
 def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
     """The calibration files that the tasks name; SpecError for files of other tasks."""
-    files: dict[str, CalibrationFile] = {}
-    problems: list[Problem] = []
-    for index, task in enumerate(spec.tasks):
-        if task.calibration is None:
-            continue
-        path, place = task.calibration.file, f"tasks.{index}.calibration.file"
-        data = read_fitted(path, options_for(path, spec), place=place, made_by="assay calibrate")
-        try:
-            files[task.name] = parse_calibration(data)
-            own = files[task.name].calibration
-            if own.method != task.calibration.method:
-                raise ValueError(f"it is of method {own.method!r}, not {task.calibration.method!r}")
-            if own.labels != tuple(task.labels):
-                raise ValueError(
-                    f"it is for the labels {list(own.labels)}, in this order, and the task has "
-                    f"{list(task.labels)}"
-                )
-        except (ValueError, KeyError, TypeError) as error:
-            what = _reason(error)
-            fix = f"cannot calibrate task {task.name!r}: {what}; `assay calibrate` makes another"
-            problems.append(Problem(place, fix, path))
-    if problems:
-        raise SpecError(problems)
-    return files
+
+    def load(task: TaskSpec, data: bytes) -> CalibrationFile:
+        file = parse_calibration(data)
+        own, wanted = file.calibration, task.calibration
+        assert wanted is not None, task.name
+        if own.method != wanted.method:
+            raise ValueError(f"it is of method {own.method!r}, not {wanted.method!r}")
+        if own.labels != tuple(task.labels):
+            raise ValueError(
+                f"it is for the labels {list(own.labels)}, in this order, and the task has "
+                f"{list(task.labels)}"
+            )
+        return file
+
+    paths = [each.calibration.file if each.calibration else None for each in spec.tasks]
+    return _of_each_file(spec, "calibration.file", paths, load)
 
 
 def warn_of_stale_calibrations(
@@ -172,32 +164,45 @@ def load_thresholds(
 
     `stages` are the fingerprints of each cascade's stages, by task.
     """
-    loaded, problems = {}, []
-    for index, task in enumerate(spec.tasks):
-        if task.cascade is None:
+
+    def load(task: TaskSpec, data: bytes) -> Thresholds:
+        own = parse_thresholds(data)
+        if (own.task, own.labels) != (task.name, tuple(task.labels)):
+            raise ValueError(f"it is for task {own.task!r} and its labels {list(own.labels)}")
+        if own.stages != tuple(stages[task.name]):
+            raise ValueError("it is for other stages, or for another version of these")
+        return own
+
+    paths = [each.cascade.file if each.cascade else None for each in spec.tasks]
+    return _of_each_file(spec, "cascade.file", paths, load)
+
+
+def _of_each_file(
+    spec: JobSpec,
+    key: str,
+    paths: Sequence[str | None],  # by task
+    load: Callable[[TaskSpec, bytes], Loaded],
+) -> dict[str, Loaded]:
+    """By task, what `load` makes of the file that the task names at this key of the spec.
+
+    SpecError with the problems of all tasks, among them the files that `load` refuses.
+    """
+    loaded, problems, made_by = {}, list[Problem](), _MADE_BY[key]
+    for index, (task, path) in enumerate(zip(spec.tasks, paths, strict=True)):
+        if path is None:
             continue
-        path, place = task.cascade.file, f"tasks.{index}.cascade.file"
-        data = read_fitted(path, options_for(path, spec), place=place, made_by="assay cascade")
+        place = f"tasks.{index}.{key}"
+        data = read_fitted(path, options_for(path, spec), place=place, made_by=made_by)
         try:
-            own = parse_thresholds(data)
-            if (own.task, own.labels) != (task.name, tuple(task.labels)):
-                raise ValueError(f"they are of task {own.task!r} and its labels {list(own.labels)}")
-            if own.stages != tuple(stages[task.name]):
-                raise ValueError("they are of other stages, or of another version of these")
-            loaded[task.name] = own
+            loaded[task.name] = load(task, data)
+        except SpecError as error:
+            problems += error.problems
+        except ReadoutError as error:
+            problems.append(Problem(place, str(error), path))
         except (ValueError, KeyError, TypeError) as error:
-            what = _reason(error)
-            fix = f"no thresholds for task {task.name!r}: {what}; `assay cascade` chooses them"
+            reason = f"missing {error}" if isinstance(error, KeyError) else str(error)
+            fix = f"cannot be used for task {task.name!r}: {reason}; `{made_by}` makes another"
             problems.append(Problem(place, fix, path))
     if problems:
         raise SpecError(problems)
     return loaded
-
-
-def _reason(error: Exception) -> str:
-    """Why a file cannot be used."""
-    return f"missing {error}" if isinstance(error, KeyError) else str(error)
-
-
-def _read(path: str, spec: JobSpec, place: str) -> bytes:
-    return read_fitted(path, options_for(path, spec), place=place, made_by="assay fit")

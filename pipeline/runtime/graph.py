@@ -11,10 +11,10 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,7 +35,6 @@ from pipeline.ledger.failed_rows import counts_of
 from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
 from pipeline.runtime.job import Job
-from pipeline.runtime.outcome import FailedShards
 from pipeline.runtime.progress import (
     COMMITTING,
     READING,
@@ -61,7 +60,8 @@ START_DEATHS = 3
 # Every stage takes and gives whole blocks.
 _WHOLE_BLOCKS: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow"}
 
-Result = TypeVar("Result")
+# Work items -> a row of counts for each.
+Graph = Callable[[Sequence[WorkItem], Job, Post | None], ray.data.Dataset]
 
 
 def label_items(
@@ -71,32 +71,37 @@ def label_items(
 
     The error of one shard is in its counts, and the others go on. The workers report to the post.
     """
-    for window in _windows(work_items, job):
-        if job.is_over:
-            return
-        for row in _rows(build(window, job, post)):
-            yield ShardCounts.from_row(row)
+    return _counts(build, work_items, job, post)
 
 
 def read_items(
     work_items: Sequence[WorkItem], job: Job, post: Post | None = None
-) -> Iterator[tuple[int, int]]:
-    """Commits the documents files of these shards; for each shard, the new files and the rows.
+) -> Iterator[ShardCounts]:
+    """Commits the documents files of these shards; their counts, or why one could not be read.
 
-    A shard that is begun after the job's end is not read, and one that cannot be read is left to
-    the labelling, which names it.
+    A shard that is begun after the job's end is not read.
     """
-    failed = FailedShards()
+    return _counts(build_reading, work_items, job, post)
+
+
+def _counts(
+    graph: Graph, work_items: Sequence[WorkItem], job: Job, post: Post | None
+) -> Iterator[ShardCounts]:
+    """The rows that the graph gives; the errors of its workers are ours where they can be."""
     for window in _windows(work_items, job):
-        _configure(job)
-        rows = work_rows(window)
-        dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-            partial(read_block, job=job, post=post), num_cpus=1, **_WHOLE_BLOCKS
-        )
-        for row in _rows(dataset):
-            counts = ShardCounts.from_row(row)
-            failed.add(counts, engines=job.placement.actors)
-            yield counts.created, counts.rows
+        if job.is_over:
+            return
+        try:
+            for row in graph(window, job, post).iter_rows():
+                yield ShardCounts.from_row(row)
+        except RayTaskError as error:
+            raise _cause(error) from error
+        except RayActorError as error:
+            *_, last = str(error).strip().splitlines()
+            raise ModelError(
+                f"the workers keep ending while they start; the last one: {last.strip()}; check "
+                f"the memory and the installation of the machines, then run again"
+            ) from error
 
 
 def _windows(work_items: Sequence[WorkItem], job: Job) -> Iterator[Sequence[WorkItem]]:
@@ -105,18 +110,13 @@ def _windows(work_items: Sequence[WorkItem], job: Job) -> Iterator[Sequence[Work
     return (work_items[start : start + size] for start in range(0, len(work_items), size))
 
 
-def _rows(dataset: ray.data.Dataset) -> Iterator[dict[str, Any]]:
-    """The rows of the graph; the errors of its workers are ours where they can be."""
-    try:
-        yield from dataset.iter_rows()
-    except RayTaskError as error:
-        raise _cause(error) from error
-    except RayActorError as error:
-        *_, last = str(error).strip().splitlines()
-        raise ModelError(
-            f"the workers keep ending while they start; the last one: {last.strip()}; check the "
-            f"memory and the installation of the machines, then run again"
-        ) from error
+def build_reading(
+    work_items: Sequence[WorkItem], job: Job, post: Post | None = None
+) -> ray.data.Dataset:
+    """The graph that reads shards and commits their documents files."""
+    return _work(work_items, job).map_batches(
+        partial(read_block, job=job, post=post), num_cpus=1, **_WHOLE_BLOCKS
+    )
 
 
 def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) -> ray.data.Dataset:
@@ -126,15 +126,13 @@ def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) ->
     one process does all three: tokenising takes a five-hundredth of the time of labelling, and each
     process takes memory and the time to start.
     """
-    _configure(job)
-    rows = work_rows(work_items)
-    asks = any(work.asked_rows for work in work_items)
+    work = _work(work_items, job)
+    asks = any(item.asked_rows for item in work_items)
     placement = job.placement
     # — actors that have work are requested together: by itself a pool grows one by one
     engines = ray.data.ActorPoolStrategy(
-        min_size=1, max_size=placement.actors, initial_size=min(placement.actors, len(rows))
+        min_size=1, max_size=placement.actors, initial_size=min(placement.actors, len(work_items))
     )
-    work = ray.data.from_items(rows, override_num_blocks=len(rows))
     if not placement.gpus:
         return work.map_batches(
             ShardStage,
@@ -163,41 +161,47 @@ def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) ->
     )
 
 
-class TokeniseStage:
-    """Builds `worker.Tokenise` in its actor."""
-
-    def __init__(self, job: Job, post: Post | None = None) -> None:
-        self._send = send = sender(post)
-        worker = _worker_module()
-        with ThreadPoolExecutor(max_workers=1) as thread:
-            job = _on_this_clock(job, post)
-            self._worker = _built(thread, worker.Tokenise, job, send=send)
-        send(WorkerReport(WAITING))
-
-    def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        yield from surviving(block, self._worker.result(), self._send)
-
-
-class LabelStage:
-    """Builds `worker.LabelDocuments` in its actor, and calls it from the thread that built it.
+class Stage:
+    """Builds a worker in its actor, and calls it from one thread of its own.
 
     Ray Data builds a stage on one thread and calls it on another. OpenMP keeps a pool of threads
     for each thread that ever used it. With more threads than cores they sleep between loops
     instead of spinning: on two cores that cost a fifth of the documents a second.
+
+    Our own errors are raised at the first call: Ray reports an error in an actor's constructor as
+    the death of the actor, without its class.
     """
 
-    def __init__(self, job: Job, asks: bool, post: Post | None = None) -> None:
-        wait_passively(os.environ)
-        self._send = send = sender(post)
-        worker = _worker_module()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="label")
-        job = _on_this_clock(job, post)
-        self._worker = _built(self._thread, worker.LabelDocuments, job, asks=asks, send=send)
-        send(WorkerReport(WAITING))
+    def __init__(
+        self, worker: Callable[..., Callable[[pa.Table], Iterable[pa.Table]]], job: Job, send: Send
+    ) -> None:
+        self._send = send
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stage")
+        self._worker = self._thread.submit(worker, job, send=send)
+        if not isinstance(self._worker.exception(), AssayError):
+            self._worker.result()
+        self._send(WorkerReport(WAITING))
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        labelled = self._thread.submit(surviving, block, self._worker.result(), self._send)
-        yield from labelled.result()
+        called = self._thread.submit(surviving, block, self._worker.result(), self._send)
+        yield from called.result()
+
+
+class TokeniseStage(Stage):
+    """Tokenises. Ray shows the names of these classes."""
+
+    def __init__(self, job: Job, post: Post | None = None) -> None:
+        send = sender(post)
+        super().__init__(_worker_module().Tokenise, _on_this_clock(job, post), send)
+
+
+class LabelStage(Stage):
+    """Labels."""
+
+    def __init__(self, job: Job, asks: bool, post: Post | None = None) -> None:
+        send = sender(post)
+        label = partial(_worker_module().LabelDocuments, asks=asks)
+        super().__init__(label, _on_this_clock(job, post), send)
 
 
 class ShardStage:
@@ -238,24 +242,12 @@ def _on_this_clock(job: Job, post: Post | None) -> Job:
 
 def _worker_module() -> Any:
     """The module `worker`, which imports torch and transformers."""
+    wait_passively(os.environ)
     with quick_imports(*UNUSED):
         from pipeline.runtime import worker
     gc.freeze()  # — the modules stay: to look at each object takes a third of a second
     atexit.register(gc.unfreeze)  # — DuckDB complains of objects that are left at the end
     return worker
-
-
-def _built(
-    thread: ThreadPoolExecutor, worker: Callable[..., Result], *arguments: Any, **named: Any
-) -> Future[Result]:
-    """The worker, which the thread has built. Our own errors are raised when it is called.
-
-    Ray reports an error in an actor's constructor as the death of the actor, without its class.
-    """
-    built = thread.submit(worker, *arguments, **named)
-    if not isinstance(built.exception(), AssayError):
-        built.result()
-    return built
 
 
 def read_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Table:
@@ -265,10 +257,10 @@ def read_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Table:
 
     def read(_block: pa.Table) -> Iterator[pa.Table]:
         send(work_report(READING, work))
-        is_over = _on_this_clock(job, post).is_over
-        created, rows = commit_documents(job, [] if is_over else [work])
-        counts = ShardCounts(work.shard.id, rows, {}, {}, {}, created)
-        yield counts.to_table()
+        if _on_this_clock(job, post).is_over:
+            yield ShardCounts(work.shard.id, 0, {}, {}, {}).to_table()
+        else:
+            yield commit_documents(job, work).to_table()
 
     (counts,) = surviving(block, read, send)
     return counts
@@ -281,24 +273,19 @@ def commit_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Tabl
     def commit(labelled: pa.Table) -> Iterator[pa.Table]:
         shard = LabelledShard.from_table(labelled)
         send(work_report(COMMITTING, shard.work))
-        yield _committed(shard, job).to_table()
+        store, of = open_store(job.spec.output, job.spec.storage_options), shard.work.shard
+        made = commit_shard(store, of, shard.documents, shard.files)
+        if shard.work.tasks:
+            Attempts(store, attempt_name(job.fp, shard.work), job.run_id).forget()
+        files = {
+            file.key: counts_of(pc.struct_field(file.rows, "status").drop_null(), file.metadata)
+            for file in shard.files
+            if file.cell == of.cell and file.key in made
+        }
+        yield replace(shard.counts, created=len(made), files=files).to_table()
 
     (counts,) = surviving(block, commit, send)
     return counts
-
-
-def _committed(shard: LabelledShard, job: Job) -> ShardCounts:
-    """The counts of a labelled shard, whose files are committed here."""
-    store, of = open_store(job.spec.output, job.spec.storage_options), shard.work.shard
-    made = commit_shard(store, of, shard.documents, shard.files)
-    if shard.work.tasks:
-        Attempts(store, attempt_name(job.fp, shard.work), job.run_id).forget()
-    files = {
-        file.key: counts_of(pc.struct_field(file.rows, "status").drop_null(), file.metadata)
-        for file in shard.files
-        if file.cell == of.cell and file.key in made
-    }
-    return replace(shard.counts, created=len(made), files=files)
 
 
 def _cause(error: RayTaskError) -> BaseException:
@@ -312,8 +299,8 @@ def _cause(error: RayTaskError) -> BaseException:
     return type(cause)(str(cause).partition("\n")[0])
 
 
-def _configure(job: Job) -> None:
-    """Ray Data's settings for one block a shard, and for a quiet terminal."""
+def _work(work_items: Sequence[WorkItem], job: Job) -> ray.data.Dataset:
+    """A block for each work item, with Ray Data's settings for that, and for a quiet terminal."""
     context = ray.data.DataContext.get_current()
     # — a shard, a model or a machine may take hours to come; the watch looks for signs of life
     context.execution_no_progress_timeout_s = -1
@@ -325,3 +312,5 @@ def _configure(job: Job) -> None:
     context.print_on_execution_start = False
     # — an error that ends a graph is also raised here; the caller reports it in one line
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    rows = work_rows(work_items)
+    return ray.data.from_items(rows, override_num_blocks=len(rows))

@@ -5,7 +5,7 @@ Entry point: `RunMetrics`. Ray adds `ray_` before the names, and `_total` after 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from ray.util import metrics
@@ -54,6 +54,7 @@ class RunMetrics:
         self._shards = len(plan.shards)
         self._missing = len(self._items)
         self._answered = 0
+        self._seconds: defaultdict[str, float] = defaultdict(float)  # by phase
         self._set_shards()
 
     def committed(self, counts: ShardCounts) -> None:
@@ -77,13 +78,11 @@ class RunMetrics:
                 self._missing -= 1
                 self._set_shards()
 
-    def add_seconds(self, phase: str, seconds: float) -> None:
-        """Counts seconds of a phase."""
-        self._add("assay_phase_seconds", seconds, {"phase": phase})
-
-    def tick(self, progress: Progress, seconds: float) -> None:
-        """Counts the time since the last call, and the documents answered in it."""
-        self.add_seconds(progress.phase, seconds)
+    def tick(self, progress: Progress, seconds: Mapping[str, float]) -> None:
+        """Counts what is new in the seconds of each phase, and in the documents answered."""
+        for phase, in_phase in seconds.items():
+            self._add("assay_phase_seconds", in_phase - self._seconds[phase], {"phase": phase})
+        self._seconds.update(seconds)
         if progress.verb != "labelled":
             return
         # — a shard whose worker died is answered again: a counter must not fall

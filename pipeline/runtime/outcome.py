@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from itertools import chain
 
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
-from pipeline.ledger.blocks import CONTINUATIONS, LabelCost, ShardCounts
+from pipeline.ledger.blocks import LabelCost, ShardCounts
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.failed_rows import (
     READ_THREADS,
@@ -42,26 +42,6 @@ _FAILED_IN_A_ROW = 20
 _SHOWN = 3  # failed shards with their reasons
 
 
-class FailedShards:
-    """The last reason of each shard that failed; ends a run in which all of them do."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[str, str] = {}  # by shard id
-        self._in_a_row: set[str] = set()
-
-    def add(self, counts: ShardCounts, *, engines: int) -> None:
-        """Takes in one shard's counts; an error after too many shards without one that succeeds."""
-        if counts.error is None:
-            self._in_a_row.clear()
-            return
-        self.reasons[counts.sid] = counts.error
-        self._in_a_row.add(counts.sid)
-        if len(self._in_a_row) >= max(_FAILED_IN_A_ROW, 2 * engines):
-            kind = UnavailableError if counts.unavailable else StorageError
-            number = f"{len(self._in_a_row):,} shards failed, and none succeeded between them"
-            raise kind(f"{number}; finished shards are kept; the last reason: {counts.error}")
-
-
 @dataclass(slots=True)
 class Tally:
     """What a run labelled: the sums of its shards' counts, and the limit on failed rows.
@@ -76,20 +56,20 @@ class Tally:
     created: int = 0  # objects: documents and label files
     status: Counter[str] = field(default_factory=Counter)
     labels: dict[str, Counter[str]] = field(default_factory=dict)  # by task
-    costs: dict[str, Counter[str]] = field(default_factory=dict)  # by stage and reader
+    costs: dict[str, Counter[str]] = field(default_factory=dict)  # by reader
     # By task with a cascade, the documents that each stage decided.
     decided: dict[str, Counter[int]] = field(default_factory=dict)
     # Counts of label files: of those that this run created, and that `check_shards` read.
     files: dict[str, FileCounts] = field(default_factory=dict, repr=False)  # by key
-    failed: FailedShards = field(default_factory=FailedShards, repr=False)
+    failures: dict[str, str] = field(default_factory=dict)  # the last reason, by shard id
+    _failed_in_a_row: set[str] = field(default_factory=set, repr=False)
     _shards: dict[str, ShardCounts] = field(default_factory=dict, repr=False)
 
     def add(self, counts: ShardCounts, *, engines: int) -> None:
-        """Takes in one shard; FailedRowsError when too many rows failed by now."""
-        self.failed.add(counts, engines=engines)
+        """Takes in one shard; an error when too many rows, or too many shards in a row, failed."""
+        self.add_read(counts, engines=engines)
         if counts.error is not None:
             return
-        self.created += counts.created
         for reader, cost in counts.costs.items():
             self.costs.setdefault(reader, Counter()).update(fields_of(cost))
         for task, by_label in counts.labels.items():
@@ -100,6 +80,19 @@ class Tally:
             self.decided.setdefault(task, Counter()).update(numbers)
         self._add_rows(replace(counts, labels={}, costs={}, stages={}, files={}))
         self._check(sum(n for name, n in self.status.items() if is_failed_status(name)))
+
+    def add_read(self, counts: ShardCounts, *, engines: int) -> None:
+        """Takes in a shard that was read; an error if none succeeds any more."""
+        if counts.error is None:
+            self.created += counts.created
+            self._failed_in_a_row.clear()
+            return
+        self.failures[counts.sid] = counts.error
+        self._failed_in_a_row.add(counts.sid)
+        if len(self._failed_in_a_row) >= max(_FAILED_IN_A_ROW, 2 * engines):
+            kind = UnavailableError if counts.unavailable else StorageError
+            number = f"{len(self._failed_in_a_row):,} shards failed, and none succeeded between"
+            raise kind(f"{number} them; finished shards are kept; the last reason: {counts.error}")
 
     def _add_rows(self, counts: ShardCounts) -> None:
         before = self._shards.get(counts.sid)
@@ -113,10 +106,12 @@ class Tally:
         self.status.update(counts.status)
         self.rows += counts.rows
 
-    def slice_rows(self, store: Store, shards: Sequence[Shard], done: Committed) -> dict[str, int]:
-        """The rows in the files of each sliced shard that has any, by shard id."""
+    def slice_rows(self, store: Store, plan: Plan) -> dict[str, int] | None:
+        """The rows in the files of each sliced shard that has any, by shard id; None: no slice."""
+        if plan.slice is None:
+            return None
         rows = {sid: counts.rows for sid, counts in self._shards.items()}
-        return rows | sliced_rows(store, [s for s in shards if s.id not in rows], done)
+        return rows | sliced_rows(store, [s for s in plan.shards if s.id not in rows], plan.done)
 
     def check_shards(
         self,
@@ -155,19 +150,6 @@ class Tally:
     def taken_over(self) -> int:
         """Rows with the answers of other shards: of the task that has most of them."""
         return sum(counts.taken_over for counts in self._shards.values())
-
-    @property
-    def stages(self) -> dict[int, tuple[int, float]]:
-        """Of cascades: the texts that each stage's model read, and the seconds that it took."""
-        stages: dict[int, tuple[int, float]] = {}
-        for reader, cost in sorted(self.costs.items()) if self.decided else ():
-            name, _, _ = reader.partition("/")
-            if name == CONTINUATIONS:
-                continue
-            stage = int(name)
-            rows, seconds = stages.get(stage, (0, 0.0))
-            stages[stage] = rows + cost["asked_rows"], seconds + cost["label_seconds"]
-        return stages
 
     def _check(self, failed: int, of_rows: int | None = None) -> None:
         limit, rows = self.max_error_rate, self.input_rows if of_rows is None else of_rows
@@ -250,7 +232,7 @@ class Outcome:
     @property
     def failed_shards(self) -> tuple[str, ...]:
         """Shards that a store or their input failed, each with the reason; they are missing."""
-        reasons = self.tally.failed.reasons
+        reasons = self.tally.failures
         missing = dict.fromkeys(work.shard.id for work in self.plan.work_items)
         return tuple(reasons[sid] for sid in missing if sid in reasons)
 

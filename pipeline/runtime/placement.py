@@ -40,7 +40,7 @@ _WITHOUT_BFLOAT16 = {f"accelerator_type:{name}" for name in ("K80", "P4", "P100"
 # threads did 0.58 documents a second, and two engines of one thread 0.71 (docs/benchmarks.md).
 _SERIAL = 0.2
 # Engines of fewer threads may take this much longer: another process slows them less.
-_NEARLY = 1.1
+MAX_SLOWDOWN = 1.1
 # A process with torch, Ray and a shard, without weights and batches.
 PROCESS_BYTES = 768 * 1024**2
 # Numbers of a token in a layer, of a model of this many weights that does not state its sizes.
@@ -65,11 +65,6 @@ class Machine:
     cpu_flags: frozenset[str] = frozenset()
     cpu_vendor: str = ""  # as /proc/cpuinfo names it
     gpu_bfloat16: bool = True  # whether all GPUs multiply in bfloat16
-
-    @property
-    def fast_bfloat16(self) -> bool:
-        """Whether bfloat16 is faster than float32 on the processor."""
-        return not self.cpu_flags.isdisjoint(_FAST_BFLOAT16.get(self.cpu_vendor, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +167,8 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     if on_gpu:
         fastest = "bfloat16" if machine.gpu_bfloat16 else "float16"
     else:
-        fastest = "bfloat16" if machine.fast_bfloat16 else "float32"
+        flags = _FAST_BFLOAT16.get(machine.cpu_vendor, set())
+        fastest = "float32" if flags.isdisjoint(machine.cpu_flags) else "bfloat16"
     dtype = fastest if model.dtype == "auto" else model.dtype
     if not on_gpu:
         nodes, cores = len(machine.cores), min(machine.cores)
@@ -232,7 +228,7 @@ def cpu_engines(
     if threads is not None:
         return engines(threads), threads
     durations = {number: duration(number) for number in range(1, min(cores) + 1)}
-    limit = _NEARLY * min(durations.values())
+    limit = MAX_SLOWDOWN * min(durations.values())
     near = [number for number, takes in durations.items() if takes <= limit]
     best = max(near, key=lambda number: (min(engines(number), work_items), number))
     return engines(best), best

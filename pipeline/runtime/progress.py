@@ -1,6 +1,6 @@
 """What a run does at this moment: the reports of its workers, and their sum for people.
 
-Entry points: `ShardProgress`, with which a worker reports, and `Mailbox`, the actor from which the
+Entry points: `LabelProgress`, with which a worker reports, and `Mailbox`, the actor from which the
 driver takes the reports. A worker that shows no sign of life ends itself (`sender`), and Ray starts
 another. Must import neither torch nor Arrow, because the mailbox is a process, which should be
 small.
@@ -113,27 +113,21 @@ def work_report(phase: str, work: WorkItem) -> WorkerReport:
     return WorkerReport(phase, work=work_key(work.shard.id, work.tasks), place=place)
 
 
-class ShardProgress:
-    """Reports one worker's progress with one shard.
+class LabelProgress:
+    """Reports the progress of a worker that labels one shard after the other to `send`."""
 
-    Args:
-        send: Takes the reports.
-        work: The shard and its tasks.
-        rows: Rows that the model reads.
-        slowest_s: The longest time between two batches of the worker's earlier shards.
-    """
-
-    def __init__(self, send: Send, work: WorkItem, *, rows: int, slowest_s: float | None) -> None:
-        self._rows = rows
+    def __init__(self, send: Send) -> None:
         self._send = send
+        self._report = WorkerReport(LABELLING)
+        self._rows = 0  # of the shard: those that the model reads
         self._last_sent_s = self._last_batch_s = time.monotonic()
-        self._report = replace(work_report(LABELLING, work), slowest_s=slowest_s)
-        send(self._report)
 
-    @property
-    def slowest_s(self) -> float | None:
-        """The longest time between two batches so far."""
-        return self._report.slowest_s
+    def begin(self, work: WorkItem, rows: int) -> None:
+        """Reports that a shard begins, of which the model reads at most this many rows."""
+        self._rows = rows
+        self._last_sent_s = self._last_batch_s = time.monotonic()
+        self._report = replace(work_report(LABELLING, work), slowest_s=self._report.slowest_s)
+        self._send(self._report)
 
     def advance(self, answered: int, share: float) -> None:
         """Reports one more batch: the last of `answered` rows, and a share of the shard's cost."""

@@ -5,7 +5,7 @@ Entry point: `Reader`. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -35,9 +35,9 @@ from pipeline.runtime.assembly import (
     labelled_documents,
     local_model,
 )
-from pipeline.runtime.classifier_files import TextClassifiers
+from pipeline.runtime.classifier_files import TaskClassifier
 from pipeline.runtime.job import Job
-from pipeline.runtime.progress import Send, ShardProgress
+from pipeline.runtime.progress import Send
 from pipeline.sources.documents import OK
 from pipeline.spec.tasks import TaskSpec
 
@@ -54,18 +54,24 @@ class Reader:
     def __init__(self, job: Job, send: Send) -> None:
         self.job = job
         self._send = send
-        self._classifiers = TextClassifiers(job.spec, job.classifiers, Path(job.cache_dir))
+        self._classifiers = {
+            task.name: TaskClassifier(
+                job.spec, task, Path(job.cache_dir), job.classifiers[task.name]
+            )
+            for task in job.spec.tasks
+            if task.classifier is not None
+        }
 
     def load(self) -> None:
         """Loads the model."""
-        _ = self._continuer if self.job.continues else self._loaded
+        _ = self._continuer if self.job.continues else self._engine
 
     def version(self, task: str) -> str:
         """The name of the version of a task that this reader answers."""
         return version_name(task, self.job.fp[task])
 
     @cached_property
-    def _loaded(self) -> tuple[Engine, PreTrainedTokenizerBase]:
+    def _engine(self) -> Engine:
         return job_engine(self.job, self._send)
 
     @cached_property
@@ -73,7 +79,8 @@ class Reader:
         return continuation_engine(self.job, self._send)
 
     @cached_property
-    def _documents(self) -> DocumentReader:
+    def document_reader(self) -> DocumentReader:
+        """Turns documents into what the model reads."""
         folder = local_model(self.job, self._send)
         return DocumentReader.of_job(self.job, folder, load_tokenizer(folder))
 
@@ -88,17 +95,20 @@ class Reader:
         for row in np.flatnonzero(asked).tolist():
             image = None if images is None else images[row].as_py()
             text = documents.column("text")[row].as_py()
-            token_ids, status[row] = self._documents.chunks(text, OK, image)
+            token_ids, status[row] = self.document_reader.chunks(text, OK, image)
             # — as arrays: Python integers would take ten times the memory
             chunks[row] = [np.array(chunk, np.int32) for chunk in token_ids]
         return chunks, status
 
     def classify(self, task: TaskSpec, documents: pa.Table, asked: Bools) -> pa.StructArray:
         """[docs] the rows of the task's label file from its classifier, or null."""
-        rows = np.flatnonzero(asked).tolist()
+        rows = np.flatnonzero(asked)
+        # — documents of which none is asked about may be without their texts
+        texts = documents.column("text").take(pa.array(rows)).to_pylist() if len(rows) else []
+        log_probs = np.full((documents.num_rows, len(task.labels)), np.nan, np.float32)
+        log_probs[rows] = self._classifiers[task.name].log_probs(texts)
         answers = ShardAnswers([()] * documents.num_rows, [task])
-        log_probs = self._classifiers.answers([task.name] if rows else [], documents, rows)
-        answers.add_classified(log_probs, rows)
+        answers.add_classified({task.name: log_probs}, rows.tolist())
         status = documents.column("status").cast(pa.string()).to_pylist()
         return only(answer_rows(labelled_documents(answers, status), task), asked)
 
@@ -108,12 +118,12 @@ class Reader:
         chunks: Chunks,
         status: Sequence[str],  # [docs]: of tokenising
         asked: Mapping[str, Bools],  # [docs] by task
-        progress: ShardProgress,
+        on_rows: Callable[[int, float], None] = lambda _rows, _share: None,
     ) -> tuple[dict[str, pa.StructArray], int, Usage]:
         """By task [docs] the rows of its label file, null where it was not asked about.
 
         Also how many documents the model read, and the tokens. The tasks that are asked about one
-        document are answered in one reading.
+        document are answered in one reading. `on_rows` is that of `ShardAnswers.label_rows`.
         """
         tasks = [task for task in self.job.spec.tasks if task.name in asked]
         identities = text_identities(documents)
@@ -130,7 +140,7 @@ class Reader:
             ]
             shard = ShardAnswers(of_rows, own, identities)
             if shard.asked_rows:
-                shard.label_rows(self._loaded[0], 0, len(rows), progress.advance)
+                shard.label_rows(self._engine, 0, len(rows), on_rows)
             read, usage = read + shard.asked_rows, usage + shard.usage
             labelled = labelled_documents(shard, status)
             for task in own:
@@ -139,40 +149,55 @@ class Reader:
 
     def continue_answers(
         self,
-        task: TaskSpec,
         documents: pa.Table,
-        labels: Sequence[str | None],  # [docs]: the answers
-        asked: Bools,
-        progress: ShardProgress,
-    ) -> tuple[pa.StructArray, int, Usage]:
-        """[docs] the rows of the file of continuations, or null; the rest as `label` returns it."""
+        labels: Mapping[str, Sequence[str | None]],  # [docs] by task: the answers
+        asked: Mapping[str, Bools],  # [docs] by task
+        on_rows: Callable[[int, float], None],
+    ) -> tuple[dict[str, pa.StructArray], int, Usage]:
+        """By task [docs] the rows of the file of continuations; the rest as `label` returns it."""
         engine, tokenizer = self._continuer
         prefix, suffixes = answered_suffixes(tokenizer, self.job.spec.prompt, self.job.spec.tasks)
-        chunks, status = self.tokenise(documents, asked)
-        # — of equal texts the first is continued, and the others get its continuation
-        first_of = first_of_equals(chunks, text_identities(documents))
-        rows = [row for row, of_row in enumerate(chunks) if of_row and row not in first_of]
-        prompts = [
-            [*prefix, *chunks[row][0].tolist(), *suffixes[task.name][str(labels[row])]]
-            for row in rows
-        ]
-        decoded = engine.decode(
-            prompts,
-            self.job.continues[task.name],
-            on_step=lambda done: progress.advance(done, done / len(rows)),
-        )
-        by_row = dict(zip(rows, decoded, strict=True))
-        continued = []
-        for row, label in enumerate(labels):
-            continuation = by_row.get(first_of.get(row, row))
-            if chunks[row] and continuation is None:
-                status[row] = OUT_OF_MEMORY
-            continued.append(_continued(tokenizer, label, continuation, status[row]))
-        usage = Usage(
-            prefix_tokens_computed=sum(map(len, prompts)),
-            question_tokens_computed=sum(len(each.token_ids) for each in decoded if each),
-        )
-        return only(pa.array(continued, _CONTINUED), asked), len(rows), usage
+        answers, read, usage = {}, 0, Usage()
+        for task, of_task in asked.items():
+            chunks, status = self.tokenise(documents, of_task)
+            # — of equal texts the first is continued, and the others get its continuation
+            first_of = first_of_equals(chunks, text_identities(documents))
+            rows = [row for row, of_row in enumerate(chunks) if of_row and row not in first_of]
+            prompts = [
+                [*prefix, *chunks[row][0].tolist(), *suffixes[task][str(labels[task][row])]]
+                for row in rows
+            ]
+
+            def on_step(done: int, rows: int = len(prompts)) -> None:
+                on_rows(done, done / rows)
+
+            decoded = engine.decode(prompts, self.job.continues[task], on_step=on_step)
+            by_row = dict(zip(rows, decoded, strict=True))
+            continued = []
+            for row, label in enumerate(labels[task]):
+                continuation = by_row.get(first_of.get(row, row))
+                if chunks[row] and continuation is None:
+                    status[row] = OUT_OF_MEMORY
+                continued.append(_continued(tokenizer, label, continuation, status[row]))
+            answers[task] = only(pa.array(continued, _CONTINUED), of_task)
+            read += len(rows)
+            usage += Usage(
+                prefix_tokens_computed=sum(map(len, prompts)),
+                question_tokens_computed=sum(len(each.token_ids) for each in decoded if each),
+            )
+        return answers, read, usage
+
+
+def readable(documents: pa.Table, inside: Bools) -> Bools:
+    """[docs] whether a model may be asked about the document."""
+    return inside & np.array(pc.equal(documents.column("status").cast(pa.string()), OK), np.bool_)
+
+
+def answered(answers: pa.StructArray | None, rows: int, start: int = 0) -> Bools:
+    """[rows] whether there is an answer, from row `start` on."""
+    if answers is None:
+        return np.zeros(rows, np.bool_)
+    return np.array(answers.slice(start, rows).is_valid(), np.bool_)
 
 
 def token_chunks(chunks: pa.Array, images: pa.Array | None) -> Chunks:

@@ -6,12 +6,13 @@ labelled: ids, hashes and lengths of its texts. Must import neither torch nor Ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
 from pipeline.ledger.attempts import Attempts, attempt_name
+from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.failpoints import failpoint
@@ -39,13 +40,10 @@ def read_slices(job: Job, store: Store, work: WorkItem) -> Iterator[tuple[int, p
     check_content(work.shard, Path(job.cache_dir), job.began)
 
 
-def commit_documents(job: Job, work_items: Iterable[WorkItem]) -> tuple[int, int]:
-    """Commits the documents files of these shards; the numbers of new files and of rows read."""
+def commit_documents(job: Job, work: WorkItem) -> ShardCounts:
+    """Commits the documents file of a shard; the number of rows, and whether the file is new."""
     store = open_store(job.spec.output, job.spec.storage_options)
-    created = rows = 0
-    for work in work_items:
-        read = read_slices(job, store, work)
-        documents = pa.concat_tables([each.select(DOCUMENTS_FILE_COLUMNS) for _, each in read])
-        created += len(commit_shard(store, work.shard, documents, []))
-        rows += documents.num_rows
-    return created, rows
+    slices = read_slices(job, store, work)
+    documents = pa.concat_tables([each.select(DOCUMENTS_FILE_COLUMNS) for _, each in slices])
+    created = commit_shard(store, work.shard, documents, [])
+    return ShardCounts(work.shard.id, documents.num_rows, {}, {}, {}, len(created))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.ledger.cells import Committed, WorkItem, committed, version_name
-from pipeline.ledger.failed_rows import NO_COUNTS, READ_THREADS, Counts, failed_mask
+from pipeline.ledger.failed_rows import READ_THREADS, Counts, failed_mask
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.snapshots import last_published, published_counts
@@ -22,26 +22,19 @@ from pipeline.stores.store import Store
 
 
 def with_retries(job: Job, store: Store, planned: Plan) -> Plan:
-    """The plan, with the work that tries failed rows again."""
-    last = last_published(store, job.spec.name, skip_damaged=True)
-    known = published_counts(store, last, planned.done)
-    retries = retry_items(job, store, planned.shards, planned.done, known)
-    return replace(planned, work_items=(*planned.work_items, *retries))
-
-
-def retry_items(
-    job: Job, store: Store, shards: Sequence[Shard], done: Committed, known: Counts = NO_COUNTS
-) -> list[WorkItem]:
-    """A work item for each finished shard with readable rows that failed.
+    """The plan, with a work item for each finished shard with readable rows that failed.
 
     No task is asked again about a row that it answered. Label files in which no row failed, by the
-    `known` counts, are not read.
+    counts of the last snapshot, are not read.
     """
+    last = last_published(store, job.spec.name, skip_damaged=True)
+    known = published_counts(store, last, planned.done)
     # — where several stages make the answers, those of the stages are stored
-    read = [committed(store, stage.fp, None) for stage in job.stages] or [done]
+    read = [committed(store, stage.fp, None) for stage in job.stages] or [planned.done]
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        items = pool.map(partial(_retry_of, store, done, read, known), shards)
-        return [item for item in items if item is not None]
+        retries = pool.map(partial(_retry_of, store, planned.done, read, known), planned.shards)
+        items = (*planned.work_items, *(item for item in retries if item is not None))
+    return replace(planned, work_items=items)
 
 
 def _retry_of(

@@ -15,6 +15,7 @@ from pathlib import Path
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import FailedRowsError, StorageError
 from pipeline.ledger.attempts import in_use
+from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem, record_specs, unfinished
 from pipeline.ledger.failpoints import failpoint
 from pipeline.options import RunOptions
@@ -165,7 +166,7 @@ def _labelled(
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)
-    slice_rows = _slice_rows(store, planned, counts)
+    slice_rows = counts.slice_rows(store, planned)
     if not planned.work_items:
         counts.check_shards(store, spec.name, planned.shards, planned.done, slice_rows)
     failpoint("labelled")
@@ -244,9 +245,9 @@ def _label_rounds(
         if may_reuse and planned.unread and not job.is_over:
             watch.enter(READING_TEXTS, replace(planned, work_items=planned.unread))
             read = _read_small if planned.reads_little else read_items
-            for created, rows in read(planned.unread, job, mailbox):
-                watch.read(rows)
-                counts.created += created
+            for shard in read(planned.unread, job, mailbox):
+                watch.read(shard.rows)
+                counts.add_read(shard, engines=job.placement.actors)
         if job.is_over:
             break
         if may_reuse:
@@ -267,24 +268,18 @@ def _label_rounds(
 
 def _read_small(
     work_items: Sequence[WorkItem], job: Job, _post: Post | None
-) -> Iterator[tuple[int, int]]:
+) -> Iterator[ShardCounts]:
     """What `read_items` does, in this process: faster for little text."""
     for work in work_items:
         with suppress(StorageError):  # the labelling reads it again, and names it
-            yield commit_documents(job, [work])
+            yield commit_documents(job, work)
 
 
 def _publish_after_error(job: Job, store: Store, planned: Plan, counts: Tally) -> None:
     """Publishes the complete shards, unless too many of their rows failed."""
     listed = list_missing(job, store, planned.cuts)
     try:
-        slice_rows = _slice_rows(store, listed, counts)
+        slice_rows = counts.slice_rows(store, listed)
         Outcome(job, store, listed, counts, 0.0, slice_rows).publish_part()
     except FailedRowsError as error:  # the error that ended the run is raised by the caller
         logger.warning("no partial snapshot is published: %s", error)
-
-
-def _slice_rows(store: Store, planned: Plan, counts: Tally) -> dict[str, int] | None:
-    if planned.slice is None:
-        return None
-    return counts.slice_rows(store, planned.shards, planned.done)

@@ -15,10 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.hashes import canonical_json
-from pipeline.inference.schedules.batching import Usage
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.blocks import (
-    CONTINUATIONS,
     Bools,
     LabelCost,
     LabelledShard,
@@ -33,8 +31,8 @@ from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
 from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
 from pipeline.runtime.cascades import StagedTask
 from pipeline.runtime.job import Job
-from pipeline.runtime.progress import ShardProgress
-from pipeline.runtime.readers import Chunks, Reader, token_chunks
+from pipeline.runtime.progress import LabelProgress
+from pipeline.runtime.readers import Chunks, Reader, answered, readable, token_chunks
 from pipeline.sources.documents import OK, QUARANTINED
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store
@@ -61,8 +59,11 @@ class ShardLabels:
         self._documents, self._work = shard.documents, shard.work
         self._rows = self._documents.num_rows
         self._status = self._documents.column("status").cast(pa.string()).to_pylist()
-        is_ok = pc.equal(self._documents.column("status").cast(pa.string()), OK)
-        self._readable: Bools = shard.inside & np.array(is_ok, np.bool_)
+        # The version of each task that each of its readers answers, in their order.
+        self._versions: dict[str, list[str]] = {
+            task.name: [r.version(task.name) for r in readers if task.name in r.job.fp]
+            for task in job.spec.tasks
+        }
         # By version: [docs] rows of label files, null without an answer.
         self._answers: dict[str, pa.StructArray] = dict(shard.answers)
         self._new = set(shard.new)
@@ -70,14 +71,11 @@ class ShardLabels:
         self._costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._chunks: Chunks = token_chunks(shard.chunks, shard.images)
 
-    @property
-    def asked_rows(self) -> int:
-        """The documents that the first model reads, if no two texts are equal."""
-        return sum(1 for of_row in self._chunks if len(of_row))
-
-    def labelled(self, store: Store, progress: ShardProgress) -> LabelledShard:
+    def labelled(self, store: Store, progress: LabelProgress) -> LabelledShard:
         """The shard's label files. Finds the documents that kill their worker."""
-        if self.asked_rows or len(self._readers) > 1:
+        rows_for_model = sum(1 for of_row in self._chunks if len(of_row))  # if no texts are equal
+        progress.begin(self._work, rows_for_model)
+        if rows_for_model or len(self._readers) > 1:
             doc_ids = self._documents.column("doc_id")
 
             def ask(start: int, end: int) -> None:
@@ -99,44 +97,35 @@ class ShardLabels:
         # — first what a later choice of thresholds reuses: it is of no use before the shard is done
         return LabelledShard(self._work, documents, [*self._stage_files(), *files], counts)
 
-    def _ask(self, start: int, end: int, progress: ShardProgress) -> None:
+    def _ask(self, start: int, end: int, progress: LabelProgress) -> None:
         """Answers the tasks about the rows from `start` to before `end`."""
         within = np.zeros(self._rows, np.bool_)
         within[start:end] = True
-        waiting = dict.fromkeys(self._work.tasks, self._readable & within)
+        rows = readable(self._documents, self._shard.inside) & within
+        waiting = dict.fromkeys(self._work.tasks, rows)
         stages: Counter[str] = Counter()
         for number, reader in enumerate(self._readers):
             tasks = [task for task in reader.job.spec.tasks if task.name in waiting]
-            asked = {
-                task.name: waiting[task.name] & ~self._answered(reader.version(task.name))
-                for task in tasks
-            }
-            self._ask_reader(number, reader, tasks, asked, progress)
+            by_model = {}
+            for task in tasks:
+                version = reader.version(task.name)
+                asked = waiting[task.name] & ~self._answered(version)
+                if task.classifier is None and asked.any():
+                    by_model[task.name] = asked
+                elif number and asked.any():  # the first ones answered while the shard was read
+                    self._add(version, reader.classify(task, self._documents, asked))
+            if by_model:
+                self._ask_model(number, reader, by_model, progress)
             failpoint(f"stage {number + 1} asked")
             for task in tasks:
                 if task.name in self._staged:
                     stages[task.name] += 1
-                    self._decide(task.name, reader, stages[task.name], waiting)
+                    self._decide(task.name, stages[task.name], waiting)
 
-    def _ask_reader(
-        self,
-        number: int,
-        reader: Reader,
-        tasks: Sequence[TaskSpec],
-        asked: Mapping[str, Bools],
-        progress: ShardProgress,
+    def _ask_model(
+        self, number: int, reader: Reader, by_model: Mapping[str, Bools], progress: LabelProgress
     ) -> None:
-        by_model = {}
-        for task in tasks:
-            if not asked[task.name].any():
-                continue
-            if task.classifier is None:
-                by_model[task.name] = asked[task.name]
-            elif number:  # the first ones have answered while the shard was read
-                answers = reader.classify(task, self._documents, asked[task.name])
-                self._add(reader.version(task.name), answers)
-        if not by_model:
-            return
+        """Adds what a reader's model answers, or continues, about [docs] by task."""
         chunks, status = self._chunks, self._shard.status
         if number and not reader.job.continues:
             some = np.any([*by_model.values()], axis=0)
@@ -144,31 +133,27 @@ class ShardLabels:
         if reader.job.continues or any(map(len, chunks)):
             reader.load()
         started = time.perf_counter()
-        read, usage = 0, Usage()
         if reader.job.continues:
-            for task in tasks:
-                if task.name in by_model:
-                    first = self._readers_of(task.name)[0].version(task.name)
-                    labels = self._answers[first].field("label").to_pylist()
-                    answers, of_task, used = reader.continue_answers(
-                        task, self._documents, labels, by_model[task.name], progress
-                    )
-                    self._add(reader.version(task.name), answers)
-                    read, usage = read + of_task, usage + used
+            first = {task: self._answers[self._versions[task][0]] for task in by_model}
+            labels = {task: answers.field("label").to_pylist() for task, answers in first.items()}
+            by_task, read, usage = reader.continue_answers(
+                self._documents, labels, by_model, progress.advance
+            )
         else:
-            by_task, read, usage = reader.label(self._documents, chunks, status, by_model, progress)
-            for name, answers in by_task.items():
-                self._add(reader.version(name), answers)
+            by_task, read, usage = reader.label(
+                self._documents, chunks, status, by_model, progress.advance
+            )
+        for name, answers in by_task.items():
+            self._add(reader.version(name), answers)
         seconds = time.perf_counter() - started
-        stage = CONTINUATIONS if reader.job.continues else str(reader.job.stage)
-        self._costs[f"{stage}/{number}"].update(asdict(LabelCost(seconds, read, **asdict(usage))))
+        self._costs[str(number)].update(asdict(LabelCost(seconds, read, **asdict(usage))))
 
-    def _decide(self, task: str, reader: Reader, stage: int, waiting: dict[str, Bools]) -> None:
+    def _decide(self, task: str, stage: int, waiting: dict[str, Bools]) -> None:
         """Notes which documents a stage decided; the others wait for the next one."""
-        version = reader.version(task)
+        version = self._versions[task][stage - 1]
         decided = waiting[task] & self._answered(version)
         waiting[task] = decided.copy()
-        if stage < len(self._readers_of(task)) and decided.any():
+        if stage < len(self._versions[task]) and decided.any():
             decided &= self._staged[task].decides(self._documents, self._answers[version])
         self._decided_by[task][decided] = stage
         waiting[task] &= ~decided
@@ -180,18 +165,12 @@ class ShardLabels:
             self._new.add(version)
 
     def _answered(self, version: str) -> Bools:
-        answers = self._answers.get(version)
-        if answers is None:
-            return np.zeros(self._rows, np.bool_)
-        return np.array(answers.is_valid(), np.bool_)
-
-    def _readers_of(self, task: str) -> list[Reader]:
-        return [reader for reader in self._readers if task in reader.job.fp]
+        return answered(self._answers.get(version), self._rows)
 
     def _task_file(self, task: TaskSpec) -> LabelFile:
         """The task's label file."""
-        readers = self._readers_of(task.name)
-        answers = [self._answers.get(reader.version(task.name)) for reader in readers]
+        versions = self._versions[task.name]
+        answers = [self._answers.get(version) for version in versions]
         metadata = self._job.metadata(task)
         rows = unanswered_rows(self._status, task)
         calibration = self._job.calibrations.get(task.name)
@@ -204,7 +183,7 @@ class ShardLabels:
                 rows = with_calibrated(rows, calibration.calibration)
         if calibration is not None:
             metadata["calibration"] = canonical_json(calibration.calibration.to_json()).decode()
-        if reused := self._shard.reused.get(readers[0].version(task.name)):
+        if reused := self._shard.reused.get(versions[0]):
             metadata[TAKEN_OVER] = canonical_json(dict(reused)).decode()
         rows, cell = only(rows, self._shard.inside), self._work.shard.cell
         fp = self._job.fp[task.name]
@@ -212,23 +191,17 @@ class ShardLabels:
 
     def _stage_files(self) -> Iterator[LabelFile]:
         """The answers of each stage, for later choices of thresholds."""
-        for task in self._staged:
-            for reader in self._readers_of(task) if task in self._work.tasks else ():
-                version = reader.version(task)
-                answers = self._answers.get(version)
-                if version not in self._new or answers is None:
+        for reader in self._readers:
+            for task in reader.job.spec.tasks:
+                version = reader.version(task.name)
+                answers = self._answers.get(version) if version in self._new else None
+                if answers is None or task.name not in self._staged.keys() & {*self._work.tasks}:
                     continue
                 # — an answer after a failure is in a file of its own, not in the one that exists
                 status = pc.if_else(answers.is_valid(), answers.field("status"), OK)
                 rows = np.packbits([self._answered(version), failed_mask(status)]).tobytes()
-                of_reader = next(each for each in reader.job.spec.tasks if each.name == task)
-                yield LabelFile(
-                    task,
-                    reader.job.fp[task],
-                    cell_of_part(self._work.shard.id, rows),
-                    answers,
-                    reader.job.metadata(of_reader),
-                )
+                cell, fp = cell_of_part(self._work.shard.id, rows), reader.job.fp[task.name]
+                yield LabelFile(task.name, fp, cell, answers, reader.job.metadata(task))
 
     def _counts(self, files: Sequence[LabelFile]) -> ShardCounts:
         inside = self._shard.inside
@@ -245,6 +218,8 @@ class ShardLabels:
                 by = Counter(map(str, decided_by[decided_by > 0].tolist()))
                 stages[file.task] = dict(by)
         reused = [sum(of_version.values()) for of_version in self._shard.reused.values()]
+        continued = {r.version(task) for r in self._readers for task in r.job.continues} & self._new
+        failed = [failed_mask(self._answers[v].field("status").drop_null()) for v in continued]
         return ShardCounts(
             sid=self._work.shard.id,
             rows=int(inside.sum()),
@@ -254,22 +229,7 @@ class ShardLabels:
             outside=int((~inside).sum()),
             taken_over=max(reused, default=0),
             stages=stages,
-            not_continued=self._not_continued,
-        )
-
-    @property
-    def _not_continued(self) -> int:
-        """The answers that a model should have continued and did not."""
-        versions = (
-            reader.version(task)
-            for reader in self._readers
-            for task in (reader.job.continues if self._work.tasks else ())
-        )
-        stored = [self._answers[version] for version in versions if version in self._new]
-        return sum(
-            int(is_failed_status(status))
-            for answers in stored
-            for status in answers.field("status").drop_null().to_pylist()
+            not_continued=sum(int(mask.sum()) for mask in failed),
         )
 
 

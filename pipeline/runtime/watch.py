@@ -66,8 +66,7 @@ class Watch:
         self._announce = announce
         self._changing = threading.Lock()  # held while the counts change or are announced
         self._phase = ""
-        # — by phase, before there are metrics
-        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._seconds: defaultdict[str, float] = defaultdict(float)  # by phase
         self._entered_s = time.monotonic()
         self._plan: Plan | None = None
         self._documents = 0  # of the plan's work
@@ -177,10 +176,7 @@ class Watch:
         if not ray.is_initialized():
             yield None
             return
-        self._count_seconds()
         self._metrics = RunMetrics(spec, plan)
-        for phase, seconds in self._seconds.items():
-            self._metrics.add_seconds(phase, seconds)
         # — if the mailbox's node is lost, a new mailbox gets each worker's next report
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
         self._services, self._mailbox = own_services(), actor.remote()
@@ -189,7 +185,8 @@ class Watch:
         finally:
             with self._polling, self._changing:
                 # — the last documents: after an error too, and before Ray ends
-                self._metrics.tick(self._progress(), 0.0)
+                self._count_seconds()
+                self._metrics.tick(self._progress(), self._seconds)
                 self._mailbox = self._metrics = None
                 self._watchdog = Watchdog(self._stall_limit_s)
 
@@ -206,7 +203,7 @@ class Watch:
                 self._watchdog.hear(report, now_s)
 
     def _count_seconds(self) -> None:
-        """Counts the time since the phase began; after that, `RunMetrics.tick` counts."""
+        """Counts the time since the last call to the phase."""
         now_s = time.monotonic()
         self._seconds[self._phase or "starting"] += now_s - self._entered_s
         self._entered_s = now_s
@@ -228,20 +225,19 @@ class Watch:
         )
 
     def _poll(self) -> None:
-        last_s = time.monotonic()
         while not self._closed.wait(POLL_S):
             with self._polling:
                 if self._mailbox is not None:
                     self._read(self._mailbox)
             now_s = time.monotonic()
             with self._changing:
+                self._count_seconds()
                 self._watchdog.hear(self._of_driver(now_s), now_s)
                 stalls = list(self._watchdog.stalls(now_s, is_worker_alive))
                 progress = self._progress()
                 if self._metrics is not None:
-                    self._metrics.tick(progress, now_s - last_s)
+                    self._metrics.tick(progress, self._seconds)
                 self._announce(progress)
-            last_s = now_s
             if self._bound and progress.phase in DRIVER_PHASES and time.time() >= self._bound[0]:
                 left = "nothing was labelled; run the same command again with more time"
                 self._end(f"ended by {self._bound[1]} while {progress.phase}; {left}")

@@ -22,13 +22,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
-from pipeline.errors import (
-    AssayError,
-    ModelError,
-    Problem,
-    SpecError,
-    StorageError,
-)
+from pipeline.errors import AssayError, ModelError, Problem, SpecError, StorageError
 from pipeline.hashes import canonical_json, content_hash, parse_json, short_hash
 from pipeline.ledger.cells import stored_fps, stored_version
 from pipeline.runtime.model_cache import (
@@ -109,14 +103,11 @@ def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> M
     if path.suffix == ".gguf":
         if not path.is_file():
             raise SpecError([Problem("model.path", "there is no such file", str(path))])
-        hashes = {"gguf": content_hash(path, cache_dir)}
+        hashes = _content_hashes(path, cache_dir)
         return ModelFiles("gguf", os.path.abspath(path), None, hashes, path.stat().st_size)
     if "://" in model.path:
         return _remote(model.path, model.storage_options, cache_dir)
-    try:
-        return _hub(model.path, model.revision, cache_dir)
-    except HUB_ERRORS as reason:
-        raise _not_on_hub(model.path, model.revision, reason) from reason
+    return _hub(model.path, model.revision, cache_dir)
 
 
 def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
@@ -131,16 +122,11 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
         folder = Path(files.location)
         if files.kind == "hub":
             names = [glob.escape(name) for name in files.hashes]
-            try:
-                folder = _from_hub(files.location, files.revision, names)
-            except HUB_ERRORS as reason:
-                raise _not_on_hub(files.location, files.revision, reason) from reason
+            folder = _from_hub(files.location, files.revision, names)
         elif not folder.exists():
             raise ModelError(f"{folder}: not on this machine; use a path all machines see")
         with locked(cache_dir, files.id):  # — one process of a machine reads gigabytes, if any
-            is_file = files.kind == "gguf"
-            present = {"gguf": content_hash(folder, cache_dir)} if is_file else {}
-            present = present or _content_hashes(folder, cache_dir)
+            present = _content_hashes(folder, cache_dir)
     if present != files.hashes:
         raise StorageError(
             f"{files.location}: {differing(present, files.hashes)} on this machine is not what "
@@ -162,10 +148,7 @@ def model_config(files: ModelFiles, options: Options) -> dict[str, Any]:
     else:
         folder = Path(files.location)
         if files.kind == "hub":
-            try:
-                folder = _from_hub(files.location, files.revision, [name])
-            except HUB_ERRORS as reason:
-                raise _not_on_hub(files.location, files.revision, reason) from reason
+            folder = _from_hub(files.location, files.revision, [name])
         content = (folder / name).read_bytes()
     config: dict[str, Any] = parse_json(content)
     return {**config, **(config.get("text_config") or {})}
@@ -182,10 +165,8 @@ def is_same_model(weights: Mapping[str, str], files: ModelFiles, cache_dir: Path
         return False
     try:
         return _hub(files.location, weights["revision"], cache_dir).hashes == files.hashes
-    except NOT_THERE:
+    except SpecError:
         return False  # — the commit is of another repository
-    except HUB_ERRORS as reason:
-        raise _not_on_hub(files.location, files.revision, reason) from reason
 
 
 def in_output(
@@ -238,7 +219,12 @@ def _is_ours(name: str) -> bool:
 def _content_hashes(
     folder: Path, cache_dir: Path, known: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """The hash of each file of the folder that may be read; `known` ones are not read for it."""
+    """The hash of each file of the folder that may be read; `known` ones are not read for it.
+
+    Of a GGUF file, which is a model without a folder, the hash of the file.
+    """
+    if folder.suffix == ".gguf" and folder.is_file():
+        return {"gguf": content_hash(folder, cache_dir)}
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     names = [file.name for file in files if file.is_file() and _is_ours(file.name)]
     others = {n: content_hash(folder / n, cache_dir) for n in names if n not in known}
@@ -326,11 +312,11 @@ def _hub(repo: str, revision: str | None, cache_dir: Path) -> ModelFiles:
             for each in HfApi().list_repo_tree(repo, revision=commit)
             if isinstance(each, RepoFile) and fnmatchcase(each.path, _WEIGHTS)
         ]
-    except HUB_ERRORS:  # the Hub does not answer: a model that was downloaded is used
+    except HUB_ERRORS as reason:  # the Hub does not answer: a model that was downloaded is used
         _from_hub(repo, commit, _FILES)
         size_bytes = _weights_bytes(folder)
         if not size_bytes:
-            raise
+            raise _not_on_hub(repo, revision, reason) from reason
     else:
         size_bytes = sum(each.size for each in listed)
         known = {each.path: each.lfs.sha256 for each in listed if each.lfs is not None}
@@ -344,7 +330,10 @@ def _hub(repo: str, revision: str | None, cache_dir: Path) -> ModelFiles:
 
 
 def _from_hub(repo: str, revision: str | None, names: Sequence[str]) -> Path:
-    """The folder of a commit in the Hub's cache, with the files of these names or patterns."""
+    """The folder of a commit in the Hub's cache, with the files of these names or patterns.
+
+    SpecError if the Hub has no such model, UnavailableError if it does not answer.
+    """
     try:
         allowed, ignored = list(names), ["*/*"]
         return Path(
@@ -352,8 +341,8 @@ def _from_hub(repo: str, revision: str | None, names: Sequence[str]) -> Path:
                 repo, revision=revision, allow_patterns=allowed, ignore_patterns=ignored
             )
         )
-    except HUB_ERRORS:
-        raise
+    except HUB_ERRORS as reason:
+        raise _not_on_hub(repo, revision, reason) from reason
     except OSError as error:
         raise StorageError(f"{repo}: cannot be downloaded: {error}") from error
 

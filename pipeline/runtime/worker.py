@@ -5,7 +5,7 @@ Imports torch. The driver must not import this module: `graph` imports it inside
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import StorageError
 from pipeline.inference.memory import disable_malloc_trim
-from pipeline.ledger.blocks import Bools, LabelledShard, TokenisedShard, work_items_of
+from pipeline.ledger.blocks import Bools, TokenisedShard, work_items_of
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, overlaid
 from pipeline.ledger.keys import documents_key
@@ -21,12 +21,12 @@ from pipeline.ledger.label_files import read_file
 from pipeline.ledger.reuse import StoredAnswers
 from pipeline.runtime.cascades import StagedTask, conditions
 from pipeline.runtime.job import Job
-from pipeline.runtime.progress import READING, Send, ShardProgress, ignore, work_report
-from pipeline.runtime.readers import Reader
+from pipeline.runtime.progress import READING, LabelProgress, Send, ignore, work_report
+from pipeline.runtime.readers import Reader, answered, readable
 from pipeline.runtime.reading import read_slices
 from pipeline.runtime.shard_labels import ShardLabels
-from pipeline.sources.documents import OK
 from pipeline.sources.slices import SliceMask
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
 
 _Parts = list[TokenisedShard]
@@ -65,8 +65,9 @@ class Tokenise:
             if answers is not None:
                 stored[version], reused[version] = answers, dict(counts)
         mask = SliceMask(work.shard, self.job.spec.input.storage_options)
-        needs_texts = known is None or self._has_open_rows(work, known, mask, stored)
-        read = read_slices(self.job, self._store, work) if needs_texts else [(0, known)]
+        read: Iterable[tuple[int, pa.Table]] = [(0, known)]
+        if known is None or self._has_open_rows(work, known, mask, stored):
+            read = read_slices(self.job, self._store, work)
         parts: _Parts = []
         for start, documents in read:
             inside = mask.inside(documents, start)
@@ -86,11 +87,23 @@ class Tokenise:
         """Whether a document may need an answer that the output does not have."""
         if len(self.job.readers) > 1:
             return bool(work.tasks)
-        readable = _readable(known, mask.inside(known, 0))
-        return any(
-            bool((readable & ~self._answered(stored, task, 0, len(readable))).any())
-            for task in work.tasks
-        )
+        inside = mask.inside(known, 0)
+        return any(rows.any() for _, rows in self._waiting(work, known, inside, 0, stored))
+
+    def _waiting(
+        self,
+        work: WorkItem,
+        documents: pa.Table,
+        inside: Bools,
+        start: int,
+        stored: Mapping[str, pa.StructArray],
+    ) -> Iterator[tuple[TaskSpec, Bools]]:
+        """The missing tasks of the first reader, and [docs] the documents without an answer."""
+        rows = readable(documents, inside)
+        for task in self._reader.job.spec.tasks:
+            if task.name in work.tasks:
+                answers = stored.get(self._reader.version(task.name))
+                yield task, rows & ~answered(answers, documents.num_rows, start)
 
     def _part(
         self,
@@ -101,13 +114,9 @@ class Tokenise:
         stored: Mapping[str, pa.StructArray],
     ) -> TokenisedShard:
         """What the shard has of some documents, from its row `start` on."""
-        readable, reader = _readable(documents, inside), self._reader
-        asked = np.zeros_like(readable)
+        reader, asked = self._reader, np.zeros(documents.num_rows, np.bool_)
         classified = {}
-        for task in reader.job.spec.tasks:
-            if task.name not in work.tasks:
-                continue
-            waiting = readable & ~self._answered(stored, task.name, start, len(readable))
+        for task, waiting in self._waiting(work, documents, inside, start, stored):
             if task.classifier is None:
                 asked |= waiting
             else:
@@ -128,20 +137,6 @@ class Tokenise:
             answers=classified,
             images=images,
         )
-
-    def _answered(
-        self, stored: Mapping[str, pa.StructArray], task: str, start: int, rows: int
-    ) -> Bools:
-        """[docs] whether the first reader's answer to a task is stored, from row `start` on."""
-        answers = stored.get(self._reader.version(task))
-        if answers is None:
-            return np.zeros(rows, np.bool_)
-        return np.array(answers.slice(start, rows).is_valid(), np.bool_)
-
-
-def _readable(documents: pa.Table, inside: Bools) -> Bools:
-    """[docs] whether a model may be asked about the document."""
-    return inside & np.array(pc.equal(documents.column("status").cast(pa.string()), OK), np.bool_)
 
 
 def _joined(
@@ -179,8 +174,7 @@ class LabelDocuments:
     def __init__(self, job: Job, *, asks: bool, send: Send = ignore) -> None:
         disable_malloc_trim()
         self.job = job
-        self._send = send
-        self._slowest_s: float | None = None  # the longest time between two batches
+        self._progress = LabelProgress(send)
         self._store = open_store(job.spec.output, job.spec.storage_options)
         self._readers = [Reader(reader, send) for reader in job.readers]
         if asks and job.readers[0].spec.model_tasks:
@@ -199,17 +193,7 @@ class LabelDocuments:
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         """The labelled shard; none if the time of the run is over."""
-        shard = self.shard(TokenisedShard.from_table(block))
-        return [] if shard is None else [shard.to_table()]
-
-    def shard(self, tokenised: TokenisedShard) -> LabelledShard | None:
-        """The labels of the shard; None if the time of the run is over."""
-        if self.job.is_over:
-            return None
-        labels = ShardLabels(self.job, self._readers, self._staged, tokenised)
-        progress = ShardProgress(
-            self._send, tokenised.work, rows=labels.asked_rows, slowest_s=self._slowest_s
-        )
-        labelled = labels.labelled(self._store, progress)
-        self._slowest_s = progress.slowest_s
-        return labelled
+        if not self.job.is_over:
+            shard = TokenisedShard.from_table(block)
+            labels = ShardLabels(self.job, self._readers, self._staged, shard)
+            yield labels.labelled(self._store, self._progress).to_table()

@@ -109,10 +109,11 @@ def test_ray_exports_these_names_with_the_run_s_figures(shared_ray: None) -> Non
     plan: Any = OneShard()
     counted = RunMetrics("demo", plan)
     for task in ("mood", "topic"):
-        costs = {"0/0": LabelCost(1.5, 4, 100, 50)}
+        costs = {"0": LabelCost(1.5, 4, 100, 50)}
         counted.committed(ShardCounts("s", 4, {"ok": 3, "empty": 1}, {task: {"a": 3}}, costs))
-    for answered in (3, 2, 8):  # a worker died in between
-        counted.tick(Progress(LABELLING, plan, documents=8, answered=answered), 1.0)
+    for seconds, answered in enumerate((3, 2, 8), 1):  # a worker died in between
+        moment = Progress(LABELLING, plan, documents=8, answered=answered)
+        counted.tick(moment, {LABELLING: float(seconds)})
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     found: dict[str, float] = {}

@@ -139,7 +139,7 @@ def label_file(rows: int, seed: int, is_part: bool) -> LabelFile:
 
 
 def labelled(start: int, rows: int = 2, files: tuple[LabelFile, ...] = ()) -> LabelledShard:
-    counts = ShardCounts("a" * 32, rows, {"ok": rows}, {"t": {"yes": 1}}, {"0/0": COST})
+    counts = ShardCounts("a" * 32, rows, {"ok": rows}, {"t": {"yes": 1}}, {"0": COST})
     return LabelledShard(work(start, rows), documents(rows), files, counts)
 
 
@@ -181,7 +181,7 @@ def test_counts_are_read_as_they_were_written() -> None:
         rows=2,
         status={"ok": 2},
         labels={"t": {"yes": 1}},
-        costs={"0/0": COST, "-1/2": LabelCost()},
+        costs={"0": COST, "2": LabelCost()},
         stages={"t": {"1": 2}},
         taken_over=1,
     )

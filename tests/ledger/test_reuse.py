@@ -20,12 +20,13 @@ from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json
 from pipeline.ledger.cells import WorkItem, committed, unfinished, version_name
 from pipeline.ledger.columns import STAGE, only, with_column
+from pipeline.ledger.cuts import Cuts
 from pipeline.ledger.keys import cell_of_part, documents_key, label_key, sid_of
 from pipeline.ledger.label_files import LabelFile, commit_shard, documents_table, to_parquet
 from pipeline.ledger.reuse import READ_THREADS, StoredAnswers
-from pipeline.runtime.job import Job, make_job
+from pipeline.runtime.job import Job, Plan, make_job
 from pipeline.runtime.placement import place, this_machine
-from pipeline.runtime.retries import retry_items
+from pipeline.runtime.retries import with_retries
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
 from pipeline.spec.parse import spec_of
@@ -102,7 +103,7 @@ def retried(
 ) -> tuple[WorkItem, dict[str, list[int]]]:
     """The work of `--retry-failed`, and the rows about which it asks each task."""
     done = committed(store, {task: FP[task] for task in tasks}, [shard.id])
-    (work,) = retry_items(job, store, [shard], done)
+    (work,) = with_retries(job, store, Plan(Cuts((shard,), {}), done, ())).work_items
     asked = {}
     for task in work.tasks:
         sources = work.sources[version_name(task, FP[task])]
@@ -137,7 +138,7 @@ def test_a_row_that_could_not_be_read_is_not_tried_again(store: Store, job: Job)
     shard, texts = shard_at(0, "x"), ["one", "", "three"]
     commit(store, shard, texts, {"a": FAILED_SECOND})
     done = committed(store, {"a": FP["a"]}, [shard.id])
-    assert retry_items(job, store, [shard], done) == []
+    assert with_retries(job, store, Plan(Cuts((shard,), {}), done, ())).work_items == ()
 
 
 def test_a_retry_has_a_number_above_those_of_all_its_tasks(store: Store, job: Job) -> None:

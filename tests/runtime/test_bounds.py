@@ -18,7 +18,6 @@ from counted_runs import Counting, Output, corpus
 from stages import read_and_commit
 from toy_assay import main_of_toy
 
-from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.options import RunOptions
 from pipeline.runtime.progress import Mailbox, Post
@@ -172,12 +171,3 @@ def test_a_slice_of_the_command_says_what_it_labelled(
     assert (out["snapshot"], out["documents_read_by_model"]) == (1, 5)
     code, out, err = assay(spec, command=command)
     assert (code, out["documents_read_by_model"], out["slice"]) == (0, 15, None)
-
-
-def test_a_dry_run_of_a_slice_writes_nothing(
-    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", str(write_spec()), "--dry-run", "--sample", "1%", "--json"]) == 0
-    # — the only document is not in this slice
-    assert json.loads(capsys.readouterr().out)["missing_documents"] == 0
-    assert not (tmp_path / "out").exists()

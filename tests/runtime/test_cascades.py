@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from changing_corpus import QUESTIONS, Corpus, asked_of, decided, p_of, write_shared
+from changing_corpus import QUESTIONS, TOPIC, Corpus, asked_of, decided, p_of, write_shared
 from command import WITH_MODEL, assay
 from encoders import WORDS, write_encoder
 
@@ -45,12 +45,14 @@ def test_each_stage_is_asked_what_none_before_it_decided(
     staged: Corpus, stages: int, low: float, high: float
 ) -> None:
     staged.stages = [{"question": question} for question in QUESTIONS[:stages]]
+    staged.others = [TOPIC]  # is answered with the first stage
     texts = write_shared(staged)
     staged.decide(low, high)
     outcome = staged.run()
     assert outcome.complete and outcome.snapshot == 1
     staged.check(low, high)
-    staged.assert_asked(asked_of(texts.values(), low, high, QUESTIONS[:stages]))
+    topics = {("topic", text) for text in texts.values() if text}
+    staged.assert_asked(asked_of(texts.values(), low, high, QUESTIONS[:stages]) | topics)
     tally = outcome.tally
     by_stage = Counter(
         decided(text, low, high, QUESTIONS[:stages])[0] for text in texts.values() if text
@@ -58,26 +60,11 @@ def test_each_stage_is_asked_what_none_before_it_decided(
     assert tally.decided == {"toxic": by_stage}
     assert (tally.rows, tally.status) == (len(texts), {"ok": len(texts) - 3, "empty": 3})
     assert tally.asked_rows == sum(n for (each, _), n in staged.asked.items() if each == "first")
-    assert sum(tally.labels["toxic"].values()) == len(texts) - 3
+    assert tally.labels["toxic"].total() == tally.labels["topic"].total() == len(texts) - 3
+    done = status(staged.spec, cache_dir=staged.cache).tasks
+    assert {name: task.done for name, task in done.items()} == dict.fromkeys(done, len(texts))
     again = staged.run()
     assert (again.snapshot, again.tally.created, staged.asked) == (1, 0, Counter())
-
-
-def test_other_tasks_are_answered_with_the_first_stage(staged: Corpus) -> None:
-    staged.others = [{"name": "topic", "question": "topic", "labels": ["a", "b"]}]
-    texts = write_shared(staged)
-    staged.decide(0.2, 0.8)
-    outcome = staged.run()
-    distinct = {*texts.values()} - {""}
-    asked = asked_of(texts.values(), 0.2, 0.8) | {("topic", text) for text in distinct}
-    staged.assert_asked(asked)
-    assert outcome.tally.labels.keys() == {"toxic", "topic"}
-    assert sum(outcome.tally.labels["topic"].values()) == len(texts) - 3
-    staged.check(0.2, 0.8)
-    found = status(staged.spec, cache_dir=staged.cache)
-    assert {name: task.done for name, task in found.tasks.items()} == dict.fromkeys(
-        ("toxic", "topic"), len(texts)
-    )
 
 
 def test_a_task_of_the_same_question_takes_the_answers_over(staged: Corpus) -> None:
@@ -217,17 +204,6 @@ def test_a_plan_does_not_guess_the_time_of_a_cascade(staged: Corpus) -> None:
         estimate(spec, PlanOptions(), cache_dir=cache)
     found = estimate(spec, PlanOptions(rate=2.0), cache_dir=cache)
     assert [part.tasks for part in found.parts] == [("toxic",)] and found.seconds > 0
-
-
-def test_the_tally_counts_the_texts_that_each_stage_read(staged: Corpus) -> None:
-    write_shared(staged)
-    staged.decide(0.2, 0.8)
-    tally = staged.run().tally
-    first, second = (
-        sum(count for (each, _), count in staged.asked.items() if each == question)
-        for question in ("first", "second")
-    )
-    assert {stage: read for stage, (read, _) in tally.stages.items()} == {0: first, 1: second}
 
 
 def test_a_labeller_refuses_a_cascade(staged: Corpus) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from command import WITH_MODEL, assay
 from counted_runs import Counting
@@ -22,7 +21,7 @@ from pipeline.inference.classifiers import language_model, load_classifier
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
 from pipeline.runtime import classifier_files
-from pipeline.runtime.classifier_files import TextClassifiers, find_classifiers
+from pipeline.runtime.classifier_files import TaskClassifier, find_classifiers
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import make_job
 from pipeline.runtime.outcome import Outcome
@@ -230,10 +229,9 @@ def test_a_file_that_changes_while_the_job_runs_is_an_error(folder: Path, model_
     spec = load_spec(write(folder, language(model_file)))
     hashes = find_classifiers(spec, folder / "cache")
     model_file.write_bytes(model_file.read_bytes() + b"x")
-    changed = TextClassifiers(spec, hashes, folder / "cache")
-    documents = pa.table({"text": ["a text"]})
+    changed = TaskClassifier(spec, spec.tasks[0], folder / "cache", hashes["language"])
     with pytest.raises(StorageError, match="'language' changed while the job ran"):
-        changed.answers(["language"], documents, [0])
+        changed.log_probs(["a text"])
 
 
 @pytest.mark.parametrize(

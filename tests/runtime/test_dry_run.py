@@ -104,9 +104,7 @@ def grown(output: Output, monkeypatch: pytest.MonkeyPatch) -> Output:
     rows = [{"id": f"d{i}", "text": f"Text {i % 50}.", "year": 2000 + i % 4} for i in range(80)]
     output.write(rows[:40])
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "pipeline.runtime.readers.job_engine", lambda job, _: (Failing(job.spec.tasks), None)
-        )
+        patch.setattr("pipeline.runtime.readers.job_engine", lambda job, _: Failing(job.spec.tasks))
         assert output.run().complete
     output.write(rows[40:], "new.jsonl")
     return output

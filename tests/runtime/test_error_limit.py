@@ -50,7 +50,7 @@ class ToyGraph:
             for task in work.tasks:  # as if each were a work of its own
                 labels = {task: Counter[str]()}
                 yield ShardCounts(
-                    work.shard.id, work.shard.rows, status, labels, {"0/0": LabelCost()}
+                    work.shard.id, work.shard.rows, status, labels, {"0": LabelCost()}
                 )
         self.work_items = 0
         if self.error is not None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import ONE_PROCESS, WITH_MODEL, assay
 from fitted import write_calibration
 from generation import greedily_decoded
 from stages import run_without_ray
@@ -25,7 +24,6 @@ from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify_output
-from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import RunOptions
 from pipeline.runtime.outcome import Outcome
@@ -328,25 +326,3 @@ def test_an_encoder_continues_nothing() -> None:
     }
     with pytest.raises(SpecError, match=r"tasks\.0\.explain: an encoder has no text to continue"):
         parse_spec(json.dumps(content))
-
-
-def test_a_labeller_continues_nothing(explained: Explained) -> None:
-    with pytest.raises(SpecError, match="tasks: a Labeller answers in one stage"):
-        Labeller(explained.spec_file, cache_dir=explained.cache)
-
-
-@pytest.mark.parametrize("command", WITH_MODEL)
-@pytest.mark.parametrize("fault", ["stage 2 asked", "create 1", "create 3"])
-def test_a_killed_run_is_completed_by_the_next(
-    explained: Explained, fault: str, command: tuple[str, ...]
-) -> None:
-    texts = explained.write("a", TEXTS[:12])
-    died = explained.folder / "died"
-    code, _, _ = assay(explained.spec_file, fault=f"{fault}=die:{died}", command=command)
-    # — with Ray a worker dies, which the driver replaces
-    assert died.exists() and code == (-9 if command == ONE_PROCESS else 0)
-    code, counts, err = assay(explained.spec_file, command=command)
-    assert code == 0 and counts["complete"], err
-    check(explained, texts, {*texts})
-    code, counts, err = assay(explained.spec_file, command=command)
-    assert (code, counts["objects_created"], counts["snapshot"]) == (0, 0, 1), err

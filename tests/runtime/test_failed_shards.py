@@ -177,4 +177,4 @@ def test_on_ray_a_shard_whose_input_is_gone_is_named_and_the_others_are_read(man
     job, items = work_of(many)
     gone = many.folder / "in" / "f20.jsonl"
     gone.unlink()
-    assert sum(rows for _, rows in read_items(items, job)) == 3 * (SHARDS - 1)
+    assert sum(shard.rows for shard in read_items(items, job)) == 3 * (SHARDS - 1)

@@ -155,7 +155,9 @@ def test_what_is_no_calibration_file_is_refused(
 ) -> None:
     path = tmp_path / "c.json"
     path.write_bytes(content)
-    with pytest.raises(SpecError, match=r"tasks\.0\.calibration\.file: cannot calibrate"):
+    with pytest.raises(
+        SpecError, match=r"tasks\.0\.calibration\.file: cannot be used for task 'rude'"
+    ):
         load_calibrations(make_spec("batch", str(path)))
 
 

@@ -6,7 +6,6 @@ import gzip
 import json
 import math
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -216,20 +215,6 @@ def test_a_deleted_label_file_is_the_only_one_made_again(again: Callable[..., Jo
     remade = pq.read_table(Path(spec.output) / gone)
     assert remade.column("doc_id") == whole.column("doc_id")
     assert remade.column("label") == whole.column("label")
-
-
-def test_only_an_added_and_a_reworded_task_are_computed(
-    base: tuple[JobSpec, Outcome], again: Callable[..., JobSpec]
-) -> None:
-    mood = {"name": "mood", "question": "Happy?", "labels": ["glad", "sad"]}
-    spec = again(tasks=[mood, TASKS[1], {**TASKS[0], "question": "Is it rude?"}])
-    before = label_files(spec)
-    outcome = run_quietly(spec)
-    after = label_files(spec)
-    assert {name: after[name] for name in before} == before
-    new = [name.split("/")[1] for name in set(after) - set(before)]
-    assert Counter(new) == {"mood": base[1].shards, "toxic": base[1].shards}
-    assert set(outcome.tally.labels) == {"mood", "toxic"} and outcome.snapshot == 2
 
 
 def test_chunks_read_the_whole_document_and_combine(again: Callable[..., JobSpec]) -> None:

@@ -92,12 +92,3 @@ def test_a_text_of_another_length_with_the_same_hash_is_asked(
     corpus.write("c", ["three"])
     corpus.run()
     assert corpus.asked == {("first", "three"): 1}
-
-
-def test_only_what_is_missing_is_work(new_corpus: Callable[[], Corpus]) -> None:
-    corpus = new_corpus()
-    corpus.write("a", numbered("a", 3))
-    outcome = corpus.run()
-    assert outcome.tally.created == 2
-    again = corpus.run()
-    assert (again.tally.created, again.snapshot) == (0, outcome.snapshot) and not corpus.asked

@@ -23,7 +23,6 @@ from safetensors import SafetensorError
 from servers import Server
 
 from pipeline.errors import AssayError, ModelError, SpecError, StorageError
-from pipeline.inference.loading import load_tokenizer
 from pipeline.ledger.keys import spec_key
 from pipeline.runtime import model_cache
 from pipeline.runtime.job import Job, make_job
@@ -34,21 +33,6 @@ from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store
-
-
-def test_a_folder_is_named_by_its_files_and_not_by_its_place(
-    model_folder: Path, tmp_path: Path
-) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(model_folder, copy)
-    (copy / "README.md").write_text("answers nothing")
-    first = locate(ModelSpec(path=str(model_folder)), tmp_path / "cache")
-    second = locate(ModelSpec(path=str(copy)), tmp_path / "cache")
-    assert first.hashes == second.hashes and first.id == second.id
-    assert fetch(second, tmp_path / "cache", {}) == copy
-    config = copy / "config.json"
-    config.write_text(config.read_text() + " ")
-    assert locate(ModelSpec(path=str(copy)), tmp_path / "cache").id != first.id
 
 
 @dataclass(frozen=True)
@@ -258,15 +242,6 @@ def test_a_folder_that_is_gone_on_the_worker_is_a_model_error(
     shutil.rmtree(copy)
     with pytest.raises(ModelError, match="not on this machine"):
         fetch(files, tmp_path / "cache", {})
-
-
-def test_a_remote_folder_is_brought_in_whole_and_once(model_folder: Path, tmp_path: Path) -> None:
-    files = locate(ModelSpec(path=f"file://{model_folder}"), tmp_path / "cache")
-    assert files.kind == "remote" and "model.safetensors" in files.hashes
-    folder = fetch(files, tmp_path / "cache", {})
-    assert load_tokenizer(folder).chat_template == load_tokenizer(model_folder).chat_template
-    assert fetch(files, tmp_path / "cache", {}) == folder
-    assert list(folder.parent.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(

@@ -130,20 +130,6 @@ def test_a_file_that_is_older_than_the_job_is_not_hashed_again(
     assert block.documents.num_rows == 1
 
 
-def test_a_document_of_more_chunks_than_a_row_counts_is_set_aside_with_the_reason(
-    write_spec: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    texts = ["ab" * 32_767, "ab" * 32_768]
-    lines = [json.dumps({"id": str(i), "text": text}) for i, text in enumerate(texts)]
-    (folder / "a.jsonl").write_text("\n".join(lines))
-    chunks = {"max_tokens": 2, "too_long": "chunk", "overlap_tokens": 0}
-    ((block,),) = tokenised(write_spec, tmp_path, break_it=lambda: None, **chunks)
-    assert block.status == ["ok", "error:more than 32,767 chunks"]
-    assert [len(chunks) for chunks in block.chunks.to_pylist()] == [32_767, 0]
-
-
 def test_documents_that_cannot_be_tokenised_have_their_reason_and_load_no_model(
     write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -157,7 +143,7 @@ def test_documents_that_cannot_be_tokenised_have_their_reason_and_load_no_model(
         plan(job, LocalStore(tmp_path / "out")).work_items, job, label=label
     )
     assert counts.status == {"error:more than 32,767 chunks": 1}
-    assert "_loaded" not in vars(label._readers[0])
+    assert "_engine" not in vars(label._readers[0])
 
 
 def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(

@@ -352,9 +352,7 @@ def new_corpus(
     with pytest.MonkeyPatch.context() as patch:
         run_without_ray(patch)
         readers = "pipeline.runtime.readers"
-        patch.setattr(
-            f"{readers}.job_engine", lambda job, _send: (Answering(job, asked, broken), None)
-        )
+        patch.setattr(f"{readers}.job_engine", lambda job, _send: Answering(job, asked, broken))
         continuing = Continuing(asked), byte_tokenizer
         patch.setattr(f"{readers}.continuation_engine", lambda _job, _send: continuing)
         yield lambda: Corpus(tmp_path_factory.mktemp("corpus"), model, asked, broken)

@@ -40,10 +40,10 @@ def asked() -> Iterator[Counter[Any]]:
     """How often the model was asked about each document; runs are in this process."""
     counted: Counter[Any] = Counter()
 
-    def engine(job: Any, _send: Any) -> tuple[FakeEngine, None]:
+    def engine(job: Any, _send: Any) -> FakeEngine:
         made = Counting(job.spec.tasks)
         made.asked = counted
-        return made, None
+        return made
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.runtime.run.local_ray", lambda _placement: nullcontext())

@@ -45,12 +45,11 @@ def label_and_commit(
 
 def read_and_commit(
     work_items: Sequence[WorkItem], job: Job, _post: None = None
-) -> Iterator[tuple[int, int]]:
+) -> Iterator[ShardCounts]:
     """What `graph.read_items` does."""
     for work in work_items:
         (row,) = read_block(pa.Table.from_pylist(work_rows([work])), job).to_pylist()
-        counts = ShardCounts.from_row(row)
-        yield counts.created, counts.rows
+        yield ShardCounts.from_row(row)
 
 
 def run_without_ray(patch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ class Output:
         last = list_missing(job, store, first.cuts)
         assert not last.work_items
         publish(store, spec.name, job.snapshot_tasks, last.shards, last.done, created_at="now")
-        loaded = {"model_loaded": "_loaded" in vars(label._readers[0])}
+        loaded = {"model_loaded": "_engine" in vars(label._readers[0])}
         costs = [sum((Counter(asdict(c)) for c in s.costs.values()), Counter()) for s in counted]
         pairs = zip(counted, costs, strict=True)
         zero = asdict(LabelCost())
@@ -182,7 +182,7 @@ def test_existing_answers_are_calibrated_without_the_model(
     capsys.readouterr()
     assert main(["run", str(output.spec()), "--dry-run"]) == 2
     errors = capsys.readouterr().err
-    assert "tasks.1.calibration.file: cannot calibrate task 'topic'" in errors
+    assert "tasks.1.calibration.file: cannot be used for task 'topic'" in errors
     assert "['clean', 'toxic']" in errors and str(batch) in errors
 
 

@@ -118,11 +118,11 @@ def test_thresholds_of_other_stages_are_refused(staged: Corpus) -> None:
     staged.decide(0.2, 0.8)
     staged.stages[1] = {"question": "reworded"}
     with pytest.raises(
-        SpecError, match=r"cascade\.file: .* of other stages, or of another version"
+        SpecError, match=r"cascade\.file: .* for other stages, or for another version"
     ):
         staged.run()
     (staged.folder / "thresholds").write_text("{}")
-    with pytest.raises(SpecError, match="missing 'format'; `assay cascade` chooses them"):
+    with pytest.raises(SpecError, match="missing 'format'; `assay cascade` makes another"):
         staged.run()
     (staged.folder / "thresholds").unlink()
     with pytest.raises(SpecError, match=r"cannot be read: No such file.*`assay cascade` makes one"):
