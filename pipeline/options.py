@@ -6,7 +6,7 @@ below it as its help. `None` means that the verb decides.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import Problem, SpecError, require_positive
@@ -34,8 +34,21 @@ class InitOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """The workers that a plan is made for."""
+class WorkOptions:
+    """Which documents a run labels, or would label."""
+
+    sample: str | None = None
+    """Label only this share of the documents, as in 1%: the same ones each time (default: all)."""
+    where: str | None = None
+    """Label only documents whose input columns satisfy this condition, as in "year >= 2020"
+    (default: all)."""
+    retry_failed: bool = False
+    """Try failed and quarantined rows again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions(WorkOptions):
+    """The work and the workers that a plan is made for."""
 
     workers: int = 1
     """Number of workers to plan for."""
@@ -47,20 +60,14 @@ class PlanOptions:
     """Number of documents to measure the rate on (default: 8 on a CPU, 256 on a GPU)."""
 
     def __post_init__(self) -> None:
-        require_positive({f"--{name}": value for name, value in asdict(self).items()})
+        names = ("workers", "price", "rate", "documents")
+        require_positive({f"--{name}": getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(WorkOptions):
     """What a run labels and publishes, and when it ends if that is not done."""
 
-    sample: str | None = None
-    """Label only this share of the documents, as in 1%: the same ones each time (default: all)."""
-    where: str | None = None
-    """Label only documents whose input columns satisfy this condition, as in "year >= 2020"
-    (default: all)."""
-    retry_failed: bool = False
-    """Try failed and quarantined rows again."""
     publish_partial: bool = False
     """Publish a snapshot of the complete shards even if others are missing, and of a slice even if
     the current snapshot shows more documents."""
@@ -284,17 +291,31 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """Which table of labels is written, and where."""
+    """Which table of labels is written, and where; or which example rows are shown."""
 
-    to: str
+    to: str | None = None
     """FILE.parquet, FILE.jsonl or FILE.csv for one file. Any other name is a folder, with one file
     for each shard. A local path or a URL."""
+    head: int | None = None
+    """Print this number of example rows, and write nothing. Use either --to or --head."""
+    where: str | None = None
+    """Condition of the example rows, such as "toxic.p.toxic > 0.9" (default: all)."""
     with_text: bool = False
     """Read the input again, and add a column with the text (default: labels only)."""
     format: TableFormat | None = None
     """Format of the files of a folder (default: parquet)."""
     overwrite: bool = False
     """Replace an existing file, or the files of another export in the folder (default: refuse)."""
+
+    def writes(self) -> bool:
+        """Whether a table is written, not example rows shown; SpecError if options contradict."""
+        require_positive({"--head": self.head})
+        if (self.to is None) == (self.head is None):
+            fix = "write --to to write the table, or --head N to print example rows"
+            raise SpecError([Problem("--to, --head", fix)])
+        if self.where is not None and self.head is None:
+            raise SpecError([Problem("--where", "is for example rows; add --head N", self.where)])
+        return self.to is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Group, Parameter
@@ -34,7 +35,7 @@ USE = Group("Use and maintain an output", sort_key=3)
 def show(
     spec_file: SpecFile, /, *, options: ShowOptions = ShowOptions(), as_json: AsJson = False
 ) -> int:
-    """Show example rows: the id, the start of the text, and each task's label.
+    """Show example rows, as `assay export --head 10` does: id, text, and each task's label.
 
     The rows come from the last snapshot. The same snapshot always gives the same rows.
     """
@@ -47,12 +48,19 @@ def show(
 
 
 @verb(USE, 2)
-def export(spec_file: SpecFile, /, *, options: ExportOptions, as_json: AsJson = False) -> int:
+def export(
+    spec_file: SpecFile, /, *, options: ExportOptions = ExportOptions(), as_json: AsJson = False
+) -> int:
     """Write the labels as a flat table, one row a document: Parquet, JSON lines or CSV.
 
-    The labels come from the last snapshot. For a folder, the same command again writes the missing
-    files. Exit code 3 means that the snapshot leaves out documents of the input.
+    With --head N, print N example rows, as `assay show` does. The labels come from the last
+    snapshot. For a folder, the same command again writes the missing files. Exit code 3 means that
+    the snapshot leaves out documents of the input.
     """
+    if not options.writes():
+        assert options.head is not None
+        examples = ShowOptions(where=options.where, n=options.head)
+        return show(spec_file, options=examples, as_json=as_json)
     from pipeline.report.rows import exported_json, show_exported
     from pipeline.verbs.export import export
 
@@ -110,17 +118,16 @@ def audit(
     prevalence with 95 % intervals, also for each reason of the rule and by group.
     """
     is_drawn = options.draws()  # — an error before the spec is read
-    from pipeline.report import audit as tables
+    from pipeline.report.audit import show_audited, show_drawn_sample
     from pipeline.verbs.audit import audit
     from pipeline.verbs.audit_sample import draw_sample
 
     with spec_in(spec_file) as spec:
         if is_drawn:
             sample = draw_sample(spec, options, cache_dir=cache_dir())
-            show, to_json = tables.show_drawn_sample, tables.drawn_sample_json
-            return print_result(sample, show, to_json, as_json=as_json)
+            return print_result(sample, show_drawn_sample, asdict, as_json=as_json)
         result = audit(spec, options, gold_options, cache_dir=cache_dir())
-    return print_result(result, tables.show_audited, tables.audited_json, as_json=as_json)
+    return print_result(result, show_audited, asdict, as_json=as_json)
 
 
 @verb(USE, 5)

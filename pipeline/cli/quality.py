@@ -85,11 +85,10 @@ def calibrate(
 
     Gold rows that the task's readout was fitted to are left out.
     """
-    with imports_of_torch():
-        from pipeline.report.fit import calibrated_json, show_calibrated
-        from pipeline.verbs.calibrate import calibrate
-
     with spec_in(spec_file) as spec:
+        with imports_of_torch():
+            from pipeline.report.fit import calibrated_json, show_calibrated
+            from pipeline.verbs.calibrate import calibrate
         calibrated = calibrate(spec, options, gold_options=gold_options, cache_dir=cache_dir())
     return print_result(calibrated, show_calibrated, calibrated_json, as_json=as_json)
 

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -62,10 +63,10 @@ def init(data: Data, /, *, options: InitOptions = InitOptions(), as_json: AsJson
     The columns with the text and the id are proposed from the first rows. The task in the spec is
     an example to edit.
     """
-    from pipeline.report.init import proposal_json, show_proposal
+    from pipeline.report.init import show_proposal
     from pipeline.verbs.init import init
 
-    return print_result(init(data, options), show_proposal, proposal_json, as_json=as_json)
+    return print_result(init(data, options), show_proposal, asdict, as_json=as_json)
 
 
 @verb(LABEL, 0)
@@ -74,7 +75,7 @@ def pull(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
 
     A GGUF file is converted as for a run. A model that is on this machine already is only checked.
     """
-    from pipeline.report.init import pulled_json, show_pulled
+    from pipeline.report.init import show_pulled
     from pipeline.report.progress import phase_lines
 
     if sys.stderr.isatty():  # gigabytes may take minutes
@@ -83,7 +84,7 @@ def pull(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
         with imports_of_torch():
             from pipeline.verbs.pull import pull
         pulled = pull(spec, cache_dir=cache_dir(), announce=announce)
-    return print_result(pulled, show_pulled, pulled_json, as_json=as_json)
+    return print_result(pulled, show_pulled, asdict, as_json=as_json)
 
 
 @verb(LABEL, 1)
@@ -312,10 +313,9 @@ def bench(
 
     The methods take turns, so that a noisy machine disturbs all of them alike.
     """
-    with imports_of_torch():
-        from pipeline.report.check import bench_json, show_bench
-        from pipeline.verbs.bench import bench
-
     with spec_in(spec_file) as spec:
+        with imports_of_torch():
+            from pipeline.report.check import bench_json, show_bench
+            from pipeline.verbs.bench import bench
         measured = bench(spec, options, cache_dir=cache_dir())
     return print_result(measured, show_bench, bench_json, as_json=as_json)
