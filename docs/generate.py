@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 VERB = re.compile(r"^[\s│]+([a-z][a-z-]+)\s{2,}\S", re.MULTILINE)
 # What public functions return. These classes have no public constructor.
-RESULTS = (
-    "pipeline.ledger.dataset.LabelDataset",
-    "pipeline.runtime.job.Plan",
-    "pipeline.runtime.outcome.Outcome",
-)
+RESULTS = ("LabelDataset", "Outcome", "Plan", "Progress")  # without a public constructor
 PLAIN = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 
@@ -143,17 +139,17 @@ def _help(*verb: str) -> str:
 
 
 def api_page() -> str:
-    """Every public name, errors last, then what the functions return. Nothing heavy is imported."""
+    """Every public name, then errors, then results. Nothing heavy is imported."""
     import pipeline
 
     parts = [(FOLDER / "api.md").read_text()]
     tree = ast.parse(Path(pipeline.__file__).read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     homes = {alias.name: node.module for node in imports for alias in node.names}
-    for name in sorted(pipeline.__all__, key=lambda name: name.endswith("Error")):
-        parts.append(f"::: {homes[name]}.{name}\n")
     without_constructor = "    options:\n      merge_init_into_class: false\n"
-    parts += [f"::: {name}\n{without_constructor}" for name in RESULTS]
+    for name in sorted(pipeline.__all__, key=lambda name: (name in RESULTS, name[-5:] == "Error")):
+        options = without_constructor if name in RESULTS else ""
+        parts.append(f"::: {homes[name]}.{name}\n{options}")
     return "\n".join(parts)
 
 

@@ -2,21 +2,24 @@
 
     python -m jobs.toxicity_filter jobs/specs/toxicity_filter.yaml --to out/clean
 
-The arguments are those of `assay filter`. With `--dry-run`, nothing is labelled or written. After a
-crash, or when the corpus has grown, run it again: only what is missing is computed.
+It is `assay run`, then `assay filter`, with the options of both. With `--dry-run`, nothing is
+labelled or written. After a crash, or when the corpus has grown, run it again: only what is missing
+is computed.
 """
 
 from __future__ import annotations
 
-import json
+import io
 import sys
+from contextlib import redirect_stdout
 from functools import partial
-from typing import Annotated
 
-from pipeline.cli.app import EXIT_COMPLETE, VERBS, call, new_app
-from pipeline.cli.verbs import FLATTEN, AsJson, SpecFile
+from pipeline.cli.app import EXIT_COMPLETE, call, new_app
+from pipeline.cli.outputs import filter_corpus
+from pipeline.cli.parameters import AsJson, SpecFile, with_flags
+from pipeline.cli.verbs import run
 from pipeline.ledger.snapshots import last_snapshot
-from pipeline.options import FilterOptions
+from pipeline.options import FilterOptions, RunOptions
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store
 
@@ -24,11 +27,13 @@ app = new_app("jobs.toxicity_filter", "Label a corpus, then write a filtered cop
 
 
 @app.default
+@with_flags
 def label_and_filter(
-    spec: SpecFile,
+    spec_file: SpecFile,
     /,
     *,
-    options: Annotated[FilterOptions, FLATTEN] = FilterOptions(),
+    labelling: RunOptions = RunOptions(),
+    filtering: FilterOptions = FilterOptions(),
     as_json: AsJson = False,
 ) -> int:
     """Label a corpus, then write a filtered copy of it.
@@ -37,23 +42,17 @@ def label_and_filter(
     what would be labelled, and what the filter would drop of the last snapshot, if there is one.
     With --json, the value is {"run": ..., "filter": ...}; a step that did not happen is null.
     """
-    if not options.dry_run:
-        options.folder()  # — an error before the corpus is labelled
-    names = ("dry run", "filter dry run") if options.dry_run else ("run", "filter")
-    labelling, filtering = (VERBS[name] for name in names)
-    labelled = labelling.result(spec)
-    shown = {"run": labelling.json(labelled), "filter": None}
-    code = labelling.exit_code(labelled)
-    if not as_json:
-        labelling.print(labelled, as_json=False)
-    if code == EXIT_COMPLETE and (not options.dry_run or _has_snapshot(spec)):
-        filtered = filtering.result(spec, options)
-        shown["filter"] = filtering.json(filtered)
-        code = filtering.exit_code(filtered)
-        if not as_json:
-            filtering.print(filtered, as_json=False)
-    if as_json:
-        print(json.dumps(shown))
+    dry_run = filtering.dry_run
+    if not dry_run:
+        filtering.folder()  # — an error before the corpus is labelled
+    shown = io.StringIO() if as_json else sys.stdout
+    with redirect_stdout(shown):
+        code = run(spec_file, dry_run=dry_run, options=labelling, as_json=as_json)
+        if code == EXIT_COMPLETE and (not dry_run or _has_snapshot(spec_file)):
+            code = filter_corpus(spec_file, options=filtering, as_json=as_json)
+    if isinstance(shown, io.StringIO):
+        labelled, filtered, *_ = [*shown.getvalue().splitlines(), "null"]
+        print(f'{{"run": {labelled}, "filter": {filtered}}}')
     return code
 
 

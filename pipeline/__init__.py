@@ -11,20 +11,48 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipeline.errors import AssayError, RefusedError, SpecError
+    from pipeline.errors import (
+        AssayError,
+        FailedRowsError,
+        ModelError,
+        Problem,
+        RefusedError,
+        SpecError,
+        StalledError,
+        StorageError,
+        UnavailableError,
+    )
     from pipeline.labeller import Labeller
-    from pipeline.ledger.dataset import open_labels
+    from pipeline.ledger.dataset import LabelDataset, open_labels
+    from pipeline.options import RunOptions, WorkOptions
     from pipeline.runtime.dry_run import dry_run
+    from pipeline.runtime.job import Plan
+    from pipeline.runtime.outcome import Outcome
+    from pipeline.runtime.placement import Placement
+    from pipeline.runtime.progress import Progress
     from pipeline.runtime.run import run
     from pipeline.spec.parse import load_spec, parse_spec
     from pipeline.spec.schema import JobSpec
 
 __all__ = [
     "AssayError",
+    "FailedRowsError",
     "JobSpec",
+    "LabelDataset",
     "Labeller",
+    "ModelError",
+    "Outcome",
+    "Placement",
+    "Plan",
+    "Problem",
+    "Progress",
     "RefusedError",
+    "RunOptions",
     "SpecError",
+    "StalledError",
+    "StorageError",
+    "UnavailableError",
+    "WorkOptions",
     "dry_run",
     "load_spec",
     "open_labels",
@@ -33,19 +61,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "pipeline.ledger.dataset": ("open_labels",),
-    "pipeline.runtime.dry_run": ("dry_run",),
-    "pipeline.runtime.run": ("run",),
-    "pipeline.errors": ("AssayError", "RefusedError", "SpecError"),
-    "pipeline.labeller": ("Labeller",),
-    "pipeline.spec.parse": ("load_spec", "parse_spec"),
-    "pipeline.spec.schema": ("JobSpec",),
+    "Labeller": "pipeline.labeller",
+    "LabelDataset": "pipeline.ledger.dataset",
+    "open_labels": "pipeline.ledger.dataset",
+    "RunOptions": "pipeline.options",
+    "WorkOptions": "pipeline.options",
+    "dry_run": "pipeline.runtime.dry_run",
+    "Plan": "pipeline.runtime.job",
+    "Outcome": "pipeline.runtime.outcome",
+    "Placement": "pipeline.runtime.placement",
+    "Progress": "pipeline.runtime.progress",
+    "run": "pipeline.runtime.run",
+    "load_spec": "pipeline.spec.parse",
+    "parse_spec": "pipeline.spec.parse",
+    "JobSpec": "pipeline.spec.schema",
 }
 
 
 def __getattr__(name: str) -> object:
     """What `__all__` names, imported when it is asked for: `assay --help` needs no Arrow."""
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES.get(name, "pipeline.errors")), name)

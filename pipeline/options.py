@@ -1,16 +1,13 @@
 """The options of the verbs: one frozen dataclass a verb, with units and defaults.
 
-The command reads them from the command line and shows the text below each field as its help. A
-program in Python passes them to the verb's function. `None` means that the verb decides.
+A program passes them to the verb's function. The command has a flag for each field, with the text
+below it as its help. `None` means that the verb decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, Literal
-
-from cyclopts import Parameter
+from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.errors import Problem, SpecError, require_positive
 
@@ -22,87 +19,66 @@ FOLDS = 5  # of a cross-validation
 STALL_LIMIT_S = 600  # of a worker without a sign of life
 
 
-def _whole_number(_: Any, tokens: Sequence[Any]) -> int:
-    """`4` as a number; neither 4.0 nor 1e3 is one."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError("write a whole number") from None
-
-
-def _pairs(_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str], ...]:
-    """Each `LEFT=RIGHT` split at its last `=`, because a gold value may contain one."""
-    pairs = [token.value.rpartition("=") for token in tokens]
-    for left, _sign, right in pairs:
-        if not (left and right):
-            raise ValueError("write LEFT=RIGHT")
-    return tuple((left, right) for left, _, right in pairs)
-
-
-def _distinct_pairs(type_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str], ...]:
-    """As `_pairs`; each left side may occur once."""
-    pairs = _pairs(type_, tokens)
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("one name occurs twice; write each name once")
-    return pairs
-
-
-WHOLE = Parameter(metavar="N", converter=_whole_number, n_tokens=1)
-
-
 @dataclass(frozen=True, slots=True)
 class InitOptions:
     """What a new spec says; None is proposed from the data."""
 
-    to: Annotated[str, Parameter(metavar="FILE")] = "spec.yaml"
+    to: str = "spec.yaml"
     """Spec to write. An existing file is not overwritten."""
-    text: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+    text: str | None = None
     """Column with the text (default: proposed from names, types and lengths)."""
-    id: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+    id: str | None = None
     """Column with the id (default: proposed from names, types and uniqueness)."""
-    model: Annotated[str, Parameter(metavar="MODEL")] = "Qwen/Qwen2.5-1.5B-Instruct"
+    model: str = "Qwen/Qwen2.5-1.5B-Instruct"
     """Model: a name on the Hugging Face Hub, a folder or a .gguf file."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """The workers that a plan is made for."""
+class WorkOptions:
+    """Which documents a run labels, or would label."""
 
-    workers: Annotated[int, WHOLE] = 1
-    """Number of workers to plan for."""
-    price: Annotated[float | None, Parameter(metavar="PRICE")] = None
-    """Price of one worker for one hour, in any currency."""
-    rate: Annotated[float | None, Parameter(metavar="RATE")] = None
-    """Documents that one worker labels in a second (default: measured here)."""
-    documents: Annotated[int | None, WHOLE] = None
-    """Number of documents to measure the rate on (default: 8 on a CPU, 256 on a GPU)."""
-
-    def __post_init__(self) -> None:
-        require_positive({f"--{name}": value for name, value in asdict(self).items()})
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What a run labels and publishes, and when it ends if that is not done."""
-
-    sample: Annotated[str | None, Parameter(metavar="SHARE")] = None
+    sample: str | None = None
     """Label only this share of the documents, as in 1%: the same ones each time (default: all)."""
-    where: Annotated[str | None, Parameter(metavar="SQL")] = None
+    where: str | None = None
     """Label only documents whose input columns satisfy this condition, as in "year >= 2020"
     (default: all)."""
     retry_failed: bool = False
     """Try failed and quarantined rows again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions(WorkOptions):
+    """The work and the workers that a plan is made for."""
+
+    workers: int = 1
+    """Number of workers to plan for."""
+    price: float | None = None
+    """Price of one worker for one hour, in any currency."""
+    rate: float | None = None
+    """Documents that one worker labels in a second (default: measured here)."""
+    documents: int | None = None
+    """Number of documents to measure the rate on (default: 8 on a CPU, 256 on a GPU)."""
+
+    def __post_init__(self) -> None:
+        names = ("workers", "price", "rate", "documents")
+        require_positive({f"--{name}": getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions(WorkOptions):
+    """What a run labels and publishes, and when it ends if that is not done."""
+
     publish_partial: bool = False
     """Publish a snapshot of the complete shards even if others are missing, and of a slice even if
     the current snapshot shows more documents."""
-    stall_limit: Annotated[float, Parameter(metavar="SECONDS")] = STALL_LIMIT_S
+    stall_limit: float = STALL_LIMIT_S
     """Replace a worker without a sign of life for this many seconds, or for 10 times its slowest
     batch if that is longer; end the run if no worker can go on."""
-    max_hours: Annotated[float | None, Parameter(metavar="H")] = None
+    max_hours: float | None = None
     """End the run, with exit code 3, when it has taken this many hours."""
-    max_cost: Annotated[float | None, Parameter(metavar="C")] = None
+    max_cost: float | None = None
     """End the run, with exit code 3, when its workers have cost this much; needs --price."""
-    price: Annotated[float | None, Parameter(metavar="PRICE")] = None
+    price: float | None = None
     """Price of one worker for one hour, in the currency of --max-cost."""
 
     def __post_init__(self) -> None:
@@ -126,38 +102,21 @@ class RunOptions:
             bounds.append((seconds, name.replace("(for 1 workers)", "(for 1 worker)")))
         return min(bounds, default=None)
 
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """The options that were chosen, as words of a command line, one each."""
-        names = {f"--{each.name.replace('_', '-')}": each for each in fields(self)}
-        values = {name: getattr(self, each.name) for name, each in names.items()}
-        chosen = {name: v for name, v in values.items() if v != names[name].default}
-        return tuple(name if v is True else f"{name}={v}" for name, v in chosen.items())
-
 
 @dataclass(frozen=True, slots=True)
 class GoldColumns:
     """How gold labels are read where their names differ from the spec's."""
 
-    id: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+    id: str | None = None
     """Column of the gold file with document ids (default: the spec's id column, or `id`)."""
-    text: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+    text: str | None = None
     """Column of the gold file with texts, to match documents by text instead of by id (default: the
     spec's text column, if the file has no column of ids)."""
-    columns: Annotated[
-        tuple[tuple[str, str], ...],
-        Parameter("--column", metavar="TASK=COLUMN", converter=_distinct_pairs, n_tokens=1),
-    ] = ()
+    columns: tuple[tuple[str, str], ...] = ()
     """Column of the gold file with the labels of a task (default: the task's name). Repeatable."""
-    values: Annotated[
-        tuple[tuple[str, str], ...],
-        Parameter("--value", metavar="GOLD=LABEL", converter=_pairs, n_tokens=1),
-    ] = ()
+    values: tuple[tuple[str, str], ...] = ()
     """Value of the gold file that means a label (default: the label's name). Repeatable."""
-    scores: Annotated[
-        tuple[tuple[str, str], ...],
-        Parameter("--score", metavar="TASK=COLUMN", converter=_distinct_pairs, n_tokens=1),
-    ] = ()
+    scores: tuple[tuple[str, str], ...] = ()
     """Column of the gold file with scores from 0 to 1 of the label that has the task's name, or
     TASK.LABEL=COLUMN for another label; the task has two labels. Repeatable."""
 
@@ -178,7 +137,7 @@ class GoldColumns:
 class GoldOptions(GoldColumns):
     """How gold labels are read, and for which tasks."""
 
-    tasks: Annotated[tuple[str, ...], Parameter("--task", metavar="TASK")] = ()
+    tasks: tuple[str, ...] = ()
     """Use this task only (default: every task that the gold file has labels for). Repeatable."""
 
 
@@ -186,13 +145,13 @@ class GoldOptions(GoldColumns):
 class EvalOptions:
     """What an evaluation reports beside its figures."""
 
-    precision: Annotated[float | None, Parameter(metavar="P")] = None
+    precision: float | None = None
     """Find for each label the threshold that reaches this precision, from 0 to 1."""
-    recall: Annotated[float | None, Parameter(metavar="R")] = None
+    recall: float | None = None
     """Find for each label the threshold that reaches this recall, from 0 to 1."""
-    gates: Annotated[tuple[str, ...], Parameter("--gate", metavar="GATE")] = ()
+    gates: tuple[str, ...] = ()
     """Requirement such as 'toxic.f1 >= 0.8'; the exit code is 1 if it fails. Repeatable."""
-    resamples: Annotated[int, WHOLE] = RESAMPLES
+    resamples: int = RESAMPLES
     """Number of bootstrap resamples for the confidence intervals."""
 
 
@@ -200,17 +159,17 @@ class EvalOptions:
 class FitOptions:
     """Which readouts are fitted, and where they are written."""
 
-    layers: Annotated[str | None, Parameter(metavar="N,N|all")] = None
+    layers: str | None = None
     """Layers to fit at, as in 8,12,16, or all (default: a few, spread over the decoder)."""
     document: bool = False
     """Fit readouts of the document itself, without a question (default: after the task's question,
     if the task has one)."""
-    to: Annotated[str | None, Parameter(metavar="PATH")] = None
+    to: str | None = None
     """Where to write: FILE.safetensors, or a folder with a file for each task (default: the paths
     that the spec names)."""
-    folds: Annotated[int, WHOLE] = FOLDS
+    folds: int = FOLDS
     """Number of cross-validation folds."""
-    hold_out: Annotated[float, Parameter(metavar="SHARE")] = 0.0
+    hold_out: float = 0.0
     """Fit without this share of the gold texts: `assay eval` judges the readout by them."""
 
 
@@ -218,13 +177,15 @@ class FitOptions:
 class CalibrateOptions:
     """Which task is calibrated, how, and on which answers."""
 
-    task: Annotated[str, Parameter(metavar="TASK")]
+    task: str
     """Name of the task."""
     method: Literal["batch", "temperature", "isotonic"]
     """Calibration method; temperature and isotonic need --gold."""
-    gold: Annotated[str | None, Parameter(metavar="FILE")] = None
+    to: str
+    """File to write: a local path or a URL."""
+    gold: str | None = None
     """Gold labels: a CSV, JSON lines or Parquet file, or another run's output."""
-    snapshot: Annotated[int | None, WHOLE] = None
+    snapshot: int | None = None
     """Number of the snapshot with the answers (default: the last one that has them)."""
 
 
@@ -232,20 +193,22 @@ class CalibrateOptions:
 class CascadeOptions:
     """What the thresholds of a cascade promise, and the sample that they are chosen from."""
 
-    task: Annotated[str, Parameter(metavar="TASK")]
+    task: str
     """Name of the task with the cascade."""
-    recall: Annotated[float, Parameter(metavar="R")]
+    to: str
+    """File to write: a local path or a URL."""
+    recall: float
     """Minimum recall, from 0 to 1."""
-    precision: Annotated[float, Parameter(metavar="P")]
+    precision: float
     """Minimum precision, from 0 to 1."""
-    confidence: Annotated[float, Parameter(metavar="C")] = 0.95
+    confidence: float = 0.95
     """Probability, over samples, that both minima hold."""
-    sample: Annotated[int, WHOLE] = 500
+    sample: int = 500
     """Documents to draw; every stage labels all of them."""
-    positive: Annotated[str | None, Parameter(metavar="LABEL")] = None
+    positive: str | None = None
     """Label that recall and precision are of (default: the label with the task's name, or the first
     one)."""
-    gold: Annotated[str | None, Parameter(metavar="FILE")] = None
+    gold: str | None = None
     """Gold labels that say which documents are positive: documents of the sample without one are
     left out (default: the answers of the last stage)."""
 
@@ -264,9 +227,9 @@ class CascadeOptions:
 class FilterOptions:
     """Where a filtered corpus is written."""
 
-    to: Annotated[str | None, Parameter(metavar="URL")] = None
+    to: str | None = None
     """Folder or URL for the documents that are kept; required without --dry-run."""
-    dropped: Annotated[str | None, Parameter(metavar="URL")] = None
+    dropped: str | None = None
     """Folder or URL for the documents that are dropped (default: below --to)."""
     on_error: OnError | None = None
     """What happens to documents without an answer (default: the spec's filter.on_error)."""
@@ -285,21 +248,21 @@ class FilterOptions:
 class AuditOptions:
     """How a sample of a filter's corpus is drawn, or which labelled sample is read."""
 
-    sample: Annotated[int | None, WHOLE] = None
+    sample: int | None = None
     """Number of different texts to draw (default: 400)."""
-    to: Annotated[str | None, Parameter(metavar="FILE")] = None
+    to: str | None = None
     """Draw a sample for people to label, and write it here: FILE.csv, FILE.jsonl or FILE.parquet.
     Use either --to or --gold."""
-    gold: Annotated[str | None, Parameter(metavar="FILE")] = None
+    gold: str | None = None
     """A labelled sample, to estimate from. Use either --to or --gold."""
-    positive: Annotated[str | None, Parameter(metavar="TASK.LABEL")] = None
+    positive: str | None = None
     """Label of documents that should be dropped, whatever the rule is (default: what the rule drops
     when its answers are the labels of people)."""
-    by: Annotated[str | None, Parameter(metavar="GROUP")] = None
+    by: str | None = None
     """Groups, for strata and estimates: a task, or SQL such as doc.source (default: the rule's)."""
-    seed: Annotated[int, WHOLE] = 0
+    seed: int = 0
     """Seed of the random choice."""
-    half_width: Annotated[float, Parameter(metavar="SHARE")] = 0.05
+    half_width: float = 0.05
     """Precision to plan for: with 0.05, the result says how many more labels intervals of +-5
     points need."""
 
@@ -318,21 +281,25 @@ class AuditOptions:
 class ReportOptions:
     """What a report is written to, and which groups it has."""
 
-    to: Annotated[str, Parameter(metavar="URL")] = "report.html"
+    to: str = "report.html"
     """The page, at a local path or a URL; a file that exists is replaced."""
-    by: Annotated[str | None, Parameter(metavar="GROUP")] = None
+    by: str | None = None
     """Groups: a task, or SQL such as doc.source (default: the rule's)."""
-    terms: Annotated[tuple[str, ...], Parameter("--term", metavar="WORD")] = ()
+    terms: tuple[str, ...] = ()
     """Also compare the false positives of texts with this word, by the gold labels. Repeatable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """Which table of labels is written, and where."""
+    """Which table of labels is written, and where; or which example rows are shown."""
 
-    to: Annotated[str, Parameter(metavar="FILE_OR_FOLDER")]
+    to: str | None = None
     """FILE.parquet, FILE.jsonl or FILE.csv for one file. Any other name is a folder, with one file
     for each shard. A local path or a URL."""
+    head: int | None = None
+    """Print this number of example rows, and write nothing. Use either --to or --head."""
+    where: str | None = None
+    """Condition of the example rows, such as "toxic.p.toxic > 0.9" (default: all)."""
     with_text: bool = False
     """Read the input again, and add a column with the text (default: labels only)."""
     format: TableFormat | None = None
@@ -340,16 +307,24 @@ class ExportOptions:
     overwrite: bool = False
     """Replace an existing file, or the files of another export in the folder (default: refuse)."""
 
+    def writes(self) -> bool:
+        """Whether a table is written, not example rows shown; SpecError if options contradict."""
+        require_positive({"--head": self.head})
+        if (self.to is None) == (self.head is None):
+            fix = "write --to to write the table, or --head N to print example rows"
+            raise SpecError([Problem("--to, --head", fix)])
+        if self.where is not None and self.head is None:
+            raise SpecError([Problem("--where", "is for example rows; add --head N", self.where)])
+        return self.to is not None
+
 
 @dataclass(frozen=True, slots=True)
 class ShowOptions:
     """Which example rows are shown."""
 
-    where: Annotated[str | None, Parameter(metavar="SQL")] = None
+    where: str | None = None
     """Condition such as "toxic.p.toxic > 0.9", with the columns of open_labels (default: all)."""
-    n: Annotated[
-        int, Parameter(("--n", "-n"), metavar="N", converter=_whole_number, n_tokens=1)
-    ] = 10
+    n: int = 10
     """Number of rows to show at most."""
 
     def __post_init__(self) -> None:
@@ -360,9 +335,9 @@ class ShowOptions:
 class BenchOptions:
     """The size of a bench."""
 
-    rounds: Annotated[int | None, WHOLE] = None
+    rounds: int | None = None
     """Number of paired rounds (default: 3; 2 for the longest documents)."""
-    tokens: Annotated[int | None, WHOLE] = None
+    tokens: int | None = None
     """Measure one workload with documents of this many tokens (default: the standard five)."""
 
     def __post_init__(self) -> None:
@@ -371,12 +346,21 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a task may drift from the last snapshot before a scheduled run is rejected."""
+    """What must hold for a run to publish its labels; None is no limit."""
 
-    # A PSI below 0.1 conventionally means no shift (`audit.diff.psi`).
-    max_psi: Annotated[float, Parameter(metavar="X")] = 0.1
-    """Largest population stability index of any task's label shares."""
-    max_flip_rate: Annotated[float, Parameter(metavar="X")] = 0.05
-    """Largest share of the shared documents whose answer changes."""
-    max_failing: Annotated[float, Parameter(metavar="X")] = 0.05
-    """Largest share of all rows that had an answer before and have none now."""
+    gates: tuple[str, ...] = ()
+    """Publish only if this requirement holds, such as 'toxic.f1 >= 0.8'; needs --gold. Repeatable.
+    The exit code is 1 if it fails."""
+    max_psi: float | None = None
+    """Publish only if no task's label shares have a larger population stability index than this,
+    compared with the last snapshot."""
+    max_flip_rate: float | None = None
+    """Publish only if no larger share than this of the texts of both snapshots has another
+    answer."""
+    max_failing: float | None = None
+    """Publish only if no larger share than this of all rows had an answer before and has none."""
+
+
+# A PSI below 0.1 conventionally means no shift (`integrity.diff.psi`).
+USUAL_PSI = 0.1
+USUAL_LIMITS = Limits(max_psi=USUAL_PSI, max_flip_rate=0.05, max_failing=0.05)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.cli import outputs, quality
 from pipeline.cli.app import call
-from pipeline.cli.outputs import app
+from pipeline.cli.verbs import app
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "outputs", "quality"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,12 +1,11 @@
-"""How a command line is parsed, run and reported. Entry points: `new_app`, `call`, `Verb`.
+"""How a command line is parsed, run and reported.
 
-`VERBS` names what each verb of `assay` calls. It is imported when the verb runs, so that `assay
---help` loads neither torch nor ray.
+Entry points: `new_app` and `call`; and for the functions of verbs `spec_in`, `shown_by` and
+`print_result`.
 """
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import logging
@@ -17,11 +16,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, redirect_stdout
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout
 from importlib.metadata import version
 from types import FrameType
-from typing import Any, Literal, TextIO, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, get_args, get_origin
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.exceptions import (
@@ -32,10 +30,17 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from pipeline.cache import cache_dir
 from pipeline.errors import AssayError, Problem, SpecError
-from pipeline.report.console import escape_controls
-from pipeline.runtime.imports import quick_imports, wait_passively
+from pipeline.report.console import console_on, escape_controls
+from pipeline.runtime.imports import wait_passively
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipeline.spec.schema import JobSpec
+
+Announce = TypeVar("Announce", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
@@ -43,52 +48,42 @@ EXIT_WRONG_ARGUMENT = 2
 EXIT_INCOMPLETE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """What a verb calls, as `module:function` below `pipeline`, imported when the verb runs."""
+@contextmanager
+def spec_in(file: str) -> Iterator[JobSpec]:
+    """The spec in this file; a SpecError of the block names the line of the file."""
+    from pipeline.spec.parse import load_spec, located
 
-    recipe: str  # (spec, ..., cache_dir=...) -> result
-    report: str  # `module:NAME`, with show_NAME(result, console) and NAME_json(result)
-    exit_code: Callable[[Any], int] = lambda _result: EXIT_COMPLETE
-    progress: str | None = None  # (stream) -> context manager of what the recipe announces to
-    first: str | None = None  # (spec, cache_dir) -> None: checks before torch is imported
+    spec = load_spec(file)
+    with located(file):
+        yield spec
 
-    def carry_out(self, spec_file: str, *options: Any, as_json: bool, **keywords: Any) -> int:
-        """Call the recipe, print its result, and return the exit code."""
-        return self.print(self.result(spec_file, *options, **keywords), as_json=as_json)
 
-    def result(self, spec_file: str, *options: Any, **keywords: Any) -> Any:
-        """What the recipe returns; its progress goes to standard error."""
-        from pipeline.spec.parse import load_spec, located
+@contextmanager
+def shown_by(progress: Callable[[TextIO], AbstractContextManager[Announce]]) -> Iterator[Announce]:
+    """What a verb announces its progress to, which goes to standard error.
 
-        spec = load_spec(spec_file)
-        with ExitStack() as stack:
-            stack.enter_context(located(spec_file))
-            if self.first:
-                _function(self.first)(spec, cache_dir())
-            if self.progress:
-                # — Ray reports workers that died there, but it is the place of the result
-                reports = stack.enter_context(closing(_RayReports(sys.stderr)))
-                stack.enter_context(redirect_stdout(reports))
-                progress = _function(self.progress)
-                keywords["announce"] = stack.enter_context(progress(sys.stderr))
-            recipe = _function(self.recipe)  # — after the first sign of life: to import ray is slow
-            return recipe(spec, *options, cache_dir=cache_dir(), **keywords)
+    To import torch or Ray takes seconds, so a verb does it in the block.
+    """
+    # — Ray reports workers that died on standard output, but it is the place of the result
+    reports = _RayReports(sys.stderr)
+    with closing(reports), redirect_stdout(reports), progress(sys.stderr) as announce:
+        yield announce
 
-    def print(self, result: Any, *, as_json: bool, **keywords: Any) -> int:
-        """Print the result as one JSON value, or as tables with the keywords; the exit code."""
-        if as_json:
-            print(json.dumps(self.json(result)))
-        else:
-            from pipeline.report.console import console_on
 
-            show = _function(self.report.replace(":", ":show_"))
-            show(result, console_on(sys.stdout), **keywords)
-        return self.exit_code(result)
-
-    def json(self, result: Any) -> Any:
-        """The result as JSON values."""
-        return _function(f"{self.report}_json")(result)
+def print_result(
+    result: Result,
+    show: Callable[[Result, Console], None],
+    to_json: Callable[[Result], Any],
+    *,
+    as_json: bool,
+    code: int = EXIT_COMPLETE,
+) -> int:
+    """Print the result as one JSON value, or as tables; returns the exit code."""
+    if as_json:
+        print(json.dumps(to_json(result)))
+    else:
+        show(result, console_on(sys.stdout))
+    return code
 
 
 class _RayReports(io.TextIOBase):
@@ -117,77 +112,6 @@ class _RayReports(io.TextIOBase):
         if self._line:
             self.write("\n")
         super().close()
-
-
-def _function(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    with quick_imports("torchao"):  # — transformers imports it where it is, and it prints warnings
-        imported = importlib.import_module(f"pipeline.{module}")
-    called: Callable[..., Any] = getattr(imported, function)
-    return called
-
-
-def _unless(attribute: str, code: int) -> Callable[[Any], int]:
-    return lambda result: EXIT_COMPLETE if getattr(result, attribute) else code
-
-
-_of_filter = _unless("complete", EXIT_INCOMPLETE)
-PHASES = "report.progress:phase_progress"
-VERBS = {
-    "init": Verb("verbs.init:init", "report.init:proposal"),
-    "pull": Verb("verbs.pull:pull", "report.init:pulled", progress="report.progress:phase_lines"),
-    "run": Verb(
-        "runtime.run:run",
-        "report.run:summary",
-        _unless("complete", EXIT_INCOMPLETE),
-        "report.progress:run_progress",
-    ),
-    "dry run": Verb("runtime.dry_run:dry_run", "report.run:plan"),
-    "check": Verb(
-        "verbs.check:check",
-        "report.check:findings",
-        _unless("exact", EXIT_FAILED),
-        progress=PHASES,
-        first="runtime.job:check_places",
-    ),
-    "plan": Verb("verbs.plan:estimate", "report.run:estimate", progress=PHASES),
-    "status": Verb("verbs.status:status", "report.run:status"),
-    "bench": Verb("verbs.bench:bench", "report.check:bench"),
-    "eval": Verb(
-        "verbs.evaluate:evaluate",
-        "report.evaluation_table:evaluation",
-        _unless("passed", EXIT_FAILED),
-    ),
-    "fit": Verb(
-        "verbs.fit:fit_readouts", "report.fit:fit", progress="report.progress:fit_progress"
-    ),
-    "calibrate": Verb("verbs.calibrate:calibrate", "report.fit:calibrated"),
-    "cascade": Verb(
-        "verbs.cascade:choose_thresholds",
-        "report.fit:thresholds",
-        progress="report.progress:run_progress",
-    ),
-    "show": Verb("verbs.show:show", "report.rows:examples"),
-    "export": Verb(
-        "verbs.export:export", "report.rows:exported", _unless("complete", EXIT_INCOMPLETE)
-    ),
-    "filter": Verb("filters.run:filter_corpus", "report.filters:filtered", _of_filter),
-    "filter dry run": Verb(
-        "filters.dry_run:preview",
-        "report.filters:filter_preview",
-        lambda preview: EXIT_FAILED if preview.filter.stops else _of_filter(preview),
-    ),
-    "audit": Verb("verbs.audit:audit", "report.audit:audited"),
-    "audit sample": Verb("verbs.audit_sample:draw_sample", "report.audit:drawn_sample"),
-    "report": Verb("verbs.corpus_report:corpus_report", "report.corpus_page:corpus_report"),
-    "diff": Verb("integrity.diff:compare", "report.drift:comparison"),
-    "verify": Verb(
-        "integrity.verify:verify_output",
-        "report.maintenance:verified",
-        _unless("intact", EXIT_FAILED),
-    ),
-    "gc": Verb("integrity.gc:collect_garbage", "report.maintenance:gc"),
-}
 
 
 def new_app(name: str, help: str) -> App:

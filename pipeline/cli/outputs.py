@@ -1,19 +1,24 @@
-"""The verbs of the command `assay` that use and maintain an output, one function each.
-
-Entry point: `app`, with the verbs of `verbs`, too.
-"""
+"""The verbs of the command `assay` that use and maintain an output, one function each."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from pipeline.cli.app import VERBS
-from pipeline.cli.verbs import FLATTEN, AsJson, SpecFile, app
+from pipeline.cache import cache_dir
+from pipeline.cli.app import (
+    EXIT_COMPLETE,
+    EXIT_FAILED,
+    EXIT_INCOMPLETE,
+    print_result,
+    spec_in,
+)
+from pipeline.cli.parameters import AsJson, SpecFile
+from pipeline.cli.verbs import verb
 from pipeline.options import (
-    WHOLE,
     AuditOptions,
     ExportOptions,
     FilterOptions,
@@ -23,64 +28,88 @@ from pipeline.options import (
     ShowOptions,
 )
 
-__all__ = ["app"]
-
 USE = Group("Use and maintain an output", sort_key=3)
 
 
-@app.command(group=USE, sort_key=1)
+@verb(USE, 1)
 def show(
-    spec: SpecFile,
-    /,
-    *,
-    options: Annotated[ShowOptions, FLATTEN] = ShowOptions(),
-    as_json: AsJson = False,
+    spec_file: SpecFile, /, *, options: ShowOptions = ShowOptions(), as_json: AsJson = False
 ) -> int:
-    """Show example rows: the id, the start of the text, and each task's label.
+    """Show example rows, as `assay export --head 10` does: id, text, and each task's label.
 
     The rows come from the last snapshot. The same snapshot always gives the same rows.
     """
-    return VERBS["show"].carry_out(spec, options, as_json=as_json)
+    from pipeline.report.rows import examples_json, show_examples
+    from pipeline.verbs.show import show
+
+    with spec_in(spec_file) as spec:
+        examples = show(spec, options)
+    return print_result(examples, show_examples, examples_json, as_json=as_json)
 
 
-@app.command(group=USE, sort_key=2)
+@verb(USE, 2)
 def export(
-    spec: SpecFile, /, *, options: Annotated[ExportOptions, FLATTEN], as_json: AsJson = False
+    spec_file: SpecFile, /, *, options: ExportOptions = ExportOptions(), as_json: AsJson = False
 ) -> int:
     """Write the labels as a flat table, one row a document: Parquet, JSON lines or CSV.
 
-    The labels come from the last snapshot. For a folder, the same command again writes the missing
-    files. Exit code 3 means that the snapshot leaves out documents of the input.
+    With --head N, print N example rows, as `assay show` does. The labels come from the last
+    snapshot. For a folder, the same command again writes the missing files. Exit code 3 means that
+    the snapshot leaves out documents of the input.
     """
-    return VERBS["export"].carry_out(spec, options, as_json=as_json)
+    if not options.writes():
+        assert options.head is not None
+        examples = ShowOptions(where=options.where, n=options.head)
+        return show(spec_file, options=examples, as_json=as_json)
+    from pipeline.report.rows import exported_json, show_exported
+    from pipeline.verbs.export import export
+
+    with spec_in(spec_file) as spec:
+        exported = export(spec, options, cache_dir=cache_dir())
+    code = EXIT_COMPLETE if exported.complete else EXIT_INCOMPLETE
+    return print_result(exported, show_exported, exported_json, as_json=as_json, code=code)
 
 
-@app.command(name="filter", group=USE, sort_key=3)
+@verb(USE, 3, "filter")
 def filter_corpus(
-    spec: SpecFile,
-    /,
-    *,
-    options: Annotated[FilterOptions, FLATTEN] = FilterOptions(),
-    as_json: AsJson = False,
+    spec_file: SpecFile, /, *, options: FilterOptions = FilterOptions(), as_json: AsJson = False
 ) -> int:
     """Write the documents that the spec's rule keeps, and the dropped ones with the reason.
 
     The answers come from the last snapshot. The same command again writes nothing. Exit code 3
     means that the snapshot leaves out documents of the input.
     """
-    if not options.dry_run:
-        options.folder()  # — an error before the spec is read
-    verb = "filter dry run" if options.dry_run else "filter"
-    return VERBS[verb].carry_out(spec, options, as_json=as_json)
+    if options.dry_run:
+        return _preview(spec_file, options, as_json=as_json)
+    options.folder()  # — an error before the spec is read
+    from pipeline.filters.run import filter_corpus
+    from pipeline.report.filters import filtered_json, show_filtered
+
+    with spec_in(spec_file) as spec:
+        filtered = filter_corpus(spec, options, cache_dir=cache_dir())
+    code = EXIT_COMPLETE if filtered.complete else EXIT_INCOMPLETE
+    return print_result(filtered, show_filtered, filtered_json, as_json=as_json, code=code)
 
 
-@app.command(group=USE, sort_key=4)
+def _preview(spec_file: str, options: FilterOptions, *, as_json: bool) -> int:
+    from pipeline.filters.dry_run import preview
+    from pipeline.report.filters import filter_preview_json, show_filter_preview
+
+    with spec_in(spec_file) as spec:
+        previewed = preview(spec, options, cache_dir=cache_dir())
+    code = EXIT_COMPLETE if previewed.complete else EXIT_INCOMPLETE
+    code = EXIT_FAILED if previewed.filter.stops else code
+    show, to_json = show_filter_preview, filter_preview_json
+    return print_result(previewed, show, to_json, as_json=as_json, code=code)
+
+
+@verb(USE, 4)
 def audit(
-    spec: SpecFile,
+    spec_file: SpecFile,
     /,
     *,
-    options: Annotated[AuditOptions, FLATTEN] = AuditOptions(),
-    gold_options: Annotated[GoldColumns, FLATTEN] = GoldColumns(),
+    options: AuditOptions = AuditOptions(),
+    gold_options: GoldColumns = GoldColumns(),
     as_json: AsJson = False,
 ) -> int:
     """Estimate how good a filter is on its corpus, from a random sample that people label.
@@ -88,19 +117,27 @@ def audit(
     With --to, write the sample. With --gold, read it, and estimate precision, recall and
     prevalence with 95 % intervals, also for each reason of the rule and by group.
     """
-    if options.draws():
-        return VERBS["audit sample"].carry_out(spec, options, as_json=as_json)
-    return VERBS["audit"].carry_out(spec, options, gold_options, as_json=as_json)
+    is_drawn = options.draws()  # — an error before the spec is read
+    from pipeline.report.audit import show_audited, show_drawn_sample
+    from pipeline.verbs.audit import audit
+    from pipeline.verbs.audit_sample import draw_sample
+
+    with spec_in(spec_file) as spec:
+        if is_drawn:
+            sample = draw_sample(spec, options, cache_dir=cache_dir())
+            return print_result(sample, show_drawn_sample, asdict, as_json=as_json)
+        result = audit(spec, options, gold_options, cache_dir=cache_dir())
+    return print_result(result, show_audited, asdict, as_json=as_json)
 
 
-@app.command(group=USE, sort_key=5)
+@verb(USE, 5)
 def report(
-    spec: SpecFile,
+    spec_file: SpecFile,
     /,
     *,
-    gold: Annotated[str | None, Parameter(metavar="PATH")] = None,
-    gold_options: Annotated[GoldOptions, FLATTEN] = GoldOptions(),
-    options: Annotated[ReportOptions, FLATTEN] = ReportOptions(),
+    gold: str | None = None,
+    gold_options: GoldOptions = GoldOptions(),
+    options: ReportOptions = ReportOptions(),
     as_json: AsJson = False,
 ) -> int:
     """Write one page: what was labelled, how good it is, and what the filter does.
@@ -113,20 +150,20 @@ def report(
         Gold labels: a file, or another run's output. Without them, the page has no figures of
         quality.
     """
-    from pipeline.report.corpus_page import page_target, write_report
-    from pipeline.spec.parse import load_spec
+    from pipeline.report import corpus_page as pages
+    from pipeline.verbs.corpus_report import corpus_report
 
-    # — an error before the work
-    target = page_target(options.to, load_spec(spec).storage_options, flag="--to")
-    result = VERBS["report"].result(spec, gold, gold_options, options)
-    write_report(result, target, spec_file=spec)
+    with spec_in(spec_file) as spec:
+        target = pages.page_target(options.to, spec.storage_options, flag="--to")
+        report = corpus_report(spec, gold, gold_options, options, cache_dir=cache_dir())
+        pages.write_report(report, target, spec_file=spec_file)
     print(f"assay: wrote the page {target.url}", file=sys.stderr)
-    return VERBS["report"].print(result, as_json=as_json)
+    return print_result(report, pages.show_corpus_report, pages.corpus_report_json, as_json=as_json)
 
 
-@app.command(group=USE, sort_key=6)
+@verb(USE, 6)
 def diff(
-    spec: SpecFile,
+    spec_file: SpecFile,
     before: Annotated[str, Parameter("A", help="Number of the earlier snapshot.")],
     after: Annotated[str, Parameter("B", help="Number of the later snapshot.")],
     /,
@@ -135,28 +172,34 @@ def diff(
 ) -> int:
     """Show what changed between two snapshots: label shares, flipped answers, failures."""
     from pipeline.integrity.diff import compare, sides
-    from pipeline.spec.parse import load_spec
+    from pipeline.report.drift import comparison_json, show_comparison
     from pipeline.stores.store import open_store
 
-    job = load_spec(spec)
-    store = open_store(job.output, job.storage_options)
-    comparison = compare(store, *sides(store, before, after))
-    return VERBS["diff"].print(comparison, as_json=as_json)
+    with spec_in(spec_file) as spec:
+        store = open_store(spec.output, spec.storage_options)
+        comparison = compare(store, *sides(store, before, after))
+    return print_result(comparison, show_comparison, comparison_json, as_json=as_json)
 
 
-@app.command(group=USE, sort_key=7)
-def verify(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
+@verb(USE, 7)
+def verify(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Read a finished output again, and prove that it is complete and undamaged."""
-    return VERBS["verify"].carry_out(spec, as_json=as_json)
+    from pipeline.integrity.verify import verify_output
+    from pipeline.report.maintenance import show_verified, verified_json
+
+    with spec_in(spec_file) as spec:
+        verified = verify_output(spec, cache_dir=cache_dir())
+    code = EXIT_COMPLETE if verified.intact else EXIT_FAILED
+    return print_result(verified, show_verified, verified_json, as_json=as_json, code=code)
 
 
-@app.command(group=USE, sort_key=8)
+@verb(USE, 8)
 def gc(
-    spec: SpecFile,
+    spec_file: SpecFile,
     /,
     *,
-    keep: Annotated[int, WHOLE],
-    older_than: Annotated[float, Parameter(metavar="DAYS")] = 7.0,
+    keep: int,
+    older_than: float = 7.0,
     delete: bool = False,
     as_json: AsJson = False,
 ) -> int:
@@ -167,9 +210,14 @@ def gc(
     keep
         Number of snapshots of each spec to keep.
     older_than
-        Keep everything that is younger, such as the work of another spec without a snapshot.
+        Keep everything that is younger than this number of days, such as the work of another spec
+        without a snapshot.
     delete
         Delete the listed objects. This is refused while a run writes to the output.
     """
-    days = {"older_than_days": older_than}
-    return VERBS["gc"].carry_out(spec, as_json=as_json, keep=keep, delete=delete, **days)
+    from pipeline.integrity.gc import collect_garbage
+    from pipeline.report.maintenance import gc_json, show_gc
+
+    with spec_in(spec_file) as spec:
+        garbage = collect_garbage(spec, keep=keep, older_than_days=older_than, delete=delete)
+    return print_result(garbage, show_gc, gc_json, as_json=as_json)

@@ -1,105 +1,112 @@
-"""The verbs of the command `assay` that label and improve answers, one function each.
+"""The verbs of the command `assay` that label a corpus, one function each.
 
-Entry point: `app`; `outputs` adds the verbs that use an output.
-
-The parameters of a function are the options of its verb, and its docstring is the verb's help.
+Entry point: `app`; `quality` and `outputs` add the other verbs. The parameters of a function are
+the options of its verb, and its docstring is the verb's help. A function imports what it calls when
+it runs, so that `assay --help` loads neither torch nor Ray.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 
-from pipeline.cli.app import EXIT_INCOMPLETE, VERBS, new_app
+from pipeline.cache import cache_dir
+from pipeline.cli.app import (
+    EXIT_COMPLETE,
+    EXIT_FAILED,
+    EXIT_INCOMPLETE,
+    new_app,
+    print_result,
+    shown_by,
+    spec_in,
+)
+from pipeline.cli.parameters import AsJson, Data, SpecFile, Verb, with_flags, words_of
+from pipeline.errors import Problem, SpecError
 from pipeline.options import (
-    WHOLE,
     BenchOptions,
-    CalibrateOptions,
-    CascadeOptions,
-    EvalOptions,
-    FitOptions,
-    GoldColumns,
     GoldOptions,
     InitOptions,
+    Limits,
     PlanOptions,
     RunOptions,
 )
+from pipeline.runtime.imports import quick_imports
 
 if TYPE_CHECKING:
     from pipeline.spec.schema import JobSpec
 
-FLATTEN = Parameter("*")  # each field of the dataclass is an option of its own
-SpecFile = Annotated[str, Parameter("SPEC", help="YAML file that says what to label.")]
-AsJson = Annotated[bool, Parameter("--json", help="Print one JSON value instead of tables.")]
-GoldFile = Annotated[
-    str,
-    Parameter(
-        "--gold",
-        metavar="FILE",
-        help="Gold labels: a CSV, JSON lines or Parquet file, or another run's output.",
-    ),
-]
-Count = Annotated[int | None, WHOLE]
-
-
 app = new_app("assay", "Label a corpus: the model reads each document once, for all questions.")
 app.register_install_completion_command(help="Install completion for the shell in use.")
 LABEL = Group("Label a corpus", sort_key=1)
-IMPROVE = Group("Measure and improve the answers", sort_key=2)
+# transformers imports torchao where it is installed, and that prints warnings.
+imports_of_torch = partial(quick_imports, "torchao")
 
 
-@app.command(group=LABEL, sort_key=0)
-def init(
-    data: Annotated[
-        str, Parameter("DATA", help="File, folder or glob of documents, local or at a URL.")
-    ],
-    /,
-    *,
-    options: Annotated[InitOptions, FLATTEN] = InitOptions(),
-    as_json: AsJson = False,
-) -> int:
+def verb(group: Group, sort_key: int, name: str | None = None) -> Callable[[Verb], Verb]:
+    """Make a function a verb of `assay`."""
+    return lambda function: app.command(
+        with_flags(function), group=group, sort_key=sort_key, name=name
+    )
+
+
+@verb(LABEL, 0)
+def init(data: Data, /, *, options: InitOptions = InitOptions(), as_json: AsJson = False) -> int:
     """Look at files of documents, and write a commented spec to start from.
 
     The columns with the text and the id are proposed from the first rows. The task in the spec is
     an example to edit.
     """
-    from pipeline.verbs.init import init as propose
+    from pipeline.report.init import show_proposal
+    from pipeline.verbs.init import init
 
-    return VERBS["init"].print(propose(data, options), as_json=as_json)
+    return print_result(init(data, options), show_proposal, asdict, as_json=as_json)
 
 
-@app.command(group=LABEL, sort_key=0)
-def pull(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
+@verb(LABEL, 0)
+def pull(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Fetch the model ahead of a run, and check that its files are whole.
 
     A GGUF file is converted as for a run. A model that is on this machine already is only checked.
     """
+    from pipeline.report.init import show_pulled
+    from pipeline.report.progress import phase_lines
+
     if sys.stderr.isatty():  # gigabytes may take minutes
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "0"
-    return VERBS["pull"].carry_out(spec, as_json=as_json)
+    with spec_in(spec_file) as spec, shown_by(phase_lines) as announce:
+        with imports_of_torch():
+            from pipeline.verbs.pull import pull
+        pulled = pull(spec, cache_dir=cache_dir(), announce=announce)
+    return print_result(pulled, show_pulled, asdict, as_json=as_json)
 
 
-@app.command(group=LABEL, sort_key=1)
+@verb(LABEL, 1)
 def run(
-    spec: SpecFile,
+    spec_file: SpecFile,
     /,
     *,
-    address: Annotated[str | None, Parameter(metavar="ADDRESS")] = None,
+    address: str | None = None,
     insecure_cluster: bool = False,
     installed: bool = False,
     dry_run: bool = False,
-    options: Annotated[RunOptions, FLATTEN] = RunOptions(),
+    options: RunOptions = RunOptions(),
+    limits: Limits = Limits(),
+    gold: str | None = None,
+    gold_options: GoldOptions = GoldOptions(),
     as_json: AsJson = False,
 ) -> int:
     """Label every document that has no answer yet, then publish a snapshot.
 
     After a crash, or when the corpus has grown, run the same command again. Exit
-    code 3 means that some shards are still missing.
+    code 3 means that some shards are still missing. With gates or limits, the snapshot is published
+    only if all of them hold; otherwise the last one stays current, and the exit code is 1.
 
     Parameters
     ----------
@@ -112,15 +119,74 @@ def run(
         Submit the job without pinned package versions: the cluster has assay's dependencies.
     dry_run
         Print what would be computed, and compute nothing.
+    gold
+        Gold labels for the gates, as `assay eval` reads them.
     """
+    judges = gold is not None or limits != Limits()
     if dry_run:
-        bounds = [each for each in options.flags if each.startswith(("--max-hours", "--max-cost"))]
-        planned = VERBS["dry run"].result(spec, options)
-        return VERBS["dry run"].print(planned, as_json=as_json, bounds=bounds)
+        return _dry_run(spec_file, options, as_json=as_json)
     if address is not None and address.startswith(("http://", "https://")):
-        flags = [*options.flags, *(["--json"] if as_json else [])]
-        return _submit(spec, address, flags, insecure=insecure_cluster, installed=installed)
-    return VERBS["run"].carry_out(spec, as_json=as_json, address=address, options=options)
+        if judges:
+            fix = "a submitted run does not judge; leave out the gold, the gates and the limits"
+            raise SpecError([Problem("--address", fix, address)])
+        flags = [*words_of(options), *(["--json"] if as_json else [])]
+        return _submit(spec_file, address, flags, insecure=insecure_cluster, installed=installed)
+    if judges:
+        judge = partial(_judge, gold=gold, gold_options=gold_options, limits=limits)
+        return judge(spec_file, address, options, as_json=as_json)
+    from pipeline.report.progress import run_progress
+    from pipeline.report.run import show_summary, summary_json
+
+    with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
+        with quick_imports():
+            from pipeline.runtime.run import run
+        outcome = run(
+            spec, cache_dir=cache_dir(), address=address, options=options, announce=announce
+        )
+    code = EXIT_COMPLETE if outcome.complete else EXIT_INCOMPLETE
+    return print_result(outcome, show_summary, summary_json, as_json=as_json, code=code)
+
+
+def _judge(
+    spec_file: str,
+    address: str | None,
+    options: RunOptions,
+    *,
+    gold: str | None,
+    gold_options: GoldOptions,
+    limits: Limits,
+    as_json: bool,
+) -> int:
+    from pipeline.report.progress import run_progress
+
+    with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
+        with quick_imports():
+            from pipeline.report.drift import judged_run_json, show_judged_run
+            from pipeline.verbs.run import judged_run
+        judged = judged_run(
+            spec,
+            gold,
+            gold_options,
+            limits,
+            cache_dir=cache_dir(),
+            address=address,
+            options=options,
+            announce=announce,
+        )
+    code = EXIT_COMPLETE if judged.outcome.complete else EXIT_INCOMPLETE
+    code = EXIT_FAILED if judged.rejected else code
+    return print_result(judged, show_judged_run, judged_run_json, as_json=as_json, code=code)
+
+
+def _dry_run(spec_file: str, options: RunOptions, *, as_json: bool) -> int:
+    from pipeline.report.run import plan_json, show_plan
+    from pipeline.runtime.dry_run import dry_run
+
+    with spec_in(spec_file) as spec:
+        planned = dry_run(spec, options, cache_dir=cache_dir())
+    words = words_of(options)
+    bounds = [word for word in words if word.startswith(("--max-hours", "--max-cost"))]
+    return print_result(planned, partial(show_plan, bounds=bounds), plan_json, as_json=as_json)
 
 
 def _submit(
@@ -170,9 +236,14 @@ def _submit_and_follow(
     return ended.exit_code
 
 
-@app.command(group=LABEL, sort_key=2)
+@verb(LABEL, 2)
 def check(
-    spec: SpecFile, /, *, prompts: bool = False, documents: Count = None, as_json: AsJson = False
+    spec_file: SpecFile,
+    /,
+    *,
+    prompts: bool = False,
+    documents: int | None = None,
+    as_json: AsJson = False,
 ) -> int:
     """Test the storage, the model and the labels, and prove that the answers are exact.
 
@@ -186,118 +257,65 @@ def check(
     documents
         Number of documents for the proof (default: 4; 0: no proof).
     """
-    findings = VERBS["check"].result(spec, documents=documents)
-    return VERBS["check"].print(findings, as_json=as_json, prompts=prompts)
+    from pipeline.report.progress import phase_progress
+    from pipeline.runtime.job import check_places
+
+    with spec_in(spec_file) as spec:
+        check_places(spec, cache_dir())
+        with shown_by(phase_progress) as announce:
+            with imports_of_torch():
+                from pipeline.report.check import findings_json, show_findings
+                from pipeline.verbs.check import check
+            findings = check(spec, cache_dir=cache_dir(), documents=documents, announce=announce)
+    show = partial(show_findings, prompts=prompts)
+    code = EXIT_COMPLETE if findings.exact else EXIT_FAILED
+    return print_result(findings, show, findings_json, as_json=as_json, code=code)
 
 
-@app.command(group=LABEL, sort_key=3)
+@verb(LABEL, 3)
 def plan(
-    spec: SpecFile,
-    /,
-    *,
-    options: Annotated[PlanOptions, FLATTEN] = PlanOptions(),
-    as_json: AsJson = False,
+    spec_file: SpecFile, /, *, options: PlanOptions = PlanOptions(), as_json: AsJson = False
 ) -> int:
     """Estimate what a run would compute, how long it takes and what it costs.
 
     Nothing is written. The model is loaded only if documents are missing and no rate is given.
     """
-    return VERBS["plan"].carry_out(spec, options, as_json=as_json)
+    from pipeline.report.progress import phase_progress
+    from pipeline.report.run import estimate_json, show_estimate
+
+    with spec_in(spec_file) as spec, shown_by(phase_progress) as announce:
+        with imports_of_torch():
+            from pipeline.verbs.plan import estimate
+        estimated = estimate(spec, options, cache_dir=cache_dir(), announce=announce)
+    return print_result(estimated, show_estimate, estimate_json, as_json=as_json)
 
 
-@app.command(group=LABEL, sort_key=4)
-def status(spec: SpecFile, /, *, as_json: AsJson = False) -> int:
+@verb(LABEL, 4)
+def status(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Show how many documents are done, missing and failed, the rate, and the time left.
 
     It reads the output's storage, from any machine and while a run goes on. It starts no Ray, loads
     no model and writes nothing.
     """
-    return VERBS["status"].carry_out(spec, as_json=as_json)
+    from pipeline.report.run import show_status, status_json
+    from pipeline.verbs.status import status
+
+    with spec_in(spec_file) as spec:
+        result = status(spec, cache_dir=cache_dir())
+    return print_result(result, show_status, status_json, as_json=as_json)
 
 
-@app.command(group=LABEL, sort_key=5)
+@verb(LABEL, 5)
 def bench(
-    spec: SpecFile,
-    /,
-    *,
-    options: Annotated[BenchOptions, FLATTEN] = BenchOptions(),
-    as_json: AsJson = False,
+    spec_file: SpecFile, /, *, options: BenchOptions = BenchOptions(), as_json: AsJson = False
 ) -> int:
     """Measure the speed on this machine against other ways to ask the same questions.
 
     The methods take turns, so that a noisy machine disturbs all of them alike.
     """
-    return VERBS["bench"].carry_out(spec, options, as_json=as_json)
-
-
-@app.command(name="eval", group=IMPROVE, sort_key=1)
-def evaluate(
-    spec: SpecFile,
-    /,
-    *,
-    gold: GoldFile,
-    gold_options: Annotated[GoldOptions, FLATTEN] = GoldOptions(),
-    options: Annotated[EvalOptions, FLATTEN] = EvalOptions(),
-    as_json: AsJson = False,
-) -> int:
-    """Compare the answers with gold labels, with confidence intervals.
-
-    `assay report --gold` shows the same figures on a page. The exit code is 1 if a gate fails.
-    """
-    return VERBS["eval"].carry_out(spec, gold, gold_options, options, as_json=as_json)
-
-
-@app.command(group=IMPROVE, sort_key=2)
-def fit(
-    spec: SpecFile,
-    /,
-    *,
-    gold: GoldFile,
-    gold_options: Annotated[GoldOptions, FLATTEN] = GoldOptions(),
-    options: Annotated[FitOptions, FLATTEN] = FitOptions(),
-    as_json: AsJson = False,
-) -> int:
-    """Fit trained readouts to gold labels, and write their files.
-
-    The figures come from rows that were held out by cross-validation. Of the layers that are as
-    good as the best one, up to one standard error, the cheapest is chosen.
-    """
-    fitted = VERBS["fit"].result(spec, gold, gold_options, options)
-    return VERBS["fit"].print(fitted, as_json=as_json, spec_file=spec)
-
-
-@app.command(group=IMPROVE, sort_key=3)
-def calibrate(
-    spec: SpecFile,
-    /,
-    *,
-    to: Annotated[str, Parameter(metavar="PATH", help="The file to write: any fsspec path.")],
-    options: Annotated[CalibrateOptions, FLATTEN],
-    gold_options: Annotated[GoldColumns, FLATTEN] = GoldColumns(),
-    as_json: AsJson = False,
-) -> int:
-    """Write the calibration file of a task, from its answers in the output.
-
-    Gold rows that the task's readout was fitted to are left out.
-    """
-    gold = {"gold_options": gold_options}
-    return VERBS["calibrate"].carry_out(spec, options, to, as_json=as_json, **gold)
-
-
-@app.command(group=IMPROVE, sort_key=4)
-def cascade(
-    spec: SpecFile,
-    /,
-    *,
-    to: Annotated[str, Parameter(metavar="PATH", help="The file to write: any fsspec path.")],
-    options: Annotated[CascadeOptions, FLATTEN],
-    gold_options: Annotated[GoldColumns, FLATTEN] = GoldColumns(),
-    as_json: AsJson = False,
-) -> int:
-    """Choose the thresholds between the stages of a cascade, from a sample.
-
-    Every stage answers the sample. With the stated confidence, the cascade then has the recall and
-    the precision, compared with the last stage alone, or with gold labels.
-    """
-    gold = {"gold_options": gold_options}
-    return VERBS["cascade"].carry_out(spec, options, to, as_json=as_json, **gold)
+    with spec_in(spec_file) as spec:
+        with imports_of_torch():
+            from pipeline.report.check import bench_json, show_bench
+            from pipeline.verbs.bench import bench
+        measured = bench(spec, options, cache_dir=cache_dir())
+    return print_result(measured, show_bench, bench_json, as_json=as_json)

@@ -204,15 +204,15 @@ def exceeded(comparison: Comparison, limits: Limits) -> tuple[str, ...]:
     reasons = []
     for change in comparison.tasks:
         name, failing = change.task, change.newly_failing / max(1, comparison.rows[1])
-        if change.psi > limits.max_psi:
+        if limits.max_psi is not None and change.psi > limits.max_psi:
             shift = f"PSI {change.psi:.4f} is above {limits.max_psi:g}"
             reasons.append(f"the labels of {name} shifted: {shift}")
-        if change.flip_rate > limits.max_flip_rate:
+        if limits.max_flip_rate is not None and change.flip_rate > limits.max_flip_rate:
             flips = (
                 f"{change.flip_rate:.2%} of the shared texts is above {limits.max_flip_rate:.2%}"
             )
             reasons.append(f"the answers of {name} flipped: {flips}")
-        if failing > limits.max_failing:
+        if limits.max_failing is not None and failing > limits.max_failing:
             reasons.append(
                 f"{change.newly_failing:,} rows of {name} had an answer and fail now: "
                 f"{failing:.2%} of all is above {limits.max_failing:.2%}"

@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
 
 from pipeline.errors import Problem, RefusedError, SpecError
 from pipeline.hashes import parse_json
@@ -89,7 +88,6 @@ class _Snapshots:
 def collect_garbage(
     spec: JobSpec,
     *,
-    cache_dir: Path | None = None,
     keep: int,
     delete: bool,
     older_than_days: float,
@@ -98,8 +96,8 @@ def collect_garbage(
     """What the output holds and nothing needs; removed if `delete`.
 
     Objects younger than `older_than_days`, by the store's clock, are kept. `store` is the spec's
-    output, if it is open already. No model is read: `cache_dir` is there because every command
-    passes it. RefusedError if objects would be deleted while a run is active.
+    output, if it is open already. No model is read. RefusedError if objects would be deleted while
+    a run is active.
     """
     if keep < 1:
         fix = "at least one snapshot of each spec is kept; write 1 or more"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -40,11 +39,6 @@ def show_drawn_sample(sample: DrawnSample, console: Console) -> None:
         facts[f"column {task}"] = f"write {shown}"
     facts["then"] = f"assay audit SPEC {shlex.join(words)}"
     console.print(two_columns(facts))
-
-
-def drawn_sample_json(sample: DrawnSample) -> dict[str, Any]:
-    """The same for other programs."""
-    return asdict(sample)
 
 
 def show_audited(result: AuditResult, console: Console) -> None:
@@ -99,8 +93,3 @@ def _facts(result: AuditResult) -> dict[str, str]:
 def _left_out(texts: Mapping[str, int]) -> dict[str, str]:
     parts = [f"{number:,} texts {reason}" for reason, number in texts.items()]
     return {"left out": ", ".join(parts)} if parts else {}
-
-
-def audited_json(result: AuditResult) -> dict[str, Any]:
-    """The same for other programs, with every group."""
-    return asdict(result)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.integrity.diff import exceeded
 from pipeline.ledger.failed_rows import is_failed_status
-from pipeline.options import Limits
+from pipeline.options import USUAL_LIMITS
 
 if TYPE_CHECKING:
     from pipeline.gold.labels import Gold
@@ -92,7 +92,7 @@ def report_doubts(report: CorpusReport) -> Iterator[str]:
                 )
     if report.drift is not None:
         before = f"since {report.drift.before}"
-        yield from (f"{before}, {reason}" for reason in exceeded(report.drift, Limits()))
+        yield from (f"{before}, {reason}" for reason in exceeded(report.drift, USUAL_LIMITS))
 
 
 def _nothing_judged(task: TaskEvaluation) -> str:

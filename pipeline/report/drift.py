@@ -1,4 +1,4 @@
-"""Differences between two snapshots, and scheduled runs, as tables and as JSON."""
+"""Differences between two snapshots, and judged runs, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from rich.console import Console
 
 from pipeline.integrity.diff import Comparison, TaskChange, shares
-from pipeline.options import Limits
+from pipeline.options import USUAL_PSI
 from pipeline.report.console import Grid, escape_controls, two_columns
 from pipeline.report.run import summary_json, summary_table
-from pipeline.verbs.relabel import ScheduledRun
+from pipeline.verbs.run import JudgedRun
 
 SHOWN_LABELS = 20  # a square of flips for more labels is too large for a terminal and for JSON
 
@@ -76,7 +76,7 @@ def task_grid(task: TaskChange) -> Grid:
 
 def drift_line(task: TaskChange) -> str:
     """Whether the labels shifted, by how much, and documents that newly fail."""
-    verdict = "shifted" if task.psi > Limits().max_psi else "stable"
+    verdict = "shifted" if task.psi > USUAL_PSI else "stable"
     line = (
         f"{verdict}: PSI {task.psi:.4f} · Jensen-Shannon {task.jensen_shannon:.4f} bits · "
         f"{task.flip_rate:.2%} of {int(task.flips.sum()):,} shared texts flipped"
@@ -110,7 +110,7 @@ def _task_json(task: TaskChange) -> dict[str, Any]:
     }
 
 
-def show_scheduled_run(run: ScheduledRun, console: Console) -> None:
+def show_judged_run(run: JudgedRun, console: Console) -> None:
     """Prints the run, the changes, the gates and whether the snapshot was published."""
     console.print(summary_table(run.outcome))
     if run.comparison:
@@ -126,8 +126,8 @@ def show_scheduled_run(run: ScheduledRun, console: Console) -> None:
         console.print(f"  {reason}")
 
 
-def scheduled_run_json(run: ScheduledRun) -> dict[str, Any]:
-    """The scheduled run as JSON values."""
+def judged_run_json(run: JudgedRun) -> dict[str, Any]:
+    """The run and its judgement as JSON values."""
     return {
         "published": run.published,
         "snapshot": run.outcome.snapshot,
@@ -139,7 +139,7 @@ def scheduled_run_json(run: ScheduledRun) -> dict[str, Any]:
     }
 
 
-def _verdict(run: ScheduledRun) -> str:
+def _verdict(run: JudgedRun) -> str:
     current = "there is no snapshot yet"
     if run.previous is not None:
         current = f"snapshot {run.previous:08d} stays current"
@@ -147,6 +147,8 @@ def _verdict(run: ScheduledRun) -> str:
         return f"incomplete, not compared; {current}; run again"
     if run.rejected:
         return f"REJECTED; {current}; `assay run` publishes it nevertheless"
+    if not run.published:
+        return f"not published; {current}"
     if run.outcome.snapshot == run.previous:
         return f"nothing new; {current}"
     return f"published as snapshot {run.outcome.snapshot:08d}"

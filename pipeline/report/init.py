@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -54,11 +53,6 @@ def show_proposal(proposal: Proposal, console: Console) -> None:
     )
 
 
-def proposal_json(proposal: Proposal) -> dict[str, Any]:
-    """What was found, proposed and written."""
-    return asdict(proposal)
-
-
 def show_pulled(pulled: Pulled, console: Console) -> None:
     """Where the model is, and its size."""
     is_local = pulled.kind in ("folder", "gguf")
@@ -70,8 +64,3 @@ def show_pulled(pulled: Pulled, console: Console) -> None:
         "context": f"{pulled.context_tokens:,} tokens",
     }
     console.print(two_columns(facts))
-
-
-def pulled_json(pulled: Pulled) -> dict[str, Any]:
-    """Where the model is, and its size."""
-    return asdict(pulled)

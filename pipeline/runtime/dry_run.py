@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.ledger.text_index import text_hashes
-from pipeline.options import RunOptions
+from pipeline.options import WorkOptions
 from pipeline.runtime.answer_sources import plan_reuse
 from pipeline.runtime.job import Job, Plan, jobs_for_each_dtype, list_missing, plan
 from pipeline.runtime.outcome import sliced_rows
@@ -21,7 +21,7 @@ from pipeline.stores.store import Store, open_store
 
 
 def dry_run(
-    spec: JobSpec, options: RunOptions = RunOptions(), *, cache_dir: Path | None = None
+    spec: JobSpec, options: WorkOptions = WorkOptions(), *, cache_dir: Path | None = None
 ) -> Plan:
     """The plan of `run` with these options; nothing is written to the output.
 
@@ -32,8 +32,8 @@ def dry_run(
 
     Args:
         spec: The job.
-        options: The slice of the documents, and whether failed rows are tried again. Options that
-            end a run early do not change the plan.
+        options: The slice of the documents, and whether failed rows are tried again; such as the
+            options of a run. Those that end a run early do not change the plan.
         cache_dir: Folder of models and file hashes (default: `$ASSAY_CACHE`, or `~/.cache/assay`).
 
     Returns:

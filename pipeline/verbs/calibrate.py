@@ -52,15 +52,15 @@ class Calibrated:
 def calibrate(
     spec: JobSpec,
     options: CalibrateOptions,
-    to: str,
     *,
     gold_options: GoldColumns = GoldColumns(),
     cache_dir: Path,
 ) -> Calibrated:
-    """Writes the calibration file at `to`; the same answers and gold labels give the same bytes.
+    """Writes the calibration file of a task at `options.to`.
 
-    Gold rows with a text that the task's readout was fitted to are left out. SpecError if the task,
-    the method or the snapshot is wrong, or the gold has too few other labels.
+    The same answers and gold labels give the same bytes. Gold rows with a text that the task's
+    readout was fitted to are left out. SpecError if the task, the method or the snapshot is wrong,
+    or the gold has too few other labels.
     """
     task = _task(spec, options)
     store = open_store(spec.output, spec.storage_options)
@@ -75,8 +75,8 @@ def calibrate(
         source |= source_texts(gold_hash(gold, task.name), hashes)
     version = stored_version(store, task.name, snapshot.tasks[task.name].fp)
     file = CalibrationFile(task.name, calibration, version.raw.id, source, rows)
-    write_fitted(to, file.json(), options_for(to, spec))
-    return Calibrated(to, file)
+    write_fitted(options.to, file.json(), options_for(options.to, spec))
+    return Calibrated(options.to, file)
 
 
 def _task(spec: JobSpec, options: CalibrateOptions) -> TaskSpec:

@@ -65,16 +65,16 @@ class ChosenThresholds:
 def choose_thresholds(
     spec: JobSpec,
     options: CascadeOptions,
-    to: str,
     *,
     gold_options: GoldColumns = GoldColumns(),
     cache_dir: Path,
     announce: Callable[[Progress], None] = ignore,
 ) -> ChosenThresholds:
-    """Writes the thresholds of a task's cascade at `to`; every stage answers the whole sample.
+    """Writes the thresholds of a task's cascade at `options.to`.
 
-    The answers are cells of the output: a run, or another choice, does not ask for them again.
-    Texts that a readout of a stage was fitted to prove nothing, so they are left out.
+    Every stage answers the whole sample. The answers are cells of the output: a run, or another
+    choice, does not ask for them again. Texts that a readout of a stage was fitted to prove
+    nothing, so they are left out.
 
     Raises:
         SpecError: The task has no cascade, or the sample is too small for the promise.
@@ -115,8 +115,8 @@ def choose_thresholds(
     }
     source |= source_texts(gold_hash(gold, name) if gold is not None else None, sample.hashes)
     file = Thresholds(name, labels, positive, sample.fp, *chosen, source)
-    write_fitted(to, file.json(), options_for(to, spec))
-    return _effect(to, file, sample, of_label)
+    write_fitted(options.to, file.json(), options_for(options.to, spec))
+    return _effect(options.to, file, sample, of_label)
 
 
 def _effect(path: str, file: Thresholds, sample: Sample, of_label: int) -> ChosenThresholds:

@@ -128,6 +128,7 @@ def check(
     paths = {task.name: str(task.readout) for task in spec.tasks}
     documents_ids = [sample.token_ids for sample in samples]
     repeated, ids_read = _repeated_ids(planned.shards, spec)
+    label_tokens = _label_tokens(tokenizer, prompt)
     content_free = [reader.tokenizer.encode(text) for text in CONTENT_FREE]
     proof = prove(job, folder, prompt, documents_ids, content_free, announce)
     return Findings(
@@ -140,7 +141,7 @@ def check(
         kv=spec.model.kv,
         context_tokens=context_tokens(folder),
         has_chat_template=bool(tokenizer.chat_template),
-        label_tokens=_label_tokens(tokenizer, prompt),
+        label_tokens=label_tokens,
         readouts={
             task: ReadoutFacts(
                 path=paths[task],
@@ -159,7 +160,7 @@ def check(
             for question in prompt.questions
         ),
         proof=proof,
-        answers=_answer_facts(spec, prompt, proof, _label_tokens(tokenizer, prompt)),
+        answers=_answer_facts(spec, prompt, proof, label_tokens),
         repeated_ids=repeated,
         ids_read=ids_read,
     )

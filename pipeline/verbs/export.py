@@ -106,6 +106,7 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     SpecError if the target exists and `overwrite` is not set, or its name has no format.
     StorageError if texts are wanted and the input changed after it was labelled.
     """
+    assert options.to is not None, options
     format, is_folder = format_and_kind(options.to, options.format)
     refuse_own_input(spec.input.path, options.to, spec.input.storage_options)
     store = open_store(spec.output, spec.storage_options)

@@ -1,4 +1,4 @@
-"""Estimate what a run computes, how long it takes and what it costs. Entry point: `estimate`.
+"""The plan of a dry run, with how long it takes and what it costs. Entry point: `estimate`.
 
 The time of a few documents is measured here and extrapolated to all that are missing.
 """
@@ -94,13 +94,13 @@ def estimate(
     The model is loaded only if documents are missing and no rate is given. SpecError as in a run.
     """
     announce(WorkerReport(LISTING))
-    planned = dry_run(spec, cache_dir=cache_dir)
+    planned = dry_run(spec, options, cache_dir=cache_dir)
     # For each set of tasks that needs the model: the number of documents that miss it.
     missing: Counter[Tasks] = Counter()
     by_model = [task.name for task in spec.tasks if task.classifier is None]
     for work in planned.work_items:
-        if work.asked_rows:
-            missing[tuple(task for task in work.tasks if task in by_model)] += work.asked_rows
+        if rows := min(work.asked_rows, planned.rows_of(work)):
+            missing[tuple(task for task in work.tasks if task in by_model)] += rows
     measured: Measured | None = None
     if options.rate is not None:
         seconds = dict.fromkeys(missing, 1 / options.rate)

@@ -6,7 +6,6 @@ The choice is stable: it depends on the hashes of shards and texts alone, and is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -32,7 +31,7 @@ class Examples:
     rows: pa.RecordBatch  # of `open_labels`, with the start of each text
 
 
-def show(spec: JobSpec, options: ShowOptions, *, cache_dir: Path) -> Examples:
+def show(spec: JobSpec, options: ShowOptions) -> Examples:
     """At most `options.n` rows of the spec's last snapshot that satisfy `options.where`.
 
     SpecError if the condition is wrong. StorageError if a text is no longer what was labelled.

@@ -21,6 +21,7 @@ from many_rows import assert_every_row_once, has_begun, write_many
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
+from pipeline.cli.parameters import words_of
 from pipeline.cluster import submission
 from pipeline.cluster.submission import Submitted, choose_job, follow, job_end, submit
 from pipeline.errors import RefusedError, UnavailableError
@@ -219,11 +220,11 @@ def test_the_options_of_a_run_reach_the_job_as_they_were_written(
 ) -> None:
     options = RunOptions(sample="1%", where="lang = 'de'", retry_failed=True, stall_limit=60)
     jobs = Jobs()
-    assert submitted(jobs, *options.flags).new
+    assert submitted(jobs, *words_of(options)).new
     words = shlex.split(jobs.asked[0]["entrypoint"])
     assert words[:7] == ["python", "-m", "pipeline", "run", "spec.yaml", "--address", "auto"]
     assert words[7:] == ["--retry-failed", "--sample=1%", "--stall-limit=60", "--where=lang = 'de'"]
-    assert not submitted(jobs, *options.flags, "--json").new
+    assert not submitted(jobs, *words_of(options), "--json").new
     with pytest.raises(RefusedError, match="is running with"):
         submitted(jobs, "--sample=2%")
 

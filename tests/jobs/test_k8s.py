@@ -252,4 +252,4 @@ def test_the_entrypoint_is_a_command_of_assay() -> None:
     assert program == "assay" and command is run and bound.arguments["address"] == "auto"
     (head, *_) = pod_specs()
     (mount,) = head["containers"][0]["volumeMounts"]
-    assert bound.arguments["spec"].startswith(f"{mount['mountPath']}/")
+    assert bound.arguments["spec_file"].startswith(f"{mount['mountPath']}/")

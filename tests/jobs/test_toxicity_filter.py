@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -16,12 +15,11 @@ from label_tables import label_rows
 
 from jobs.toxicity_filter import main as job
 from pipeline.cli import main as assay
-from pipeline.cli.app import VERBS, Verb
 from pipeline.ledger.cells import Committed, committed, record_specs
 from pipeline.ledger.cuts import Cuts, load_or_cut
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.snapshots import SnapshotTask, publish
-from pipeline.options import FilterOptions
+from pipeline.options import FilterOptions, RunOptions
 from pipeline.runtime.job import Plan
 from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.fingerprint import Fingerprint
@@ -123,63 +121,49 @@ def test_documents_without_an_answer_fail_the_filter_where_asked(
     assert "all, kept" in out and "on_error" not in out
 
 
-Steps = list[tuple[str, tuple[object, ...]]]
+Steps = list[tuple[str, Any, bool]]
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """The steps that the job takes, in place of their work."""
-    called: Steps = []
+    """The steps that the job takes, in place of their work; a spec `broken.yaml` fails."""
+    taken: Steps = []
 
-    def result(verb: Verb, spec: str, *options: object) -> str:
-        called.append((verb.recipe.partition(":")[2], (spec, *options)))
-        return spec
+    def step(verb: str, code: int) -> Any:
+        def call(spec: str, *, options: Any, as_json: bool, dry_run: bool = False) -> int:
+            taken.append((verb, options, dry_run))
+            print(json.dumps({"of": verb}) if as_json else f"table of {verb}")
+            return 1 if spec == "broken.yaml" else code
 
-    def exit_code(verb: Verb) -> Callable[[str], int]:
-        return lambda spec: 3 if "filter_corpus" in verb.recipe else int("broken" in spec)
+        return call
 
-    monkeypatch.setattr(Verb, "result", result)
-    monkeypatch.setattr(Verb, "json", lambda verb, _result: {"of": verb.recipe})
-    monkeypatch.setattr(Verb, "print", lambda verb, _result, **_: print(f"table of {verb.recipe}"))
-    monkeypatch.setattr(
-        "jobs.toxicity_filter.VERBS",
-        {name: replace(verb, exit_code=exit_code(verb)) for name, verb in VERBS.items()},
-    )
-    return called
+    monkeypatch.setattr("jobs.toxicity_filter.run", step("run", 0))
+    monkeypatch.setattr("jobs.toxicity_filter.filter_corpus", step("filter", 3))
+    return taken
 
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["s.yaml", "--to", "there", "--on-error", "drop"],
-        ["--to", "there", "--on-error", "drop", "s.yaml"],
-    ],
+    ["s.yaml --to there --on-error drop --max-hours 2", "--to there --on-error drop s.yaml"],
 )
-def test_the_job_labels_and_then_filters(words: list[str], steps: Steps) -> None:
-    assert job(words) == 3
-    options = FilterOptions(to="there", on_error="drop")
-    assert steps == [("run", ("s.yaml",)), ("filter_corpus", ("s.yaml", options))]
-
-
-def test_the_first_step_that_fails_ends_the_job(
-    steps: Steps, capsys: pytest.CaptureFixture[str]
+def test_the_job_labels_and_then_filters(
+    words: str, steps: Steps, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert job(["broken.yaml", "--to", "there", "--json"]) == 1
-    assert steps == [("run", ("broken.yaml",))]
-    assert json.loads(capsys.readouterr().out)["filter"] is None
+    assert job(words.split()) == 3
+    bound = RunOptions(max_hours=2 if "hours" in words else None)
+    filtering = FilterOptions(to="there", on_error="drop")
+    assert steps == [("run", bound, False), ("filter", filtering, False)]
+    assert capsys.readouterr().out == "table of run\ntable of filter\n"
 
 
-def test_with_json_the_job_prints_one_value(
+def test_with_json_the_job_prints_one_value_and_a_step_that_fails_ends_it(
     steps: Steps, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert job(["s.yaml", "--to", "there", "--json"]) == 3 and len(steps) == 2
     shown = json.loads(capsys.readouterr().out)
-    assert shown == {
-        "run": {"of": "runtime.run:run"},
-        "filter": {"of": "filters.run:filter_corpus"},
-    }
-    assert job(["s.yaml", "--to", "there"]) == 3
-    assert capsys.readouterr().out.count("table of ") == 2
+    assert shown == {"run": {"of": "run"}, "filter": {"of": "filter"}}
+    assert job(["broken.yaml", "--to", "there", "--json"]) == 1 and len(steps) == 3
+    assert json.loads(capsys.readouterr().out) == {"run": {"of": "run"}, "filter": None}
 
 
 def test_a_dry_run_of_the_job_labels_and_writes_nothing(
@@ -187,7 +171,7 @@ def test_a_dry_run_of_the_job_labels_and_writes_nothing(
 ) -> None:
     """The model of the spec is not here: the plan of the labelling is given."""
     planned = Plan(Cuts((), {}), Committed({}, {}, {}, {}), ())
-    monkeypatch.setattr("pipeline.runtime.dry_run.dry_run", lambda _spec, **_: planned)
+    monkeypatch.setattr("pipeline.runtime.dry_run.dry_run", lambda *_, **__: planned)
     before = sorted(tmp_path.rglob("*"))
     assert job([str(spec), "--dry-run", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

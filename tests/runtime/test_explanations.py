@@ -166,7 +166,7 @@ def test_only_answers_that_the_condition_names_are_continued(explained: Explaine
         for name, row in answers.items():
             assert {key: after[name][key] for key in row} == row
         spec = load_spec(explained.spec_file)
-        collect_garbage(spec, cache_dir=explained.cache, keep=1, delete=True, older_than_days=0)
+        collect_garbage(spec, keep=1, delete=True, older_than_days=0)
     assert len(named) == 5 and len(asked) == 15
 
 

@@ -216,7 +216,7 @@ def test_other_verbs_read_the_snapshot_of_a_slice(output: Output) -> None:
     texts = {row["id"]: row["text"] for row in inside}
     rows_of_table = pq.read_table(exported).to_pylist()
     assert {row["doc_id"]: row["text"] for row in rows_of_table} == texts
-    shown = show(output.spec, ShowOptions(n=100), cache_dir=cache).rows.to_pylist()
+    shown = show(output.spec, ShowOptions(n=100)).rows.to_pylist()
     assert {row["doc_id"]: row["_text"] for row in shown} == texts
     output.run()
     store = LocalStore(output.folder / "out")
@@ -224,13 +224,8 @@ def test_other_verbs_read_the_snapshot_of_a_slice(output: Output) -> None:
     assert compared.before == "snapshot 00000001 (sample 60%, where year <> 2001)"
     assert compared.documents == (0, len(inside), 60 - len(inside))
     assert all(change.flip_rate == 0 for change in compared.tasks)
-    assert (
-        collect_garbage(output.spec, cache_dir=cache, keep=2, delete=True, older_than_days=0).keys
-        == ()
-    )
-    gone = collect_garbage(
-        output.spec, cache_dir=cache, keep=1, delete=True, older_than_days=0
-    ).keys
+    assert collect_garbage(output.spec, keep=2, delete=True, older_than_days=0).keys == ()
+    gone = collect_garbage(output.spec, keep=1, delete=True, older_than_days=0).keys
     assert gone[0] == "snapshots/00000001.json" and any(key.startswith("labels/") for key in gone)
     assert verify_output(output.spec, cache_dir=cache).intact
     output.asked.clear()
@@ -240,12 +235,7 @@ def test_other_verbs_read_the_snapshot_of_a_slice(output: Output) -> None:
 def test_garbage_collection_keeps_a_slice_that_the_next_run_reuses(output: Output) -> None:
     output.write(corpus(60))
     sampled = output.run("50%").slice_rows
-    assert (
-        collect_garbage(
-            output.spec, cache_dir=output.folder, keep=1, delete=True, older_than_days=0
-        ).keys
-        == ()
-    )
+    assert collect_garbage(output.spec, keep=1, delete=True, older_than_days=0).keys == ()
     (output.folder / "out" / "snapshots" / "00000001.json").unlink()
     assert collect_garbage(output.spec, keep=1, delete=True, older_than_days=7).keys == ()
     output.asked.clear()

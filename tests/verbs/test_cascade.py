@@ -22,11 +22,9 @@ TEXTS = [f"text number {row}" for row in range(400)]
 
 def run_verb(staged: Corpus, **changes: Any) -> ChosenThresholds:
     options = {"task": "toxic", "recall": 0.6, "precision": 0.6, "confidence": 0.9, "sample": 200}
+    options["to"] = str(staged.folder / "thresholds")
     return choose_thresholds(
-        staged.spec,
-        CascadeOptions(**{**options, **changes}),
-        str(staged.folder / "thresholds"),
-        cache_dir=staged.cache,
+        staged.spec, CascadeOptions(**{**options, **changes}), cache_dir=staged.cache
     )
 
 

@@ -39,9 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def rows_of(folder: Path, **options: Any) -> list[dict[str, Any]]:
     spec = parse_spec((folder / "spec.json").read_text())
-    rows: list[dict[str, Any]] = show(
-        spec, ShowOptions(**options), cache_dir=folder / "cache"
-    ).rows.to_pylist()
+    rows: list[dict[str, Any]] = show(spec, ShowOptions(**options)).rows.to_pylist()
     return rows
 
 
@@ -109,6 +107,33 @@ def test_json_has_flat_columns(folder: Path, capsys: pytest.CaptureFixture[str])
     assert (empty["doc_id"], empty["toxic"], empty["toxic_p_clean"]) == ("2-7", None, None)
     assert answered["text"] == texts_of(folder)["2-8"] and answered["toxic_status"] == "ok"
     assert answered["toxic_p_toxic"] + answered["toxic_p_clean"] == pytest.approx(1, abs=1e-6)
+
+
+def test_the_head_of_an_export_is_what_show_prints(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, where = str(folder / "spec.json"), ["--where", "n_chars < 100", "--json"]
+    assert main(["show", spec, "-n", "3", *where]) == 0
+    shown = capsys.readouterr().out
+    assert main(["export", spec, "--head", "3", *where]) == 0
+    assert capsys.readouterr().out == shown and len(json.loads(shown)["rows"]) == 3
+
+
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        ("", "--to, --head: write --to to write the table, or --head N"),
+        ("--to x.csv --head 3", "--to, --head: write --to"),
+        ("--to x.csv --where true", "--where: is for example rows; add --head N (got 'true')"),
+        ("--head 0", "--head: write a number above 0"),
+    ],
+)
+def test_an_export_is_written_or_its_head_is_shown(
+    words: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "s.yaml", *words.split()]) == 2
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert shown.startswith(line)
 
 
 def test_nothing_found_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

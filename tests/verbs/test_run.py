@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,17 @@ from pipeline.evaluation.gates import Decision
 from pipeline.ledger.cuts import Cuts
 from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.ledger.snapshots import Contents
-from pipeline.options import EvalOptions, GoldOptions, Limits
-from pipeline.report.drift import scheduled_run_json
+from pipeline.options import USUAL_LIMITS, EvalOptions, GoldOptions, Limits
+from pipeline.report.drift import judged_run_json
 from pipeline.runtime.job import list_missing
 from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.sources.shards import Shard
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.evaluate import evaluate
-from pipeline.verbs.relabel import ScheduledRun, judge
+from pipeline.verbs.run import JudgedRun, judge
 
-ANYTHING = Limits(max_psi=1e9, max_flip_rate=1)
+ANYTHING = replace(USUAL_LIMITS, max_psi=1e9, max_flip_rate=1)
 
 
 @pytest.fixture
@@ -66,13 +67,13 @@ def refuse(candidate: Contents) -> tuple[Decision, ...]:
 
 
 def test_the_first_scheduled_run_publishes(store: LocalStore, corpus: Corpus) -> None:
-    ended = judge(done(store, corpus), None, Limits())
+    ended = judge(done(store, corpus), None, USUAL_LIMITS)
     assert ended.published and ended.comparison is None and current(store) == 1
 
 
 def test_without_new_documents_no_snapshot_is_published(store: LocalStore, corpus: Corpus) -> None:
-    first = judge(done(store, corpus), None, Limits())
-    again = judge(done(store, corpus), None, Limits(0, 0))
+    first = judge(done(store, corpus), None, USUAL_LIMITS)
+    again = judge(done(store, corpus), None, Limits(max_psi=0, max_flip_rate=0))
     assert again.outcome.snapshot == first.outcome.snapshot == current(store) == 1
     assert not again.rejected
 
@@ -88,7 +89,7 @@ def test_gold_scores_the_candidate_before_it_is_published(
     store: LocalStore, corpus: Corpus, tmp_path: Path, bound: float, published: bool
 ) -> None:
     """The gold is what the candidate answers, so its accuracy is 1."""
-    judge(done(store, corpus), None, Limits())
+    judge(done(store, corpus), None, USUAL_LIMITS)
     changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
     candidate = done(store, corpus, changed)
     answers = LabelDataset(store, candidate.contents, ("topic",)).to_table().to_pylist()
@@ -116,15 +117,15 @@ def test_gold_scores_the_candidate_before_it_is_published(
 def test_flipped_answers_are_rejected_and_the_old_snapshot_stays(
     store: LocalStore, corpus: Corpus
 ) -> None:
-    judge(done(store, corpus), None, Limits())
+    judge(done(store, corpus), None, USUAL_LIMITS)
     changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
     candidate = done(store, corpus, changed)
-    ended = judge(candidate, None, Limits(max_psi=1e9))
+    ended = judge(candidate, None, replace(USUAL_LIMITS, max_psi=1e9))
     (reason,) = ended.rejected
     assert reason.startswith("the answers of topic flipped: ")
     assert current(store) == 1 and not ended.published
-    assert judge(candidate, None, Limits(max_psi=1e9)).rejected == ended.rejected
-    written = json.loads(json.dumps(scheduled_run_json(ended)))
+    assert judge(candidate, None, replace(USUAL_LIMITS, max_psi=1e9)).rejected == ended.rejected
+    written = json.loads(json.dumps(judged_run_json(ended)))
     assert written["published"] is False and written["diff"]["tasks"]["topic"]["flip_rate"] > 0.05
     assert judge(candidate, None, ANYTHING).outcome.snapshot == current(store) == 2
 
@@ -134,13 +135,13 @@ def test_documents_that_newly_fail_reject_a_snapshot(
     store: LocalStore, corpus: Corpus, failing: int, published: bool
 ) -> None:
     """30 rows a file, 90 in all: one of each file is 3.3 %, two are 6.7 %."""
-    judge(done(store, corpus), None, Limits())
+    judge(done(store, corpus), None, USUAL_LIMITS)
     for file in corpus.folder.glob("*.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         for row in rows[:failing]:
             row["text"] = None
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ended = judge(done(store, corpus), None, Limits(max_psi=1e9, max_flip_rate=1))
+    ended = judge(done(store, corpus), None, ANYTHING)
     assert ended.published == published and current(store) == (2 if published else 1)
     if not published:
         assert ended.rejected == tuple(
@@ -151,17 +152,17 @@ def test_documents_that_newly_fail_reject_a_snapshot(
 
 def test_a_model_without_answers_is_rejected(store: LocalStore, corpus: Corpus) -> None:
     """No text has two answers, so neither the labels' shares nor the flips tell."""
-    judge(done(store, corpus), None, Limits())
+    judge(done(store, corpus), None, USUAL_LIMITS)
     for file in corpus.folder.glob("*.jsonl"):
         rows = [json.loads(line) | {"text": None} for line in file.read_text().splitlines()]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ended = judge(done(store, corpus), None, Limits())
+    ended = judge(done(store, corpus), None, USUAL_LIMITS)
     assert current(store) == 1
     assert [reason.partition(" of ")[0] for reason in ended.rejected] == ["87 rows"] * 2
 
 
 def test_a_drifted_corpus_is_rejected(store: LocalStore, corpus: Corpus) -> None:
-    judge(done(store, corpus), None, Limits())
+    judge(done(store, corpus), None, USUAL_LIMITS)
     corpus.write(seed=3)
     ended = judge(done(store, corpus), None, Limits(max_psi=0))
     assert len(ended.rejected) == 2
@@ -172,5 +173,5 @@ def test_a_drifted_corpus_is_rejected(store: LocalStore, corpus: Corpus) -> None
 def test_an_incomplete_run_is_not_compared(store: LocalStore, corpus: Corpus) -> None:
     versions, shards = toy_fingerprints(), corpus.shards(store)
     commit_all(store, shards[:-1], versions)
-    ended: ScheduledRun = judge(labelled(store, shards, versions), refuse, ANYTHING)
+    ended: JudgedRun = judge(labelled(store, shards, versions), refuse, ANYTHING)
     assert not ended.outcome.complete and not ended.published and not ended.rejected

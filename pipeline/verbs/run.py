@@ -1,12 +1,9 @@
-"""One scheduled run: labels new documents, and publishes them if gates pass and nothing drifted.
-
-Entry point: `scheduled_run`.
-"""
+"""A run that publishes its labels only if gates pass and no task drifts. Entry: `judged_run`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
@@ -14,9 +11,9 @@ from pipeline.evaluation.gates import Decision
 from pipeline.gold.labels import read_gold
 from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.ledger.snapshots import Contents, contents, last_snapshot
-from pipeline.options import EvalOptions, GoldOptions, Limits
+from pipeline.options import EvalOptions, GoldOptions, Limits, RunOptions
 from pipeline.runtime.outcome import Outcome
-from pipeline.runtime.progress import Progress
+from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.evaluate import evaluate, parse_gates
@@ -25,8 +22,8 @@ Gate = Callable[[Contents], tuple[Decision, ...]]  # decides on an unpublished s
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledRun:
-    """The result of a scheduled run."""
+class JudgedRun:
+    """The result of a run with gates or limits."""
 
     outcome: Outcome
     previous: int | None  # number of the snapshot that it was compared with
@@ -39,46 +36,50 @@ class ScheduledRun:
         return self.outcome.snapshot is not None
 
 
-def scheduled_run(
+def judged_run(
     spec: JobSpec,
     gold: str | None,
     gold_options: GoldOptions,
-    gates: tuple[str, ...],
     limits: Limits,
     *,
     cache_dir: Path,
-    address: str | None,
-    announce: Callable[[Progress], None],
-) -> ScheduledRun:
-    """Labels missing documents and publishes a snapshot if gates and limits hold.
+    address: str | None = None,
+    options: RunOptions = RunOptions(),
+    announce: Callable[[Progress], None] = ignore,
+) -> JudgedRun:
+    """Labels missing documents and publishes a snapshot if all gates and limits hold.
 
     Otherwise the previous snapshot stays current. Labels are kept in any case, so the next run
-    does not compute them again. SpecError for wrong gold or gates, before any work.
+    does not compute them again. SpecError for wrong gold, gates or options, before any work.
     """
-    if gates and gold is None:
+    if options.publish_partial:
+        fix = "publishes labels that were not judged; leave it out, or the gates and limits"
+        raise SpecError([Problem("--publish-partial", fix)])
+    if limits.gates and gold is None:
         raise SpecError([Problem("--gold", "missing; a gate needs gold labels: --gold FILE")])
     if gold is not None:
-        if not gates:
+        if not limits.gates:
             raise SpecError([Problem("--gate", "missing; --gold judges nothing without a gate")])
-        parse_gates(gates, read_gold(gold, spec, gold_options), spec)
+        parse_gates(limits.gates, read_gold(gold, spec, gold_options), spec)
 
     def decide(candidate: Contents) -> tuple[Decision, ...]:
         assert gold is not None
-        of_gates = EvalOptions(gates=gates)
-        judged = evaluate(
-            spec, gold, gold_options, of_gates, cache_dir=cache_dir, candidate=candidate
-        )
-        return judged.decisions
+        by_gates = EvalOptions(gates=limits.gates)
+        return evaluate(
+            spec, gold, gold_options, by_gates, cache_dir=cache_dir, candidate=candidate
+        ).decisions
 
-    with label(spec, cache_dir=cache_dir, address=address, announce=announce) as labelled:
-        return judge(labelled, decide if gates else None, limits)
+    with label(
+        spec, cache_dir=cache_dir, address=address, options=options, announce=announce
+    ) as labelled:
+        return judge(labelled, decide if limits.gates else None, limits)
 
 
-def judge(labelled: Outcome, gate: Gate | None, limits: Limits) -> ScheduledRun:
+def judge(labelled: Outcome, gate: Gate | None, limits: Limits) -> JudgedRun:
     """Compares the labelled output with the previous snapshot, and publishes or rejects it."""
     previous = last_snapshot(labelled.store, labelled.job.spec.name)
     if not labelled.complete:
-        return ScheduledRun(labelled, previous, None, (), ())
+        return JudgedRun(labelled, previous, None, (), ())
     candidate = labelled.contents
     decisions = gate(candidate) if gate else ()
     comparison = None
@@ -94,7 +95,5 @@ def judge(labelled: Outcome, gate: Gate | None, limits: Limits) -> ScheduledRun:
     )
     if comparison:
         rejected += exceeded(comparison, limits)
-    number = None if rejected else labelled.publish()
-    return ScheduledRun(
-        replace(labelled, snapshot=number), previous, comparison, decisions, rejected
-    )
+    outcome = labelled if rejected else labelled.published(partial=False)
+    return JudgedRun(outcome, previous, comparison, decisions, rejected)

@@ -1,0 +1,131 @@
+"""The flags of the command: one for each field of the library's options. Entry point: `with_flags`.
+
+A flag has the name, the default and the help of its field. The tables below say what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+from cyclopts import Parameter
+from pydantic_core.core_schema import any_schema
+
+SpecFile = Annotated[str, Parameter("SPEC", help="YAML file that says what to label.")]
+AsJson = Annotated[bool, Parameter("--json", help="Print one JSON value instead of tables.")]
+Data = Annotated[
+    str, Parameter("DATA", help="File, folder or glob of documents, local or at a URL.")
+]
+GoldFile = Annotated[
+    str,
+    Parameter(help="Gold labels: a CSV, JSON lines or Parquet file, or another run's output."),
+]
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def _whole_number(_: Any, tokens: Sequence[Any]) -> int:
+    """`4` as a number; neither 4.0 nor 1e3 is one."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError("write a whole number") from None
+
+
+def _pairs(_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str], ...]:
+    """Each `LEFT=RIGHT` split at its last `=`, because a gold value may contain one."""
+    pairs = [token.value.rpartition("=") for token in tokens]
+    for left, _sign, right in pairs:
+        if not (left and right):
+            raise ValueError("write LEFT=RIGHT")
+    return tuple((left, right) for left, _, right in pairs)
+
+
+def _distinct_pairs(type_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str], ...]:
+    """As `_pairs`; each left side may occur once."""
+    pairs = _pairs(type_, tokens)
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("one name occurs twice; write each name once")
+    return pairs
+
+
+_WHOLE = Parameter(metavar="N", converter=_whole_number, n_tokens=1)
+# Flags with another name than their field, or with values of another form.
+_FLAGS = {
+    "columns": Parameter("--column", converter=_distinct_pairs, n_tokens=1),
+    "gates": Parameter("--gate"),
+    "n": Parameter(("--n", "-n")),
+    "scores": Parameter("--score", converter=_distinct_pairs, n_tokens=1),
+    "tasks": Parameter("--task"),
+    "terms": Parameter("--term"),
+    "values": Parameter("--value", converter=_pairs, n_tokens=1),
+}
+# What the help shows in place of a value; for a whole number it is N.
+_PLACEHOLDERS = {
+    "ADDRESS": ("address",),
+    "COLUMN": ("id", "text"),
+    "COST": ("max_cost",),
+    "DAYS": ("older_than",),
+    "FILE": ("gold",),
+    "GATE": ("gates",),
+    "GOLD=LABEL": ("values",),
+    "GROUP": ("by",),
+    "HOURS": ("max_hours",),
+    "LABEL": ("positive",),
+    "LAYERS": ("layers",),
+    "MODEL": ("model",),
+    "PATH": ("dropped", "to"),
+    "PRICE": ("price",),
+    "RATE": ("rate",),
+    "SECONDS": ("stall_limit",),
+    "SHARE": ("half_width", "hold_out", "sample"),
+    "SQL": ("where",),
+    "TASK": ("task", "tasks"),
+    "TASK=COLUMN": ("columns", "scores"),
+    "WORD": ("terms",),
+    "X": ("confidence", "max_failing", "max_flip_rate", "max_psi", "precision", "recall"),
+}
+_PLACEHOLDER_OF = {name: shown for shown, names in _PLACEHOLDERS.items() for name in names}
+
+
+def with_flags(verb: Verb) -> Verb:
+    """The function of a verb, whose parameters the parser reads with the tables of this module.
+
+    A parameter whose type is a class of options has a flag for each field.
+    """
+    hints = get_type_hints(verb, include_extras=True)
+    verb.__annotations__ = {name: _flag(name, hint) for name, hint in hints.items()}
+    return verb
+
+
+def _flag(name: str, hint: Any) -> Any:
+    if is_dataclass(hint):
+        return Annotated[_parsed(hint), Parameter("*")]
+    if int in (hint, *get_args(hint)):
+        hint = Annotated[hint, _WHOLE]
+    elif name in _PLACEHOLDER_OF:
+        hint = Annotated[hint, Parameter(metavar=_PLACEHOLDER_OF[name])]
+    return Annotated[hint, _FLAGS[name]] if name in _FLAGS else hint
+
+
+def _parsed(options: Any) -> type:
+    """A class with the same fields, annotated for the parser; a call of it gives `options`."""
+    hints = {name: _flag(name, hint) for name, hint in get_type_hints(options).items()}
+    content = {
+        "__slots__": (),
+        "__annotations__": hints,
+        "__new__": lambda _class, **values: options(**values),
+        # — the parser lets pydantic check that a value is of this class
+        "__get_pydantic_core_schema__": classmethod(lambda *_: any_schema()),
+    }
+    return type(options.__name__, (options,), content)
+
+
+def words_of(options: Any) -> tuple[str, ...]:
+    """The options that differ from their defaults, as words of a command line, one for each."""
+    words = []
+    for field in fields(options):
+        value, flag = getattr(options, field.name), f"--{field.name.replace('_', '-')}"
+        if value != field.default:
+            words.append(flag if value is True else f"{flag}={value}")
+    return tuple(words)

@@ -1,0 +1,119 @@
+"""The verbs of the command `assay` that measure and improve the answers, one function each."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from cyclopts import Group
+
+from pipeline.cache import cache_dir
+from pipeline.cli.app import EXIT_COMPLETE, EXIT_FAILED, print_result, shown_by, spec_in
+from pipeline.cli.parameters import AsJson, GoldFile, SpecFile
+from pipeline.cli.verbs import imports_of_torch, verb
+from pipeline.options import (
+    CalibrateOptions,
+    CascadeOptions,
+    EvalOptions,
+    FitOptions,
+    GoldColumns,
+    GoldOptions,
+)
+
+IMPROVE = Group("Measure and improve the answers", sort_key=2)
+
+
+@verb(IMPROVE, 1, "eval")
+def evaluate(
+    spec_file: SpecFile,
+    /,
+    *,
+    gold: GoldFile,
+    gold_options: GoldOptions = GoldOptions(),
+    options: EvalOptions = EvalOptions(),
+    as_json: AsJson = False,
+) -> int:
+    """Compare the answers with gold labels, with confidence intervals.
+
+    `assay report --gold` shows the same figures on a page. The exit code is 1 if a gate fails.
+    """
+    from pipeline.report.evaluation_table import evaluation_json, show_evaluation
+    from pipeline.verbs.evaluate import evaluate
+
+    with spec_in(spec_file) as spec:
+        evaluation = evaluate(spec, gold, gold_options, options, cache_dir=cache_dir())
+    code = EXIT_COMPLETE if evaluation.passed else EXIT_FAILED
+    return print_result(evaluation, show_evaluation, evaluation_json, as_json=as_json, code=code)
+
+
+@verb(IMPROVE, 2)
+def fit(
+    spec_file: SpecFile,
+    /,
+    *,
+    gold: GoldFile,
+    gold_options: GoldOptions = GoldOptions(),
+    options: FitOptions = FitOptions(),
+    as_json: AsJson = False,
+) -> int:
+    """Fit trained readouts to gold labels, and write their files.
+
+    The figures come from rows that were held out by cross-validation. Of the layers that are as
+    good as the best one, up to one standard error, the cheapest is chosen.
+    """
+    from pipeline.report.progress import fit_progress
+
+    with spec_in(spec_file) as spec, shown_by(fit_progress) as announce:
+        with imports_of_torch():
+            from pipeline.report.fit import fit_json, show_fit
+            from pipeline.verbs.fit import fit_readouts
+        fitted = fit_readouts(
+            spec, gold, gold_options, options, cache_dir=cache_dir(), announce=announce
+        )
+    return print_result(fitted, partial(show_fit, spec_file=spec_file), fit_json, as_json=as_json)
+
+
+@verb(IMPROVE, 3)
+def calibrate(
+    spec_file: SpecFile,
+    /,
+    *,
+    options: CalibrateOptions,
+    gold_options: GoldColumns = GoldColumns(),
+    as_json: AsJson = False,
+) -> int:
+    """Write the calibration file of a task, from its answers in the output.
+
+    Gold rows that the task's readout was fitted to are left out.
+    """
+    with spec_in(spec_file) as spec:
+        with imports_of_torch():
+            from pipeline.report.fit import calibrated_json, show_calibrated
+            from pipeline.verbs.calibrate import calibrate
+        calibrated = calibrate(spec, options, gold_options=gold_options, cache_dir=cache_dir())
+    return print_result(calibrated, show_calibrated, calibrated_json, as_json=as_json)
+
+
+@verb(IMPROVE, 4)
+def cascade(
+    spec_file: SpecFile,
+    /,
+    *,
+    options: CascadeOptions,
+    gold_options: GoldColumns = GoldColumns(),
+    as_json: AsJson = False,
+) -> int:
+    """Choose the thresholds between the stages of a cascade, from a sample.
+
+    Every stage answers the sample. With the stated confidence, the cascade then has the recall and
+    the precision, compared with the last stage alone, or with gold labels.
+    """
+    from pipeline.report.progress import run_progress
+
+    with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
+        with imports_of_torch():
+            from pipeline.report.fit import show_thresholds, thresholds_json
+            from pipeline.verbs.cascade import choose_thresholds
+        chosen = choose_thresholds(
+            spec, options, gold_options=gold_options, cache_dir=cache_dir(), announce=announce
+        )
+    return print_result(chosen, show_thresholds, thresholds_json, as_json=as_json)
