@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command import WITH_MODEL, assay
 from fitted import write_calibration
 from generation import greedily_decoded
 from stages import run_without_ray
@@ -326,3 +327,20 @@ def test_an_encoder_continues_nothing() -> None:
     }
     with pytest.raises(SpecError, match=r"tasks\.0\.explain: an encoder has no text to continue"):
         parse_spec(json.dumps(content))
+
+
+@pytest.mark.parametrize("command", WITH_MODEL)
+@pytest.mark.parametrize("fault", ["stage 2 asked", "create 1", "create 3"])
+def test_a_killed_run_is_completed_by_the_next(
+    explained: Explained, fault: str, command: tuple[str, ...]
+) -> None:
+    texts = explained.write("a", TEXTS[:12])
+    died = explained.folder / "died"
+    code, _, _ = assay(explained.spec_file, fault=f"{fault}=die:{died}", command=command)
+    # — of a worker's death Ray's driver hears, and starts another
+    assert died.exists() and (code == -9 or fault == "create 1")
+    code, counts, err = assay(explained.spec_file, command=command)
+    assert code == 0 and counts["complete"], err
+    check(explained, texts, {*texts})
+    code, counts, err = assay(explained.spec_file, command=command)
+    assert (code, counts["objects_created"], counts["snapshot"]) == (0, 0, 1), err
