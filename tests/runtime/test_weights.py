@@ -146,6 +146,23 @@ def test_a_worker_refuses_files_that_the_plan_did_not_name(
         fetch(planned, tmp_path / "worker", place.options)
 
 
+def test_a_model_that_is_replaced_while_it_is_fetched_is_refused(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{tmp_path.name}/model"
+    memory, place = fsspec.url_to_fs(url)
+    memory.put(f"{model_folder}/", f"{place}/", recursive=True)
+    get = type(memory).get_file
+
+    def replacing(self: Any, source: str, target: str) -> None:
+        get(self, source, target)
+        self.pipe_file(f"{place}/config.json", b"{}")
+
+    monkeypatch.setattr(type(memory), "get_file", replacing)
+    with pytest.raises(StorageError, match=r"config\.json changed while the job ran"):
+        locate(ModelSpec(path=url), tmp_path / "cache")
+
+
 def test_a_store_that_does_not_answer_now_is_asked_again_later(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
