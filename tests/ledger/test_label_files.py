@@ -221,25 +221,27 @@ def test_the_first_writers_file_stands(store: LocalStore) -> None:
     assert {key: store.read(key) for key in before} == before
 
 
-def test_labels_are_of_the_documents_file_that_exists_and_it_is_not_created_again(
+def test_a_commit_creates_each_file_once_reads_none_and_refuses_other_documents(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert commit_shard(store, SHARD, DOCUMENTS, []) == [documents_key(SHARD.id)]
     tried: list[str] = []
     create = LocalStore.create
     monkeypatch.setattr(
         LocalStore, "create", lambda store, key, data: tried.append(key) or create(store, key, data)
     )
-    tasks = [f"task{number}" for number in range(6)]
-    for task in tasks:  # as work items of one shard do
-        commit_shard(store, SHARD, DOCUMENTS, [label_file(task)])
-    assert tried == [label_key(task, "f" * 16, SHARD.id) for task in tasks]
+    keys = [documents_key(SHARD.id), *(label_key(t, "f" * 16, SHARD.id) for t in ("a", "b"))]
+    with monkeypatch.context() as patch:
+        patch.delattr(LocalStore, "list")
+        patch.delattr(LocalStore, "read")
+        commit_shard(store, SHARD, DOCUMENTS, [label_file("a")])
+        commit_shard(store, SHARD, DOCUMENTS, [label_file("b")], has_documents=True)
+    assert tried == keys
     # — the input is read in another order now: rows and labels agree, and the file has others
     order = [0, 2, 1]
     other = [label_file("late", toy_rows().take(order))]
     with pytest.raises(StorageError, match=f"{SHARD.id}.parquet: has other documents than"):
         commit_shard(store, SHARD, DOCUMENTS.take(order), other)
-    assert tried == [label_key(task, "f" * 16, SHARD.id) for task in tasks]
+    assert {stored.key for stored in store.list("")} == {*keys}
 
 
 @pytest.mark.parametrize(
