@@ -114,7 +114,9 @@ class Labeller:
             )
         ]
         chunks = [document for document, _ in fitted]
-        answers = ShardAnswers(chunks, self.spec.model_tasks, text_identities(documents))
+        answers = ShardAnswers(
+            chunks, self.spec.model_tasks, text_identities(documents).to_pylist()
+        )
         with self._lock:
             answers.label_rows(self._engine, 0, len(chunks))
         return labelled_documents(answers, [status for _, status in fitted])

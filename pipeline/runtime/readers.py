@@ -116,7 +116,7 @@ class Reader:
         document are answered in one reading.
         """
         tasks = [task for task in self.job.spec.tasks if task.name in asked]
-        identities = text_identities(documents)
+        identities = text_identities(documents).to_pylist()
         answers: dict[str, list[pa.StructArray]] = {task.name: [] for task in tasks}
         read, usage = 0, Usage()
         masks = np.stack([asked[task.name] for task in tasks])  # [tasks, docs]
@@ -150,7 +150,7 @@ class Reader:
         prefix, suffixes = answered_suffixes(tokenizer, self.job.spec.prompt, self.job.spec.tasks)
         chunks, status = self.tokenise(documents, asked)
         # — of equal texts the first is continued, and the others get its continuation
-        first_of = first_of_equals(chunks, text_identities(documents))
+        first_of = first_of_equals(chunks, text_identities(documents).to_pylist())
         rows = [row for row, of_row in enumerate(chunks) if of_row and row not in first_of]
         prompts = [
             [*prefix, *chunks[row][0].tolist(), *suffixes[task.name][str(labels[row])]]
