@@ -33,6 +33,7 @@ PROBE = "import sys, json, {module}; print(json.dumps(sorted(sys.modules)))"
         ("pipeline.runtime.run", {"torch", "transformers", "ray.data", "pandas"}),
         ("pipeline.inference.engine", {"ray", "pyarrow", "fsspec"}),
         ("pipeline.labeller", {"ray"}),
+        ("pipeline.ledger.dataset", {"ray", "torch"}),
     ],
 )
 def test_a_process_loads_only_what_its_side_needs(module: str, never: set[str]) -> None:

@@ -143,8 +143,8 @@ def _read(
     read = _Snapshots()
     for number in numbers:
         snapshot = contents(store, number)
-        own = stored.get(snapshot_key(number))
-        made_s = own.modified_s if own else inf
+        header = stored.get(snapshot_key(number))
+        made_s = header.modified_s if header else inf
         versions = {(name, task.fp) for name, task in snapshot.tasks.items()}
         for version in versions:
             read.published_s[version] = max(made_s, read.published_s.get(version, -inf))

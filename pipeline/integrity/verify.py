@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, ROW
 from pipeline.ledger.keys import parse_key, spec_key
-from pipeline.ledger.label_files import metadata_of, shard_in
+from pipeline.ledger.label_files import metadata_of, read_file, shard_in
 from pipeline.ledger.rows import MISSING, changed_files
 from pipeline.ledger.snapshots import (
     Contents,
@@ -136,16 +135,19 @@ def _objects_at(path: str, cache_dir: Path, options: Options) -> list[InputObjec
         raise
 
 
-def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> list[Damage]:
-    damages: list[Damage] = []
+def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[Damage]:
     fix = "restore it from a copy, or from the metadata `assay.spec` of the task's label files"
     for name, task in tasks.items():
         key = spec_key(name, task.fp)
-        data = _read(store, key, damages, fix)
-        if data is not None and (hashed := sha256_hex(data, 16)) != task.fp:
-            what = f"its content hashes to {hashed}: its content was changed"
-            damages.append(Damage(key, what, fix))
-    return damages
+        try:
+            hashed = sha256_hex(store.read(key), 16)
+        except UnavailableError:
+            raise
+        except StorageError as error:
+            yield Damage(key, f"cannot be read ({error})", fix)
+            continue
+        if hashed != task.fp:
+            yield Damage(key, f"its content hashes to {hashed}: its content was changed", fix)
 
 
 def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
@@ -190,16 +192,15 @@ def _checked(
         damages.append(Damage(file.key, change))
         if change == MISSING:
             return None
-    data = _read(audit.store, file.key, damages)
-    if data is None:
-        return None
     task = None if file.task is None else audit.tasks[file.task]
     columns = DOCUMENTS_FILE_COLUMNS if task is None else ("doc_id", *task.columns)
     try:
-        table = pq.read_table(pa.BufferReader(data), use_threads=False)
+        table = read_file(audit.store, file.key, None)
         table = table.select([*columns, *({ROW} & {*table.column_names})])
-    except (pa.ArrowException, OSError, KeyError) as error:
-        what = f"is not a label or documents file of assay: {' '.join(str(error).split())}"
+    except UnavailableError:
+        raise
+    except (StorageError, KeyError) as error:
+        what = f"cannot be read as a label or documents file: {' '.join(str(error).split())}"
         damages.append(Damage(file.key, what))
         return None
     broken = [*_misplaced(file, task, shard, table)]
@@ -243,15 +244,4 @@ def _origin(table: pa.Table) -> Shard | None:
     try:
         return shard_in(table)
     except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _read(store: Store, key: str, damages: list[Damage], fix: str = MAKE_AGAIN) -> bytes | None:
-    """The object, or None if it cannot be read, which is appended to `damages`."""
-    try:
-        return store.read(key)
-    except UnavailableError:
-        raise
-    except StorageError as error:
-        damages.append(Damage(key, f"cannot be read ({error})", fix))
         return None

@@ -50,8 +50,8 @@ _MARKER = re.compile(r"(\d+)-(\d+)-([^/-]+)-[^/-]+")
 
 def attempt_name(fp: Mapping[str, str], work: WorkItem) -> str:
     """The folder of a work item's attempts, `<hash>/<sid>`: the hash is of all its tasks' fps."""
-    of_tasks = canonical_json(sorted(fp[task] for task in work.tasks))
-    return f"{sha256_hex(of_tasks, 16)}/{work.shard.id}"
+    versions = canonical_json(sorted(fp[task] for task in work.tasks))
+    return f"{sha256_hex(versions, 16)}/{work.shard.id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Attempts:
         """
         markers, deaths = self._markers(), defaultdict[RowRange, int](int)
         for part, run_ids in markers.items():
-            own = sum(run_id == self.run_id for run_id in run_ids.values())
-            deaths[part] = own + (len(run_ids) - own) // OTHER_RUNS_DEATHS
+            in_this_run = sum(run_id == self.run_id for run_id in run_ids.values())
+            deaths[part] = in_this_run + (len(run_ids) - in_this_run) // OTHER_RUNS_DEATHS
         deaths[0, rows] = max(0, deaths[0, rows] - DEATHS_OF_A_SHARD + (rows > 1))
         parts = sorted(_parts((0, rows), deaths), key=lambda p: (-deaths[p], p[1] - p[0]))
         deadly = {p for p in parts if p[1] - p[0] == 1 and deaths[p] >= DEATHS_OF_A_ROW}

@@ -116,8 +116,8 @@ def committed(
         if documents is None:
             documents = {sid: etag for sid, _, etag in _list_files(store, DOCUMENTS, interned)}
         labels, retries = {}, {}
-        for task, of_task in zip(fp, listed, strict=True):
-            labels[task], retries[task] = of_task
+        for task, files in zip(fp, listed, strict=True):
+            labels[task], retries[task] = files
     return Committed(dict(fp), documents, labels, retries)
 
 
@@ -142,7 +142,8 @@ def unfinished(work_items: Sequence[WorkItem], done: Committed) -> list[WorkItem
     left = []
     for item in work_items:
         tasks = tuple(t for t in item.tasks if done.retry(t, item.shard.cell) < item.retry)
-        left += [replace(item, tasks=tasks)] * bool(tasks)
+        if tasks:
+            left.append(replace(item, tasks=tasks))
     return left
 
 
@@ -160,7 +161,7 @@ def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, byt
 def stored_fps(store: Store, task: str) -> list[str]:
     """The fingerprints of the task whose content the output has."""
     keys = [(stored.key, parse_key(stored.key)) for stored in store.list(f"{SPECS}{task}/")]
-    return [own.fp for key, own in keys if own and key == spec_key(task, own.fp)]
+    return [parts.fp for key, parts in keys if parts and key == spec_key(task, parts.fp)]
 
 
 def stored_version(store: Store, task: str, fp: str) -> Fingerprint:

@@ -76,13 +76,9 @@ def versions(task_type: pa.StructType) -> tuple[str, ...]:
 
 def structs(table: pa.Table) -> pa.StructArray:
     """The rows of the table as structs, with strings for dictionaries."""
-    columns = [column.cast(_plain(column.type)).combine_chunks() for column in table.columns]
-    return pa.StructArray.from_arrays(columns, names=table.column_names)
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of a dictionary's values; any other type as it is."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    types = (f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in table.schema)
+    plain = [field.with_type(kind) for field, kind in zip(table.schema, types, strict=True)]
+    return table.cast(pa.schema(plain)).to_struct_array().combine_chunks()
 
 
 def with_column(rows: pa.StructArray, name: str, values: pa.Array) -> pa.StructArray:

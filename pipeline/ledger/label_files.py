@@ -91,13 +91,19 @@ def shard_in(table: pa.Table) -> Shard:
 
 
 def commit_shard(
-    store: Store, shard: Shard, documents: pa.Table, label_files: Sequence[LabelFile]
+    store: Store,
+    shard: Shard,
+    documents: pa.Table,
+    label_files: Sequence[LabelFile],
+    *,
+    has_documents: bool = False,
 ) -> list[str]:
     """Creates the shard's documents file and its label files; the keys of the new files.
 
     Existing files stay. Every file is built and read back before the first is created, so a shard
-    with wrong rows leaves no file. StorageError if the documents are not the shard's rows, or not
-    those of its documents file.
+    with wrong rows leaves no file. With `has_documents`, the shard has a documents file with these
+    documents. StorageError if the documents are not the shard's rows, or not those of its documents
+    file.
     """
     for rows in (documents.num_rows, *(len(file.rows) for file in label_files)):
         if rows != shard.rows:
@@ -106,9 +112,8 @@ def commit_shard(
                 f"committed, run again"
             )
     documents_file, ids = documents_key(shard.id), documents.column("doc_id")
-    exists = bool(label_files) and _has_documents(store, shard, ids)
     built = {}
-    if not exists:
+    if not has_documents:
         origin = {"shard": canonical_json(shard.whole.to_json()).decode()}
         built[documents_file] = to_parquet(documents_table(documents), origin)
         verify(built[documents_file], ids)
@@ -117,32 +122,17 @@ def commit_shard(
         built[file.key] = to_parquet(_label_table(file, shard, ids), {**file.metadata, **origin})
         verify(built[file.key], ids.filter(file.rows.is_valid()) if is_part(file.key) else ids)
     made = []
-    for number, (key, data) in enumerate(built.items(), start=exists):
+    for number, (key, data) in enumerate(built.items(), start=has_documents):
         failpoint(f"create {number}")
         if store.create(key, data):
             made.append(key)
-        elif key == documents_file:  # another run has created it since
-            _has_documents(store, shard, ids)
+        elif key == documents_file and not read_file(store, key, ["doc_id"])["doc_id"].equals(ids):
+            raise StorageError(
+                f"{store.url}/{key}: has other documents than {shard.path}, so no labels were "
+                f"committed; restore the input, or delete this file and its shard's label files"
+            )
     failpoint("created")
     return made
-
-
-def _has_documents(store: Store, shard: Shard, ids: pa.ChunkedArray) -> bool:
-    """Whether the shard has a documents file; StorageError if that has other documents."""
-    key = documents_key(shard.id)
-    try:
-        stored = read_file(store, key, ["doc_id"]).column("doc_id")
-    except StorageError:
-        if not any(each.key == key for each in store.list(key)):
-            return False
-        # — another run may have created it between the two requests
-        stored = read_file(store, key, ["doc_id"]).column("doc_id")
-    if not stored.equals(ids):
-        raise StorageError(
-            f"{store.url}/{key}: has other documents than {shard.path}, so no labels were "
-            f"committed; restore the input, or delete this file and its shard's label files"
-        )
-    return True
 
 
 def _label_table(file: LabelFile, shard: Shard, ids: pa.ChunkedArray) -> pa.Table:

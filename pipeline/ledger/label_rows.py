@@ -54,13 +54,9 @@ def answer_rows(labelled: LabelledDocuments, task: TaskSpec) -> pa.StructArray:
 def unanswered_rows(status: Sequence[str], task: TaskSpec) -> pa.StructArray:
     """[docs] the same without any answer."""
     names = [name for name in answer_columns(task) if name not in ADDED]
-    kind, rows = answers_type(names, list(task.labels)), len(status)
-    columns = {field.name: pa.nulls(rows, field.type) for field in kind}
-    columns |= {
-        "n_tokens": pa.array(np.zeros(rows, np.int32)),
-        "n_chunks": pa.array(np.zeros(rows, np.int16)),
-        "status": pa.array(status, pa.string()),
-    }
+    kind, none = answers_type(names, list(task.labels)), np.zeros(len(status), np.int32)
+    columns = {field.name: pa.nulls(len(status), field.type) for field in kind}
+    columns |= reading_columns(np.full(len(status), np.nan, np.float32), none, none, status)
     return pa.StructArray.from_arrays([columns[name] for name in names], fields=list(kind))
 
 

@@ -53,7 +53,7 @@ class StoredAnswers:
         the same shard, unless this is a retry. The rows are without the columns that are added to
         answers, such as the calibrated ones. The first value is None if there is no answer at all.
         """
-        texts = text_hashes_and_lengths(documents)
+        texts = text_identities(documents)
         # — a document without text has no answer, but its hash may equal another's
         is_open = _mask(pc.equal(documents.column("status").cast(pa.string()), OK))  # [docs]
         rows = np.full(len(texts), -1, np.int64)  # of the concatenated `answers`; -1: none
@@ -114,7 +114,7 @@ class StoredAnswers:
 
     def _read_texts(self, sid: str) -> pa.StringArray:
         columns = ["content_hash", "n_chars"]
-        return text_hashes_and_lengths(read_file(self._store, documents_key(sid), columns))
+        return text_identities(read_file(self._store, documents_key(sid), columns))
 
 
 def answered_rows(store: Store, keys: Sequence[str]) -> int:
@@ -124,16 +124,10 @@ def answered_rows(store: Store, keys: Sequence[str]) -> int:
     return len({row for each in answers for row in each[ROW].to_pylist()})
 
 
-def text_hashes_and_lengths(documents: pa.Table) -> pa.StringArray:
-    """The identity of each text: its hash of 128 bits and its number of characters."""
+def text_identities(documents: pa.Table) -> pa.StringArray:
+    """What equal texts, and no others, share: the hash of 128 bits and the number of characters."""
     columns = (documents.column(name).cast(pa.string()) for name in ("content_hash", "n_chars"))
     return pc.binary_join_element_wise(*columns, ":").combine_chunks()
-
-
-def text_identities(documents: pa.Table) -> list[str]:
-    """What equal texts, and no others, have in common; a string for each document."""
-    identities: list[str] = text_hashes_and_lengths(documents).to_pylist()
-    return identities
 
 
 def _mask(values: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:

@@ -258,8 +258,8 @@ def published_counts(
             file.get("failed") is not None
             and done.labels.get(file["task"], {}).get(cell) == file["etag"]
         ):
-            own = FileCounts(file["failed"], file["taken_over"])
-            counts[file["key"]] = interned.setdefault(own, own)
+            file_counts = FileCounts(file["failed"], file["taken_over"])
+            counts[file["key"]] = interned.setdefault(file_counts, file_counts)
     return counts
 
 
@@ -348,8 +348,7 @@ def _create(
 
     def files_of(shard: NamedShard) -> Iterator[dict[str, Any]]:
         for file in shard.files:
-            own = counts.get(file.key)
-            yield fields_of(file) | ({} if own is None else own._asdict())
+            yield fields_of(file) | (counts[file.key]._asdict() if file.key in counts else {})
 
     def place_of(shard: NamedShard) -> dict[str, Any]:
         return {name: getattr(shard, name) for name in _OF_SHARD}

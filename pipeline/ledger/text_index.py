@@ -89,13 +89,12 @@ class IndexObject:
 
     def numbers_of(self, queries: Hashes, numbers: Mapping[str, int]) -> NDArray[np.int32]:
         """[queries] the number of a shard with the text, of the shards with a number; else -1."""
-        of_shards = np.array([numbers.get(sid, -1) for sid in self.sids], np.int32)
-        of_entries = of_shards[self.shards]
-        hashes, of_hashes = self.hashes[of_entries >= 0], of_entries[of_entries >= 0]
+        by_entry = np.array([numbers.get(sid, -1) for sid in self.sids], np.int32)[self.shards]
+        hashes, by_hash = self.hashes[by_entry >= 0], by_entry[by_entry >= 0]
         if not len(hashes):
             return np.full(len(queries), -1, np.int32)
         at = np.minimum(np.searchsorted(hashes, queries), len(hashes) - 1)
-        return np.where(hashes[at] == queries, of_hashes[at], np.int32(-1))
+        return np.where(hashes[at] == queries, by_hash[at], np.int32(-1))
 
 
 def text_hashes(documents: pa.Table) -> Hashes:
@@ -148,13 +147,13 @@ def candidates(
     object of the index at a time; `unstored` is one more.
     """
     order = np.argsort(hashes, kind="stable")  # — sorted queries are found in far less time
-    queries, of_queries = hashes[order], np.full(len(hashes), -1, np.int32)
+    queries, by_query = hashes[order], np.full(len(hashes), -1, np.int32)
     more = [] if unstored is None else [unstored]
-    for each in chain(_objects(store), more) if numbers else ():
-        of_queries = np.where(of_queries < 0, each.numbers_of(queries, numbers), of_queries)
-    of_hashes = np.empty_like(of_queries)
-    of_hashes[order] = of_queries
-    return of_hashes
+    for index in chain(_objects(store), more) if numbers else ():
+        by_query = np.where(by_query < 0, index.numbers_of(queries, numbers), by_query)
+    by_hash = np.empty_like(by_query)
+    by_hash[order] = by_query
+    return by_hash
 
 
 def shards_of_objects(store: Store) -> dict[str, tuple[str, ...]]:

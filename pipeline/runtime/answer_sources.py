@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,9 @@ from pipeline.stores.store import Store
 # the model answers the rest. Each of them costs two requests, about as long as a few documents.
 LEAST_SOURCES = 4
 ROWS_A_SOURCE = 256
+# Hashes of about this many texts are in memory at once, with 50 bytes a text. For each further
+# part of the work, the index of texts is read again.
+PART_ROWS = 100_000_000
 
 _Numbers = NDArray[np.int32]  # [texts]: the number of a shard with the text; -1: none
 # By the shards that answer, and how many of them have a whole file; then by the shard that asks.
@@ -44,9 +48,13 @@ _Places = Mapping[tuple[tuple[str, ...], int], Mapping[str, _Numbers]]
 
 def has_answers(job: Job, store: Store, planned: Plan) -> bool:
     """Whether the output has an answer that the missing tasks may reuse."""
+    done = planned.done
     return any(
-        next(iter(store.list(label_folders(task, fp)[0])), None) is not None
-        for fps in _fps(job, store, planned)
+        # — a LIST of an object store is read to its end: the plan's LIST says it first
+        (done.fp.get(task) == fp and done.labels[task])
+        or next(iter(store.list(label_folders(task, fp)[0])), None) is not None
+        for _, versions in _fps_of_readers(job, store, planned)
+        for fps in versions
         for task, fp in fps.items()
     )
 
@@ -82,20 +90,25 @@ def plan_reuse(
     asking = [w for w in items if w.tasks and not w.retry and w.shard.id in has_texts]
     if not asking:
         return planned
-    sids = list(dict.fromkeys(work.shard.id for work in asking))
     if keep:
         index_missing_shards(store, documents)
-    texts = known | hashes_of(store, set(sids) - known.keys())
     unstored = None
     if not keep and len(documents) <= SMALL_INPUT_SHARDS:
         unstored = IndexObject.of(hashes_of(store, documents.keys()))
     versions = _versions(job, store, planned, documents)
-    places = _places(store, sids, texts, versions, unstored)
-    parts = [key for v in versions if v.is_asked_first for sid in sids for key in v.files_of(sid)]
-    count = partial(answered_rows, store) if len(parts) <= SMALL_INPUT_SHARDS else None
-    with_sources = {
-        id(work): _with_sources(work, texts, versions, places, count) for work in asking
-    }
+    first = [version for version in versions if version.is_asked_first]
+    files = {key for each in first for work in asking for key in each.files_of(work.shard.id)}
+    count = partial(answered_rows, store) if len(files) <= SMALL_INPUT_SHARDS else None
+    with_sources: dict[int, WorkItem] = {}
+    ends = accumulate(work.shard.rows for work in asking)
+    for _, pairs in groupby(zip(asking, ends, strict=True), lambda pair: pair[1] // PART_ROWS):
+        part = [work for work, _ in pairs]
+        sids = list(dict.fromkeys(work.shard.id for work in part))
+        texts = known | hashes_of(store, set(sids) - known.keys())
+        places = _places(store, sids, texts, versions, unstored)
+        with_sources |= {
+            id(work): _with_sources(work, texts, versions, places, count) for work in part
+        }
     items = [with_sources.get(id(work), work) for work in items]
     return replace(planned, work_items=tuple(items), distinct=_distinct(planned, texts))
 
@@ -157,12 +170,6 @@ def _with_sources(
     return replace(work, sources=sources, rows_without_answer=unanswered)
 
 
-def _fps(job: Job, store: Store, planned: Plan) -> Iterator[dict[str, str]]:
-    """The versions of missing tasks whose raw answers the readers give: by task, one each time."""
-    for _, of_reader in _fps_of_readers(job, store, planned):
-        yield from of_reader
-
-
 def _fps_of_readers(
     job: Job, store: Store, planned: Plan
 ) -> Iterator[tuple[Job, list[dict[str, str]]]]:
@@ -222,7 +229,7 @@ def _places(
 
 
 def _distinct(planned: Plan, texts: Mapping[str, Hashes]) -> int | None:
-    """The number of different texts of the shards with work; None unless all are known."""
+    """The number of different texts of the shards with work; None unless `texts` has all."""
     sids = {work.shard.id for work in planned.work_items if not work.retry}
     if not sids <= texts.keys():
         return None

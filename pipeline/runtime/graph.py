@@ -274,7 +274,9 @@ def commit_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Tabl
         shard = LabelledShard.from_table(labelled)
         send(work_report(COMMITTING, shard.work))
         store, of = open_store(job.spec.output, job.spec.storage_options), shard.work.shard
-        made = commit_shard(store, of, shard.documents, shard.files)
+        # — the stage that read the documents has compared them with those of the documents file
+        has_documents = not shard.work.documents
+        made = commit_shard(store, of, shard.documents, shard.files, has_documents=has_documents)
         if shard.work.tasks:
             Attempts(store, attempt_name(job.fp, shard.work), job.run_id).forget()
         files = {

@@ -126,7 +126,7 @@ class Reader:
         document are answered in one reading. `on_rows` is that of `ShardAnswers.label_rows`.
         """
         tasks = [task for task in self.job.spec.tasks if task.name in asked]
-        identities = text_identities(documents)
+        identities = text_identities(documents).to_pylist()
         answers: dict[str, list[pa.StructArray]] = {task.name: [] for task in tasks}
         read, usage = 0, Usage()
         masks = np.stack([asked[task.name] for task in tasks])  # [tasks, docs]
@@ -161,7 +161,7 @@ class Reader:
         for task, of_task in asked.items():
             chunks, status = self.tokenise(documents, of_task)
             # — of equal texts the first is continued, and the others get its continuation
-            first_of = first_of_equals(chunks, text_identities(documents))
+            first_of = first_of_equals(chunks, text_identities(documents).to_pylist())
             rows = [row for row, of_row in enumerate(chunks) if of_row and row not in first_of]
             prompts = [
                 [*prefix, *chunks[row][0].tolist(), *suffixes[task][str(labels[task][row])]]

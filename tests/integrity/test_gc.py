@@ -19,7 +19,6 @@ from several_specs import DAY_S, FOREIGN, Everything
 
 from pipeline.integrity.verify import verify
 from pipeline.ledger.keys import (
-    cell_of_part,
     documents_key,
     index_key,
     label_key,
@@ -82,7 +81,7 @@ def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_
         store.create("snapshots/00000099.parquet", b"PAR1")
     for step in range(12):
         everything.clock.now_s += source.uniform(0, 6) * DAY_S
-        match source.choice(["edit", "finish", "finish", "begin", "begin", "parts"]):
+        match source.choice(["edit", "finish", "finish", "begin", "begin", "parts", "retry"]):
             case "edit":
                 everything.corpus.write_file(source.randrange(FILES), seed=step)
             case "finish":
@@ -91,6 +90,8 @@ def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_
                 everything.begin(source.choice("1234"), source.randrange(2), 2)
             case "parts":
                 everything.begin_parts(source.choice("1234"), source.randrange(4))
+            case "retry":
+                everything.try_again(source.choice("1234"))
     store.create("attempts/x/0-3-abc", b"")
     # — nothing reads the calibrations that earlier versions of assay kept beside specs
     store.create(f"specs/toxic/{toy_fingerprints('1')['toxic'].id}.calibration.json", b"{}")
@@ -131,18 +132,6 @@ def test_gc_of_one_spec_keeps_the_unfinished_and_the_unpublished_work_of_the_oth
     everything.finish("b", "of b")
     everything.gc(1, older_than_days=7)
     assert begun <= everything.keys and index_key(1) in everything.keys
-
-
-def test_the_latest_retry_is_kept_and_so_is_the_first_try(
-    everything: Everything,
-) -> None:
-    everything.finish("job", "1")
-    first, second = everything.try_again("1")
-    assert everything.finish("job", "1") == 2
-    assert second in {file.key for file in contents(everything.store).files}
-    removed = everything.gc(1).keys
-    assert removed == ("snapshots/00000001.json", first)
-    assert everything.finish("job", "1") == 2
 
 
 def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
@@ -189,18 +178,3 @@ def test_a_stages_answers_about_some_rows_stay_until_their_shard_is_gone(
     finish(store, everything.corpus.shards(store), {"toxic": cascade}, "job")
     removed = {key for key in everything.gc(1).keys if key.startswith("labels/")}
     assert removed & of_stage == {key for key in of_stage if key.split("/")[-1][:32] in gone}
-
-
-def test_the_latest_retry_of_some_rows_is_kept_with_their_first_try(everything: Everything) -> None:
-    (shard, *_), fp = everything.corpus.shards(everything.store), toy_fingerprints("1")["toxic"]
-    everything.begin_parts("1", 0)
-    first = label_key("toxic", fp.id, cell_of_part(shard.id, b"1"))
-    retry = label_key("toxic", fp.id, cell_of_part(shard.id, b"1"), 1)
-    everything.clock.now_s += 30 * DAY_S
-    assert everything.store.create(retry, everything.store.read(first))
-    everything.finish("job", "1")  # it names neither, so only the retry's age keeps both
-    everything.gc(1, older_than_days=7)
-    assert {first, retry} <= everything.keys
-    everything.clock.now_s += 8 * DAY_S
-    everything.gc(1, older_than_days=7)
-    assert not {first, retry} & everything.keys

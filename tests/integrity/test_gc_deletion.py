@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from finished import (
     finish,
     toy_fingerprints,
 )
-from memory_store import MemoryStore
+from memory_store import MemoryStore, Recording
 from several_specs import Everything
 
 from pipeline.cli import main
@@ -28,23 +28,7 @@ from pipeline.ledger.keys import (
     spec_key,
 )
 from pipeline.stores.local import LocalStore
-from pipeline.stores.store import PROBE_KEY, Store, check_create_only
-
-
-class Recording:
-    """A store that writes down what is deleted, in order."""
-
-    def __init__(self, store: Store) -> None:
-        self.url, self.create, self.read, self.list = (
-            store.url,
-            store.create,
-            store.read,
-            store.list,
-        )
-        self.deleted: list[str] = []
-
-    def delete(self, keys: Sequence[str]) -> None:
-        self.deleted.extend(keys)
+from pipeline.stores.store import PROBE_KEY, check_create_only
 
 
 def test_snapshots_are_deleted_before_the_files_that_they_name(everything: Everything) -> None:

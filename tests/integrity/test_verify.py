@@ -61,6 +61,17 @@ def accept(store: Store) -> None:
     write_snapshot(store, content)
 
 
+def edit(store: Store, key: str, changed: Callable[[pa.Table], pa.Table]) -> None:
+    """Replaces a file by a changed one, with the etag in the snapshot."""
+    rewrite(store, key, write_parquet(changed(read_parquet(store, key))))
+    accept(store)
+
+
+def swapped(table: pa.Table) -> pa.Table:
+    """The rows, of which the first two have changed places."""
+    return table.take([1, 0, *range(2, table.num_rows)])
+
+
 def damages(verified: VerifyResult) -> list[tuple[str, str]]:
     return [(damage.key, damage.what) for damage in verified.damages]
 
@@ -168,9 +179,7 @@ def test_a_label_file_of_another_task_or_fingerprint_is_named(
     other = label_file(shard, "toxic", toy_fingerprints("2")["toxic"])
     key = label_key("toxic", FP["toxic"], shard.id)
     metadata = {"assay.task": "topic", "assay.fp": other.fp, "assay.shard": "{}"}
-    table = read_parquet(finished, key).replace_schema_metadata(metadata)
-    rewrite(finished, key, write_parquet(table))
-    accept(finished)
+    edit(finished, key, lambda table: table.replace_schema_metadata(metadata))
     found = [what for named, what in damages(look(finished)) if named == key]
     assert len(found) == 3
     assert found[0].startswith("its metadata says task 'topic'")
@@ -192,10 +201,7 @@ def test_a_spec_that_does_not_hash_to_its_fingerprint_is_named(
 
 def test_rows_in_another_order_are_named(finished: LocalStore, look: Look) -> None:
     key = keys_of(finished)[0]
-    table = read_parquet(finished, key)
-    order = [1, 0, *range(2, table.num_rows)]
-    rewrite(finished, key, write_parquet(table.take(order)))
-    accept(finished)
+    edit(finished, key, swapped)
     ((named, what),) = damages(look(finished))
     assert named == key and what.endswith("differs in row 0 and 1 more")
 
@@ -205,9 +211,7 @@ def test_all_files_of_a_shard_in_another_order_are_caught_by_the_input(
 ) -> None:
     shard = contents(finished).shards[0]
     for file in shard.files:
-        table = read_parquet(finished, file.key)
-        rewrite(finished, file.key, write_parquet(table.take([1, 0, *range(2, table.num_rows)])))
-    accept(finished)
+        edit(finished, file.key, swapped)
     found = damages(look(finished))
     assert [named for named, _ in found] == [shard.documents.key] * 2
     assert all(f"differs from {shard.path}, from row 0" in what for _, what in found)
@@ -215,12 +219,11 @@ def test_all_files_of_a_shard_in_another_order_are_caught_by_the_input(
 
 def test_a_lost_row_is_named(finished: LocalStore, look: Look) -> None:
     key = keys_of(finished)[0]
-    table = read_parquet(finished, key)
-    rewrite(finished, key, write_parquet(table.slice(1)))
-    accept(finished)
+    rows = read_parquet(finished, key).num_rows
+    edit(finished, key, lambda table: table.slice(1))
     found = damages(look(finished))
     assert {named for named, _ in found} == {key}
-    assert any(what.startswith(f"has {table.num_rows - 1} rows") for _, what in found)
+    assert any(what.startswith(f"has {rows - 1} rows") for _, what in found)
 
 
 def test_a_file_that_is_not_parquet_is_named(finished: LocalStore, look: Look) -> None:
@@ -230,7 +233,7 @@ def test_a_file_that_is_not_parquet_is_named(finished: LocalStore, look: Look) -
     accept(finished)
     found = damages(look(finished))
     assert [named for named, _ in found] == [first, second]
-    assert all(what.startswith("is not a label or documents file of assay") for _, what in found)
+    assert all(what.startswith("cannot be read as a label or documents file") for _, what in found)
 
 
 def test_inputs_that_changed_or_are_gone_are_counted_and_not_failed(
@@ -279,11 +282,9 @@ def test_a_slice_whose_documents_file_differs_from_the_input_is_named(
 ) -> None:
     """Even in a row outside the slice: the file is that of the whole shard."""
     shard = contents(sliced).shards[1]
-    table = read_parquet(sliced, shard.documents.key)
-    hashes = table.column("content_hash").to_pylist()
-    edited = table.set_column(1, "content_hash", pa.array(["0" * 32, *hashes[1:]]))
-    rewrite(sliced, shard.documents.key, write_parquet(edited))
-    accept(sliced)
+    hashes = read_parquet(sliced, shard.documents.key).column("content_hash").to_pylist()
+    changed = pa.array(["0" * 32, *hashes[1:]])
+    edit(sliced, shard.documents.key, lambda t: t.set_column(1, "content_hash", changed))
     ((named, what),) = damages(look(sliced))
     assert named == shard.documents.key and what.startswith("content_hash differs from")
 
@@ -294,11 +295,8 @@ def test_a_slice_with_other_rows_than_its_ids_is_named(
 ) -> None:
     shard = contents(sliced).shards[0]
     key = shard.labels["toxic"].key
-    table = read_parquet(sliced, key)
-    moved = pa.array(table.column("row").to_numpy() + shift)
-    at = table.column_names.index("row")
-    rewrite(sliced, key, write_parquet(table.set_column(at, "row", moved)))
-    accept(sliced)
+    moved = pa.array(read_parquet(sliced, key).column("row").to_numpy() + shift)
+    edit(sliced, key, lambda t: t.set_column(t.column_names.index("row"), "row", moved))
     ((named, what),) = damages(look(sliced))
     assert named == key and what.startswith(f"doc_id is not in the order of {shard.documents.key}")
 

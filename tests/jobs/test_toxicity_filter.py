@@ -46,9 +46,6 @@ def label(store: LocalStore, cache: Path) -> None:
         p[failed] = np.nan
         answers = label_rows(
             p=p,
-            mass=np.where(failed, np.nan, 0.5).astype(np.float32),
-            n_tokens=np.full(rows, 9),
-            n_chunks=np.ones(rows, dtype=np.int16),
             status=["error:toy" if each else "ok" for each in failed],
             labels=LABELS,
         )

@@ -56,10 +56,7 @@ def answers(rows: int, seed: int = 0) -> pa.StructArray:
     random = np.random.default_rng(seed)
     p = random.dirichlet([1, 1], rows).astype(np.float32)
     p[random.random(rows) < 0.5] = np.nan
-    is_open = np.isnan(p[:, 0])
-    mass = np.where(is_open, np.nan, 0.5).astype(np.float32)
-    counts, status = random.integers(0, 9, rows), ["empty" if each else "ok" for each in is_open]
-    return label_rows(p, mass, counts, counts, status, LABELS)
+    return label_rows(p, LABELS, n_tokens=random.integers(0, 9, rows))
 
 
 def known(rows: int) -> pa.StructArray:

@@ -16,7 +16,6 @@ from pipeline.ledger.cells import (
     remaining,
     stored_fps,
     stored_version,
-    unfinished,
 )
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
@@ -118,17 +117,6 @@ def test_each_cell_has_its_own_latest_retry(full: LocalStore) -> None:
         assert (done.label_key("toxic", cell), done.labels["toxic"][cell]) == (key, etags[key])
 
 
-def test_of_a_retry_the_tasks_are_left_whose_file_is_not_there(full: LocalStore) -> None:
-    retry = WorkItem(FIRST, ("toxic", "topic"), documents=False, retry=2)
-    full.create(label_key("toxic", F1, FIRST.id, 1), bytes(12))
-    assert unfinished([retry], committed(full, TASKS, SIDS)) == [retry]
-    full.create(label_key("toxic", F1, FIRST.id, 2), bytes(12))
-    left = unfinished([retry], committed(full, TASKS, SIDS))
-    assert left == [replace(retry, tasks=("topic",))]
-    full.create(label_key("topic", F2, FIRST.id, 2), bytes(12))
-    assert unfinished([retry], committed(full, TASKS, SIDS)) == []
-
-
 def test_an_item_asks_about_the_rows_that_no_source_answers() -> None:
     item = WorkItem(FIRST, ("toxic",), documents=False)
     assert item.asked_rows == FIRST.rows  # not known yet
@@ -140,21 +128,15 @@ def test_an_item_asks_about_the_rows_that_no_source_answers() -> None:
     "key",
     [
         f"labels/toxic/{F1}/{FIRST.id[:2]}/{FIRST.id}.parquet.copy",
-        f"labels/toxic/{F1}/{FIRST.id[:2]}/{FIRST.id}.part.parquet",
-        f"retries/toxic/{F1}/{FIRST.id}.{F1}.{F1}/0001.parquet",
-        f"documents/{FIRST.id}.{F1}.parquet",
-        f"labels/toxic/{F1}/{FIRST.id[:2]}/{FIRST.id}.json",
-        f"labels/toxic/{F1}/{FIRST.id}.parquet",
-        f"labels/toxic/{F1}0/{FIRST.id[:2]}/{FIRST.id}.parquet",
         f"labels/toxic2/{F1}/{FIRST.id[:2]}/{FIRST.id}.parquet",
         f"attempts/{F1}/{FIRST.id}/{FIRST.id}.parquet",
     ],
 )
-def test_a_key_that_only_resembles_a_shards_is_not_its_labels(store: LocalStore, key: str) -> None:
+def test_another_key_is_not_the_labels_of_a_shard(store: LocalStore, key: str) -> None:
+    """`test_keys` has all keys that no version of assay writes."""
     store.create(key, bytes(12))
-    assert committed(store, TASKS, SIDS) == Committed(
-        TASKS, {}, {"toxic": {}, "topic": {}}, {"toxic": {}, "topic": {}}
-    )
+    none: dict[str, dict[str, str]] = {"toxic": {}, "topic": {}}
+    assert committed(store, TASKS, SIDS) == Committed(TASKS, {}, none, none)
 
 
 def test_a_spec_is_written_down_once(store: LocalStore) -> None:

@@ -46,12 +46,7 @@ def commit(store: Store, number: int, writer: int) -> list[str]:
     """Commits a shard whose rows say in `n_tokens` who wrote them."""
     documents = documents_from([RawRow("text", f"{number}-{row}") for row in range(ROWS)])
     answers = label_rows(
-        p=np.full((ROWS, 2), 0.5, np.float32),
-        mass=np.ones(ROWS, np.float32),
-        n_tokens=np.full(ROWS, writer),
-        n_chunks=np.ones(ROWS, np.int64),
-        status=["ok"] * ROWS,
-        labels=LABELS,
+        np.full((ROWS, 2), 0.5, np.float32), LABELS, n_tokens=np.full(ROWS, writer)
     )
     own = shard(number)
     files = [LabelFile(task, fp, own.id, answers, {"fp": fp}) for task, fp in TASKS.items()]

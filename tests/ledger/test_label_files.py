@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from label_tables import label_rows
+from memory_store import Recording
 
 from pipeline.errors import StorageError
 from pipeline.ledger.columns import only
@@ -98,14 +99,7 @@ def test_the_best_label_its_probabilities_and_its_margin_are_kept() -> None:
 
 @pytest.mark.parametrize("docs", [0, 4])
 def test_rows_without_an_answer_have_the_same_columns(docs: int) -> None:
-    rows = label_rows(
-        p=np.full((docs, 3), np.nan, np.float32),
-        mass=np.full(docs, np.nan, np.float32),
-        n_tokens=np.zeros(docs, np.int64),
-        n_chunks=np.zeros(docs, np.int64),
-        status=["empty"] * docs,
-        labels=LABELS,
-    )
+    rows = label_rows(np.full((docs, 3), np.nan, np.float32), LABELS)
     assert rows.type == toy_rows().type
     assert rows.field("label").null_count == rows.field("p").null_count == docs
 
@@ -115,10 +109,8 @@ def test_the_label_is_the_most_probable_one_and_the_margin_its_lead(
     weights: list[list[float]],
 ) -> None:
     p = np.array(weights) / np.sum(weights, axis=1, keepdims=True)
-    rows, ones = len(p), np.ones(len(p), np.int64)
-    p32, status = p.astype(np.float32), ["ok"] * rows
-    answers = label_rows(p32, ones.astype(np.float32), ones, ones, status, LABELS)
-    for row, values in zip(answers.to_pylist(), p32, strict=True):
+    p32 = p.astype(np.float32)
+    for row, values in zip(label_rows(p32, LABELS).to_pylist(), p32, strict=True):
         assert list(row["p"].values()) == values.tolist()
         first, second, _ = sorted(values, reverse=True)
         assert row["p"][row["label"]] == first and row["margin"] == first - second
@@ -126,14 +118,7 @@ def test_the_label_is_the_most_probable_one_and_the_margin_its_lead(
 
 def test_probabilities_that_do_not_sum_to_one_are_our_own_fault() -> None:
     with pytest.raises(AssertionError):
-        label_rows(
-            p=np.array([[0.5, 0.25]], np.float32),
-            mass=np.ones(1, np.float32),
-            n_tokens=np.ones(1, np.int64),
-            n_chunks=np.ones(1, np.int64),
-            status=["ok"],
-            labels=("yes", "no"),
-        )
+        label_rows(np.array([[0.5, 0.25]], np.float32), ("yes", "no"))
 
 
 TABLE = pa.table({"doc_id": ["a", "b", "c"], "label": pa.array(["x", None, "x"])})
@@ -221,25 +206,20 @@ def test_the_first_writers_file_stands(store: LocalStore) -> None:
     assert {key: store.read(key) for key in before} == before
 
 
-def test_labels_are_of_the_documents_file_that_exists_and_it_is_not_created_again(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+def test_a_commit_creates_each_file_once_reads_none_and_refuses_other_documents(
+    store: LocalStore,
 ) -> None:
-    assert commit_shard(store, SHARD, DOCUMENTS, []) == [documents_key(SHARD.id)]
-    tried: list[str] = []
-    create = LocalStore.create
-    monkeypatch.setattr(
-        LocalStore, "create", lambda store, key, data: tried.append(key) or create(store, key, data)
-    )
-    tasks = [f"task{number}" for number in range(6)]
-    for task in tasks:  # as work items of one shard do
-        commit_shard(store, SHARD, DOCUMENTS, [label_file(task)])
-    assert tried == [label_key(task, "f" * 16, SHARD.id) for task in tasks]
+    recording = Recording(store)
+    commit_shard(recording, SHARD, DOCUMENTS, [label_file("a")])
+    commit_shard(recording, SHARD, DOCUMENTS, [label_file("b")], has_documents=True)
+    keys = [documents_key(SHARD.id), *(label_key(t, "f" * 16, SHARD.id) for t in ("a", "b"))]
+    assert recording.created == keys and not recording.read_keys and not recording.listed
     # — the input is read in another order now: rows and labels agree, and the file has others
     order = [0, 2, 1]
     other = [label_file("late", toy_rows().take(order))]
     with pytest.raises(StorageError, match=f"{SHARD.id}.parquet: has other documents than"):
         commit_shard(store, SHARD, DOCUMENTS.take(order), other)
-    assert tried == [label_key(task, "f" * 16, SHARD.id) for task in tasks]
+    assert {stored.key for stored in store.list("")} == {*keys}
 
 
 @pytest.mark.parametrize(

@@ -107,21 +107,8 @@ def test_scores_with_a_length_penalty_have_no_mass() -> None:
     "column, change, rule",
     [
         ("top", lambda r: r[0][0].update(p=0.2), "top is not in descending order in row 0"),
-        ("top", lambda r: r[0][0].update(p=0.9), "top sums to more than 1 in row 0"),
-        ("top", lambda r: r[2][1].update(p=0.0), "top is not between 0 and 1 in row 2"),
-        ("top", lambda r: r[0][2].update(label="z"), "top has a label that was not published"),
         ("top", lambda r: r[0][0].update(label="c"), "label is not the first of top in row 0"),
-        ("top", lambda r: r[0][1].update(p=0.2), "margin is not the first probability minus"),
-        ("top", lambda r: r[2].clear(), "top is empty in row 2"),
-        (
-            "top",
-            lambda r: r.__setitem__(2, None),
-            "top is null with an answer, or not null without",
-        ),
         ("levels", lambda r: r[0][1].update(p=0.7), "a level is more probable than its parent"),
-        ("levels", lambda r: r[0][0].update(label="b"), "a level is not on the label's path in"),
-        ("levels", lambda r: r[0][0].update(p=1.5), "levels is not between 0 and 1 in row 0"),
-        ("levels", lambda r: r.__setitem__(0, None), "levels is null with a label, or not null"),
     ],
 )
 def test_ranked_rows_that_no_model_can_have_answered_are_told(
@@ -170,10 +157,7 @@ def test_ranked_answers_that_are_known_are_laid_over_rows_without_an_answer(
 
 def answers() -> pa.StructArray:
     p = np.array([[0.6, 0.4], [np.nan, np.nan], [0.9, 0.1]], np.float32)
-    mass = np.array([0.5, np.nan, 0.5], np.float32)
-    counts = np.array([1, 0, 1])
-    status = ["ok", "empty", "truncated"]
-    return label_rows(p, mass, counts, counts, status, ("yes", "no"))
+    return label_rows(p, ("yes", "no"), status=["ok", "empty", "truncated"])
 
 
 def test_the_column_is_what_the_calibration_gives_and_null_without_an_answer() -> None:
@@ -203,9 +187,6 @@ def test_a_damaged_column_is_reported() -> None:
 
     assert problems([*rows[:2], None]) == [
         "calibrated is null with an answer, or not null without one in row 2"
-    ]
-    assert problems([rows[0], rows[0], rows[2]]) == [
-        "calibrated is null with an answer, or not null without one in row 1"
     ]
     assert problems([{**rows[0], "label": "no"}, *rows[1:]]) == [
         "calibrated.label is not the most probable in row 0"

@@ -14,7 +14,7 @@ from finished import toy_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from label_tables import label_rows
-from memory_store import MemoryStore
+from memory_store import MemoryStore, Recording
 
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json
@@ -60,9 +60,7 @@ def answers(status: Sequence[str], p: float = 0.75) -> pa.StructArray:
     """A label file's rows; what is not ok has no answer. `n_tokens` has the number of the row."""
     answered = np.array([each == "ok" for each in status])
     values = np.where(answered[:, None], [[p, 1 - p]], np.nan).astype(np.float32)
-    mass = np.where(answered, 0.5, np.nan).astype(np.float32)
-    rows = np.arange(len(status))
-    return label_rows(values, mass, rows, answered * 1, status, LABELS)
+    return label_rows(values, LABELS, n_tokens=np.arange(len(status)), status=status)
 
 
 def commit(
@@ -245,18 +243,6 @@ def test_what_was_added_to_answers_is_not_reused(store: Store) -> None:
     assert {STAGE, "doc_id"}.isdisjoint(field.name for field in rows.type)
 
 
-class Counting:
-    """A store that counts what is read below each top folder."""
-
-    def __init__(self, store: Store) -> None:
-        self.url, self.list, self._store = store.url, store.list, store
-        self.reads: Counter[str] = Counter()
-
-    def read(self, key: str) -> bytes:
-        self.reads[key.partition("/")[0]] += 1
-        return self._store.read(key)
-
-
 def rewritten(
     store: Store, count: int, changed: Callable[[str], str]
 ) -> tuple[Counter[str], list[str | None], Counter[str]]:
@@ -270,14 +256,15 @@ def rewritten(
     for shard in old:
         start = shard.piece.start_row
         commit(store, shard, texts[start : start + SIZE], {"a": ["ok"] * SIZE})
-    counting, new = Counting(store), shard_at(0, "new", rows=len(texts))
+    recording, new = Recording(store), shard_at(0, "new", rows=len(texts))
     status, reused = found(
-        counting,  # type: ignore[arg-type]  # reads alone
+        recording,
         new,
         [changed(text) for text in texts],
         *map(source_of, old),
     )
-    return counting.reads, status, Counter(reused)
+    reads = Counter(key.partition("/")[0] for key in recording.read_keys)
+    return reads, status, Counter(reused)
 
 
 @pytest.mark.parametrize("count", [3, 20])

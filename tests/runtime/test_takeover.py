@@ -15,9 +15,11 @@ from changing_corpus import TOPIC, Corpus, numbered
 from pipeline.ledger.keys import index_key
 
 
+@pytest.mark.parametrize("part_rows", [1, 7, 1_000])
 def test_a_corpus_that_changes_its_form_is_asked_about_new_texts_alone(
-    new_corpus: Callable[[], Corpus],
+    new_corpus: Callable[[], Corpus], part_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pipeline.runtime.answer_sources.PART_ROWS", part_rows)
     corpus = new_corpus()
     corpus.others = [TOPIC]
     for number in range(20):

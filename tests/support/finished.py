@@ -110,7 +110,6 @@ def label_file(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
         p=p,
         mass=np.where(empty, np.nan, source.uniform(0.1, 1, rows)).astype(np.float32),
         n_tokens=np.where(empty, 0, source.integers(1, 9, rows)),
-        n_chunks=np.where(empty, 0, 1),
         status=documents.column("status").to_pylist(),
         labels=labels,
     )

@@ -120,10 +120,8 @@ def _publish(folder: Path, p: Mapping[str, NDArray[np.float32]]) -> None:
         rows, size = slice(shard.piece.start_row, shard.piece.end_row), documents.num_rows
         files = []
         for task, labels in LABELS.items():
-            ones = np.ones(size)
-            status = ["ok"] * size
-            mass = ones.astype(np.float32)
-            answers = label_rows(p[task][rows], mass, ones, ones, status, labels)
+            mass = np.ones(size, np.float32)
+            answers = label_rows(p[task][rows], labels, mass=mass)
             metadata = {"task": task, "fp": fp[task]}
             files.append(LabelFile(task, fp[task], shard.id, answers, metadata))
         commit_shard(store, shard, documents, files)

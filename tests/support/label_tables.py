@@ -14,14 +14,20 @@ from pipeline.ledger.label_rows import probability_columns, reading_columns
 
 def label_rows(
     p: NDArray[np.float32],  # [docs, labels]; a row of NaN is a document without an answer
-    mass: NDArray[np.float32],  # [docs]; NaN where there is none
-    n_tokens: NDArray[np.integer],  # [docs]
-    n_chunks: NDArray[np.integer],  # [docs]
-    status: Sequence[str],
     labels: Sequence[str],
+    *,
+    mass: NDArray[np.float32] | None = None,  # [docs]; NaN where there is none (default: a half)
+    n_tokens: NDArray[np.integer] | None = None,  # [docs] (default: as the chunks)
+    n_chunks: NDArray[np.integer] | None = None,  # [docs] (default: 1 with an answer, else 0)
+    status: Sequence[str] | None = None,  # (default: `ok` with an answer, else `empty`)
 ) -> pa.StructArray:
     """[docs] rows with one probability for each label."""
-    assert len(status) == len(p), (len(status), len(p))
-    columns = probability_columns(p, labels) | reading_columns(mass, n_tokens, n_chunks, status)
+    answered = ~np.isnan(p).any(axis=1)
+    chunks = answered.astype(np.int16) if n_chunks is None else n_chunks
+    masses = np.where(answered, 0.5, np.nan).astype(np.float32) if mass is None else mass
+    statuses = ["ok" if each else "empty" for each in answered] if status is None else status
+    assert len(statuses) == len(p), (len(statuses), len(p))
+    tokens = chunks if n_tokens is None else n_tokens
+    columns = probability_columns(p, labels) | reading_columns(masses, tokens, chunks, statuses)
     ordered = [columns[name] for name in ANSWER_COLUMNS]
     return pa.StructArray.from_arrays(ordered, names=ANSWER_COLUMNS)

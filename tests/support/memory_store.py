@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.errors import StorageError
-from pipeline.stores.store import StoredObject, check_key, check_prefix, is_listed
+from pipeline.stores.store import Store, StoredObject, check_key, check_prefix, is_listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +49,30 @@ class MemoryStore:
             listed = sorted(item for item in self._objects.items() if is_listed(item[0], prefix))
         for key, (data, etag, created_s) in listed:
             yield StoredObject(key, len(data), etag, created_s)
+
+
+class Recording:
+    """Another store, with the keys of what is read, created and deleted, and listed prefixes."""
+
+    def __init__(self, store: Store) -> None:
+        self.url, self._store = store.url, store
+        self.read_keys: list[str] = []
+        self.created: list[str] = []  # also those that existed
+        self.deleted: list[str] = []
+        self.listed: list[str] = []
+
+    def create(self, key: str, data: bytes) -> bool:
+        self.created.append(key)
+        return self._store.create(key, data)
+
+    def read(self, key: str) -> bytes:
+        self.read_keys.append(key)
+        return self._store.read(key)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self.deleted += keys
+        self._store.delete(keys)
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        self.listed.append(prefix)
+        return self._store.list(prefix)

@@ -21,7 +21,7 @@ from memory_store import MemoryStore
 
 from pipeline.integrity.gc import GcResult, collect_garbage
 from pipeline.ledger.columns import only
-from pipeline.ledger.keys import cell_of_part, label_key
+from pipeline.ledger.keys import LABELS, cell_of_part, label_key, parse_key
 from pipeline.ledger.label_files import commit_shard
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
@@ -90,13 +90,15 @@ class Everything:
             commit_shard(self.store, shard, documents_of(shard), files)
         return self.keys - before
 
-    def try_again(self, version: str) -> tuple[str, str]:
-        """Two retries of the first shard's labels, of which the second stands."""
-        shard, fp = self.corpus.shards(self.store)[0], toy_fingerprints(version)["toxic"].id
-        data = self.store.read(label_key("toxic", fp, shard.id))
-        first, second = (label_key("toxic", fp, shard.id, number) for number in (1, 2))
-        assert self.store.create(first, data) and self.store.create(second, data)
-        return first, second
+    def try_again(self, version: str) -> None:
+        """Two retries of all label files of the first shard, whole or of some rows."""
+        sid = self.corpus.shards(self.store)[0].id
+        fps = [fingerprint.id for fingerprint in toy_fingerprints(version).values()]
+        for key, parsed in [(key, parse_key(key)) for key in self.keys]:
+            if parsed and parsed.folder == LABELS and parsed.sid == sid and parsed.fp in fps:
+                for number in (1, 2):
+                    retry = label_key(parsed.task, parsed.fp, parsed.cell, number)
+                    self.store.create(retry, self.store.read(key))
 
     def gc(self, keep: int, delete: bool = True, older_than_days: float = 0) -> GcResult:
         days = {"older_than_days": older_than_days}
