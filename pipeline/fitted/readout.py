@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from safetensors import SafetensorError
 
 from pipeline.errors import Problem
-from pipeline.hashes import parse_json
+from pipeline.hashes import parse_json, validated
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
@@ -128,11 +128,9 @@ def _card(data: bytes) -> Card:
     except (ValueError, KeyError, TypeError) as error:
         raise ReadoutError("is not a safetensors file with the card of a readout") from error
     try:
-        return Card.model_validate_json(card)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ReadoutError(f"its card is invalid: {place}: {first['msg']}") from error
+        return validated(Card, parse_json(card))
+    except ValueError as error:
+        raise ReadoutError(f"its card is invalid: {error}") from error
 
 
 def _map(tensors: Mapping[str, NDArray[Any]], name: str, card: Card) -> LinearMap:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.evaluation.thresholds import operating_points
+from pipeline.evaluation.operating_points import operating_points
 from pipeline.filters.tally import ScoreCounts
 from pipeline.report.console import truncate
 from pipeline.verbs.evaluate import TaskEvaluation

@@ -163,13 +163,13 @@ def show_calibrated(calibrated: Calibrated, console: Console) -> None:
 
 
 def _parameters(calibration: Calibration) -> str:
-    change = calibration.change
-    if isinstance(change, Prior):
-        shares = zip(calibration.labels, change.prior, strict=True)
+    parameters = calibration.parameters
+    if isinstance(parameters, Prior):
+        shares = zip(calibration.labels, parameters.prior, strict=True)
         return ", ".join(f"{label} {share:.3f}" for label, share in shares)
-    if isinstance(change, Temperature):
-        return f"{change.temperature:.3f}"
-    return ", ".join(f"{len(curve.x)} knots" for curve in change.curves)
+    if isinstance(parameters, Temperature):
+        return f"{parameters.temperature:.3f}"
+    return ", ".join(f"{len(curve.x)} knots" for curve in parameters.curves)
 
 
 def show_thresholds(chosen: ChosenThresholds, console: Console) -> None:

@@ -14,13 +14,13 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.fitted.calibration import CalibrationFile, parse_calibration
+from pipeline.fitted.cascade_file import Thresholds, parse_thresholds
 from pipeline.fitted.readout import (
     Readout,
     ReadoutError,
     differences,
     parse_readout,
 )
-from pipeline.fitted.thresholds import Thresholds, parse_thresholds
 from pipeline.hashes import sha256_hex
 from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint
@@ -140,9 +140,8 @@ def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
                     f"it is for the labels {list(own.labels)}, in this order, and the task has "
                     f"{list(task.labels)}"
                 )
-        except (ValueError, KeyError, TypeError) as error:
-            what = _reason(error)
-            fix = f"cannot calibrate task {task.name!r}: {what}; `assay calibrate` makes another"
+        except ValueError as error:
+            fix = f"cannot calibrate task {task.name!r}: {error}; `assay calibrate` makes another"
             problems.append(Problem(place, fix, path))
     if problems:
         raise SpecError(problems)
@@ -185,18 +184,12 @@ def load_thresholds(
             if own.stages != tuple(stages[task.name]):
                 raise ValueError("they are of other stages, or of another version of these")
             loaded[task.name] = own
-        except (ValueError, KeyError, TypeError) as error:
-            what = _reason(error)
-            fix = f"no thresholds for task {task.name!r}: {what}; `assay cascade` chooses them"
+        except ValueError as error:
+            fix = f"no thresholds for task {task.name!r}: {error}; `assay cascade` chooses them"
             problems.append(Problem(place, fix, path))
     if problems:
         raise SpecError(problems)
     return loaded
-
-
-def _reason(error: Exception) -> str:
-    """Why a file cannot be used."""
-    return f"missing {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _read(path: str, spec: JobSpec, place: str) -> bytes:

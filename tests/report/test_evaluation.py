@@ -19,7 +19,7 @@ from rich.console import Console
 from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import score
-from pipeline.evaluation.thresholds import Threshold
+from pipeline.evaluation.operating_points import Threshold
 from pipeline.gold.labels import Gold, GoldTask
 from pipeline.options import GoldOptions
 from pipeline.report.charts import MAX_LINES, curves

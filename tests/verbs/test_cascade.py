@@ -12,8 +12,8 @@ import pytest
 from changing_corpus import Corpus, p_of
 
 from pipeline.errors import SpecError
-from pipeline.evaluation.cascade_thresholds import Promise, choose
-from pipeline.fitted.thresholds import parse_thresholds
+from pipeline.evaluation.cascade_guarantee import Promise, choose
+from pipeline.fitted.cascade_file import parse_thresholds
 from pipeline.options import CascadeOptions
 from pipeline.verbs.cascade import ChosenThresholds, choose_thresholds
 

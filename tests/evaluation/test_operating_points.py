@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import precision_recall_curve
 
 from pipeline.evaluation.metrics import Bools, Floats
-from pipeline.evaluation.thresholds import (
+from pipeline.evaluation.operating_points import (
     choose_threshold,
     find_label_issues,
     operating_points,
