@@ -70,12 +70,8 @@ def _upper_bound(
     errors: NDArray[np.integer], trials: NDArray[np.integer] | int, risk: float
 ) -> Floats:
     """The largest error rate that the counts do not refute (Clopper and Pearson)."""
-    bound: Floats = np.ones(len(errors))
-    some = np.broadcast_to(errors < trials, errors.shape)
-    bound[some] = beta.ppf(
-        1 - risk, errors[some] + 1, np.broadcast_to(trials, errors.shape)[some] - errors[some]
-    )
-    return bound
+    # — where every trial is an error, the bound is 1, and the law of the other cases undefined
+    return np.nan_to_num(beta.ppf(1 - risk, errors + 1, trials - errors), nan=1.0)
 
 
 def choose(

@@ -29,6 +29,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from pipeline.evaluation.metrics import Floats, Ints
+from pipeline.evaluation.resampling import Split, folds
 from pipeline.options import FOLDS
 
 STRENGTHS = (0.001, 0.01, 0.1)  # C of a logistic regression over standardised states
@@ -180,14 +181,6 @@ class GoldStates:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """Rows to fit to and rows to hold out, in rising order."""
-
-    fitted: Ints
-    held_out: Ints
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """How to fit at one layer and pooling, and the loss of that fit on held-out rows."""
 
@@ -305,24 +298,3 @@ def _choice(
         standard_error = float(losses.std(ddof=1) / np.sqrt(rows))
         choices.append(Choice(float(losses.mean()), standard_error, strength, scale, offset))
     return _best(choices)
-
-
-def folds(truth: Ints, groups: Ints, *, number: int, seed: int) -> list[Split]:
-    """Stratified folds of whole groups, which hold out every row once.
-
-    A label may have fewer groups than there are folds, which scikit-learn's folds do not allow.
-    """
-    fold = np.empty(len(truth), np.int64)
-    for place, rows in enumerate(_shuffled_groups(truth, groups, seed)):
-        fold[rows] = place % number
-    splits = [Split(np.flatnonzero(fold != n), np.flatnonzero(fold == n)) for n in range(number)]
-    return [split for split in splits if len(split.fitted) and len(split.held_out)]
-
-
-def _shuffled_groups(truth: Ints, groups: Ints, seed: int) -> list[Ints]:
-    """The rows of each group, in random order, sorted by the label of the group's first row."""
-    _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
-    order = np.random.default_rng(seed).permutation(len(first))
-    order = order[np.argsort(truth[first][order], kind="stable")]
-    rows = np.split(np.argsort(group_of, kind="stable"), np.cumsum(np.bincount(group_of))[:-1])
-    return [rows[group] for group in order]

@@ -7,7 +7,6 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import metrics as oracle
 
-from pipeline.evaluation.bootstrap import Sampling
 from pipeline.evaluation.metrics import (
     BINS,
     HEADLINES,
@@ -18,6 +17,7 @@ from pipeline.evaluation.metrics import (
     score,
     task_metrics,
 )
+from pipeline.evaluation.resampling import Sampling
 
 Sample = tuple[NDArray[np.int64], NDArray[np.float64]]
 

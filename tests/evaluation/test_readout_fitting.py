@@ -19,10 +19,10 @@ from pipeline.evaluation.readout_fitting import (
     fit,
     fit_logits,
     fit_path,
-    folds,
     log_losses,
     row_weights,
 )
+from pipeline.evaluation.resampling import folds
 
 HIDDEN = 24
 
