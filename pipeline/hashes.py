@@ -12,7 +12,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,17 +62,12 @@ def parse_versioned_json(data: bytes, format: int) -> Mapping[str, Any]:
 def validated(kind: type[T], content: object) -> T:
     """The value of this type that JSON values give; ValueError names the first wrong key."""
     try:
-        return _adapter(kind).validate_python(content)
+        return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         reason = first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{place}: {reason}" if place else reason) from error
-
-
-@cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(kind)
 
 
 def content_hash(path: Path, cache_dir: Path) -> str:

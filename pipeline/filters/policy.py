@@ -110,7 +110,7 @@ def read_policy(data: bytes, path: str, contents: Contents) -> Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Judgements:
     """What a policy does with some rows, and why."""
 
     causes: Sequence[Sequence[str]]  # [docs]: the conditions, clauses or status that drop it
@@ -149,7 +149,7 @@ class Judge:
             if name != INPUT and pa.types.is_struct(schema.field(name).type)
         )
 
-    def decide(self, rows: pa.RecordBatch, failed: Sequence[str], on_error: str) -> Decision:
+    def decide(self, rows: pa.RecordBatch, failed: Sequence[str], on_error: str) -> Judgements:
         """Which of these documents are dropped, and why.
 
         `on_error` alone decides about a document without an answer, whose status is in `failed`:
@@ -177,7 +177,7 @@ class Judge:
                 where = f" in {groups[-1][row]}" if groups[-1][row] else ""
                 words[row].append(f"{name} > {limits[row]:.{_DIGITS}g}{where}")
                 causes[row].append(f"{name} is above its threshold")
-        return Decision(causes, ["; ".join(each) for each in words], scores, groups)
+        return Judgements(causes, ["; ".join(each) for each in words], scores, groups)
 
 
 class _BoundKeep:

@@ -152,16 +152,17 @@ class CalibrationFile:
     def json(self) -> bytes:
         """The file's content: the same bytes for the same values."""
         content = {"format": FORMAT, **asdict(self)}
-        return canonical_json(content | content.pop("calibration")) + b"\n"
+        calibration = content.pop("calibration")
+        return canonical_json({**content, **calibration}) + b"\n"
 
 
 def parse_calibration(data: bytes) -> CalibrationFile:
     """The file that `CalibrationFile.json` wrote; ValueError names what is wrong."""
     content = parse_versioned_json(data, FORMAT)
-    method = content.get("method")
-    if method not in METHODS:
-        raise ValueError(f"no such method: {method!r}")
-    parameters = validated(METHODS[method], content.get("parameters"))
+    kind = METHODS.get(str(content.get("method")))
+    if kind is None:
+        raise ValueError(f"no such method: {content.get('method')!r}")
+    parameters = validated(kind, content.get("parameters"))
     calibration = validated(Calibration, {**content, "parameters": parameters})
     return validated(CalibrationFile, {**content, "calibration": calibration})
 

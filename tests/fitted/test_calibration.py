@@ -180,11 +180,6 @@ def test_json_gives_back_the_same_to_the_last_bit(calibration: Calibration) -> N
     assert parse_calibration(file.json()) == file
 
 
-def test_a_label_that_never_came_does_not_make_numbers_infinite() -> None:
-    p = Prior((0.0, 1.0)).apply(np.array([[0.0, 1.0], [0.5, 0.5]]))
-    np.testing.assert_allclose(p, [[0, 1], [0.5, 0.5]], rtol=0, atol=1e-12)
-
-
 def test_a_label_that_never_came_is_raised_no_more_than_the_rarest_that_did() -> None:
     p = np.array([[0.899, 0.1, 0.001], [0.9, 0.1, 1e-30]])
     weights = p / [0.9, 0.1, 0.1]
