@@ -77,8 +77,14 @@ class Grid:
 
     def table(self) -> Table:
         """The table for a terminal, with controls escaped."""
-        table = Table(title=self.title or None, title_justify="left", box=SIMPLE_HEAD)
-        table.show_edge = table.pad_edge = False
+        table = Table(
+            title=self.title or None,
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),  # — narrow, for a terminal of 80 columns
+        )
         for index, name in enumerate(self.names):
             number = index >= self.texts
             table.add_column(
